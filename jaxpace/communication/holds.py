@@ -18,6 +18,7 @@ arrival, and nobody holds in a step after one in which the numbers were not all 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,7 +187,8 @@ def _matters(pacer: Pacer, tree: Any) -> list[bool]:
   """Which leaves of a pacer's state `hold` answers by, now or in what it makes of the state."""
   zero = jnp.float32(0)
   moment = jax.eval_shape(lambda: pacing.before_collective(jnp.int32(0), 0, zero))
-  asked: Any = pacer.hold
+  # As it is asked in a step, which says so where it answers wrongly.
+  asked = functools.partial(pacing.hold_back, pacer, max_hold=1.0)
   traced = jax.make_jaxpr(asked)(moment, tree).jaxpr
   given = traced.invars[len(jax.tree.leaves(moment)):]
   after = traced.outvars[2:]
@@ -231,9 +233,10 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
   left = [c.slot for c in script.collectives if c.slot not in asked]
   if not left:
     return ()
-  return (f"Collective{'s' if len(left) > 1 else ''} {', '.join(map(str, left))} can't be held "
-          "back without a risk to the last bits of the results: before them the pacer is "
-          "not asked.",)
+  several = len(left) > 1
+  return (f"Collective{'s' if several else ''} {', '.join(map(str, left))} can't be held back "
+          f"without a risk to the last bits of the results: before {'them' if several else 'it'} "
+          "the pacer is not asked.",)
 
 
 __all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]

@@ -159,7 +159,7 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
   patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
   settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %",
                   open_ended=True)
-  slots, start = settings.steps("slots", slots, 1), checked(key)
+  slots, start = settings.slots(slots), checked(key)
   given = order.given_floor(floor, slots)
   lowest, typical = windows.floor(window), windows.mean(64)
 

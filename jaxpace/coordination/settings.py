@@ -15,6 +15,11 @@ def steps(name: str, value: Any, least: int) -> int:
   return fields.whole(name, value, least, 1_000_000, of="steps")
 
 
+def slots(value: Any) -> int:
+  """Checks how many collectives of a step a pacer looks at: no more than a step's stamps are of."""
+  return fields.whole("slots", value, 1, 256, of="collectives")
+
+
 def number(name: str, value: Any, least: float, most: float, hint: str, *,
            open_ended: bool = False) -> np.float32:
   """Checks a number in [least, most], or strictly between them if `open_ended`."""

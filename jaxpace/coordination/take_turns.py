@@ -108,7 +108,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   *By what.* Two jobs that send bucket by bucket in turns both finish as late as if they shared the
   link: that gains only where sharing itself loses capacity. Where it loses none, as over TCP, who
   came first must send all of its buckets before the other begins. So by message a job listens
-  before the first collective of its step alone, waits for up to `patience` times all of its own,
+  before the first collective of its step alone (the first that can be held back), waits for up to `patience` times all of its own,
   and sends them one after the other.
 
   *The gap*, by bucket. After its own bucket a job leaves the link free for three quiet readings and one in
@@ -180,7 +180,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
                          "a multiple of a bucket's own time, 2 for twice that")
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
   learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
-  retry, slots = settings.steps("retry", retry, 1), settings.steps("slots", slots, 1)
+  retry, slots = settings.steps("retry", retry, 1), settings.slots(slots)
   sooner, half = max(1, retry // 8), max(1, retry // 2)
   given = order.given_floor(floor, slots)
   lowest, noticed = windows.floor(window), windows.mean(_NOTICED)
@@ -207,8 +207,10 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     own = jnp.sum(jnp.where(places == at, floors, _ZERO))
     last = jnp.sum(jnp.where(places == at - np.int32(1), floors, _ZERO))
     acts = (((state.mode == TRIES) | (state.mode == TURNS)) & (own > _ZERO)
-            & (moment.slot < np.int32(1 if whole else slots)))
+            & (moment.slot < np.int32(slots)))
     if whole:
+      # Before the first collective that can be held back: not every step's first one can.
+      acts &= moment.step_held <= moment.held
       own = jnp.sum(jnp.where(valid(floors), floors, _ZERO))
     first = moment.listened == np.int32(0)
     known = ~first & valid(moment.heard)
@@ -230,7 +232,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
       busy &= halfway
 
     gap = jnp.minimum(np.float32(4) * quiet + loud, _YIELD * last)
-    there = ~(noticed.value(state.others) < _RARE)
+    there = ~(noticed.value(state.others) < _RARE) & (not whole)
     gap = jnp.where((at > np.int32(0)) & there & valid(gap), gap, _ZERO)
     draw = uniform(state.key, (moment.step * np.int32(1024) + at * np.int32(32)) ^ moment.listened,
                    1)

@@ -73,6 +73,10 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
 
 
 def _on_host(leaf: Any) -> np.ndarray:
+  if jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key):
+    raise ValueError("A pacer's state holds a key of jax.random.key, which can't be carried there. "
+                     "Carry its numbers, jax.random.key_data(key), and make a key of them in "
+                     "update: jax.random.wrap_key_data(numbers).")
   return np.asarray(leaf, jnp.result_type(leaf))
 
 

@@ -98,10 +98,10 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
   Raises:
     ValueError: the pacer didn't return what a pacer must.
   """
-  decision, after = pacer.update(observation, state)
+  decision, after = _answer("pacer.update", pacer.update(observation, state), Decision)
   names = _checked(decision, after, state)
-  delay = _scalar(decision.delay)
-  info = {name: _scalar(decision.info[name]) for name in names}
+  delay = _scalar("delay", decision.delay)
+  info = {name: _scalar(f"info[{name!r}]", decision.info[name]) for name in names}
   return Decision(delay, info), after
 
 
@@ -152,27 +152,39 @@ def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tupl
     ValueError: the pacer didn't return what a pacer must.
   """
   assert pacer.hold is not None
-  asked, after = pacer.hold(moment, state)
-  if not isinstance(asked, Hold):
-    raise ValueError(
-        f"pacer.hold must return (Hold, state); the first is a {type(asked).__name__}.")
+  asked, after = _answer("pacer.hold", pacer.hold(moment, state), Hold)
   _same_state("pacer.hold", after, state)
   left = jnp.maximum(np.float32(max_hold) - moment.step_held, np.float32(0))
-  seconds = bounded(_scalar(asked.seconds), left)
-  again = jnp.asarray(asked.listen).astype(jnp.bool_).reshape(())
+  seconds = bounded(_scalar("seconds", asked.seconds), left)
+  again = _scalar("listen", asked.listen, jnp.bool_)
   again &= (seconds < left) & (moment.listened < np.int32(MOST_LISTENED))
   return Hold(seconds, again), after
 
 
-def _scalar(value: Any) -> jax.Array:
-  return jnp.asarray(value).astype(jnp.float32).reshape(())
+def _answer(who: str, answer: Any, kind: type) -> tuple[Any, Any]:
+  """Takes apart what a pacer's function returned, a pair of such a kind and the state."""
+  # Both kinds are themselves tuples of two.
+  pair = isinstance(answer, (tuple, list)) and len(answer) == 2 and not isinstance(answer, kind)
+  if not pair or not isinstance(answer[0], kind):
+    found = f"the first is a {type(answer[0]).__name__}" if pair else (
+        f"it returned a {type(answer).__name__}")
+    raise ValueError(f"{who} must return ({kind.__name__}, state); {found}.")
+  return answer[0], answer[1]
+
+
+def _scalar(name: str, value: Any, dtype: Any = jnp.float32) -> jax.Array:
+  try:
+    array = jnp.asarray(value)
+  except (TypeError, ValueError):
+    array = None
+  if array is None or array.size != 1:
+    found = f"a {type(value).__name__}" if array is None else f"of shape {list(array.shape)}"
+    raise ValueError(f"A pacer's {name} must be one number; this one is {found}.")
+  return array.astype(dtype).reshape(())
 
 
 def _checked(made: Any, after: Any, before: Any) -> tuple[str, ...]:
   """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
-  if not isinstance(made, Decision):
-    raise ValueError("pacer.update must return (Decision, state); the first is a "
-                     f"{type(made).__name__}.")
   if len(made.info) > ring.MAX_DECISIONS:
     raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has "
                      f"{len(made.info)}: {', '.join(sorted(made.info))}.")

@@ -30,9 +30,10 @@ def taking(pacer):
                                 loud=jnp.float32(LOUD), rested=jnp.float32(QUIET))
 
 
-def play(pacer, state, readings, slot=0, step=9):
-  """Follows it before one collective: the holds, what was held in all, and the state."""
-  moment = pacing.before_collective(jnp.int32(step), slot, jnp.float32(0))
+def play(pacer, state, readings, slot=0, step=9, before=0.0):
+  """Follows it before one collective: the holds, what was held in all, and the state. Before
+  earlier collectives of the step so much was held."""
+  moment = pacing.before_collective(jnp.int32(step), slot, jnp.float32(before))
   holds = []
   for reading in readings:
     asked, state = pacing.hold_back(pacer, moment, state, 10.0)
@@ -223,8 +224,15 @@ def test_by_message_it_listens_before_the_first_collective_alone_and_leaves_no_g
   pacer = whole_of()
   state = taking(pacer)
   assert play(pacer, state, [QUIET] * 5)[2] == 1
-  assert all(play(pacer, state, [LOUD] * 5, slot=slot)[:3] == ([0.0], 0.0, 0)
+  assert all(play(pacer, state, [LOUD] * 5, slot=slot, before=QUIET)[:3] == ([0.0], 0.0, 0)
              for slot in range(1, SLOTS))
+
+
+def test_by_message_it_listens_before_the_first_that_can_be_held_back():
+  """Where that isn't the step's first collective: nothing was held before it yet."""
+  pacer = whole_of()
+  holds, held, listened, _ = play(pacer, taking(pacer), [QUIET] * 5, slot=1)
+  assert holds == [0.0, 0.0] and listened == 1 and held == pytest.approx(QUIET)
 
 
 def test_by_message_it_waits_as_long_as_its_own_collectives_take_together():
@@ -410,3 +418,14 @@ def test_the_guard_lets_holds_through_where_they_pay(gain):
   assert float(last["effect"]) == pytest.approx(gain, abs=0.03)
   assert np.mean(np.asarray(held[-300:]) > 0) == (1 if gain < 0 else 0)
   assert jaxpace.guard(plain()).hold is None
+
+
+@pytest.mark.parametrize("make", [jaxpace.take_turns, jaxpace.interleave_jobs])
+def test_so_many_collectives_as_a_step_has_stamps(make):
+  with pytest.raises(ValueError, match="slots=0 must be a whole number of collectives"):
+    make(slots=0)
+
+
+def test_the_guards_trust_is_yes_or_no():
+  with pytest.raises(ValueError, match="trust='yes' must be True or False"):
+    jaxpace.guard(pacer_of(), trust="yes")

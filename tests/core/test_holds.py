@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.core import pacing
+from jaxpace.communication import holds
+from jaxpace.core import pace, pacing, packing
 from jaxpace.core.types import Decision, Hold, Pacer
 from tests.quick import examples
 
@@ -72,6 +73,37 @@ def test_a_pacer_that_answers_something_else_is_told():
   grows = Pacer(lambda ranks: (), None, lambda moment, state: (Hold(0.0, False), (state, state)))
   with pytest.raises(ValueError, match=r"pacer.hold must return a state of the same structure"):
     pacing.hold_back(grows, moment, (), MOST)
+
+
+@pytest.mark.parametrize("answer, said", [
+    (None, r"pacer.hold must return \(Hold, state\); it returned a NoneType"),
+    (Hold(0.0, False), r"pacer.hold must return \(Hold, state\); it returned a Hold"),
+    ((Hold(np.zeros(3), False), ()), r"seconds must be one number; this one is of shape \[3\]"),
+    ((Hold(None, False), ()), "seconds must be one number; this one is a NoneType"),
+    ((Hold(0.0, "yes"), ()), "listen must be one number; this one is a str")])
+def test_a_wrong_answer_is_told_in_a_sentence_wherever_it_is_asked_first(answer, said):
+  moment = pacing.before_collective(jnp.int32(0), 0, jnp.float32(0))
+  pacer = Pacer(lambda ranks: (), None, lambda moment, state: answer)
+  with pytest.raises(ValueError, match=said):
+    pacing.hold_back(pacer, moment, (), MOST)
+  # Ranks' states are compared before anybody is asked.
+  with pytest.raises(ValueError, match=said):
+    holds.digest(packing.pack(()), pacer)
+
+
+@pytest.mark.parametrize("answer, said", [
+    (Decision(0.0, {}), "it returned a Decision"),
+    ((Decision(np.zeros(2), {}), ()), r"delay must be one number.*\[2\]"),
+    ((Decision(0.0, {"seen": "x"}), ()), r"info\['seen'\] must be one number")])
+def test_a_wrong_decision_is_told_in_a_sentence(answer, said):
+  with pytest.raises(ValueError, match=said):
+    pacing.decide(Pacer(lambda ranks: (), lambda seen, state: answer), None, ())
+
+
+def test_a_key_in_a_pacers_state_is_refused_with_what_to_carry_instead():
+  pacer = Pacer(lambda ranks: {"key": jax.random.key(1)}, lambda seen, state: (None, state))
+  with pytest.raises(ValueError, match=r"Carry its numbers, jax\.random\.key_data"):
+    pace.fresh(0, 2, 8, 4, pacer)
 
 
 def test_pacers_of_two_functions_hold_nothing():
