@@ -43,10 +43,10 @@ _YIELD = np.float32(0.25)
 """The gap is no longer than this share of the bucket after which it is left."""
 _SHORTER = np.float32(0.25)
 """Of the patience, what is tried next where the whole does not pay."""
-_CALM, _CALM_WHOLE = np.int32(32), np.int32(40)
+_CALM, _LESS_CALM = np.int32(32), np.int32(8)
 """Steps in a row in which nobody was heard and nothing was late, until it is silent again; by
-message. Then listening begins again as soon as a step is late, but one or two more are late by
-then: jobs of one period that are out of each other's way meet every 30 to 60 steps."""
+message one that was late by itself counts for so many less, and where jobs have been out of each
+other's way listening begins again as soon as a step is late."""
 _SELDOM = np.float32(0.25)
 """Share of steps: who meets another job in fewer steps than that moves away from it, by message."""
 _ASIDE, _ASIDE_STEPS = np.float32(0.02), np.int32(8)
@@ -127,10 +127,14 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no bucket was
   late, it is silent again.
 
-  By message three free readings in a row are wanted after one of a link in use, a tenth more than
-  sharing costs is put up with, and nobody need be heard: jobs of one period that took turns are
-  out of each other's way. Turns that have paid end after 16 such steps, and begin again without
-  a trial as soon as a step is late.
+  By message three free readings in a row are wanted after one of a link in use. A step's first one
+  is compared with other first ones, since processors and links that have rested answer later; where
+  it is four times the shortest of all, two more tell. A tenth more than sharing costs is put up
+  with, and nobody need be heard: jobs of one period that took turns are out of each other's way. Who
+  has waited, and waits in less than a quarter of the steps, begins later by 2 % of its collectives
+  in each of the next eight, so that the next step's jitter does not make them meet again. Turns
+  that have paid end after 32 steps in which nobody was heard and nothing was late, each late one
+  less eight, and begin again without a trial as soon as a step is late.
 
   *Its test.* That comparison is of before and after, which drifts can deceive:
   `jaxpace.guard(take_turns(...), block=64, trust=True)` compares at random, and ends what does not
@@ -173,12 +177,13 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   if by not in ("bucket", "message"):
     raise ValueError(f'by={by!r} must be "bucket" or "message": what is sent in one turn.')
   whole = by == "message"
-  calm_steps, no_worse = (_CALM_WHOLE, _NO_WORSE_WHOLE) if whole else (_CALM, _NO_WORSE)
+  no_worse = _NO_WORSE_WHOLE if whole else _NO_WORSE
   if patience is None:
     patience = 1.0 if whole else 2.0
   most = settings.number("patience", patience, 0, 100,
                          "a multiple of a bucket's own time, 2 for twice that")
   band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  still, uncalm = (band, _LESS_CALM) if whole else (np.float32(0.5) * band, _CALM)
   learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
   retry, slots = settings.steps("retry", retry, 1), settings.slots(slots)
   sooner, half = max(1, retry // 8), max(1, retry // 2)
@@ -293,12 +298,13 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     # Nothing is gained by waiting shorter for who isn't there.
     shorter = fails & (state.patience >= most) & ~unheard
     rests = fails & ~shorter
-    quiet_step = (contention < np.float32(0.5) * band) & ~state.heard
+    quiet_step = (contention < still) & ~state.heard
+    less = jnp.maximum(state.calm - jnp.where(state.heard, _CALM, uncalm), np.int32(0))
+    calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), _CALM), less)
     seldom = state.heard & acted & (noticed.value(others) < _SELDOM)
     aside = jnp.where(seldom, _ASIDE_STEPS, jnp.maximum(state.aside - np.int32(1), np.int32(0)))
-    calm = jnp.where(quiet_step, jnp.minimum(state.calm + np.int32(1), calm_steps), np.int32(0))
     # By message a trial in which jobs are out of each other's way is one that pays.
-    gone = ((mode == TURNS) | ((mode == TRIES) & (not whole))) & (calm >= calm_steps)
+    gone = ((mode == TURNS) | ((mode == TRIES) & (not whole))) & (calm >= _CALM)
     leaves = (measured & ~tries) | (gone & ~rests)
 
     after = jnp.where(notices, MEASURES, jnp.where(tries | shorter, TRIES, jnp.where(

@@ -180,8 +180,10 @@ def _recovered(guarded: dict[str, Any], part: dict[str, list[float]]) -> float:
 
 def _recorded(parts: list[dict[str, Any]]) -> str:
   every = {part.get("copied_steps") for part in parts}
-  return ("and written every second by each rank's process" if every == {None} else
-          f"and written every {', '.join(map(str, sorted(filter(None, every))))} steps")
+  if every == {None}:
+    return ("and written every second by each rank's process, which makes pauses; the rule is the "
+            "one of then")
+  return f"and written every {', '.join(map(str, sorted(filter(None, every))))} steps"
 
 
 def page(figures: dict[str, Any]) -> list[str]:
