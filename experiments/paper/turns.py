@@ -3,8 +3,8 @@ send.
 
     python -m experiments.paper.turns
 
-Some ten minutes of a processor; what was interrupted goes on where it was. Arms that are long run
-in some of the worlds and sizes (`--apart`, `LONG_SIZES`).
+Three quarters of an hour of a processor; what was interrupted goes on where it was. `--apart=4`
+runs the long arms in one world of four.
 
 The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they
 are on record. Draws are of the same laws. The constants of `take_turns` were chosen by trying them
@@ -41,8 +41,6 @@ OUT = pathlib.Path("docs/measurements/table1_turns.json")
 KEY, TINY, BLOCK = 2028, 0.01, 64
 """Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the
 guard."""
-LONG_SIZES = (16, 32, 64)
-"""Numbers of nodes at which long arms run."""
 _NEVER = 1e9
 
 
@@ -128,9 +126,10 @@ class _Runner:
 
   @functools.cached_property
   def drawn_longer(self) -> turns.Drawn:
-    """Of some of those it was not tried in, more steps."""
-    return self._draw(jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made),
-                      self.args.drawn, KEY + 1, LONG_SIZES)
+    """More steps; if not of all, then of worlds that the constants were not tried in."""
+    some = slice(1 % self.args.apart, None, self.args.apart)
+    return self._draw(jax.tree.map(lambda leaf: leaf[some], self.made), self.args.drawn, KEY + 1,
+                      self.sizes)
 
   def _draw(self, made: worlds.World, steps: int, key: int, sizes: Sequence[int]) -> turns.Drawn:
     each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in sizes]
@@ -240,12 +239,11 @@ def run(args: Any) -> None:
 
   runner = _Runner(made, struck, args)
   for name, arm in ARMS.items():
-    sizes = LONG_SIZES if arm.long else runner.sizes
-    missing = [nodes for nodes in sizes if name not in recorded().get(str(nodes), {})]
+    missing = [nodes for nodes in runner.sizes if name not in recorded().get(str(nodes), {})]
     if not missing or (args.arms and name not in args.arms):
       continue
     print(f"  {name}", file=sys.stderr, flush=True)
-    for nodes, found in runner.run(arm, sizes).items():
+    for nodes, found in runner.run(arm, runner.sizes).items():
       keep(nodes, name, found)
   figures["sizes"] = recorded()
   measured.write(figures, turns_page.page(figures), out)
@@ -258,7 +256,7 @@ def define_flags() -> None:
                        lower_bound=2 * worlds.WARMUP)
   flags.DEFINE_integer("drawn", 1_000, "Steps drawn for those; after that they begin again.",
                        lower_bound=100)
-  flags.DEFINE_integer("apart", 4, "For those, one world in so many is taken.", lower_bound=1)
+  flags.DEFINE_integer("apart", 1, "For those, one world in so many is taken.", lower_bound=1)
   flags.DEFINE_list("sizes", [str(n) for n in reversed(worlds.NODES)], "Numbers of nodes.")
   flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}; all if none is named.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")

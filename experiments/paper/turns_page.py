@@ -119,8 +119,10 @@ def longer(figures: dict[str, Any]) -> list[str]:
   if not rows:
     return ["Not run.", ""]
   count = next(len(of["gain"]) for arm in _LONG for _, _, of in _sizes(figures, arm))
-  said = (f"{figures['long']:,} steps in {count} of the worlds (one of {figures['apart']}); under "
-          f"the guard: `jaxpace.guard(take_turns(...), block={figures['block']}, trust=True)`, "
+  which = ("all the" if figures["apart"] == 1 else
+           f"{count} of the worlds, one of {figures['apart']}, of the")
+  said = (f"{figures['long']:,} steps in {which} {figures['worlds']} worlds; under the guard: "
+          f"`jaxpace.guard(take_turns(...), block={figures['block']}, trust=True)`, "
           "each job's with a key of its own. Without it, "
           "what ends a harm is what `take_turns` itself measures.")
   return [*textwrap.wrap(said, 116), "", *measured.table(
