@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from jaxpace.reporting.refusal import refuse
 
 if TYPE_CHECKING:
-  from jaxpace.simulation.replay_summary import ReplaySummary
+  from jaxpace.simulation.replay_summary import HeldSummary, ReplaySummary
   from jaxpace.trace.run import Run
 
 EPILOG = """\
@@ -113,7 +113,8 @@ def run(args: argparse.Namespace) -> int:
       replayed = replay(recorded, pacer, ranks=laid_out[0],
                         max_delay=_number(settings.get("max_delay"), 0.25),
                         slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
-                        as_recorded=args.as_recorded, progress=progress.replaying)
+                        as_recorded=args.as_recorded, progress=progress.replaying,
+                        max_hold=_number(settings.get("max_hold"), 0.25))
     except (ValueError, TypeError) as error:
       raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
     summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
@@ -130,7 +131,8 @@ def run(args: argparse.Namespace) -> int:
                   "--steps A:B.")
   finally:
     progress.clear()
-  notes = _notes(recorded, summary, laid_out, not args.no_share)
+  notes = [*_hold_notes(pacer, recorded, summary, args),
+           *_notes(recorded, summary, laid_out, not args.no_share)]
   wrong = deliver(
       lambda: write_plain(_text(args, recorded, summary, notes)),
       lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named,
@@ -181,6 +183,26 @@ def _number(value: Any, default: float) -> float:
   return float(value) if is_number(value, 0) and value else default
 
 
+def _hold_notes(pacer: Any, run: Run, summary: ReplaySummary, args: argparse.Namespace
+                ) -> list[str]:
+  """What is to be known of a pacer's `hold` in this run."""
+  if pacer is None or pacer.hold is None:
+    return []
+  held = summary.held
+  if args.no_share:
+    return ["Where nothing is shared nothing is held back: it was not asked before collectives."]
+  if held is None:
+    return ["The run does not say before which collectives its pacer was asked: what this one's "
+            "hold would have done is not known, and only its update ran."]
+  if not held.on_record:
+    return ["Nothing was heard on record: what its hold would have done where it listens is not "
+            "known."] if held.listened else []
+  if held.unanswered:
+    return ["Where it wanted to listen oftener than was listened then, or than is kept, it was "
+            "told that nothing is known (NaN): live it would have heard something."]
+  return []
+
+
 def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> list[str]:
   notes, groups = [], len(laid_out)
   absent = [place for place, rank in enumerate(laid_out[0]) if (run.attempt[rank] < 0).all()]
@@ -203,7 +225,7 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
 
 
 def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
-  from jaxpace.simulation.replay_summary import CANNOT_KNOW
+  from jaxpace.simulation.replay_summary import cannot_know
   from jaxpace.trace.plain_text import plain
   from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
@@ -213,13 +235,20 @@ def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: lis
       f"pacer  {args.pacer_from or args.pacer}", ""]
   if args.as_recorded:
     lines += ["Shown what was really observed, it asks for the recorded delay in "
-              f"{summary.agreement:.2%} of {ranks * summary.steps:,} cases.", ""]
+              f"{summary.agreement:.2%} of {ranks * summary.steps:,} cases."]
+    if summary.held is not None and summary.held.agreement is not None:
+      lines.append("Before collectives it asks for what is recorded, and listens as often, in "
+                   f"{summary.held.agreement:.2%} of {summary.held.asked:,} cases.")
+    lines.append("")
   lines += [f"step as recorded       {_ms(summary.recorded)}",
-            f"step without delays    {_ms(summary.bare)}",
+            f"step without {'delays' if summary.held is None else 'pacing'}    {_ms(summary.bare)}",
             f"step with this pacer   {_ms(summary.replayed)}  {summary.change:+.3%}",
             f"held back in all       {summary.cost:10.4f} s  (sum of L = max(A + d) - max(A))",
             f"active in              {summary.active:10.1%} of steps, longest delay "
-            f"{summary.longest * 1e3:.3f} ms", ""]
+            f"{summary.longest * 1e3:.3f} ms"]
+  if summary.held is not None:
+    lines += _held_lines(summary.held, summary.steps)
+  lines.append("")
   if summary.active:
     order = sorted(range(ranks), key=lambda rank: -summary.delay[rank])
     shown = order if args.ranks is None else order[:args.ranks]
@@ -236,8 +265,17 @@ def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: lis
               + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
   if notes:
     lines += ["", "Notes", *(f"  - {note}" for note in notes)]
-  lines += ["", "What this cannot know", *(f"  - {line}" for line in CANNOT_KNOW)]
+  lines += ["", "What this cannot know", *(f"  - {line}" for line in cannot_know(summary))]
   return "\n".join(lines)
+
+
+def _held_lines(held: HeldSummary, steps: int) -> list[str]:
+  listened = f"listened {held.listened:,} times"
+  if held.unanswered:
+    listened += f", {held.unanswered:,} of them with no reading on record"
+  return [f"collectives held       {_ms(held.mean)} a step, at most {held.longest * 1e3:.3f} ms, "
+          f"in {held.active:.1%} of steps; {listened}",
+          f"longer by that         {_ms(held.cost / steps)} a step"]
 
 
 def _ms(seconds: float) -> str:

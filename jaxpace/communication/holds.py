@@ -13,6 +13,9 @@ state alone, which must be the same on all ranks too. A job in which it isn't (a
 restored on some ranks only, hosts whose processors round differently) would wait for ever, so what
 the pacer answers by is compared in each step, by a number that every rank shares beside its
 arrival, and nobody holds in a step after one in which the numbers were not all alike.
+
+The readings of a step are kept in order (`Readings`), in the loop's carry: the record of them is
+what a pacer's `hold` can be replayed from.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import pacing, packing
+from jaxpace.core import pacing, packing, ring
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Hold, Moment, Pacer
 from jaxpace.core.varying import vary, varying
@@ -57,9 +60,25 @@ class Held(NamedTuple):
 
   seconds: jax.Array  # float32 [] s, asked for and listened, the same on all ranks
   heard: jax.Array  # float32 [] s, the last reading, likewise; NaN where it was not listened
-  # float32 [] s, by how much later for it this rank began, but for what it waited for later ranks
+  listened: jax.Array  # int32 [], how often, likewise
+  # uint32 [2] ns, by how much later for it this rank began, but for what it waited for later ranks
   # meanwhile: own entry + lost is when it would have begun to wait for them
   lost: jax.Array
+
+
+class Readings(NamedTuple):
+  """What was heard in a step, in order, the same on all ranks."""
+
+  number: jax.Array  # int32 [], of all
+  # float32 [ring.READINGS, 2] s, heard and told, of the first ones
+  first: jax.Array
+
+  def and_one(self, heard: jax.Array, told: jax.Array) -> Readings:
+    """With one more, which is counted alone where there is no place left."""
+    here = np.arange(ring.READINGS, dtype=np.int32)[:, None] == self.number
+    # Picked by comparison: an update in place would be a kernel of its own.
+    kept = jnp.where(here, jnp.stack([heard, told]), self.first)
+    return Readings(self.number + np.int32(1), kept)
 
 
 class _Turn(NamedTuple):
@@ -67,11 +86,9 @@ class _Turn(NamedTuple):
 
   over: jax.Array  # uint32 [2], when the last collective or listening was over
   now: jax.Array  # uint32 [2], the last stamp
-  asked: Hold
-  moment: Moment
-  state: Any  # the pacer's
   lost: jax.Array  # float32 [] s
   told: jax.Array  # float32 [] s, own, telling the last time
+  readings: Readings
 
 
 class Holding:
@@ -83,6 +100,7 @@ class Holding:
     self.state = self._own(holder.state)
     self._spent = self._own(jnp.float32(0))
     self.held: dict[int, Held] = {}
+    self.readings = Readings(jnp.int32(0), jnp.zeros((ring.READINGS, 2), jnp.float32))
 
   def before(self, slot: int, over: jax.Array, ready: jax.Array) -> jax.Array:
     """Holds the job back before a collective.
@@ -97,35 +115,29 @@ class Holding:
     """
     holder = self._holder
     moment = pacing.before_collective(holder.step, slot, self._spent)
-    asked, state = self._ask(self._own(moment), self.state)
     zero = jnp.float32(0)
-    carry = self._own(_Turn(over, ready, asked, moment, state, zero, zero))
-    turn: _Turn = jax.lax.while_loop(lambda turn: turn.asked.listen, self._listen, carry)
-    begin = self._wait(turn.asked.seconds, turn.over, turn.now)
-    asked, moment, self.state = turn.asked, turn.moment, turn.state
-    self._spent = moment.step_held + asked.seconds
+    turn = _Turn(over, ready, zero, zero, self.readings)
+    asked = pacing.until_sent(holder.pacer, moment, self.state, holder.max_hold, holder.allowed,
+                              self._listen, turn, self._own)
+    turn, moment, self.state = asked.carried, asked.moment, asked.state
+    begin = self._wait(asked.hold.seconds, turn.over, turn.now)
+    self._spent = moment.step_held + asked.hold.seconds
+    self.readings = turn.readings
     lost = turn.lost + turn.told + words.seconds_between(turn.now, begin)
-    self.held[slot] = Held(moment.held + asked.seconds, moment.heard, lost)
+    self.held[slot] = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
+                           words.of_seconds(lost))
     return begin
-
-  def _ask(self, moment: Moment, state: Any) -> tuple[Hold, Any]:
-    holder = self._holder
-    asked, after = pacing.hold_back(holder.pacer, moment, state, holder.max_hold)
-    # Where its answer isn't followed, it was not asked.
-    seconds = jnp.where(holder.allowed, asked.seconds, _ZERO)
-    after = jax.tree.map(
-        lambda new, old: old if new is old else jnp.where(holder.allowed, new, old), after, state)
-    return self._own((Hold(seconds, asked.listen & holder.allowed), after))
 
   def _wait(self, seconds: jax.Array, over: jax.Array, now: jax.Array) -> jax.Array:
     """Waits until `seconds` after `over`, of which some has gone by `now`; not in a first step."""
     left = jnp.where(words.is_zero(over), _ZERO, seconds - words.seconds_between(over, now))
     return self._clock.delay(left, self._holder.max_hold, now)[1]
 
-  def _listen(self, turn: _Turn) -> _Turn:
-    """One turn: waits, listens, tells, and asks again."""
+  def _listen(self, asked: Hold, moment: Moment, turn: _Turn
+              ) -> tuple[jax.Array, jax.Array, _Turn]:
+    """One turn: waits, listens, and tells."""
     axis = self._holder.axis
-    begin = self._wait(turn.asked.seconds, turn.over, turn.now)
+    begin = self._wait(asked.seconds, turn.over, turn.now)
     (token,) = hold(self._clock, begin, [self._own(jnp.zeros((1,)))])
     end = self._clock.stamp(begin, jax.lax.psum(token, axis))
     # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
@@ -133,11 +145,10 @@ class Holding:
     took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end), turn.told]
     least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
     now = self._clock.stamp(end, least)
-    moment = pacing.listened(turn.moment, turn.asked, least[1], told=least[2])
-    asked, state = self._ask(self._own(moment), turn.state)
     lost = turn.lost + least[0] + least[1] + least[2]
+    readings = turn.readings.and_one(least[1], least[2])
     told = words.seconds_between(end, now)
-    return self._own(_Turn(now, now, asked, moment, state, lost, told))
+    return least[1], least[2], _Turn(now, now, lost, told, readings)
 
   def _own(self, tree: Any) -> Any:
     """Typed as differing from rank to rank, as the pace state is; see `jaxpace.core.varying`."""
@@ -239,4 +250,4 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
           "the pacer is not asked.",)
 
 
-__all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]
+__all__ = ["Held", "Holder", "Holding", "Readings", "alike", "digest", "notices"]

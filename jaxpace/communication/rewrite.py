@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.communication import sharing
-from jaxpace.communication.holds import Held, Holder, Holding
+from jaxpace.communication.holds import Held, Holder, Holding, Readings
 from jaxpace.communication.inside import Mark
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.schedule import Bucket, BucketStamps
@@ -57,6 +57,7 @@ class Measurements:
   digests: jax.Array | None  # float32 [ranks], where shared
   held: dict[int, Held]  # by slot, where somebody was asked
   pacer: Any  # the pacer's state after the last hold; None where nobody was asked
+  readings: Readings | None  # of the step; None likewise
 
 
 class _Evaluator:
@@ -168,10 +169,9 @@ class _Evaluator:
         held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
         self.env.update(zip(stamps.held_after, held, strict=True))
       self.exits.append(leave)
-      wait = words.seconds_between(enter, leave)
       if self.holding is not None and stamps.slot in self.holding.held:
-        wait = wait - self.holding.held[stamps.slot].lost
-      self.waits.append(wait)
+        enter = words.add(enter, self.holding.held[stamps.slot].lost)
+      self.waits.append(words.seconds_between(enter, leave))
 
   def hold_back(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array:
     """Asks the pacer, and holds the bucket back: the stamp after which it may begin.
@@ -306,7 +306,8 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
       delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
       waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
       held=holding.held if holding is not None else {},
-      pacer=holding.state if holding is not None else None)
+      pacer=holding.state if holding is not None else None,
+      readings=holding.readings if holding is not None else None)
 
 
 __all__ = ["Measurements", "StepInputs", "run"]

@@ -6,6 +6,7 @@ numbers before a pacer sees them, and what becomes of its answer, is here, and n
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +21,6 @@ from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 _NAN = np.float32(np.nan)
 MOST_LISTENED = 128
 """Times a job listens before one collective, at most, whatever a pacer asks."""
-
 
 
 class Shared(NamedTuple):
@@ -159,6 +159,55 @@ def hold_back(pacer: Pacer, moment: Moment, state: Any, max_hold: float) -> tupl
   again = _scalar("listen", asked.listen, jnp.bool_)
   again &= (seconds < left) & (moment.listened < np.int32(MOST_LISTENED))
   return Hold(seconds, again), after
+
+
+class Asked(NamedTuple):
+  """What a pacer asked for before one collective, once that begins."""
+
+  hold: Hold  # its last answer, which doesn't listen
+  moment: Moment  # at which it gave it
+  state: Any  # the pacer's, after it
+  carried: Any  # as `listen` returned it
+
+
+Listen = Callable[[Hold, Moment, Any], tuple[jax.Array, jax.Array, Any]]
+"""Waits as was asked, and listens: of the answer, its moment and what is carried along, what was
+heard and told (see `listened`), and what is carried on."""
+
+
+def until_sent(pacer: Pacer, moment: Moment, state: Any, max_hold: float, allowed: jax.Array,
+               listen: Listen, carried: Any = (), typed: Callable[[Any], Any] = lambda tree: tree
+               ) -> Asked:
+  """Asks a pacer before a collective, and listens as long as it wants to: live and in replay.
+
+  Args:
+    pacer: one that has a `hold`.
+    moment: as `before_collective` makes it.
+    state: the pacer's.
+    max_hold: as in `hold_back`.
+    allowed: [] bool, whether its answers are followed; where they aren't it was not asked, and its
+      state stays.
+    listen: what listening is.
+    carried: of `listen`, before the first time.
+    typed: gives trees the type in which they are carried from turn to turn.
+
+  Returns:
+    What it came to.
+  """
+  def ask(moment: Moment, state: Any) -> tuple[Hold, Moment, Any]:
+    hold, after = hold_back(pacer, moment, state, max_hold)
+    after = jax.tree.map(
+        lambda new, old: old if new is old else jnp.where(allowed, new, old), after, state)
+    seconds = jnp.where(allowed, hold.seconds, np.float32(0))
+    return Hold(seconds, hold.listen & allowed), moment, after
+
+  def turn(asked: Asked) -> Asked:
+    heard, told, carried = listen(asked.hold, asked.moment, asked.carried)
+    moment = typed(listened(asked.moment, asked.hold, heard, told))
+    return typed(Asked(*ask(moment, asked.state), carried))
+
+  begin = typed(Asked(*ask(typed(moment), state), carried))
+  return jax.lax.while_loop(lambda asked: asked.hold.listen, turn, begin)
 
 
 def _answer(who: str, answer: Any, kind: type) -> tuple[Any, Any]:

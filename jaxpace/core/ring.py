@@ -10,9 +10,13 @@ bits.
     column 3      delay applied, float32 bits, seconds
     column 4-27   decision columns, float32 bits, named by `Plan.decisions`
     column 28-    stamps, (high, low) words of nanoseconds, one pair for each `Plan.marks` entry
-    then          where a pacer holds collectives back (`Plan.holds`), for each of the plan's
-                  collectives two float32 by their bits, seconds: lost by holding, NaN where it
-                  wasn't asked; heard the last time it listened, NaN where it didn't
+    then          where a pacer holds collectives back (`Plan.holds`), `HELD` columns for each of
+                  the plan's collectives: lost by holding, (high, low) words of nanoseconds,
+                  `NOT_HELD` where nothing could be held; asked for and listened, float32 bits,
+                  seconds, NaN where the pacer wasn't asked or its answer not followed; heard the
+                  last time it listened, float32 bits, NaN where it didn't; how often it listened
+    then          the number of readings of the step, and the first `READINGS` of them in order,
+                  each (heard, told) by their float32 bits
 """
 
 from __future__ import annotations
@@ -28,6 +32,14 @@ MAX_PHASE_MARKS = 16
 """Marks left for phase boundaries beside the collectives' own."""
 
 
+HELD = 5
+"""Columns of each collective where a pacer holds back."""
+NOT_HELD = 0xFFFFFFFF
+"""Both words of what was lost where nothing could be held."""
+READINGS = 64
+"""Readings of a step that are kept; more are counted. 512 bytes of a row."""
+
+
 def max_marks(slots: int) -> int:
   """Number of stamps a row has room for: start, delay, end, phases, and two a slot."""
   return 3 + MAX_PHASE_MARKS + 2 * slots
@@ -35,4 +47,9 @@ def max_marks(slots: int) -> int:
 
 def row_width(slots: int, holds: bool = False) -> int:
   """Number of uint32 columns of a row, where collectives are held back or not."""
-  return STAMPS + 2 * max_marks(slots) + (2 * slots if holds else 0)
+  return STAMPS + 2 * max_marks(slots) + (held_width(slots) if holds else 0)
+
+
+def held_width(collectives: int) -> int:
+  """Number of columns behind the stamps where so many collectives are held back."""
+  return HELD * collectives + 1 + 2 * READINGS

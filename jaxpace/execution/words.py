@@ -85,6 +85,18 @@ def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   return jnp.where(negative, -seconds, seconds)
 
 
+def of_seconds(seconds: jax.Array) -> jax.Array:
+  """Makes a duration in words: whole nanoseconds, of [...] float32 seconds below a day.
+
+  Returns:
+    [..., 2] uint32; 0 for what is negative or NaN.
+  """
+  whole = jnp.where(seconds > np.float32(0), seconds * np.float32(1e9), np.float32(0))
+  high = jnp.floor(whole * np.float32(2.0**-32))
+  low = jnp.rint(whole - high * np.float32(2.0**32))
+  return jnp.stack([high, low], axis=-1).astype(jnp.uint32)
+
+
 def to_ns(words: np.ndarray) -> np.ndarray:
   """Converts timestamps on the host: [..., 2] uint32 to [...] int64 nanoseconds, by numpy alone."""
   words = np.asarray(words)

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.durations import measured
 from jaxpace.trace.run import MISSING, CollectiveTimes, Run
 
-_PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxpace.execution.words
+_PER_LOW = np.float32(1e-9)  # as in jaxpace.execution.words
 
 
 class ObservedSteps(NamedTuple):
@@ -69,6 +70,10 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
 
   times = [cut(collective) for collective in run.collectives]
   first_enter, _, first_known = times[0]
+  if (held := run.collectives[0].held) is not None:
+    # Entries are after what was held; a rank has arrived before it.
+    lost = held.held_ns[ranks, before]
+    first_enter = np.where(first_known & (lost != MISSING), first_enter - lost, first_enter)
   _, last_exit, last_known = times[-1]
   follows = np.zeros(first_enter.shape, bool)
   adjacent = (np.diff(run.steps[before]) == 1) & (newest[1:] == newest[:-1])
@@ -97,11 +102,7 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
 def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:
   """float32 seconds as `jaxpace.execution.words.seconds_between` makes them in the step, from int64
   nanoseconds."""
-  difference = np.where(known, end - begin, 0)
-  size = np.abs(difference)
-  seconds = ((size >> 32).astype(np.float32) * _PER_HIGH
-             + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW)
-  return np.where(known, np.where(difference < 0, -seconds, seconds), np.float32(np.nan))
+  return np.where(known, measured(np.where(known, end - begin, 0)), np.float32(np.nan))
 
 
 def _duration(run: Run, name: str, ranks: np.ndarray, part: slice) -> np.ndarray:

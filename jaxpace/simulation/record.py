@@ -71,7 +71,8 @@ class RunWriter:
       for path in sorted((self._path / table).glob(f"{run}-*.parquet")):
         path.unlink()
     self._processes = np.array_split(np.arange(recording.ranks), len(recording.hosts))
-    self._stores = [{table: PartStore(self._path, table, run, p) for table in schema.TABLES}
+    self._stores = [{table: PartStore(self._path, table, run, p)
+                     for table in ("steps", "collectives", "hosts")}
                     for p in range(len(recording.hosts))]
     self._exit = np.int64(0)  # last exit so far, on the job's own clock
     self._end = np.int64(-1)  # end of the last step; negative before the first

@@ -1,12 +1,13 @@
-"""Runs a pacer over a recorded run: the very `Pacer.update` of the live step, over the max-plus
-model of a step.
+"""Runs a pacer over a recorded run: the very `Pacer.update` and `Pacer.hold` of the live step, over
+the max-plus model of a step.
 
-    t[k+1] = max over ranks of (t[k] + A[r] + d[r]) + C
+    t[k+1] = max over ranks of (t[k] + A[r] + d[r]) + H + C
 
-A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks. In
-this model nothing a rank does makes another one faster: delays can only cost, by L = max(A + d) -
-max(A) a step.
-"""
+A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks, and H
+by how much its holds lengthen the step (`jaxpace.simulation.replay_holds`). In this model nothing a
+rank does makes another one faster: delays can only cost, by L = max(A + d) - max(A) a step, and holds
+by H.
+"""  # noqa: E501
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ from jaxpace.core import arrivals as said
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
+from jaxpace.simulation import replay_holds
 from jaxpace.simulation.observed import ObservedSteps, observe, stamped_alone
-from jaxpace.trace.run import Run, RunError
+from jaxpace.trace.run import MISSING, Run, RunError
 
 _CHUNK_CELLS = 1 << 18
 _NAN = np.float32(np.nan)
@@ -41,12 +43,21 @@ class Replayed(NamedTuple):
   known: np.ndarray
   # [K] float64 s, mean over ranks of the recorded step; NaN where none is known
   recorded: np.ndarray
-  # [K] float64 s, the same without the delays applied when it was recorded; NaN unless known
+  # [K] float64 s, the same without the delays and holds of when it was recorded; NaN unless known
   bare: np.ndarray
   cost: np.ndarray  # [K] float64 s, L of the replayed delays; NaN unless known
+  hold_cost: np.ndarray  # [K] float64 s, H of the replayed holds; NaN unless known
   agrees: np.ndarray  # [K, R] bool: the delay is the one recorded as asked for
   # [K, R] float32, the pacer's own, made after that step with the next one's delay
   columns: dict[str, np.ndarray]
+  # [K, S], the first rank's, which are all ranks': what `hold` asked for, and how often it listened
+  holds: replay_holds.Answers
+  # [K, S] bool: these are as recorded; False where it wasn't asked here or there
+  holds_agree: np.ndarray
+  # [K, S] bool: the record says that it was asked, and its answer followed
+  holds_recorded: np.ndarray
+  # [K] int64: readings on record
+  readings: np.ndarray
 
 
 class _Row(NamedTuple):
@@ -58,6 +69,7 @@ class _Row(NamedTuple):
   delays: Any  # [R] float32 s, as recorded
   waits: Any  # [R, S] float32 s, as recorded
   step_time: Any  # [R] float32 s, as recorded
+  record: Any  # OnRecord, of one step; () where nothing was held and nobody is asked
 
 
 class _Carry(NamedTuple):
@@ -69,13 +81,17 @@ class _Carry(NamedTuple):
 
 def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None = None,
            max_delay: float = 0.25, slots: int = 16, shared: bool = True, as_recorded: bool = False,
-           progress: Progress | None = None
+           progress: Progress | None = None, max_hold: float = 0.25
            ) -> Replayed:
   """Runs a pacer over a recorded run.
 
-  Every rank's pacer starts with the run, in the state that `init` makes. What was applied when the
-  run was recorded is taken out of it: the pacer sees undelayed arrivals, its own delays, and waits
-  and step times as these would make them.
+  Every rank's pacer starts with the run, in the state that `init` makes. What was applied and held
+  when the run was recorded is taken out of it: the pacer sees undelayed arrivals, its own delays
+  and holds, and waits and step times as these would make them.
+
+  A pacer with a `hold` is asked before each collective that could be held back, in each step in
+  which it was allowed to, and hears the readings on record before that collective, as long as there
+  are any; what it wants to hear beyond is NaN.
 
   Args:
     run: the recorded run.
@@ -84,9 +100,11 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     max_delay: s, the limit of `jaxpace.instrument`: longer delays are cut.
     slots: slots of the waits a pacer sees.
     shared: whether every rank sees all ranks' arrivals and delays, or only its own.
-    as_recorded: show the pacer what was really observed, the recorded delays included, instead of
-      what its own delays would have made of it. The same pacer then decides as it did live.
+    as_recorded: show the pacer what was really observed, the recorded delays and holds included,
+      instead of what its own would have made of it. The same pacer then decides as it did live.
+      Where the record does not say before which collectives it was asked, it is not asked.
     progress: called with the steps played and their number.
+    max_hold: s a step, the limit of `jaxpace.instrument`.
 
   Returns:
     What it would have done, step by step.
@@ -103,20 +121,36 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   count, total = len(ranks), len(run.steps)
   stamped = np.zeros(slots, bool)
   stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
+  said = replay_holds.was_asked(run)
+  # Where nothing is shared nothing is held, live as here.
+  asks = pacer.hold is not None and shared and (said or not as_recorded)
+  recorded = asks or any(c.held is not None for c in run.collectives)
+  may = np.zeros(slots, bool)
+  may[[c.slot for c in run.collectives if c.slot < slots and not c.may_begin_early]] = True
+  ask = replay_holds.asker(pacer, may, max_hold) if asks else None
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
                         pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
                  jnp.full((count, slots), _NAN))
   over = stamped & pacing.over_before(_carrier(run), slots)
-  play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded))
+  play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded,
+                         ask, run.collectives[0].slot))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
+  places = replay_holds.most_readings(run)
   for begin in range(0, total, width):
-    seen = observe(run, ranks, slots, slice(begin, min(begin + width, total)))
-    row = _Row(seen.steps, seen.present, seen.arrivals, seen.delays, seen.waits, seen.step_time)
-    carry, (asked, delays, columns) = play(carry, row)
+    part = slice(begin, min(begin + width, total))
+    seen = observe(run, ranks, slots, part)
+    held = (replay_holds.on_record(run, ranks, slots, part, places) if recorded
+            else replay_holds.nothing_on_record(len(seen.steps), slots))
+    row = _Row(seen.steps, seen.present, seen.arrivals, seen.delays, seen.waits, seen.step_time,
+               held if recorded else ())
+    carry, (asked, delays, columns, answers) = play(carry, row)
+    found = (replay_holds.nothing_asked(len(seen.steps), slots) if not asks
+             else jax.tree.map(np.asarray, answers))
     parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
-                        {name: np.asarray(values) for name, values in columns.items()}))
+                        {name: np.asarray(values) for name, values in columns.items()}, found,
+                        held))
     if progress:
       progress(min(begin + width, total), total)
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -133,17 +167,19 @@ def _carrier(run: Run) -> int | None:
 
 
 def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32,
-            shared: bool, as_recorded: bool) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
+            shared: bool, as_recorded: bool, ask: Any, first: int
+            ) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
   numbers = np.arange(count, dtype=np.int32)
   weight = np.float32(1 / count)
 
   def of_one(step: Any, rank: Any, arrivals: Any, delays: Any, waits: Any, step_time: Any,
-             along: pacing.Shared, state: Any) -> Any:
+             along: pacing.Shared, state: Any, holds: Any) -> Any:
     """One rank's decision; what is of all ranks is [R]."""
     if not shared:
       arrivals, delays = (jnp.where(numbers == rank, values, _NAN) for values in (arrivals, delays))
       along = pacing.nothing_shared(len(stamped))
-    seen, transfers = pacing.observe(step, rank, arrivals, delays, waits, step_time, along)
+    seen, transfers = pacing.observe(step, rank, arrivals, delays, waits, step_time, along,
+                                     holds)
     return (*pacing.decide(pacer, seen, state), transfers)
 
   def step(carry: _Carry, row: _Row) -> tuple[_Carry, Any]:
@@ -155,6 +191,21 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
       moved = jnp.where(jnp.isnan(moved), np.float32(0), moved)
       own = jnp.where(row.present, delays - jnp.nan_to_num(row.delays), np.float32(0))
       waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
+      if not isinstance(row.record, tuple):
+        moved -= row.record.longer
+    holds: Any = ()
+    answers: Any = ()
+    states = carry.states
+    if ask is not None:
+      latest = _latest(row.arrivals, delays)
+      each = jax.vmap(ask, in_axes=(None, None, None, 0), axis_size=count)
+      states, every = each(
+          row.step, row.record, row.record.reached.at[first].set(latest), states)
+      answers = jax.tree.map(lambda values: values[0], every)
+      holds = jnp.nan_to_num(answers.held)
+      if not as_recorded:
+        moved += answers.longer.sum()
+    if not as_recorded:
       step_time = jnp.maximum(step_time + moved, np.float32(0))
     # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers
     # if all are known. An attempt's first step brings nothing of the step before along.
@@ -163,9 +214,11 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
         step_time=jnp.where(fresh, _NAN, carry.step_time[0]),
         transfers=jnp.where(stamped & ~fresh, (carry.transfers * weight).sum(axis=0), _NAN),
         waits=jnp.where(over, (waits * weight).sum(axis=0), _NAN))
-    decision, states, transfers = jax.vmap(of_one, in_axes=(None, 0, None, None, 0, 0, None, 0))(
-        row.step, numbers, row.arrivals, delays, waits, step_time, along, carry.states)
-    return _Carry(states, decision.delay, step_time, transfers), (carry.delay, used, decision.info)
+    decision, states, transfers = jax.vmap(
+        of_one, in_axes=(None, 0, None, None, 0, 0, None, 0, None))(
+            row.step, numbers, row.arrivals, delays, waits, step_time, along, states, holds)
+    return (_Carry(states, decision.delay, step_time, transfers),
+            (carry.delay, used, decision.info, answers))
 
   return lambda carry, rows: jax.lax.scan(step, carry, rows)
 
@@ -175,8 +228,8 @@ def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
 
 
 def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,
-           columns: dict[str, np.ndarray]
-           ) -> Replayed:
+           columns: dict[str, np.ndarray], answers: replay_holds.Answers,
+           held: replay_holds.OnRecord) -> Replayed:
   """Plays the steps again in float64, without the ranks that were never recorded (`there` is
   False)."""
   arrivals, applied = (seen.arrivals.astype(np.float64),
@@ -195,6 +248,9 @@ def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np
   # as the table holds it
   rounded = (np.rint(asked.astype(np.float64) * 1e9) * 1e-9).astype(np.float32)
   agrees = (rounded == seen.asked) | (~np.isfinite(asked) & ~np.isfinite(seen.asked))
+  holding = np.where(known, answers.longer.sum(axis=1, dtype=np.float64), np.nan)
   return Replayed(seen.steps.astype(np.int64), delays, known, recorded,
-                  recorded - held_back(applied), held_back(delays.astype(np.float64)), agrees,
-                  columns)
+                  recorded - held_back(applied) - held.longer,
+                  held_back(delays.astype(np.float64)), holding, agrees, columns, answers,
+                  replay_holds.agree(answers, held), held.asked_ns != MISSING,
+                  held.there.sum(axis=1, dtype=np.int64))

@@ -198,6 +198,16 @@ def same_pacer(one: PaceState, state: PacerState) -> None:
         "jaxpace.restore_pace.")
 
 
+def same_ring(one: PaceState, width: int) -> None:
+  """Checks that a row of the state's ring of stamps has so many columns."""
+  if one.ring.shape[-1] != width:
+    raise ValueError(
+        f"The pace state's ring of stamps has rows of {one.ring.shape[-1]} columns, this step "
+        f"writes {width}: it was made by another version of jaxpace, or with other slots. Make it "
+        "with this step's own pace = paced.init(mesh); it holds no training state. One from a "
+        "checkpoint goes through jaxpace.restore_pace.")
+
+
 def same_layout(given: Layout, wanted: Layout) -> None:
   """Checks that a pacer's state has the structure, shapes and dtypes of the one it takes the place
   of."""

@@ -259,6 +259,7 @@ class Instrumented(Recordable):
     automatic = checks.axes_left_to_the_compiler(clock)
     if self.holds:
       checks.can_hold(automatic, mapped=not stacked)
+      checks.same_ring(one, ring.row_width(self.slots, holds=True))
     with Call(self.step, args, kwargs) as call:
       state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
       return state, call.result(outputs)
@@ -377,9 +378,10 @@ class Instrumented(Recordable):
     # Last stamp first, then turned round: XLA, walking through operands, must meet the step's
     # results before the earlier stamps (see ORDER in jaxpace.execution.native).
     stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
-    held = holding.words(measured)
-    width = ring.row_width(self.slots, self.holds) - ring.STAMPS - stamps.shape[0] - 2 * len(held)
-    return jnp.concatenate([head, bits(one.info), stamps, *held, jnp.zeros((width,), jnp.uint32)])
+    held = holding.words(measured, one.alike)
+    row = [head, bits(one.info), stamps] + ([] if held is None else [held])
+    left = ring.row_width(self.slots, self.holds) - sum(part.shape[0] for part in row)
+    return jnp.concatenate([*row, jnp.zeros((left,), jnp.uint32)])
 
   # What the recorder writes down.
 

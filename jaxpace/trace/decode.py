@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core import ring
+from jaxpace.core import durations, ring
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
 
 Columns = dict[str, np.ndarray]
@@ -130,8 +130,7 @@ def stamps(rows: np.ndarray, plan: Plan,
            shift: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Rows of a ring by step, the [n, marks] int64 ns of their stamps, and which were taken; see
   `decode`."""
-  rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
-  rows = rows[np.argsort(rows[:, ring.STEP], kind="stable")]
+  rows = _by_step(rows)
   times = _times(rows, len(plan.marks))
   taken = times != 0
   return rows, np.where(taken, times + shift, 0), taken
@@ -175,9 +174,20 @@ def join_host(columns: Columns, host: Mapping[str, np.ndarray]) -> Columns:
   return joined
 
 
+def _by_step(rows: np.ndarray) -> np.ndarray:
+  """Rows of completed steps, in their order."""
+  rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
+  return rows[np.argsort(rows[:, ring.STEP], kind="stable")]
+
+
 def _times(rows: np.ndarray, marks: int) -> np.ndarray:
   """[n, marks] int64 nanoseconds."""
-  words = rows[:, ring.STAMPS:ring.STAMPS + 2 * marks].astype(np.int64)
+  return _whole(rows[:, ring.STAMPS:ring.STAMPS + 2 * marks])
+
+
+def _whole(words: np.ndarray) -> np.ndarray:
+  """[n, 2 m] (high, low) words as [n, m] int64."""
+  words = words.astype(np.int64)
   return (words[:, 0::2] << 32) | words[:, 1::2]
 
 
@@ -233,23 +243,70 @@ def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: 
 def _held(rows: np.ndarray, columns: Columns, plan: Plan) -> np.ndarray:
   """Adds what holding took to the `collectives` columns, and moves entries behind it: ns in a step,
   all together."""
+  block = _held_block(rows, plan)
+  places = {c.slot: i for i, c in enumerate(plan.collectives)}
+  slots = columns["collective"][:len(columns["collective"]) // max(len(rows), 1)]
+  every = block[:, :ring.HELD * len(plan.collectives)].reshape(len(rows), -1, ring.HELD)
+  held = every[:, [places[slot] for slot in slots.tolist()]].reshape(-1, ring.HELD)
+  untouched = (held[:, 0] == ring.NOT_HELD) & (held[:, 1] == ring.NOT_HELD)
+  lost = np.where(untouched, 0, _whole(held[:, :2])[:, 0])
+  asked, heard = (np.ascontiguousarray(held[:, i]).view(np.float32) for i in (2, 3))
+  columns["held_ns"], columns["heard_ns"] = _null(lost, untouched), _measured(heard)
+  columns["asked_ns"] = _nanoseconds(asked)
+  columns["listened"] = _null(held[:, 4].astype(np.int64), ~np.isfinite(asked))
+  columns["enter_ns"] = columns["enter_ns"] + lost
+  return lost.reshape(len(rows), -1).sum(axis=1)
+
+
+def listening(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int) -> Columns:
+  """Decodes what a job heard before its collectives: the same on all of its ranks.
+
+  Args:
+    rows: as in `decode`.
+    plan: what each column means.
+    rank: whose rows they are.
+    process: index of the process that owns it.
+    attempt: as in `decode`.
+
+  Returns:
+    Columns of the `listening` table, by step, collective and turn; none where nothing can be held.
+
+  Raises:
+    ValueError: the rows are too narrow for the plan.
+  """
+  if not plan.holds:
+    return {}
+  rows = _by_step(rows)
+  block = _held_block(rows, plan)
+  wide = ring.HELD * len(plan.collectives)
+  times = block[:, :wide].reshape(len(rows), -1, ring.HELD)[..., 4].astype(np.int64)
+  # Kept are the first readings of a step, in the order of its collectives.
+  ends = np.cumsum(times, axis=1)
+  place = np.arange(ring.READINGS)
+  kept = place < np.minimum(block[:, wide].astype(np.int64), ends[:, -1])[:, None]
+  at, turn = np.nonzero(kept)
+  which = (turn[:, None] >= ends[at]).sum(axis=1)
+  readings = np.ascontiguousarray(block[:, wide + 1:]).view(np.float32).reshape(
+      len(rows), ring.READINGS, 2)[at, turn]
+  slots = np.array([c.slot for c in plan.collectives], np.int32)
+  return {"step": rows[at, ring.STEP].astype(np.int64),
+          **{name: np.full(len(at), value, np.int32) for name, value in
+             (("rank", rank), ("process", process), ("attempt", attempt))},
+          "collective": slots[which],
+          "turn": (turn - (ends - times)[at, which]).astype(np.int32),
+          "heard_ns": _measured(readings[:, 0]), "told_ns": _measured(readings[:, 1])}
+
+
+def _held_block(rows: np.ndarray, plan: Plan) -> np.ndarray:
+  """The columns of what was held and heard: [n, ring.held_width(collectives)] uint32."""
   begin = ring.STAMPS + 2 * len(plan.marks)
-  width = 2 * len(plan.collectives)
-  if rows.shape[1] < begin + width:
+  end = begin + ring.held_width(len(plan.collectives))
+  if rows.shape[1] < end:
     raise ValueError(
         f"Ring rows of shape {rows.shape} have no room for what the plan's pacer held: the plan "
         "belongs to another pace state. Make the state with `init` of the same instrumented "
         "function that is recorded.")
-  seconds = np.ascontiguousarray(rows[:, begin:begin + width]).view(np.float32).reshape(
-      len(rows), -1, 2)
-  places = {c.slot: i for i, c in enumerate(plan.collectives)}
-  slots = columns["collective"][:len(columns["collective"]) // max(len(rows), 1)]
-  seconds = seconds[:, [places[slot] for slot in slots.tolist()]]
-  lost = _nanoseconds(seconds[..., 0].reshape(-1))
-  columns["held_ns"], columns["heard_ns"] = lost, _nanoseconds(seconds[..., 1].reshape(-1))
-  known = np.ma.filled(np.maximum(lost, 0), 0)
-  columns["enter_ns"] = columns["enter_ns"] + known
-  return known.reshape(len(rows), -1).sum(axis=1)
+  return np.ascontiguousarray(rows[:, begin:end])
 
 
 def _floats(rows: np.ndarray, column: int) -> np.ndarray:
@@ -265,6 +322,20 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
   unknown = ~np.isfinite(seconds)
   fitting = np.clip(np.where(unknown, 0, seconds).astype(np.float64), -_LONGEST, _LONGEST)
   return _null(np.rint(fitting * 1e9).astype(np.int64), unknown)
+
+
+def _measured(seconds: np.ndarray) -> np.ndarray:
+  """Nanoseconds of what `jaxpace.core.durations.measured` makes float32 seconds of again, to the
+  last bit, where the seconds are a difference of stamps below four seconds."""
+  nearest = _nanoseconds(seconds)
+  whole = np.ma.getdata(nearest)
+  found = whole.copy()
+  rounded = whole.astype(np.float32)
+  spacing = np.maximum(np.spacing(rounded).astype(np.int64), 1)
+  for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
+    made = rounded.astype(np.int64) + offset * spacing
+    found = np.where(durations.measured(np.maximum(made, 0)) == seconds, made, found)
+  return _null(found, np.ma.getmaskarray(nearest))
 
 
 def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jaxpace.trace.run import MISSING, RunError
+from jaxpace.trace.run import MISSING, HeldTimes, RunError
 from jaxpace.trace.table_reader import TableFiles
 
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
@@ -103,6 +103,7 @@ class SlotTimes:
   enter_ns: np.ndarray  # [R, K] int64
   exit_ns: np.ndarray  # [R, K] int64
   attempt: np.ndarray  # [R, K] int16
+  held: HeldTimes | None = None  # where a pacer holds collectives back
 
 
 @dataclasses.dataclass
@@ -184,7 +185,8 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
   """Reads entries and exits of the `collectives` table, one pair of arrays a slot."""
   rows = CollectiveRows({}, {}, np.full(ranks, -1, np.int32))
   left_out: set[int] = set()
-  columns = ["step", "rank", "attempt", "process", "enter_ns", "exit_ns"]
+  held = HeldTimes._fields if "held_ns" in table.columns else ()
+  columns = ["step", "rank", "attempt", "process", "enter_ns", "exit_ns", *held]
   several = table.highest_slot > 0
   if several:
     columns.append("collective")
@@ -197,7 +199,9 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
           continue
         rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64),
                                      np.full(shape, MISSING, np.int64),
-                                     np.full(shape, -1, np.int16))
+                                     np.full(shape, -1, np.int16),
+                                     HeldTimes(*(np.full(shape, MISSING, np.int64) for _ in held))
+                                     if held else None)
       times = rows.slots[slot]
       placed = _place(part, axis, times.attempt)
       rows.duplicates += placed.duplicates
@@ -205,6 +209,9 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
       _note_process(part, placed, rows.process_of_rank)
       placed.put(times.enter_ns, integers(part.column("enter_ns")))
       placed.put(times.exit_ns, integers(part.column("exit_ns")))
+      for name in held:
+        if times.held is not None and name in part.column_names:
+          placed.put(getattr(times.held, name), integers(part.column(name)))
     count.add(data.num_rows)
   if left_out:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: "

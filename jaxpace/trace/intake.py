@@ -67,6 +67,7 @@ class Intake:
     self._shift: list[int | None] = [None] * len(ranks)  # ns from each device's clock to the host's
     self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
     self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
+    self._listening: list[decode.Columns] = []
     self.rows = 0
 
   wait_seconds: float | None = None
@@ -134,13 +135,26 @@ class Intake:
     return decode.decode(rows, plan, rank, self._process, self._attempt, self._previous[i],
                          self._shift[i] or 0)
 
+  def _heard(self, rank: int, rows: np.ndarray, plan: Any) -> decode.Columns:
+    """What was heard before collectives, as one rank's rows tell it."""
+    return decode.listening(rows, plan, rank, self._process, self._attempt)
+
+  def take_listening(self) -> decode.Columns:
+    """Takes what was heard in the rows decoded so far; nothing where nobody listened."""
+    heard = [columns for columns in self._listening if columns and len(columns["step"])]
+    self._listening = []
+    return decode.concatenate(heard) if heard else {}
+
   def decode(self, plan: Any) -> tuple[decode.Columns, decode.Columns]:
     """Decodes all rows taken in, and forgets them."""
     steps, collectives = [], []
     for i, rank in enumerate(self._ranks):
       if not self._rows[i]:
         continue
-      columns, waits = self._decoded(i, rank, np.concatenate(self._rows[i]), plan)
+      rows = np.concatenate(self._rows[i])
+      columns, waits = self._decoded(i, rank, rows, plan)
+      if i == 0 and self._process == 0:  # what was heard is the same on all ranks
+        self._listening.append(self._heard(rank, rows, plan))
       last_end = columns["end_ns"][-1]
       self._previous[i] = decode.Previous(
           int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))

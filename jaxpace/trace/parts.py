@@ -236,7 +236,7 @@ def _encoding(fields: pa.Schema) -> dict:
   Pages have checksums: damaged bytes would be read as other times, without an error.
   """
   few = [f.name for f in fields if pa.types.is_dictionary(f.type) or f.name in
-         ("rank", "process", "attempt", "collective", "bytes")]
+         ("rank", "process", "attempt", "collective", "bytes", "listened")]
   delta = {f.name: "DELTA_BINARY_PACKED" for f in fields if f.name not in few
            and pa.types.is_integer(f.type)}
   return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta,

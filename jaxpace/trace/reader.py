@@ -28,6 +28,7 @@ from jaxpace.trace.nothing_read import nothing_read
 from jaxpace.trace.problems import describe, plural, why_unreadable
 from jaxpace.trace.processes import read_processes
 from jaxpace.trace.read_host_samples import read_host_samples
+from jaxpace.trace.read_listening import read_listening
 from jaxpace.trace.read_step_causes import read_host_causes
 from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
@@ -157,8 +158,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems.extend(unreadable)
   samples, unreadable = read_host_samples(path, run_id)
   problems.extend(unreadable)
+  listening, unreadable = read_listening(path, run_id, axis, attempt)
+  problems.extend(unreadable)
   return dataclasses.replace(run, problems=tuple(problems), locality=tuple(places),
-                             host_samples=samples if samples.time_ns.size else None)
+                             host_samples=samples if samples.time_ns.size else None,
+                             listening=listening if listening.step.size else None)
 
 
 def check_directory(path: pathlib.Path) -> None:
@@ -330,7 +334,8 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: 
     result.append(CollectiveTimes(slot, str(entry.get("name") or name or f"collective {slot}"),
                                   entry.get("bytes", size), times.enter_ns, times.exit_ns,
                                   times.attempt,
-                                  *_topology(info, entry, name, slot, len(times.enter_ns))))
+                                  *_topology(info, entry, name, slot, len(times.enter_ns)),
+                                  held=times.held))
   if len(result) < 2:
     return tuple(result)
   first = result[0]

@@ -21,7 +21,7 @@ from jaxpace.trace import schema
 from jaxpace.trace.host_causes import HOST_CAUSES, TIMES
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
-          "collective": (1 << 16) - 1}
+          "collective": (1 << 16) - 1, "turn": (1 << 15) - 1}
 """The largest of each of the whole numbers that say what a row is of; the smallest is 0."""
 _USERS = ("host_", "decision_")
 """Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace.meeting import Meeting
 from jaxpace.trace.read_host_samples import HostSamples
+
+if TYPE_CHECKING:
+  from jaxpace.trace.read_listening import Listening
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -32,6 +35,15 @@ class Process:
   """Its file as it was read: what it lost, when it last wrote, how it ended."""
 
 
+class HeldTimes(NamedTuple):
+  """What was held before one collective. `MISSING` where null."""
+
+  held_ns: np.ndarray  # [R, K] int64, by how much later this rank began for it
+  # [R, K] int64, asked for and listened, the same on all ranks; null where the pacer wasn't asked
+  asked_ns: np.ndarray
+  listened: np.ndarray  # [R, K] int64, how often, likewise
+
+
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:
   """Entry and exit of one stamped collective, on each rank's own clock."""
@@ -48,6 +60,8 @@ class CollectiveTimes:
   """Whether ranks send to single others, as the stages of a pipeline do, instead of all meeting."""
   may_begin_early: bool = False
   """Whether it can begin before its entry stamp, which may then be late."""
+  held: HeldTimes | None = None
+  """What a pacer that holds collectives back did before it; None without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +126,8 @@ class Run:
   """What each process did in each step, besides training."""
   host_samples: HostSamples | None = None
   """Samples of each process's host; None where there are none."""
+  listening: Listening | None = None
+  """What was heard before collectives; None where nothing was."""
 
   numbers: np.ndarray | None = None
   """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their

@@ -6,6 +6,7 @@ A run directory:
     process/<process>.json                      that process's host, pid, ranks, and what it lost, if anything
     steps/<run>-<process>.<first>-<last>.parquet         rolling parts, see `PART_NAME`
     collectives/<run>-<process>.<first>-<last>.parquet
+    listening/<run>-<process>.<first>-<last>.parquet     where a pacer listened before collectives
     hosts/<run>-<process>.<first>-<last>.parquet
     locality/<process>.json
 
@@ -71,9 +72,25 @@ COLLECTIVES = pa.schema([
 ])
 """One row a rank, step and collective.
 
-Where a pacer holds collectives back there are two more: `held_ns`, what that took before this one,
+Where a pacer holds collectives back there are more: `held_ns`, what that took before this one,
 which its `enter_ns` comes after, and `heard_ns`, the last reading when it was listened; null where
-it was not."""
+it was not. `asked_ns`, what the pacer asked for and listening took, and `listened`, how often it
+did, are the same on all ranks; null where it wasn't asked, or its answer not followed."""
+
+LISTENING = pa.schema([
+    pa.field("step", pa.int64(), nullable=False),
+    pa.field("rank", pa.int32(), nullable=False),  # who wrote it down
+    pa.field("process", pa.int32(), nullable=False),
+    pa.field("attempt", pa.int32(), nullable=False),
+    pa.field("collective", pa.int32(), nullable=False),  # slot, before which it was listened
+    pa.field("turn", pa.int32(), nullable=False),  # 0 for the first time before this one
+    # the shortest wait of any rank in a tiny collective
+    pa.field("heard_ns", _NS),
+    # the shortest time that telling all ranks of it took the time before; 0 the first time
+    pa.field("told_ns", _NS),
+])
+"""One row a reading, the same on all ranks: by the first rank of process 0 alone. Of a step the
+first 64 are kept; `listened` of its collectives counts all."""
 
 HOSTS = pa.schema([
     pa.field("time_ns", _NS, nullable=False),
@@ -100,4 +117,4 @@ HOSTS = pa.schema([
 """Samples of one process's host. Counters go up from 0 at the attempt's first sample; round trips,
 clock and power are of now. Runs of before a column was known have it null."""
 
-TABLES = {"steps": STEPS, "collectives": COLLECTIVES, "hosts": HOSTS}
+TABLES = {"steps": STEPS, "collectives": COLLECTIVES, "hosts": HOSTS, "listening": LISTENING}

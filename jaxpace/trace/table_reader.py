@@ -18,7 +18,8 @@ from jaxpace.trace.row_checks import LIMITS, Soundness, name_fault, type_fault
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
 NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
-          "hosts": ("time_ns", "process")}
+          "hosts": ("time_ns", "process"),
+          "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
 """Columns that a part of each table must have."""
 MOST_PHASES = 64
 """A user's phases that are read; a ring of stamps has room for fewer."""

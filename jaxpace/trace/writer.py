@@ -281,8 +281,19 @@ class Writer:
       if self._feed:
         self._feed.put(*self._ready[-1])
 
+  def _heard(self, merge: bool) -> None:
+    """Writes what was heard before collectives, ahead of the steps in which it was."""
+    take = getattr(self._intake, "take_listening", None)
+    if take is None or not (columns := take()):
+      return
+    if "listening" not in self._stores:
+      self._stores["listening"] = PartStore(self._directory, "listening", self._identity.run,
+                                            self._process)
+    self._stores["listening"].append(columns, merge)
+
   def _flush(self, merge: bool = True) -> None:
     self._decode()
+    self._heard(merge)
     if self._ready:
       for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True),
                               strict=True):

@@ -25,6 +25,11 @@ def last(seconds=1e-3, rank=2):
     return jaxpace.Decision(jnp.where(seen.rank == rank, jnp.float32(seconds), jnp.float32(0)), {}), state
   return jaxpace.Pacer(lambda ranks: (), update)
 
+def listens(times, seconds):
+  def hold(moment, state):
+    return jaxpace.Hold(jnp.float32(seconds), moment.listened < times), state
+  return last(0.0)._replace(hold=hold)
+
 made = last(2e-3)
 broken = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jnp.float32(0), state))
 """  # noqa: E501
@@ -70,6 +75,22 @@ def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
                         env=environment, capture_output=True, text=True, check=True)
   document = json.loads(done.stdout)
   assert document["cost"]["total"] == pytest.approx(2e-3 * document["steps"], rel=1e-4)
+
+
+def test_a_pacer_that_listens_where_nothing_was_heard(run, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(run.parent)
+  target = tmp_path / "replay.json"
+  assert replay(run, "--pacer-from", "my_pacers:listens(1, 5e-4)", "--json", target) == 0
+  text, document = capsys.readouterr().out, json.loads(target.read_text())
+  held, steps = document["held"], document["steps"]
+  assert (held["listened"], held["unanswered"], held["on_record"]) == (steps, steps, 0)
+  assert held["mean"] == pytest.approx(1e-3) and held["active_share"] == 1
+  assert held["cost"]["total"] == pytest.approx(5e-4 * steps), "the first half hides behind compute"
+  assert document["change"] == pytest.approx(held["cost"]["share"]) and held["agreement"] is None
+  assert f"listened {steps:,} times, {steps:,} of them with no reading on record" in text
+  assert "Nothing was heard on record" in text and "holding collectives back helps" in text
+  assert replay(run, "--pacer-from", "my_pacers:listens(1, 5e-4)", "--as-recorded") == 0
+  assert "only its update ran" in capsys.readouterr().out
 
 
 def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys):

@@ -137,6 +137,10 @@ class InsideIntake(Intake):
     self._choose(plan.stamped)
     return super().decode(plan)
 
+  def _heard(self, rank: int, rows: np.ndarray, plan: Any) -> Columns:
+    return super()._heard(rank, rows,
+                          plan.stamped if isinstance(plan, inside.InsidePlan) else plan)
+
   def _decoded(self, i: int, rank: int, rows: np.ndarray, plan: Any) -> tuple[Columns, Columns]:
     if not isinstance(plan, inside.InsidePlan):
       return super()._decoded(i, rank, rows, plan)
