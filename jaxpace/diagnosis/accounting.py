@@ -206,16 +206,34 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   in_flight = _in_flight(stamps, lead, first, valid) if overlapping else None
   if found is not None:
     _begin_with_their_first(arrival, found)
-  # What is held before later collectives is in their arrivals; moved to the first one's, where it
-  # is taken out.
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
-  if "held" in run.durations:
-    pacing += np.clip(_known(run, "held", part, valid), 0.0, arrival[0] - pacing)
+  pacing += _held(run, before, lead, arrival, pacing)
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
       meetings=found, observed=run.observed, apart_steps=alone, in_flight=in_flight)
+
+
+def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.ndarray
+          ) -> np.ndarray | float:
+  """What was held before collectives, [R, K] s, all of it part of the first one's arrival
+  afterwards.
+
+  Before a later one it is part of that one's arrival, from which it is moved there.
+  """
+  total: np.ndarray | float = 0.0
+  for c, collective in enumerate(run.collectives):
+    if collective.held is None:
+      continue
+    held = collective.held.held_ns[:, before][:, lead:]
+    most = arrival[c] - pacing if c == 0 else arrival[c]
+    seconds = np.clip(np.where(held == MISSING, 0, held) * 1e-9, 0.0, most)
+    if c:
+      arrival[c] -= seconds
+      arrival[0] += seconds
+    total = total + seconds
+  return total
 
 
 def _in_flight(stamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,

@@ -7,7 +7,7 @@ import numpy as np
 from jaxpace.trace.run import Run
 
 _SAMPLED_STEPS = 4096
-ORDER = ("forward", "backward", "compute", "sync", "update", "gap")
+ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
 
 
 def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
@@ -29,6 +29,9 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
     if name not in run.durations or not steps.size:
       continue
     values = run.durations[name][:, steps].astype(np.float64)
+    if name == "sync" and "held" in run.durations:
+      # As recorded it begins before what was held, which is told by itself.
+      values -= np.nan_to_num(run.durations["held"][:, steps], nan=0.0)
     known = np.isfinite(values).any(axis=1)
     if known.any():
       median = np.full(run.ranks, np.nan)

@@ -18,6 +18,7 @@ def cut(run: Run, first: int) -> Run:
       end_ns=None if run.end_ns is None else run.end_ns[:, part],
       durations={name: values[:, part] for name, values in run.durations.items()},
       collectives=tuple(dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
-                                            exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part])
+                                            exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part],
+                                            held=None if c.held is None else c.held.at(part))
                         for c in run.collectives),
       guard={name: values[part] for name, values in run.guard.items()}, host_causes=causes)

@@ -43,6 +43,10 @@ class HeldTimes(NamedTuple):
   asked_ns: np.ndarray
   listened: np.ndarray  # [R, K] int64, how often, likewise
 
+  def at(self, steps: slice | np.ndarray) -> HeldTimes:
+    """Of some steps only."""
+    return HeldTimes(*(values[:, steps] for values in self))
+
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:

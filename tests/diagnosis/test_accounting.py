@@ -15,7 +15,7 @@ from jaxpace.diagnosis import accounting
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.diagnosis import SHARES
-from jaxpace.trace.run import MISSING
+from jaxpace.trace.run import MISSING, HeldTimes
 from tests.diagnosis.traces import barrier, make_run
 
 MS = 1_000_000
@@ -101,6 +101,34 @@ def test_matches_its_definition_and_adds_up_exactly(run):
     np.testing.assert_allclose(split.transfer[:, k].sum(), transfer, atol=1e-12)
     total = sum(measured[1:]) + split.transfer[:, k].sum() + split.spread[r, k]
     assert total == pytest.approx(step, abs=1e-12)
+
+
+@pytest.mark.parametrize("where", [0, 1, 2, None])
+def test_what_is_held_before_any_collective_is_pacing_and_nothing_else(where):
+  """All ranks are held alike before one collective of three, or before each: only pacing grows."""
+  random = np.random.default_rng(7)
+  busy_for = random.integers(1, 9 * MS, (3, 2, 8))
+  waits, gap = random.integers(1, 5 * MS, (3, 2, 8)), random.integers(0, MS, (2, 8)).astype(float)
+  hold = np.zeros((3, 1, 8), np.int64)
+  hold[slice(None) if where is None else where] = random.integers(10 * MS, 20 * MS, 8)
+
+  def split(hold):
+    exits = np.cumsum((busy_for + hold + waits).transpose(1, 2, 0).reshape(2, -1), axis=1)
+    leave = exits.reshape(2, 8, 3).transpose(2, 0, 1)
+    run = make_run(leave - waits, leave, gap=gap)
+    held = [HeldTimes(*[np.broadcast_to(each, (2, 8))] * 3) for each in hold]
+    collectives = tuple(dataclasses.replace(c, held=times)
+                        for c, times in zip(run.collectives, held, strict=True))
+    return account(busy(dataclasses.replace(run, collectives=collectives), slice(0, 8)))
+
+  found, bare = split(hold), split(hold * 0)
+  spent = np.broadcast_to(hold.sum(axis=0)[:, 1:] * 1e-9, (2, 7))
+  for name in ("step", "pacing"):
+    np.testing.assert_allclose((getattr(found, name) - getattr(bare, name))[:, 1:], spent,
+                               atol=1e-9)
+  for name in ("compute", "runtime", "waiting_compute", "waiting_runtime", "waiting_pacing",
+               "transfer"):
+    np.testing.assert_allclose(getattr(found, name), getattr(bare, name), atol=1e-9)
 
 
 @given(traces(), st.lists(st.integers(-2**60, 2**60), min_size=4, max_size=4))

@@ -2,6 +2,7 @@
 recorded."""
 
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,11 @@ from jaxpace.communication import holds
 from jaxpace.core import packing
 from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.diagnosis import accounting
+from jaxpace.diagnosis.live.follower import Follower
+from jaxpace.diagnosis.phases import phase_medians
+from jaxpace.reporting.timeline.build import build
 from jaxpace.trace.reader import read_run
+from jaxpace.trace.step_times import read_bounds
 from tests.step import cases, models
 from tests.step.running import bits, extra_operands, hlo_collectives, mesh_of, pair, restless
 
@@ -173,6 +178,44 @@ def test_what_was_held_and_heard_is_recorded_and_counts_as_pacing(tmp_path):
   assert (work.pacing[:, 3:] > 2 * PAUSE).all()
   # Neither the transfer nor the waiting holds what was held.
   assert np.median(work.transfer[0, 3:]) < PAUSE
+
+
+def test_what_is_held_before_a_later_collective_is_pacing_on_every_page(tmp_path):
+  def step(params, batch):
+    # The second sum needs the first one's result.
+    shift = jax.lax.pmean(batch["x"].mean(0), "data")
+    gradient = jax.grad(lambda w: jnp.mean(((batch["x"] - shift) @ w) ** 2))(params)
+    return params - 0.1 * jax.lax.pmean(gradient, "data"), shift.sum()
+
+  def hold(moment, state):
+    seconds = jnp.where(moment.slot == 1, jnp.float32(10 * PAUSE), jnp.float32(0))
+    return Hold(seconds, jnp.zeros((), jnp.bool_)), state
+
+  pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(0), {}), state), hold)
+  both = pair(step, mesh_of(data=2), jnp.ones((4, 3)), {"x": jnp.ones((8, 4))}, pacer=pacer,
+              clock="auto")
+  with jaxpace.Recorder(tmp_path, both.paced) as recorder:
+    state, batch = both.place(jnp.ones((4, 3)), {"x": jnp.ones((8, 4))})
+    for _ in range(12):
+      both.pace, (state, _) = both.instrumented(both.pace, state, batch)
+      recorder.record(both.pace)
+      jax.block_until_ready(state)
+  assert len(both.paced.plan.collectives) == 2
+  run = read_run(tmp_path)
+  held = run.durations["held"][:, 3:]
+  assert (held > 9 * PAUSE).all()
+  work = accounting.account(accounting.busy(run, slice(0, len(run.steps))))
+  np.testing.assert_allclose(work.pacing[:, 3:], held, atol=1e-6)
+  assert (work.compute[:, 3:] < 5 * PAUSE).all()
+
+  numbers = Follower(tmp_path).poll(time.monotonic(), time.time()).numbers
+  assert numbers is not None and numbers.shares["pacing"] > 0.5
+
+  phases = phase_medians(run, np.arange(len(run.steps)) > 2)
+  assert (phases["held"] > 9 * PAUSE).all() and (phases["sync"] < 5 * PAUSE).all()
+  shown = build(run, read_bounds(run))
+  spans = {name: (shown.end - shown.begin)[shown.name == i] for i, name in enumerate(shown.names)}
+  assert np.sort(spans["held back"])[-18:].min() > 9 * PAUSE * 1e9 and "held" not in spans
 
 
 def test_what_the_pacer_sees_of_its_holds():

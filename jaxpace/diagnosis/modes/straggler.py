@@ -156,7 +156,9 @@ def _where(case: Case, episode: Episode) -> str:
   longer = []
   for name, medians in case.phases.items():
     typical = medians[_typical_for(case, episode.rank)]
-    if name == "sync" or not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
+    if name in ("held", "sync"):  # waiting, for other ranks or for another job
+      continue
+    if not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
       continue
     difference = float(medians[episode.rank] - np.nanmean(typical))
     if difference > 0.2 * episode.lateness:

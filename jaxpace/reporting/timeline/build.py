@@ -25,6 +25,8 @@ _PAUSE_THREAD = 1 << 24
 """Tracks of a process from this number on show its pauses; those below, its ranks."""
 _FAR = 10_000_000_000
 """ns off the other ranks' exits of a step from which on a rank's stamps are damaged."""
+_BRIEF = 2_000
+"""ns: being asked, and not held back, takes no longer than this."""
 _FLOW = 100_000
 """Shortest wait, ns, to which an arrow is drawn."""
 
@@ -67,6 +69,8 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     enter, leave = edges.enter[c], edges.exit[c]
     size = "" if collective.bytes is None else f" ({collective.bytes:,} bytes)"
     there = inside & known & edges.stamped[c]
+    gathered.add(of_rank[:, None], edges.ready[c], enter, gathered.name("held back"), run.steps, 1,
+                 there & (enter - edges.ready[c] > _BRIEF))
     gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size),
                  run.steps, 1, there)
     last, transfer = waits[c].of_rank or (waits[c].last, waits[c].transfer)
@@ -104,6 +108,7 @@ class _Edges:
   begin: np.ndarray  # [R, K] the gap's begin
   start: np.ndarray  # [R, K]
   work: np.ndarray  # [R, K] the delay's end
+  ready: np.ndarray  # [C, R, K] before it was held back, else the same as its entry
   enter: np.ndarray  # [C, R, K]
   exit: np.ndarray  # [C, R, K]
   end: np.ndarray  # [R, K]
@@ -165,8 +170,14 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
   pairs = rising[..., 3:-1].transpose(2, 0, 1)
   stamped = (np.stack([e != MISSING for e in raw_enter]) if raw_enter
              else np.zeros((0, *known.shape), bool))
-  return _Edges(rising[..., 0], rising[..., 1], rising[..., 2], pairs[0::2], pairs[1::2],
-                rising[..., -1], stamped, started), known
+  work, enter, leave = rising[..., 2], pairs[0::2], pairs[1::2]
+  ready = enter.copy()
+  for i, c in enumerate(run.collectives):
+    if c.held is not None:
+      held = np.where(stamped[i] & (c.held.held_ns != MISSING), c.held.held_ns, 0)
+      ready[i] = np.maximum(enter[i] - np.maximum(held, 0), leave[i - 1] if i else work)
+  return _Edges(rising[..., 0], rising[..., 1], work, ready, enter, leave, rising[..., -1], stamped,
+                started), known
 
 
 def _sane(stamps: np.ndarray) -> np.ndarray:
@@ -195,7 +206,7 @@ def _phases(run: Run, edges: _Edges, gathered: Slices, of_rank: np.ndarray,
   for none."""
   names = order(run)
   begins = np.concatenate([edges.work[None], edges.exit])
-  ends = np.concatenate([edges.enter, edges.end[None]])
+  ends = np.concatenate([edges.ready, edges.end[None]])
   free_known = np.concatenate([edges.stamped, np.ones_like(edges.started)[None]])
   free = np.where(free_known, ends - begins, 0)
   before = [np.full(run.attempt.shape, -1, np.int64) for _ in run.collectives]

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpace.trace.run import Run
 
 _DEFAULT = ("forward", "compute", "backward", "update")
-_NOT_WORK = ("sync", "gap", "delay", "delay_applied")
+_NOT_WORK = ("sync", "gap", "delay", "delay_applied", "held")
 _SLIVER = 2_000
 """ns: rounding leaves pieces of phases no longer than this where none were."""
 

@@ -12,7 +12,7 @@ from jaxpace.trace.decisions import GUARD
 from jaxpace.trace.dense import CollectiveRows, SlotTimes
 from jaxpace.trace.follow.columns import CAUSES, Columns
 from jaxpace.trace.reader import name_collectives
-from jaxpace.trace.run import MISSING, HostCauses, Process, Run
+from jaxpace.trace.run import MISSING, HeldTimes, HostCauses, Process, Run
 
 CELLS = 1 << 21
 """Ranks times collectives times steps kept, about: 16 bytes each."""
@@ -25,7 +25,8 @@ time."""
 RANKS = 1 << 17
 """Rank numbers from here on are damaged."""
 STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
-COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns")
+COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns",
+                       "held_ns")
 SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
 """Of observed steps: see `Window.add_steps`."""
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in GUARD)
@@ -102,6 +103,10 @@ class Window:
       times.enter_ns[ranks[own], at[own]] = enter[own]
       times.exit_ns[ranks[own], at[own]] = leave[own]
       times.attempt[ranks[own], at[own]] = self.attempt
+      if "held_ns" in data:
+        if times.held is None:
+          times.held = _not_held((self._ranks, self.size))
+        times.held.held_ns[ranks[own], at[own]] = data["held_ns"][rows[own]]
     return True
 
   def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
@@ -178,7 +183,8 @@ class Window:
     low = max(first - 1, self.low)
     steps = np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64)
     at = steps % self.size
-    slots = {slot: SlotTimes(t.enter_ns[:, at], t.exit_ns[:, at], t.attempt[:, at])
+    slots = {slot: SlotTimes(t.enter_ns[:, at], t.exit_ns[:, at], t.attempt[:, at],
+                             None if t.held is None else t.held.at(at))
              for slot, t in self._slots.items()}
     attempt = self._recorded[:, at]
     for times in slots.values():
@@ -262,7 +268,8 @@ class Window:
     self._causes = {name: grown(values, np.nan) for name, values in self._causes.items()}
     for slot, times in self._slots.items():
       self._slots[slot] = SlotTimes(grown(times.enter_ns, MISSING), grown(times.exit_ns, MISSING),
-                                    grown(times.attempt, -1))
+                                    grown(times.attempt, -1), None if times.held is None else
+                                    HeldTimes(*(grown(each, MISSING) for each in times.held)))
     self._process, self._last = grown(self._process, -1), grown(self._last, -1)
     self._heard = grown(self._heard, -np.inf)
     self._ranks = ranks
@@ -281,6 +288,8 @@ class Window:
       values[:, at] = np.nan
     for times in self._slots.values():
       times.enter_ns[:, at], times.exit_ns[:, at], times.attempt[:, at] = MISSING, MISSING, -1
+      if times.held is not None:
+        times.held.held_ns[:, at] = MISSING
     for values in self._guard.values():
       values[at] = np.nan
 
@@ -288,6 +297,10 @@ class Window:
 def _no_times(shape: tuple[int, int]) -> SlotTimes:
   return SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
                    np.full(shape, -1, np.int16))
+
+
+def _not_held(shape: tuple[int, int]) -> HeldTimes:
+  return HeldTimes(*(np.full(shape, MISSING, np.int64) for _ in HeldTimes._fields))
 
 
 def _seconds(values: np.ndarray) -> np.ndarray:
