@@ -160,8 +160,11 @@ class Control:
   def _round_calls(self, call: int) -> int:
     """Calls that take about a round's time. Process 0's count is what counts."""
     seconds = max(time.monotonic() - self._taken_at, 1e-9)
-    return min(max(round(self._every_seconds * (call - self._taken_call) / seconds), _LEAST_CALLS),
-               _MOST_CALLS)
+    calls = call - self._taken_call
+    # No more than twice as many as last time: the loop runs ahead of the devices, and calls that
+    # come together tell nothing of how long a step takes.
+    most = min(_MOST_CALLS, 2 * max(calls, _LEAST_CALLS))
+    return min(max(round(self._every_seconds * calls / seconds), _LEAST_CALLS), most)
 
   def _take_up(self, pace: PaceState, call: int, found: distributed.Round[Applied]) -> PaceState:
     """A round begins: puts what applies from this call on into the pace state, where that is

@@ -426,6 +426,14 @@ def test_a_round_is_no_shorter_than_four_calls(monkeypatch):
   assert control._round_calls(100) == 4, "a slow step: not more rarely than every four"
 
 
+def test_a_round_is_no_longer_than_two_of_the_one_before(monkeypatch):
+  """A loop that runs ahead of its devices calls many times at once, and then not for long."""
+  control = jaxpace.Control("x", every_seconds=2)
+  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+  control._taken_at, control._taken_call = 999.999, 100
+  assert control._round_calls(120) == 40
+
+
 def test_only_debug_lines_where_the_note_cant_be_written(tmp_path, caplog):
   caplog.set_level(logging.INFO)
   missing = tmp_path / "gone"
