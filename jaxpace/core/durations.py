@@ -40,7 +40,10 @@ _PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxp
 
 def measured(nanoseconds: np.ndarray) -> np.ndarray:
   """Makes of differences of stamps what `jaxpace.execution.words.seconds_between` makes of them in
-  a step: [...] float32 s, of [...] int64 ns, to the last bit, in numpy alone."""
+  a step: [...] float32 s, of [...] int64 ns, in numpy alone.
+
+  To the last bit below 2**32 ns; beyond, the compiler may round once where this does twice.
+  """
   size = np.abs(nanoseconds)
   seconds = ((size >> 32).astype(np.float32) * _PER_HIGH
              + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW)

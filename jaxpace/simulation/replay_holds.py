@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import pacing
+from jaxpace.core import pacing, ring
 from jaxpace.core.durations import measured
 from jaxpace.core.types import Pacer
 from jaxpace.trace.run import MISSING, Run
@@ -56,10 +56,11 @@ def was_asked(run: Run) -> bool:
 
 
 def most_readings(run: Run) -> int:
-  """P: the readings on record in any one step of a run."""
+  """P: the readings on record in any one step of a run, of which no recorder keeps more than it has
+  places for."""
   if run.listening is None:
     return 0
-  return int(np.unique(run.listening.step, return_counts=True)[1].max())
+  return min(int(np.unique(run.listening.step, return_counts=True)[1].max()), ring.READINGS)
 
 
 def nothing_on_record(count: int, slots: int, places: int = 1) -> OnRecord:
@@ -141,14 +142,14 @@ def _put_readings(run: Run, made: OnRecord, part: slice) -> None:
   place = np.arange(len(at)) - np.searchsorted(at, at)
   cell = at * slots + slot
   first = np.searchsorted(cell, cell)
-  # What comes after a turn that is missing can't be told from it.
-  sound = turn == np.arange(len(at)) - first
+  # After a turn that is missing nobody knows what was heard when.
+  sound = (turn == np.arange(len(at)) - first) & (place < made.readings.shape[1])
   flat = made.there.reshape(-1)
   made.begins.reshape(-1)[cell] = place[first]
   np.add.at(flat, cell[sound], 1)
   for i, values in enumerate((heard.heard_ns[keep], heard.told_ns[keep])):
-    made.readings[at, place, i] = np.where(values == MISSING, _NAN,
-                                           measured(np.where(values == MISSING, 0, values)))
+    seconds = np.where(values == MISSING, _NAN, measured(np.where(values == MISSING, 0, values)))
+    made.readings[at[sound], place[sound], i] = seconds[sound]
 
 
 def asker(pacer: Pacer, slots: np.ndarray, max_hold: float

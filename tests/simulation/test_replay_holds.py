@@ -129,7 +129,11 @@ def check(run, pacer, asked, info):
       # `update`, over the slots or a window, compiled for one rank or for all.
       np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-7, err_msg=name)
     else:
-      np.testing.assert_array_equal(found, values, err_msg=name)
+      # What lasts longer than the lower of two words tells is rounded twice, or once by the
+      # compiler: a step that waited for one, on a busy machine.
+      long = np.abs(values) > 4
+      np.testing.assert_array_equal(found[~long], values[~long], err_msg=name)
+      np.testing.assert_allclose(found[long], values[long], rtol=1e-6, err_msg=name)
   return replayed
 
 
@@ -256,6 +260,22 @@ def test_a_hold_costs_what_computing_does_not_hide(tmp_path, seconds):
   assert (listening.holds.unanswered[1:, :2] == 2).all() and not listening.readings.any()
   # It listens at once, so what it waits for after that hides behind nothing.
   np.testing.assert_allclose(listening.hold_cost[1:], 2 * seconds, rtol=1e-5)
+
+
+def test_damaged_readings_are_taken_as_far_as_they_make_sense(listened):
+  """One turn missing, and more readings in a step than any recorder keeps."""
+  heard = listened.listening
+  many = np.arange(300)
+  added = {"step": np.full(300, listened.steps[-1]), "collective": np.full(300, 2),
+           "turn": 2 + many, "heard_ns": 1000 * many, "told_ns": many}
+  more = heard._replace(**{name: np.concatenate([getattr(heard, name), values])
+                           for name, values in added.items()})
+  for changed in (heard._replace(turn=heard.turn + 1), more):
+    run = dataclasses.replace(listened, listening=changed)
+    found, whole = (replay(each, asks(0.0, 2)).holds for each in (run, listened))
+    lost = found.unanswered - whole.unanswered
+    asked = np.isfinite(whole.held)
+    assert (lost[asked] == (1 if changed is not more else 0)).all()
 
 
 def test_a_run_of_before_readings_were_kept_can_be_read(listened, tmp_path):
