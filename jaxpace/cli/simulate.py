@@ -257,6 +257,9 @@ def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSumma
       lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay {found.delay * 1e3:.3f} "
                     f"ms, which held a step back by {found.cost * 1e3:.4f} ms "
                     f"({found.cost / found.mean:.3%})."]
+      if job.pacer.hold is not None:
+        lines += ["What it holds back before collectives is not simulated here, only its delays: "
+                  "jaxpace.simulation.turns does that."]
     if found.survived:
       s = found.survived
       lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, "

@@ -67,6 +67,15 @@ def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys
   assert "recorded delay in 100.00% of" in capsys.readouterr().out
 
 
+def test_what_a_pacer_holds_back_is_said_to_be_left_out(config, capsys):
+  said = []
+  for pacer in ("take_turns()", "pace_early_ranks()"):
+    assert main(["simulate", str(config), "--set", "steps=8", "--set",
+                 f"jobs.only.pacer={pacer}"]) == 0
+    said.append("is not simulated here, only its delays" in capsys.readouterr().out)
+  assert said == [True, False]
+
+
 @pytest.mark.parametrize(("arguments", "said"), [
     (["missing.py"], "there is no file missing.py"),
     (["{config}", "--set", "steps=-1"], "steps=-1 must be a whole number"),
