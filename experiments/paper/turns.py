@@ -3,8 +3,9 @@ send.
 
     python -m experiments.paper.turns
 
-Three quarters of an hour of a processor; what was interrupted goes on where it was. `--apart=4`
-runs the long arms in one world of four.
+Some twenty minutes of a processor; what was interrupted goes on where it was. Arms that are long
+run in some of the worlds and sizes (`--apart`, `LONG_SIZES`), but for those that say what may be
+lost.
 
 The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they
 are on record. Draws are of the same laws. The constants of `take_turns` were chosen by trying them
@@ -41,6 +42,8 @@ OUT = pathlib.Path("docs/measurements/table1_turns.json")
 KEY, TINY, BLOCK = 2028, 0.01, 64
 """Of the draws; what listening takes, as a share of this job's mean bucket; steps of a block of the
 guard."""
+LONG_SIZES = (16, 32, 64)
+"""Numbers of nodes at which long arms run, but for those that run everywhere."""
 _NEVER = 1e9
 
 
@@ -54,6 +57,7 @@ class Arm(NamedTuple):
   harmless: bool = False  # the neighbour is heard, and takes nothing
   guarded: bool = False  # both jobs' pacers are under the guard
   long: bool = False  # longer runs, of some worlds
+  everywhere: bool = False  # but of all worlds, at all sizes
   bound: bool = False  # first come, first served: no pacer at all
 
 
@@ -65,9 +69,11 @@ ARMS = {
     "harmless": Arm("null: a neighbour that is heard and takes nothing", (True, False),
                     harmless=True),
     "first_come": Arm("first come, first served, bucket by bucket", bound=True),
-    "alone_long": Arm("null: no neighbour, other traffic as it is", alone=True, long=True),
+    "alone_long": Arm("null: no neighbour, other traffic as it is", alone=True, long=True,
+                      everywhere=True),
     "one_long": Arm("this job alone takes turns", (True, False), long=True),
-    "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True, long=True),
+    "one_guarded": Arm("this job alone, under the guard", (True, False), guarded=True, long=True,
+                       everywhere=True),
     "both_long": Arm("both take turns", long=True),
     "both_guarded": Arm("both, each under a guard of its own", guarded=True, long=True),
 }
@@ -118,28 +124,29 @@ class _Runner:
   def __init__(self, made: worlds.World, struck: tuple[float, float], args: Any):
     self.sizes, self.made, self.struck, self.args = [int(n) for n in args.sizes], made, struck, args
     self.bare: dict[Any, turns.Turns] = {}
+    self._drawn: dict[Any, turns.Drawn] = {}
 
-  @functools.cached_property
-  def drawn(self) -> turns.Drawn:
-    """Of all worlds: scenes of the first size first."""
-    return self._draw(self.made, self.args.steps, KEY, self.sizes)
+  def sizes_of(self, arm: Arm) -> Sequence[int]:
+    """Numbers of nodes at which an arm runs."""
+    return LONG_SIZES if arm.long and not arm.everywhere else self.sizes
 
-  @functools.cached_property
-  def drawn_longer(self) -> turns.Drawn:
-    """More steps; if not of all, then of worlds that the constants were not tried in."""
-    some = slice(1 % self.args.apart, None, self.args.apart)
-    return self._draw(jax.tree.map(lambda leaf: leaf[some], self.made), self.args.drawn, KEY + 1,
-                      self.sizes)
+  def drawn(self, arm: Arm) -> turns.Drawn:
+    """Of all worlds, or of some of those it was not tried in: scenes of the first size first."""
+    kind = (arm.long, arm.everywhere)
+    if kind not in self._drawn:
+      steps, key = (self.args.drawn, KEY + 1) if arm.long else (self.args.steps, KEY)
+      made = (self.made if arm.everywhere or not arm.long
+              else jax.tree.map(lambda leaf: leaf[1::self.args.apart], self.made))
+      each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made)
+              for nodes in self.sizes_of(arm)]
+      self._drawn[kind] = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each)
+    return self._drawn[kind]
 
-  def _draw(self, made: worlds.World, steps: int, key: int, sizes: Sequence[int]) -> turns.Drawn:
-    each = [drawer(nodes, steps, self.struck)(jax.random.key(key), made) for nodes in sizes]
-    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *each)
-
-  def run(self, arm: Arm, sizes: Sequence[int]) -> dict[int, dict[str, Any]]:
+  def run(self, arm: Arm) -> dict[int, dict[str, Any]]:
     """Figures of an arm by size: lists over its worlds."""
+    sizes, drawn = self.sizes_of(arm), self.drawn(arm)
     steps = self.args.long if arm.long else self.args.steps
-    drawn = self.drawn_longer if arm.long else self.drawn
-    kind = (arm.alone, arm.harmless, arm.long)
+    kind = (arm.alone, arm.harmless, arm.long, arm.everywhere)
     if kind not in self.bare:
       self.bare[kind] = played(None, steps, scene(drawn, arm, (False, False)), arm.ear, ())
     if arm.bound:
@@ -239,11 +246,12 @@ def run(args: Any) -> None:
 
   runner = _Runner(made, struck, args)
   for name, arm in ARMS.items():
-    missing = [nodes for nodes in runner.sizes if name not in recorded().get(str(nodes), {})]
+    missing = [nodes for nodes in runner.sizes_of(arm)
+               if name not in recorded().get(str(nodes), {})]
     if not missing or (args.arms and name not in args.arms):
       continue
     print(f"  {name}", file=sys.stderr, flush=True)
-    for nodes, found in runner.run(arm, runner.sizes).items():
+    for nodes, found in runner.run(arm).items():
       keep(nodes, name, found)
   figures["sizes"] = recorded()
   measured.write(figures, turns_page.page(figures), out)
@@ -256,7 +264,7 @@ def define_flags() -> None:
                        lower_bound=2 * worlds.WARMUP)
   flags.DEFINE_integer("drawn", 1_000, "Steps drawn for those; after that they begin again.",
                        lower_bound=100)
-  flags.DEFINE_integer("apart", 1, "For those, one world in so many is taken.", lower_bound=1)
+  flags.DEFINE_integer("apart", 4, "For those, one world in so many is taken.", lower_bound=1)
   flags.DEFINE_list("sizes", [str(n) for n in reversed(worlds.NODES)], "Numbers of nodes.")
   flags.DEFINE_list("arms", [], f"Of {', '.join(ARMS)}; all if none is named.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")

@@ -110,7 +110,8 @@ def longer(figures: dict[str, Any]) -> list[str]:
   """Long runs: one job alone and both, by themselves and under the guard."""
   rows = []
   for arm in _LONG:
-    rows += [[figures["arms"][arm], nodes, tables.percent(np.array(of["gain"]), 2),
+    rows += [[figures["arms"][arm], nodes, len(of["gain"]),
+              tables.percent(np.array(of["gain"]), 2),
               tables.percent(np.array(of["gain_later"]), 2), tables.plain(np.array(of["cv"])),
               tables.plain(np.array(of["bare_cv"])),
               tables.percent(np.array(of["neighbour_gain"]), 2) if "neighbour_gain" in of
@@ -118,13 +119,10 @@ def longer(figures: dict[str, Any]) -> list[str]:
              for _, nodes, of in _sizes(figures, arm)]
   if not rows:
     return ["Not run.", ""]
-  count = next(len(of["gain"]) for arm in _LONG for _, _, of in _sizes(figures, arm))
-  which = ("all the" if figures["apart"] == 1 else
-           f"{count} of the worlds, one of {figures['apart']}, of the")
-  said = (f"{figures['long']:,} steps in {which} {figures['worlds']} worlds; under the guard: "
-          f"`jaxpace.guard(take_turns(...), block={figures['block']}, trust=True)`, "
-          "each job's with a key of its own. Without it, "
-          "what ends a harm is what `take_turns` itself measures.")
+  said = (f"{figures['long']:,} steps. Under the guard: `jaxpace.guard(take_turns(...), "
+          f"block={figures['block']}, trust=True)`, each job's with a key of its own. Without it, "
+          "what ends a harm is what `take_turns` itself measures. What may be lost was run in all "
+          "worlds at all sizes, the rest in some.")
   return [*textwrap.wrap(said, 116), "", *measured.table(
-      ["who", "nodes", "gain, all steps", "gain, their second half", "CV", "CV without",
+      ["who", "nodes", "worlds", "gain, all steps", "gain, their second half", "CV", "CV without",
        "the neighbour's gain"], rows)]
