@@ -46,8 +46,8 @@ class PacingEffect:
     state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.",
              None: ""}[self.on]
     if self.effect is None:
-      return ("The guard has not compared any blocks: no delay was asked for, or not for long "
-              f"enough. {state}").rstrip()
+      return ("The guard has not compared any blocks: nothing was delayed or held back, or not "
+              f"for long enough. {state}").rstrip()
     if self.interval is None:
       sure = f"too few pairs of blocks ({self.pairs}) for an interval"
     else:
