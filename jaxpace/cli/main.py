@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import os
 import sys
@@ -129,6 +128,8 @@ def _dispatch(argv: list[str]) -> int:
   if name in ("--version", "-V"):
     return _say(f"jaxpace {version()}")
   if name not in COMMANDS:
+    # Not for right commands: it takes milliseconds to import.
+    import difflib
     close = difflib.get_close_matches(name, COMMANDS, n=1)
     meant = f"did you mean `jaxpace {close[0]}`?" if close else f"there are: {', '.join(COMMANDS)}."
     kind = "option" if name.startswith("-") else "command"

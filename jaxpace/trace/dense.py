@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jaxpace.trace.run import MISSING, HeldTimes, RunError
 from jaxpace.trace.table_reader import TableFiles
+from jaxpace.trace.whole_numbers import filled
 
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
@@ -165,17 +165,19 @@ def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequenc
                   {name.removesuffix("_ns"): np.full(shape, np.nan, np.float32)
                    for name in durations},
                   {name: np.full(shape, MISSING, np.int64) for name in times if table.rows})
-  for data in table.read(["step", "rank", "attempt", "process", *durations, *times], _keep(axis)):
-    placed = _place(data, axis, rows.attempt)
+  keys = ["step", "rank", "attempt", "process"]
+  for data in table.read([*keys, *durations, *times], _keep(axis)):
+    numbers = _whole(data, [*keys, *rows.times])
+    placed = _place(numbers, axis, rows.attempt)
     rows.duplicates += placed.duplicates
     rows.found += placed.found
-    _note_process(data, placed, rows.process_of_rank)
+    _note_process(numbers, placed, rows.process_of_rank)
     for name in durations:
       if name in data.column_names:
         placed.put(rows.durations[name.removesuffix("_ns")], _seconds(data.column(name)))
     for name in rows.times:
-      if name in data.column_names:
-        placed.put(rows.times[name], integers(data.column(name)))
+      if name in numbers:
+        placed.put(rows.times[name], numbers[name])
     count.add(data.num_rows)
   return rows
 
@@ -191,7 +193,7 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
   if several:
     columns.append("collective")
   for data in table.read(columns, _keep(axis)):
-    for slot, part in _by_slot(data, several):
+    for slot, part in _by_slot(_whole(data, columns), several):
       if slot not in rows.slots:
         shape = ranks, axis.size
         if len(rows.slots) * ranks * axis.size > _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY:
@@ -207,11 +209,11 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
       rows.duplicates += placed.duplicates
       rows.found += placed.found
       _note_process(part, placed, rows.process_of_rank)
-      placed.put(times.enter_ns, integers(part.column("enter_ns")))
-      placed.put(times.exit_ns, integers(part.column("exit_ns")))
+      placed.put(times.enter_ns, part["enter_ns"])
+      placed.put(times.exit_ns, part["exit_ns"])
       for name in held:
-        if times.held is not None and name in part.column_names:
-          placed.put(getattr(times.held, name), integers(part.column(name)))
+        if times.held is not None and name in part:
+          placed.put(getattr(times.held, name), part[name])
     count.add(data.num_rows)
   if left_out:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: "
@@ -236,13 +238,10 @@ class _Placed:
     target.reshape(-1)[self.at] = values[self.rows]
 
 
-def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
+def _place(data: Mapping[str, np.ndarray], axis: StepAxis, attempt: np.ndarray) -> _Placed:
   """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
-  steps = integers(data.column("step"))
-  ranks = integers(data.column("rank"))
-  attempts = (integers(data.column("attempt")) if "attempt" in data.column_names
-              else np.zeros(len(steps))
-              ).astype(np.int16)
+  steps, ranks = data["step"], data["rank"]
+  attempts = data.get("attempt", np.zeros(len(steps))).astype(np.int16)
   at, inside = axis.index(steps)
   inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
   keep: np.ndarray | slice = slice(None)
@@ -265,18 +264,24 @@ def _place(data: pa.Table, axis: StepAxis, attempt: np.ndarray) -> _Placed:
   return _Placed(keep, at, duplicates)
 
 
-def _by_slot(data: pa.Table, several: bool) -> list[tuple[int, pa.Table]]:
+def _whole(data: pa.Table, names: Sequence[str]) -> dict[str, np.ndarray]:
+  """The columns of whole numbers that a batch has; `MISSING` for null."""
+  return {name: integers(data.column(name)) for name in names if name in data.column_names}
+
+
+def _by_slot(data: Mapping[str, np.ndarray], several: bool
+             ) -> list[tuple[int, Mapping[str, np.ndarray]]]:
   if not several:
     return [(0, data)]
-  slots = integers(data.column("collective"))
-  return [(int(slot), data.filter(pa.array(slots == slot))) for slot in np.unique(slots)
-          if slot >= 0]
+  slots = data["collective"]
+  parts = ((int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0)
+  return [(slot, {name: column[rows] for name, column in data.items()}) for slot, rows in parts]
 
 
-def _note_process(data: pa.Table, placed: _Placed, process_of_rank: np.ndarray) -> None:
-  if "process" in data.column_names and placed.found:
-    ranks = integers(data.column("rank"))[placed.rows]
-    process_of_rank[ranks] = integers(data.column("process"))[placed.rows]
+def _note_process(data: Mapping[str, np.ndarray], placed: _Placed, process_of_rank: np.ndarray
+                  ) -> None:
+  if "process" in data and placed.found:
+    process_of_rank[data["rank"][placed.rows]] = data["process"][placed.rows]
 
 
 def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
@@ -303,9 +308,7 @@ def _keep(axis: StepAxis) -> tuple[int, int]:
 
 def integers(column: pa.ChunkedArray) -> np.ndarray:
   """Whole numbers; `MISSING` for null."""
-  if column.null_count:
-    column = pc.fill_null(column.cast(pa.int64()), MISSING)
-  return column.to_numpy()
+  return filled(column, MISSING)
 
 
 def _seconds(column: pa.ChunkedArray) -> np.ndarray:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from jaxpace.trace import part_files, schema
 from jaxpace.trace.table_reader import open_table
+from jaxpace.trace.whole_numbers import filled
 
 COLUMNS = tuple(field.name for field in schema.HOSTS
                 if field.name not in ("time_ns", "process", "attempt"))
@@ -80,7 +81,7 @@ def _join(parts: list[np.ndarray]) -> np.ndarray:
 def _whole(batch: pa.Table, name: str) -> np.ndarray:
   if name not in batch.column_names:
     return np.zeros(batch.num_rows, np.int64)
-  return batch.column(name).fill_null(0).to_numpy().astype(np.int64)
+  return filled(batch.column(name), 0).astype(np.int64)
 
 
 def _number(batch: pa.Table, name: str) -> np.ndarray:
@@ -88,4 +89,5 @@ def _number(batch: pa.Table, name: str) -> np.ndarray:
   kind = batch.schema.field(name).type if name in batch.column_names else None
   if kind is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
     return np.full(batch.num_rows, np.nan)
-  return batch.column(name).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
+  # Null is NaN by now; whole numbers beyond 2^53 are rounded.
+  return batch.column(name).to_numpy().astype(np.float64, copy=False)

@@ -8,17 +8,16 @@ Both are said once.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from jaxpace.files.schemas import RANKS, TIME
 from jaxpace.trace import schema
 from jaxpace.trace.host_causes import HOST_CAUSES, TIMES
+from jaxpace.trace.whole_numbers import values_and_known
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
           "collective": (1 << 16) - 1, "turn": (1 << 15) - 1}
@@ -79,35 +78,31 @@ class Soundness:
   def rows(self, rows: pa.Table) -> pa.Table:
     """Returns the rows that say what they are of, every time within its range or null, whole
     numbers signed."""
-    kept = []
+    kept = np.ones(len(rows), bool)
     for name in rows.column_names:
       if name not in LIMITS:
         continue
-      column = rows.column(name)
-      if column.null_count:
+      values, known = values_and_known(rows.column(name))
+      if not known.all():
         self._say(f"'{self._table}' holds rows without {name}: left out.")
-        kept.append(pc.is_valid(column))
-      low, high = _span(column)
-      if not self.check(name, low, high):
-        # Null where the number itself is null: such a row is left out as well.
-        kept.append(pc.and_(pc.greater_equal(column, _like(0, column)),
-                            pc.less_equal(column, _like(LIMITS[name], column))))
-    if kept:
-      rows = rows.filter(functools.reduce(pc.and_, kept))
+      if not self.check(name, *_span(values[known])):
+        kept &= (values >= 0) & (values <= LIMITS[name])
+      kept &= known
+    if not kept.all():
+      rows = rows.filter(pa.array(kept))
     for at, name in enumerate(rows.column_names):
       column = rows.column(name)
       kind = column.type
       if not pa.types.is_integer(kind):
         continue
       if name not in LIMITS:
-        low, high = _span(column)
+        values, known = values_and_known(column)
+        low, high = _span(values[known])
         # Users' own columns may be anything; they are not read as times.
         if low <= -TIME or high >= TIME:
           self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
-          inside = pc.less(column, _like(TIME, column))
-          if pa.types.is_signed_integer(kind):
-            inside = pc.and_(inside, pc.greater(column, _like(-TIME, column)))
-          column = pc.if_else(inside, column, pa.scalar(None, kind))
+          inside = known & (values > -TIME) & (values < TIME)
+          column = pa.chunked_array([pa.array(values, kind, mask=~inside)])
       if pa.types.is_unsigned_integer(kind):
         column = column.cast(pa.int64())
       rows = rows.set_column(at, pa.field(name, column.type), column)
@@ -136,16 +131,5 @@ class Soundness:
       self._problems.append(sentence)
 
 
-def _span(column: pa.ChunkedArray) -> tuple[int, int]:
-  found = pc.min_max(column)
-  low, high = found["min"].as_py(), found["max"].as_py()
-  return (0, 0) if low is None else (low, high)
-
-
-def _like(value: int, column: pa.ChunkedArray) -> pa.Scalar:
-  """A limit as a scalar of the column's type: the nearest that the type can hold."""
-  kind = column.type
-  bits = kind.bit_width
-  unsigned = pa.types.is_unsigned_integer(kind)
-  low, high = (0, (1 << bits) - 1) if unsigned else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-  return pa.scalar(min(max(value, low), high), kind)
+def _span(values: np.ndarray) -> tuple[int, int]:
+  return (int(values.min()), int(values.max())) if values.size else (0, 0)

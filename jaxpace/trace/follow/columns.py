@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, read_bytes
@@ -22,6 +21,7 @@ from jaxpace.files.schemas import TIME
 from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.row_checks import LIMITS, is_whole, name_fault, type_fault
 from jaxpace.trace.run import MISSING
+from jaxpace.trace.whole_numbers import filled
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
@@ -116,6 +116,4 @@ def _sound(name: str, values: np.ndarray) -> bool:
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
   if not pa.types.is_integer(column.type):
     return column.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy()
-  if column.null_count:
-    column = pc.fill_null(column.cast(pa.int64()), MISSING)
-  return column.to_numpy().astype(np.int64, copy=False)
+  return filled(column, MISSING).astype(np.int64, copy=False)
