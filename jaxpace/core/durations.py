@@ -33,18 +33,3 @@ def bounded(delay: jax.Array, most: np.float32 | jax.Array) -> jax.Array:
     [...] float32 s in [0, most]; 0 for NaN.
   """
   return jnp.where(delay > np.float32(0), jnp.minimum(delay, most), np.float32(0))
-
-
-_PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)  # as in jaxpace.execution.words
-
-
-def measured(nanoseconds: np.ndarray) -> np.ndarray:
-  """Makes of differences of stamps what `jaxpace.execution.words.seconds_between` makes of them in
-  a step: [...] float32 s, of [...] int64 ns, in numpy alone.
-
-  To the last bit below 2**32 ns; beyond, the compiler may round once where this does twice.
-  """
-  size = np.abs(nanoseconds)
-  seconds = ((size >> 32).astype(np.float32) * _PER_HIGH
-             + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW)
-  return np.where(nanoseconds < 0, -seconds, seconds)

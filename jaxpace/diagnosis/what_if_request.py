@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import NamedTuple
 
 from jaxpace.diagnosis.floor import Floor
@@ -112,6 +111,8 @@ def _close(host: str, names: list[str]) -> str:
   known = sorted({name for name in names if name})
   if not known:
     return "its processes left no host names."
+  # Only after a slip: every report imports this module.
+  import difflib
   close = difflib.get_close_matches(host, known, n=1)
   if close:
     return f"did you mean {close[0]!r}?"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.durations import measured
+from jaxpace.core.stamped import measured
 from jaxpace.trace.run import MISSING, CollectiveTimes, Run
 
 _PER_LOW = np.float32(1e-9)  # as in jaxpace.execution.words

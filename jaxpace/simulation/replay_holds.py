@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import pacing, ring
-from jaxpace.core.durations import measured
+from jaxpace.core.stamped import measured
 from jaxpace.core.types import Pacer
 from jaxpace.trace.run import MISSING, Run
 

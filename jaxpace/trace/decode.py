@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core import durations, ring
+from jaxpace.core import ring, stamped
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
 
 Columns = dict[str, np.ndarray]
@@ -325,7 +325,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _measured(seconds: np.ndarray) -> np.ndarray:
-  """Nanoseconds of what `jaxpace.core.durations.measured` makes float32 seconds of again, to the
+  """Nanoseconds of what `jaxpace.core.stamped.measured` makes float32 seconds of again, to the
   last bit, where the seconds are a difference of stamps below four seconds."""
   nearest = _nanoseconds(seconds)
   whole = np.ma.getdata(nearest)
@@ -334,7 +334,7 @@ def _measured(seconds: np.ndarray) -> np.ndarray:
   spacing = np.maximum(np.spacing(rounded).astype(np.int64), 1)
   for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
     made = rounded.astype(np.int64) + offset * spacing
-    found = np.where(durations.measured(np.maximum(made, 0)) == seconds, made, found)
+    found = np.where(stamped.measured(np.maximum(made, 0)) == seconds, made, found)
   return _null(found, np.ma.getmaskarray(nearest))
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core import durations, ring
+from jaxpace.core import ring, stamped
 from jaxpace.core.plan import Collective, Mark, Plan
 from jaxpace.execution import words
 from jaxpace.trace import decode
@@ -97,12 +97,12 @@ def test_a_plan_of_which_nothing_is_held_has_no_readings_and_rows_too_narrow_are
 @given(st.integers(0, 2**32 - 1))
 def test_a_reading_is_kept_to_the_last_bit(nanoseconds):
   """Also where float32 has not room for every nanosecond."""
-  seconds = np.float32(durations.measured(np.int64(nanoseconds)))
+  seconds = np.float32(stamped.measured(np.int64(nanoseconds)))
   assert seconds == np.float32(words.seconds_between(words.from_ns(0), words.from_ns(nanoseconds)))
   heard = decode.listening(row(1, [(0, 0.0, 0.0, 1), None, None], [(seconds, seconds)])[None], PLAN,
                            0, 0, 0)
   for name in ("heard_ns", "told_ns"):
-    assert bits(durations.measured(heard[name]))[0] == bits(seconds)
+    assert bits(stamped.measured(heard[name]))[0] == bits(seconds)
 
 
 def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps(tmp_path):

@@ -1,8 +1,5 @@
 """Whole numbers of Arrow columns, held against `pyarrow.compute`."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,8 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.whole_numbers import filled, values_and_known
 
 _NULL = np.iinfo(np.int64).min
@@ -43,17 +38,3 @@ def test_values_and_nulls_are_those_of_arrow(column):
 def test_what_int64_does_not_hold_is_refused_where_it_would_become_another_number():
   with pytest.raises(pa.ArrowInvalid):
     filled(pa.chunked_array([pa.array([1 << 63, None], pa.uint64())]), 0)
-
-
-def test_a_report_imports_no_library_that_it_does_not_use(tmp_path):
-  made_up_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=30, collectives=2,
-                                                 host_columns=True))
-  said = subprocess.run(
-      [sys.executable, "-c", "import sys; from jaxpace.cli.main import main\n"
-       f"assert main(['report', {str(tmp_path / 'run')!r}]) == 0\n"
-       "print(*sys.modules, sep=',', file=sys.stderr)"],
-      capture_output=True, text=True, check=True)
-  loaded = set(said.stderr.splitlines()[-1].split(","))
-  assert {"numpy", "pyarrow", "rich"} <= loaded
-  assert not loaded & {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas",
-                       "pyarrow.compute", "pyarrow.dataset", "numpy.random", "difflib"}

@@ -1,0 +1,26 @@
+"""What commands import: a small run is reported on in less time than JAX takes to be imported."""
+
+import subprocess
+import sys
+
+from jaxpace.testing import made_up_runs
+from jaxpace.testing.made_up_runs import MadeUpJob
+
+_NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas", "difflib",
+               "pyarrow.compute", "pyarrow.dataset", "numpy.random"}
+
+
+def test_report_and_watch_import_no_library_that_they_do_not_use(tmp_path):
+  run = tmp_path / "run"
+  made_up_runs.write(run, MadeUpJob(ranks=2, steps=30, collectives=2, host_columns=True))
+  said = subprocess.run(
+      [sys.executable, "-c", f"""
+import sys
+from jaxpace.cli.main import main
+assert main(["report", {str(run)!r}]) == 0
+assert main(["watch", {str(run)!r}, "--once"]) == 0
+print(*sys.modules, sep=",", file=sys.stderr)
+"""], capture_output=True, text=True, check=True)
+  loaded = set(said.stderr.splitlines()[-1].split(","))
+  assert {"numpy", "pyarrow.parquet", "rich"} <= loaded
+  assert not loaded & _NOT_NEEDED
