@@ -14,6 +14,7 @@ from experiments.paper import (
   mechanisms,
   scenarios_page,
   tables,
+  trial_cost,
   turns_page,
 )
 from experiments.paper import world as worlds
@@ -30,7 +31,9 @@ BESIDE: dict[str, tuple[str, str, Callable[[dict[str, Any]], list[str]]]] = {
     "literal": ("table1_literal", "literal_table1", literal_table1.table),
     "shares": ("table1_literal", "literal_table1", literal_table1.shares),
     "scenes": ("table1_scenarios", "scenarios", scenarios_page.scenes),
-    "fabrics": ("table1_scenarios", "scenarios", scenarios_page.fabrics)}
+    "fabrics": ("table1_scenarios", "scenarios", scenarios_page.fabrics),
+    "fitted": ("table1_scenarios_fitted", "scenarios", scenarios_page.arms),
+    "trial": ("trial_cost", "trial_cost", trial_cost.table)}
 """Parts made from records beside it: file, program, function."""
 TOGETHER: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "said": mechanisms.said, "mechanisms": mechanisms.gains,

@@ -3,11 +3,15 @@ fabric of two tiers, swept; jobs that take turns in them.
 
     python -m experiments.paper.scenarios
 
-Some fifteen minutes of a processor; what was interrupted goes on where it was. Each kind of scene
+Some twenty minutes of a processor; what was interrupted goes on where it was. Each kind of scene
 (`experiments.paper.scene`) takes what the ranks compute from every eighth recorded world, and what
-is sent, and lost, is fitted to the paper's *baseline* columns again, by random search; those that
-still fit on other draws are kept. Fabrics are fitted to nothing: only their placement,
-oversubscription and slowest path change. The coordination columns are used nowhere.
+is sent, and lost, is fitted to the paper's *baseline* columns again, by differential evolution
+(`experiments.paper.scene_fit`); those that still fit on other draws are kept. Fabrics are fitted to
+nothing: only their placement, oversubscription and slowest path change. The coordination columns
+are used nowhere. Arms under the guard are longer, and run at 32 and 64 nodes.
+
+`docs/measurements/table1_scenarios.json` is what this program found when it looked at random and
+had turns by bucket alone.
 """
 
 from __future__ import annotations
@@ -17,137 +21,103 @@ import json
 import os
 import pathlib
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+import jaxpace
 from experiments.lib import measured
 from experiments.paper import calibrate, scenarios_page, turns
 from experiments.paper import world as worlds
 from experiments.paper.literal_table1 import recorded_worlds
-from experiments.paper.scene import (
-  FABRICS,
-  SCENES,
-  Draws,
-  Scene,
-  Sends,
-  assemble,
-  draws,
-)
+from experiments.paper.scene import FABRICS, SCENES, Draws, Scene, Sends, assemble
+from experiments.paper.scene_fit import KEY, all_draws, bare, fit
+from jaxpace.core.types import Pacer
 from jaxpace.simulation import turns as simulated
 
 WORLDS = pathlib.Path("docs/measurements/table1_worlds.json")
-OUT = pathlib.Path("docs/measurements/table1_scenarios.json")
-KEY, WITHIN = 2040, 1.5
-"""Of the draws; tolerances of Table 1's fit within which a scene is kept, on draws that the search
-did not see."""
-_NARROWS = 0.75
-_SPREAD = Sends(growth=0.3, power=0.15, ratio=0.05, mass=0.3, claim=0.08, lost=0.08, load=0.08)
-"""How far the first round of the search goes; growth and mass by a factor."""
+OUT = pathlib.Path("docs/measurements/table1_scenarios_fitted.json")
+WITHIN = 1.5
+"""Tolerances of Table 1's fit within which a scene is kept, on draws that the search did not
+see."""
+SHARING = ("spread, 4:1", "spread, 8:1")
+"""Fabrics whose long runs under the guard are made."""
 
 
-def all_draws(scene: Scene, made: worlds.World, steps: int, pauses: tuple[float, float],
-              key: int) -> list[Draws]:
-  """Of all worlds, by size: leaves [W, ...]."""
-  result = []
-  for nodes in worlds.NODES:
-    one = jax.jit(jax.vmap(draws(scene, nodes, steps, pauses), in_axes=(None, 0)))
-    result.append(one(jax.random.key(key), made))
-  return result
+class Arm(NamedTuple):
+  """One way to run the scenes."""
+
+  by: str = "bucket"
+  everyone: bool = True  # or this job alone
+  alone: bool = False  # no neighbour begins
+  guarded: bool = False  # longer, all pacers under a guard of their own
+  bound: bool = False  # first come, first served: no pacer at all
 
 
-def bare(scene: Scene, steps: int) -> Any:
-  """Makes a function (draws by size, sends [W, C]) -> mean step and CV [W, C, N], without a
-  pacer."""
-  run = simulated.simulator(simulated.nothing(), steps)
-
-  def moments(drawn: list[Draws], sends: Sends) -> tuple[jax.Array, jax.Array]:
-    count = sends.growth.shape
-    scenes = []
-    for nodes, own in zip(worlds.NODES, drawn, strict=True):
-      one = functools.partial(assemble, scene, nodes)
-      each = jax.vmap(jax.vmap(one, in_axes=(None, 0)))(own, sends)
-      scenes.append(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), each))
-    together = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *scenes)
-    together = together._replace(obeys=jnp.zeros_like(together.obeys))
-    ear = simulated.Ear(*map(np.float32, simulated.Ear()))
-    kept = run(jax.random.key(0), together, ear, ()).step_time[:, 0, worlds.WARMUP:]
-    mean = jnp.mean(kept, axis=1)
-    cv = jnp.std(kept, axis=1) / mean
-    shape = (len(worlds.NODES), *count)
-    return jnp.moveaxis(mean.reshape(shape), 0, -1), jnp.moveaxis(cv.reshape(shape), 0, -1)
-
-  return jax.jit(moments)
+ARMS = {
+    "both": Arm(), "one": Arm(everyone=False), "alone": Arm(alone=True),
+    "message": Arm("message"), "message_one": Arm("message", everyone=False),
+    "message_alone": Arm("message", alone=True), "first_come": Arm(bound=True),
+    "both_guarded": Arm(guarded=True), "one_guarded": Arm(everyone=False, guarded=True),
+    "message_guarded": Arm("message", guarded=True),
+    "message_one_guarded": Arm("message", everyone=False, guarded=True)}
 
 
-def fit(scene: Scene, made: worlds.World, drawn: list[Draws], steps: int, rounds: int,
-        candidates: int) -> tuple[Sends, np.ndarray]:
-  """Looks, for each world, for what is sent that makes its baseline the paper's.
-
-  Returns:
-    [W] each, and [W] their misfits, in tolerances, on these draws.
-  """
-  random = np.random.default_rng(KEY)
-  moments = bare(scene, steps)
-  names = Sends._fields
-  best = np.stack([np.asarray(getattr(made, name), np.float64) for name in names], axis=1)
-  low, high = np.array([worlds.BOUNDS[name] for name in names]).T
-  spread = np.array([getattr(_SPREAD, name) for name in names])
-  factor = np.array([name in ("growth", "mass") for name in names])
-  scores, misfits = np.full(len(best), np.inf), np.full(len(best), np.inf)
-  for done in range(rounds):
-    step = random.standard_normal((len(best), candidates, len(names))) * spread
-    step[:, 0] = 0
-    tried = np.where(factor, best[:, None] * np.exp(step), best[:, None] + step).clip(low, high)
-    mean, cv = moments(drawn, Sends(*np.moveaxis(tried, -1, 0).astype(np.float32)))
-    flat = [np.asarray(values, np.float64).reshape(-1, len(worlds.NODES)) for values in (mean, cv)]
-    found = calibrate.sum_of_misfits(*flat).reshape(len(best), candidates)
-    exact = calibrate.fits(*flat).misfit.reshape(found.shape)
-    place = found.argmin(axis=1)
-    at = np.arange(len(best)), place
-    better = found[at] < scores
-    best = np.where(better[:, None], tried[at], best)
-    scores, misfits = (np.where(better, new[at], old)
-                       for new, old in ((found, scores), (exact, misfits)))
-    spread = spread * _NARROWS
-    print(f"    round {done + 1}: misfit {np.median(misfits):.2f} in the middle, "
-          f"{np.mean(misfits <= 1):.0%} within", file=sys.stderr, flush=True)
-  return Sends(*best.T.astype(np.float32)), misfits
+@functools.cache
+def simulator(by: str | None, guarded: bool, steps: int) -> Any:
+  """Compiled once for all scenes of a shape: without a pacer (None), or turns by that."""
+  pacer = simulated.nothing() if by is None else make(0, by, guarded)
+  return jax.jit(simulated.simulator(pacer, steps))
 
 
-def run_scene(scene: Scene, sends: Sends, drawn: list[Draws], steps: int) -> dict[str, Any]:
-  """Figures of a scene by size: both jobs, this job alone, nobody else, first come first served."""
+def make(key: int, by: str, guarded: bool) -> Pacer:
+  """The pacer of a job."""
+  pacer = jaxpace.take_turns(key=key, by=by)
+  return jaxpace.guard(pacer, block=turns.BLOCK, key=key, trust=True) if guarded else pacer
+
+
+def play(scenes: simulated.Drawn, arm: Arm, steps: int, bare_run: bool = False) -> np.ndarray:
+  """[W, J, K] s, the steps of an arm; without a pacer if `bare_run`."""
+  jobs = scenes.start.shape[1]
+  obeys = jnp.arange(jobs) < (0 if bare_run else jobs if arm.everyone else 1)
+  scenes = scenes._replace(obeys=jnp.broadcast_to(obeys, scenes.obeys.shape))
+  if arm.alone:
+    scenes = scenes._replace(start=scenes.start.at[:, 1:].set(np.float32(1e9)))
+  states = () if bare_run else jax.tree.map(
+      lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]),
+      *[make(key, arm.by, arm.guarded).init(1) for key in range(1, jobs + 1)])
+  run = simulator(None if bare_run else arm.by, arm.guarded and not bare_run, steps)
+  ear = simulated.Ear(*map(np.float32, simulated.Ear()))
+  return np.asarray(run(jax.random.key(turns.KEY + 2), scenes, ear, states).step_time)
+
+
+def run_scene(scene: Scene, sends: Sends, drawn: list[Draws], steps: int, long: int
+              ) -> dict[str, Any]:
+  """Figures of a scene by size and arm; arms under the guard at the largest sizes, if `long`."""
   scenes = [jax.vmap(functools.partial(assemble, scene, nodes))(own, sends)
             for nodes, own in zip(worlds.NODES, drawn, strict=True)]
-  whole = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *scenes)
-  jobs = whole.start.shape[1]
-  def play(guarded: bool | None, states: Any, obeys: tuple[bool, ...], alone: bool = False) -> Any:
-    these = whole._replace(obeys=jnp.broadcast_to(jnp.asarray(obeys), whole.obeys.shape))
-    if alone:
-      these = these._replace(start=these.start.at[:, 1:].set(np.float32(1e9)))
-    return turns.played(guarded, steps, these, simulated.Ear(), states)
-
-  states = jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(leaf) for leaf in leaves]),
-                        *[turns.make(key).init(1) for key in range(1, jobs + 1)])
-  nobody, everyone = (False,) * jobs, (True,) * jobs
-  without, lonely = play(None, (), nobody), play(None, (), nobody, True)
-  found = {"both": (play(False, states, everyone), without),
-           "one": (play(False, states, (True, *nobody[1:])), without),
-           "alone": (play(False, states, everyone, True), lonely)}
-  bound = turns.served(whole, steps)
-  computed = np.asarray(whole.ready[:, 0, :, -1], np.float64)
-  result: dict[str, dict[str, Any]] = {}
-  count = len(sends.growth)
-  for place, nodes in enumerate(worlds.NODES):
-    part = slice(place * count, (place + 1) * count)
-    of = {name: figures(with_turns.step_time[part], bare_steps.step_time[part], computed[part],
-                        name == "alone")
-          for name, (with_turns, bare_steps) in found.items()}
-    of["first_come"] = figures(bound[part], without.step_time[part], computed[part], True)
-    result[str(nodes)] = of
+  result: dict[str, dict[str, Any]] = {str(nodes): {} for nodes in worlds.NODES}
+  bare_runs: dict[Any, np.ndarray] = {}
+  for name, arm in ARMS.items():
+    if arm.guarded and not long:
+      continue
+    sizes = worlds.NODES[-2:] if arm.guarded else worlds.NODES
+    some = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *scenes[-len(sizes):])
+    count, kind = long if arm.guarded else steps, (arm.guarded, arm.alone)
+    if kind not in bare_runs:
+      bare_runs[kind] = play(some, arm, count, True)
+    found = turns.served(some, count) if arm.bound else play(some, arm, count)
+    # The draws begin again where they are over.
+    at = np.arange(count) % some.ready.shape[2]
+    computed = np.asarray(some.ready[:, 0, :, -1], np.float64)[:, at]
+    for place, nodes in enumerate(sizes):
+      part = slice(place * len(sends.growth), (place + 1) * len(sends.growth))
+      result[str(nodes)][name] = figures(found[part], bare_runs[kind][part], computed[part],
+                                         arm.alone or arm.bound)
+    print(f"    {name}", file=sys.stderr, flush=True)
   return result
 
 
@@ -162,6 +132,9 @@ def figures(with_it: np.ndarray, without: np.ndarray, computed: np.ndarray,
             "bare_cv": theirs.std(axis=1) / bare_mean, "bare_mean": bare_mean,
             "exposed": (ours - busy).mean(axis=1) / mean,
             "bare_exposed": (theirs - busy).mean(axis=1) / bare_mean}
+  if ours.shape[1] > 1000:
+    half = ours.shape[1] // 2
+    values["gain_later"] = theirs[:, half:].mean(axis=1) / ours[:, half:].mean(axis=1) - 1
   if not alone:
     others = [each[:, 1:, kept].astype(np.float64) for each in (without, with_it)]
     means = [np.nanmean(each, axis=2) for each in others]
@@ -173,8 +146,9 @@ def run(args: Any) -> None:
   """Runs what is not on record yet, and writes the page."""
   made, struck = recorded_worlds(args.worlds)
   some = jax.tree.map(lambda leaf: leaf[1::args.apart], made)
-  setting = {"steps": args.steps, "apart": args.apart, "rounds": args.rounds,
-             "candidates": args.candidates, "within": WITHIN, "worlds": len(some.step),
+  setting = {"steps": args.steps, "long": args.long, "block": turns.BLOCK, "apart": args.apart,
+             "rounds": args.rounds, "candidates": args.candidates, "drawn": args.drawn,
+             "within": WITHIN, "worlds": len(some.step),
              "ear": {name: float(value) for name, value in simulated.Ear()._asdict().items()}}
   record = measured.circumstances("experiments.paper.scenarios") | setting
   out = pathlib.Path(args.out)
@@ -192,11 +166,11 @@ def run(args: Any) -> None:
       continue
     scene = SCENES[name]
     print(f"  {scene.about}", file=sys.stderr, flush=True)
-    seen = all_draws(scene, some, args.steps, struck, KEY)
-    sends, _ = fit(scene, some, seen, args.steps, args.rounds, args.candidates)
-    fresh = all_draws(scene, some, args.steps, struck, KEY + 1)
+    seen = all_draws(scene, some, args.drawn, struck, KEY)
+    sends, _ = fit(scene, some, seen, args.drawn, args.rounds, args.candidates)
+    fresh = all_draws(scene, some, args.drawn, struck, KEY + 1)
     one = Sends(*(np.asarray(leaf)[:, None] for leaf in sends))
-    mean, cv = (np.asarray(v)[:, 0] for v in bare(scene, args.steps)(fresh, one))
+    mean, cv = (np.asarray(v)[:, 0] for v in bare(scene, args.drawn)(fresh, one))
     fits = calibrate.fits(mean.astype(np.float64), cv.astype(np.float64))
     kept = fits.misfit <= WITHIN
     entry: dict[str, Any] = {"about": scene.about, "tried": len(kept), "kept": int(kept.sum()),
@@ -207,19 +181,21 @@ def run(args: Any) -> None:
       entry["sends"] = {field: [round(float(v), 5) for v in values]
                         for field, values in theirs._asdict().items()}
       entry["throughput"] = np.round(fits.throughput[kept], 5).tolist()
-      entry["sizes"] = run_scene(scene, theirs, few, args.steps)
+      entry["sizes"] = run_scene(scene, theirs, few, args.steps, args.long)
     record["scenes"][name] = entry
     keep()
   few_worlds = jax.tree.map(lambda leaf: leaf[::2], some)
   own = Sends(*(np.asarray(getattr(few_worlds, name), np.float32) for name in Sends._fields))
   seen = None
-  for scene in FABRICS if not args.only or "fabrics" in args.only else []:
+  fabrics = sorted(FABRICS, key=lambda fabric: fabric.about not in SHARING)
+  for scene in fabrics if not args.only or "fabrics" in args.only else []:
     if scene.about in record["fabrics"]:
       continue
     print(f"  {scene.about}", file=sys.stderr, flush=True)
     if seen is None:
-      seen = all_draws(scene, few_worlds, args.steps, struck, KEY + 3)
-    record["fabrics"][scene.about] = run_scene(scene, own, seen, args.steps)
+      seen = all_draws(scene, few_worlds, args.drawn, struck, KEY + 3)
+    record["fabrics"][scene.about] = run_scene(scene, own, seen, args.steps,
+                                               args.long if scene.about in SHARING else 0)
     keep()
   measured.write(record, scenarios_page.page(record), out)
 
@@ -227,9 +203,13 @@ def run(args: Any) -> None:
 def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_integer("steps", 300, "Of each run.", lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("long", 2000, "Of each run under the guard.",
+                       lower_bound=2 * worlds.WARMUP)
+  flags.DEFINE_integer("drawn", 600, "Steps drawn, and fitted; long runs begin them again.",
+                       lower_bound=100)
   flags.DEFINE_integer("apart", 8, "One recorded world in so many is taken.", lower_bound=1)
-  flags.DEFINE_integer("rounds", 8, "Of the search.", lower_bound=1)
-  flags.DEFINE_integer("candidates", 12, "Of each world and round.", lower_bound=2)
+  flags.DEFINE_integer("rounds", 30, "Of the search.", lower_bound=1)
+  flags.DEFINE_integer("candidates", 12, "Of each world and round.", lower_bound=4)
   flags.DEFINE_list("only", [], f"Of {', '.join(SCENES)}, fabrics; all if none is named.")
   flags.DEFINE_string("worlds", str(WORLDS), "Worlds on record.")
   flags.DEFINE_string("out", str(OUT), "Where the figures go.")

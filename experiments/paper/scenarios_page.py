@@ -34,6 +34,8 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines += [""]
   for name in figures["scenes"]:
     lines += [f"## {figures['scenes'][name]['about']}", "", *scene(figures, name)]
+  if figures.get("long"):
+    lines += ["## All arms", "", *arms(figures)]
   return [*lines, "## A fabric of two tiers", "", *fabrics(figures)]
 
 
@@ -85,6 +87,38 @@ def scenes(figures: dict[str, Any]) -> list[str]:
       ["scene", "fit", "nodes", "gain, all take turns", "first come, first served",
        "gain, this job alone", "null: nobody else", "CV: without, all",
        "gain of the neighbour that gains least", "exposed, of the step: without, all"], rows)
+
+
+_ARMS = {
+    "both": "by bucket, all", "one": "by bucket, this job alone",
+    "alone": "by bucket, null: nobody else", "message": "by message, all",
+    "message_one": "by message, this job alone", "message_alone": "by message, null: nobody else",
+    "first_come": "first come, first served, by bucket",
+    "both_guarded": "by bucket, all, under guards",
+    "one_guarded": "by bucket, this job alone, under the guard",
+    "message_guarded": "by message, all, under guards",
+    "message_one_guarded": "by message, this job alone, under the guard"}
+
+
+def arms(figures: dict[str, Any]) -> list[str]:
+  """Every arm of every kind of scene that was kept, at the largest sizes."""
+  rows = []
+  for of in figures["scenes"].values():
+    for name, about in _ARMS.items() if of["kept"] else ():
+      row: list[Any] = [of["about"], f"{of['kept']} of {of['tried']}", about]
+      for nodes in worlds.NODES[-2:]:
+        values = of["sizes"][str(nodes)][name]
+        row += [tables.percent(np.array(values["gain"])),
+                f"{np.median(values['bare_cv']):.3f} → {np.median(values['cv']):.3f}",
+                tables.percent(np.array(values["neighbour_gain"])) if "neighbour_gain" in values
+                else None]
+      rows.append(row)
+  said = (f"{figures['steps']} steps, under the guard {figures['long']:,} "
+          f"(`jaxpace.guard(take_turns(...), block={figures['block']}, trust=True)`); fitted on "
+          f"{figures['drawn']} steps, kept by as many others.")
+  each = [f"{what}, {nodes} nodes" for nodes in worlds.NODES[-2:]
+          for what in ("gain", "CV: without, with", "gain of the neighbour that gains least")]
+  return [*textwrap.wrap(said, 116), "", *measured.table(["scene", "fit", "turns", *each], rows)]
 
 
 def exposed(of: dict[str, Any]) -> str:

@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.paper import first_come, literal_table1, quick, scenarios, scenarios_page, scene
+from experiments.paper import (
+  first_come,
+  literal_table1,
+  quick,
+  scenarios,
+  scenarios_page,
+  scene,
+  scene_fit,
+)
 from experiments.paper import world as worlds
 
 MIDDLE = dict.fromkeys(worlds.World._fields, 0.0) | {
@@ -113,17 +121,49 @@ def test_scenarios_in_small(tmp_path, monkeypatch):
   monkeypatch.setattr(scenarios, "WITHIN", 1e6)
   fabric = scene.Scene("spread, 4:1", fabric=("spread", 4, 1.0))
   monkeypatch.setattr(scenarios, "FABRICS", [fabric])
-  args = types.SimpleNamespace(steps=150, apart=1, rounds=2, candidates=2,
+  args = types.SimpleNamespace(steps=150, long=0, drawn=150, apart=1, rounds=2, candidates=4,
                                only=["steady", "fabrics"], worlds=records(tmp_path),
                                out=str(tmp_path / "out.json"))
   scenarios.run(args)
   found = json.loads((tmp_path / "out.json").read_text())
   assert found["scenes"]["steady"]["kept"] == 1
   of = found["scenes"]["steady"]["sizes"]["64"]
-  assert set(of) == {"both", "one", "alone", "first_come"} and of["first_come"]["gain"][0] > 0
+  assert set(of) == {name for name, arm in scenarios.ARMS.items() if not arm.guarded}
+  assert of["first_come"]["gain"][0] > 0
   assert found["fabrics"]["spread, 4:1"]["64"]["first_come"]["gain"][0] > 0
   page = (tmp_path / "out.md").read_text()
   assert "| spread, 4:1 | 64 |" in page and "1 of 1 kept." in page
+
+
+def test_the_search_finds_what_fits(monkeypatch):
+  """By a baseline that is the paper's where the first number is 0.9, and the last one 0.2."""
+  rate = np.array(worlds.NODES) / np.array(worlds.THROUGHPUT["baseline"])
+
+  def moments(_, sends):
+    off = (np.array(sends.growth) - 0.9)[..., None] * np.linspace(-1, 1, 5)
+    spread = 1 + 5 * (np.array(sends.load) - 0.2)[..., None]
+    return rate * (1 + off), spread * np.array(worlds.CV["baseline"]) * np.ones_like(off)
+
+  monkeypatch.setattr(scene_fit, "bare", lambda *_: moments)
+  begin = dict(MIDDLE, growth=0.5, load=0.4)
+  made = worlds.World(*(np.float32([value, value]) for value in begin.values()))
+  found, misfits = scene_fit.fit(scene.SCENES["buckets"], made, [], 10, 30, 12)
+  assert (misfits < 0.5).all()
+  np.testing.assert_allclose(found.growth, 0.9, atol=0.02)
+  np.testing.assert_allclose(found.load, 0.2, atol=0.02)
+  for name, values in found._asdict().items():
+    low, high = worlds.BOUNDS[name]
+    assert ((np.float32(low) <= values) & (values <= np.float32(high))).all()
+
+
+def test_all_arms_of_what_was_kept_have_a_row():
+  of = {name: {key: [0.1] for key in ("gain", "cv", "bare_cv", "neighbour_gain")}
+        for name in scenarios.ARMS}
+  figures = {"steps": 300, "long": 2000, "block": 64, "drawn": 600, "scenes": {
+      "buckets": {"about": "12 buckets", "kept": 1, "tried": 3, "sizes": {"32": of, "64": of}},
+      "three": {"about": "three", "kept": 0, "tried": 3}}}
+  rows = [line for line in scenarios_page.arms(figures) if line.startswith("| 12 buckets")]
+  assert len(rows) == len(scenarios.ARMS) and "| 1 of 3 | by bucket, all | +10.0" in rows[0]
 
 
 def test_a_scene_that_never_fits_is_said_to():
