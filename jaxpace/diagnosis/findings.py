@@ -9,7 +9,14 @@ from jaxpace.diagnosis.changes import change_points
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import CONFIDENCE
 from jaxpace.diagnosis.lateness import WaitedFor, hold
-from jaxpace.diagnosis.modes import amplification, contention, jitter, locality, straggler
+from jaxpace.diagnosis.modes import (
+  amplification,
+  contention,
+  contention_finding,
+  jitter,
+  locality,
+  straggler,
+)
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
   CONTENTION,
@@ -176,6 +183,6 @@ def _transfers(case: Case, places: list[locality.Bad],
                slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
-  found = contention.find(case, slow)
+  found = contention_finding.find(case, slow)
   bad = locality.slow_in_place(case, places, slow)
   return [locality.find_slow(case, bad, found) if bad else found]
