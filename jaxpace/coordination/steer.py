@@ -36,6 +36,15 @@ class Steered(NamedTuple):
   inner: PacerState
 
 
+class SteeredHolds(NamedTuple):
+  """State of `steerable` of a pacer that holds collectives back."""
+
+  steering: Steering
+  inner: PacerState
+  # The steering's leaves that holds go by, one step behind; no `Steering`, which would be replaced.
+  holding: tuple[jax.Array, ...]
+
+
 def as_made(ranks: int) -> Steering:
   """Returns the steering that changes nothing."""
   return Steering(jnp.ones((), jnp.bool_), jnp.full((), _NAN), jnp.full((), _NAN),
@@ -48,10 +57,10 @@ def steerable(pacer: Pacer) -> Pacer:
   threshold, ranks, steps.
 
   The settings are arrays in the state, so nothing is compiled again. Where pacing is not allowed
-  the delay is exactly 0, and the pacer goes on observing; nothing is held back before collectives,
-  either, which needs all ranks. A longest delay cuts every pacer's delays and holds. The threshold,
-  and a longest delay above the one that the pacer was made with, reach pacers that read their
-  `jaxpace.Knobs`: `pace_early_ranks` does.
+  the delay is exactly 0, and the pacer goes on observing; nothing is held back before
+  collectives, either, which needs all ranks, and follows a change one step later. A longest delay
+  cuts every pacer's delays and holds. The threshold, and a longest delay above the one that the
+  pacer was made with, reach pacers that read their `jaxpace.Knobs`: `pace_early_ranks` does.
 
   Give it the whole pacer, `steerable(guard(...))` or `steerable(chain(...))`.
 
@@ -79,10 +88,13 @@ def steerable(pacer: Pacer) -> Pacer:
   """
   settings.pacers(pacer)
 
-  def init(ranks: int) -> Steered:
-    return Steered(as_made(ranks), pacer.init(ranks))
+  def init(ranks: int) -> Steered | SteeredHolds:
+    if pacer.hold is None:
+      return Steered(as_made(ranks), pacer.init(ranks))
+    return SteeredHolds(as_made(ranks), pacer.init(ranks), tuple(as_made(ranks)))
 
-  def update(observation: Observation, state: Steered) -> tuple[Decision, Steered]:
+  def update(observation: Observation, state: Steered | SteeredHolds
+             ) -> tuple[Decision, Steered | SteeredHolds]:
     steering = state.steering
     step = observation.step + np.int32(1)  # the decision is for the next
     now = steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
@@ -96,21 +108,28 @@ def steerable(pacer: Pacer) -> Pacer:
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
     delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)
     info = {**decision.info, "allowed": allowed.astype(jnp.float32)}
-    return Decision(delay, info), Steered(steering, inner)
+    after = state._replace(inner=inner)
+    return Decision(delay, info), (after._replace(holding=tuple(steering))
+                                   if isinstance(after, SteeredHolds) else after)
 
   inner_hold = pacer.hold
   if inner_hold is None:
     return Pacer(init, update)
 
-  def hold(moment: Moment, state: Steered) -> tuple[Hold, Steered]:
-    steering = state.steering
+  def hold(moment: Moment, state: SteeredHolds) -> tuple[Hold, SteeredHolds]:
+    # Ranks that answer differently wait for each other for ever. So a change that hasn't come to
+    # all of them yet is no matter in this step, and in the next one nobody is asked: ranks compare
+    # what answers are made of, and the steering to come is a part of that, though of no effect.
+    steering = Steering(*state.holding)
     asked, after = inner_hold(moment, state.inner)
     # One rank that holds holds all: it is allowed to all of them, or to none.
     allowed = steering.enabled & jnp.all(steering.ranks)
     allowed &= (moment.step >= steering.from_step) & (moment.step < steering.until_step)
+    changes = [jnp.any(old != new) for old, new in zip(steering, state.steering, strict=True)]
+    allowed = jnp.where(jnp.any(jnp.stack(changes)), allowed, allowed)
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
     inner = jax.tree.map(lambda new, old: jnp.where(allowed, new, old), after, state.inner)
     seconds = jnp.where(allowed, bounded(asked.seconds, most), _ZERO)
-    return Hold(seconds, asked.listen & allowed), Steered(steering, inner)
+    return Hold(seconds, asked.listen & allowed), state._replace(inner=inner)
 
   return Pacer(init, update, hold)

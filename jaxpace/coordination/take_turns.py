@@ -119,13 +119,13 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   share of these) is within `dead_band`. Beyond it, it is measured for `learn` steps what sharing
   costs; then turns are tried for `trial` steps. They are taken on where what was waited and
   listened and what buckets took beyond their floors is less, in all, than sharing cost; a trial
-  that has cost six collectives more than sharing is broken off. Where it doesn't pay, a quarter of
-  the patience is tried in the same way (a small bucket that meets a large one does better to
-  share); and where that does not either (others don't obey, or what is heard is no job), it rests
-  for `retry` steps, twice as many each time. A trial in which nobody was heard ends after 32 steps,
-  and there is no second one. Turns that come to cost more than sharing did are given up likewise,
-  and tried again after a quarter of `retry`. When nobody was heard for 32 steps and no bucket was
-  late, it is silent again.
+  that has cost six times all collectives of a step more than sharing is broken off. Where it
+  doesn't pay, a quarter of the patience is tried in the same way (a small bucket that meets a
+  large one does better to share); and where that does not either (others don't obey, or what is
+  heard is no job), it rests for `retry` steps, twice as many each time. A trial in which nobody
+  was heard ends after 32 steps, and there is no second one. Turns that come to cost more than
+  sharing did are given up likewise, and tried again after a quarter of `retry`. When nobody was
+  heard for 32 steps and no bucket was late, it is silent again.
 
   By message three free readings in a row are wanted after one of a link in use. A step's first one
   is compared with other first ones, since processors and links that have rested answer later; where

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import jaxpace
+from jaxpace.communication.holds import digest
 from jaxpace.coordination import take_turns as turns
-from jaxpace.core import pacing
+from jaxpace.coordination.steer import Steering
+from jaxpace.core import pacing, packing
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 from tests.quick import examples
 
@@ -402,11 +404,30 @@ def test_steering_off_holds_nothing():
   for steering in (state.steering._replace(enabled=jnp.asarray(False)), one_out,
                    state.steering._replace(until_step=jnp.int32(4)),
                    state.steering._replace(from_step=jnp.int32(5))):
-    asked, after = pacer.hold(MOMENT, state._replace(steering=steering))
+    asked, after = pacer.hold(MOMENT, state._replace(holding=tuple(steering)))
     assert float(asked.seconds) == 0 and not bool(asked.listen) and int(after.inner) == 0
-  cut = state._replace(steering=state.steering._replace(max_delay=jnp.float32(1e-3)))
+  cut = state._replace(holding=tuple(state.steering._replace(max_delay=jnp.float32(1e-3))))
   assert float(pacer.hold(MOMENT, cut)[0].seconds) == np.float32(1e-3)
   assert jaxpace.steerable(plain()).hold is None
+
+
+@pytest.mark.parametrize("change", [{"enabled": False}, {"max_delay": 1e-3}, {"from_step": 90},
+                                    {"until_step": 2}, {"ranks": [True, False]}])
+def test_a_change_of_steering_is_compared_between_ranks_before_holds_go_by_it(change):
+  """Control may reach one process a step, or two minutes, before another."""
+  pacer = jaxpace.steerable(holds(5e-3))
+  before = pacer.init(2)
+  steering = before.steering._replace(**{
+      name: jnp.asarray(value, getattr(before.steering, name).dtype)
+      for name, value in change.items()})
+  # As Control puts it in: in place of whatever is a Steering.
+  told = jax.tree.map(lambda node: steering if isinstance(node, Steering) else node, before,
+                      is_leaf=lambda node: isinstance(node, Steering))
+  assert float(pacer.hold(MOMENT, told)[0].seconds) == float(pacer.hold(MOMENT, before)[0].seconds)
+  digests = [float(digest(packing.pack(state), pacer)) for state in (before, told)]
+  assert digests[0] != digests[1]
+  _, after = pacer.update(seen(0.0), told)
+  assert float(pacer.hold(MOMENT, after)[0].seconds) < np.float32(5e-3)
 
 
 @pytest.mark.parametrize("gain", [-0.1, 0.1])
