@@ -12,7 +12,8 @@ from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks, native
 from tests.trace.marks.programs import collective
 
-_numbers = iter(range(100, 3900))
+# From the top, for observed steps of the same process count from the bottom.
+_numbers = iter(range(3899, 99, -1))
 
 
 class Handmade(Marked):
