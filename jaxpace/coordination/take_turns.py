@@ -279,8 +279,8 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     silent = mode == SILENT
     # What is known of the step just done comes sooner; of its last buckets nothing is.
     now = order.first(observation.job_transfers_now, slots)
-    sooner_known = jnp.where(valid(now) & valid(floors), jnp.maximum(now - floors, _ZERO), _ZERO)
-    late = (contention > band) | (jnp.sum(sooner_known) > band * total)
+    late_now = jnp.where(valid(now) & valid(floors), jnp.maximum(now - floors, _ZERO), _ZERO)
+    late = (contention > band) | (jnp.sum(late_now) > band * total)
     resumes = silent & state.proven & late
     notices = contended & ((silent & ~state.proven) | ((mode == RESTS) & (since >= state.rest)))
     measured = (mode == MEASURES) & (since >= np.int32(learn))

@@ -202,8 +202,7 @@ def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
         rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64),
                                      np.full(shape, MISSING, np.int64),
                                      np.full(shape, -1, np.int16),
-                                     HeldTimes(*(np.full(shape, MISSING, np.int64) for _ in held))
-                                     if held else None)
+                                     HeldTimes.missing(shape) if held else None)
       times = rows.slots[slot]
       placed = _place(part, axis, times.attempt)
       rows.duplicates += placed.duplicates

@@ -43,6 +43,11 @@ class HeldTimes(NamedTuple):
   asked_ns: np.ndarray
   listened: np.ndarray  # [R, K] int64, how often, likewise
 
+  @classmethod
+  def missing(cls, shape: tuple[int, int]) -> HeldTimes:
+    """Nothing known yet: [R, K] `MISSING` each."""
+    return cls(*(np.full(shape, MISSING, np.int64) for _ in cls._fields))
+
   def at(self, steps: slice | np.ndarray) -> HeldTimes:
     """Of some steps only."""
     return HeldTimes(*(values[:, steps] for values in self))

@@ -105,7 +105,7 @@ class Window:
       times.attempt[ranks[own], at[own]] = self.attempt
       if "held_ns" in data:
         if times.held is None:
-          times.held = _not_held((self._ranks, self.size))
+          times.held = HeldTimes.missing((self._ranks, self.size))
         times.held.held_ns[ranks[own], at[own]] = data["held_ns"][rows[own]]
     return True
 
@@ -297,10 +297,6 @@ class Window:
 def _no_times(shape: tuple[int, int]) -> SlotTimes:
   return SlotTimes(np.full(shape, MISSING, np.int64), np.full(shape, MISSING, np.int64),
                    np.full(shape, -1, np.int16))
-
-
-def _not_held(shape: tuple[int, int]) -> HeldTimes:
-  return HeldTimes(*(np.full(shape, MISSING, np.int64) for _ in HeldTimes._fields))
 
 
 def _seconds(values: np.ndarray) -> np.ndarray:
