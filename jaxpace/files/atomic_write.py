@@ -3,8 +3,8 @@
 Whole or not at all: a reader sees the old one or the new one, never half of one. And one's own: a
 run directory may be shared, so whatever stands there under a name that can be guessed may have been
 put there to have something else written over. No link is followed, no pipe waited for, nobody
-else's file changed. What the user names, a report say, is another matter: there a link is a wish
-(`followed`).
+else's file changed. What the user names, a report say, is another matter: there a link is a wish,
+and a device or a pipe is where the user wants it (`writing_named`).
 """
 
 from __future__ import annotations
@@ -37,12 +37,6 @@ def temporary(path: pathlib.Path) -> pathlib.Path:
   return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
-def followed(path: str | os.PathLike[str]) -> pathlib.Path:
-  """Returns the file that a name given by the user means: links are followed, so that the link
-  stays one."""
-  return pathlib.Path(os.path.realpath(path))
-
-
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, written: pathlib.Path | None = None, *,
               fsync: bool = False) -> Iterator[BinaryIO]:
@@ -71,6 +65,31 @@ def replacing(path: pathlib.Path, written: pathlib.Path | None = None, *,
     with contextlib.suppress(OSError):
       written.unlink(missing_ok=True)
     raise
+
+
+@contextlib.contextmanager
+def writing_named(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+  """Gives the body the file that the user names, as a whole or not at all.
+
+  A link stays a link: the file that it leads to is replaced. A device or a pipe is written to as it
+  stands: root could put a file in the place of `/dev/null`, and every program of the machine would
+  then read from it.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  path = pathlib.Path(os.path.realpath(target))
+  if is_special(path):
+    with open(path, "wb") as file:
+      yield file
+  else:
+    with replacing(path) as file:
+      yield file
+
+
+def is_special(path: pathlib.Path) -> bool:
+  """Returns whether a device, a pipe or a socket has that name: nothing may take its place."""
+  return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_text(path: pathlib.Path, text: str, *, fsync: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Writes the JSON report: as a whole or not at all."""
+"""Writes the files that a command's user names, the JSON report above all: whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from jaxpace.files import atomic_write
@@ -23,7 +23,7 @@ def check_target(target: str) -> None:
     UnwritableError: it can't.
   """
   path = pathlib.Path(target)
-  if target == "-" or _is_special(path):
+  if target == "-" or atomic_write.is_special(path):
     return
   if path.is_dir():
     raise UnwritableError(
@@ -32,7 +32,7 @@ def check_target(target: str) -> None:
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
   try:
-    atomic_write.try_out(atomic_write.followed(path))
+    atomic_write.try_out(path.resolve())
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 
@@ -70,8 +70,6 @@ def deliver(show: Callable[[], None], document: Callable[[], dict[str, Any]],
 def write_document(document: dict[str, Any], target: str) -> None:
   """Writes the document to a file, or to standard output for "-".
 
-  A reader of the file sees the old one or the new one, never half of one.
-
   Raises:
     UnwritableError: the file can't be written.
     OSError: standard output can't be.
@@ -81,19 +79,23 @@ def write_document(document: dict[str, Any], target: str) -> None:
   if target == "-":
     sys.stdout.write(text)
     return
+  write_file([text.encode("utf-8")], target)
+
+
+def write_file(pieces: Iterable[bytes], target: str) -> None:
+  """Writes what a command made to the file that its user names.
+
+  A reader of the file sees the old one or the new one, never half of one.
+
+  Raises:
+    UnwritableError: the file can't be written.
+  """
   check_target(target)
-  path = pathlib.Path(target)
   try:
-    if _is_special(path):  # a pipe or device can't be renamed over
-      path.write_text(text, encoding="utf-8")
-      return
-    atomic_write.write_text(atomic_write.followed(path), text)
+    with atomic_write.writing_named(target) as file:
+      file.writelines(pieces)
   except OSError as error:
-    raise UnwritableError(_refused(path, error)) from error
-
-
-def _is_special(path: pathlib.Path) -> bool:
-  return path.exists() and not path.is_file() and not path.is_dir()
+    raise UnwritableError(_refused(pathlib.Path(target), error)) from error
 
 
 def _refused(path: pathlib.Path, error: OSError) -> str:

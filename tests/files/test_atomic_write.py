@@ -111,7 +111,8 @@ def test_the_folders_of_a_run_are_no_links(tmp_path):
 def test_a_name_that_the_user_gave_is_followed(tmp_path):
   (tmp_path / "latest.json").symlink_to("first.json")
   for text in ("one", "two"):
-    atomic_write.write_text(atomic_write.followed(tmp_path / "latest.json"), text)
+    with atomic_write.writing_named(tmp_path / "latest.json") as file:
+      file.write(text.encode())
     assert (tmp_path / "latest.json").is_symlink() and (tmp_path / "first.json").read_text() == text
 
 

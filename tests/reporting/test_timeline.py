@@ -5,6 +5,8 @@ import dataclasses
 import json
 import os
 import shutil
+import stat
+import threading
 
 import numpy as np
 import pytest
@@ -180,6 +182,19 @@ def test_the_command_writes_both_and_nothing_else(written, tmp_path, capsys):
       f"step {k}" for k in range(10, 30)}
   assert json.loads(other.read_text())["traceEvents"]
   assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pftrace", "b.json"]
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--perfetto", "--chrome"])
+def test_a_pipe_or_a_device_is_written_to_and_not_replaced(written, tmp_path, option):
+  """Root could put a file in the place of /dev/null, which every program of the machine reads."""
+  pipe = tmp_path / "pipe"
+  os.mkfifo(pipe)
+  got = []
+  reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+  reader.start()
+  assert main(["report", str(written[0]), "--steps", "10:30", option, str(pipe)]) == 0
+  reader.join(60)
+  assert got and got[0] and stat.S_ISFIFO(pipe.lstat().st_mode) and os.listdir(tmp_path) == ["pipe"]
 
 
 @pytest.mark.parametrize("target", ["-", "nowhere/a.pftrace", "."])

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pathlib
 from typing import Any
 
-from jaxpace.files import atomic_write
 from jaxpace.reporting.html.page import page
-from jaxpace.reporting.json_file import UnwritableError, check_target
+from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
 
 
 def check(target: str | None) -> None:
@@ -33,13 +31,4 @@ def write(document: dict[str, Any], target: str) -> None:
   Raises:
     UnwritableError: it can't be written.
   """
-  made = page(document)
-  check_target(target)
-  path = pathlib.Path(target)
-  try:
-    if path.exists() and not path.is_file():  # a pipe or device can't be renamed over
-      path.write_text(made, encoding="utf-8")
-    else:
-      atomic_write.write_text(atomic_write.followed(path), made)
-  except OSError as error:
-    raise UnwritableError(f"{path} can't be written: {error.strerror or error}.") from error
+  write_file([page(document).encode("utf-8")], target)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.files import atomic_write
-from jaxpace.reporting.json_file import UnwritableError, check_target
+from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.trace.run import Run
@@ -48,13 +47,8 @@ def write(run: Run, findings: tuple[Finding, ...], perfetto_file: str | None,
   shown = latest(run)
   timeline = build(shown, read_bounds(shown), findings)
   for target, encode in ((perfetto_file, perfetto.encode), (chrome_file, chrome.encode)):
-    if target is None:
-      continue
-    try:
-      with atomic_write.replacing(atomic_write.followed(target)) as file:
-        file.writelines(encode(timeline))
-    except OSError as error:
-      raise UnwritableError(f"{target} can't be written: {error.strerror or error}.") from error
+    if target is not None:
+      write_file(encode(timeline), target)
   steps = shown.steps[shown.inside]
   left_out = "" if shown is run else (", the last ones that a browser can show: choose others with "
                                       "--steps A:B")
