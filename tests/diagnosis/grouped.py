@@ -38,7 +38,8 @@ def play(arrivals, transfers, groups=None, sources=None):
 
 
 def write(directory, enter, leave, *, settings=None, collectives=None, ranks=None, gap=None,
-          run="made-up", processes=None, plan=None, left_out=()):
+          run="made-up", processes=None, plan=None, left_out=(), start=None, end=None,
+          present=None, columns=None):
   """Writes [C, R, K] stamps as a run of a process for each rank, whose clocks have nothing in
   common.
 
@@ -54,9 +55,19 @@ def write(directory, enter, leave, *, settings=None, collectives=None, ranks=Non
     processes: process of each rank.
     plan: more of the plan.
     left_out: ranks that left no rows.
+    start: [R, K] ns, of steps; their first entry by default.
+    end: [R, K] ns; their last exit by default.
+    present: [C, R, K] bool, rows of `collectives` that there are; a step without any has none in
+      `steps`. By default those of ranks that take part.
+    columns: more of the table `steps`, [R, K] each.
   """
   path = pathlib.Path(directory)
   slots, number, size = enter.shape
+  if present is None:
+    present = np.ones(enter.shape, bool)
+    for c, told in enumerate(collectives or ()):
+      if "groups" in told:
+        present[c] = np.isin(np.arange(number), np.concatenate(told["groups"]))[:, None]
   (path / "process").mkdir(parents=True)
   entries = [{"slot": c, "name": "psum", "primitives": ["psum"], "axis": "data", "bytes": 4096,
               "phase": "backward", **(collectives[c] if collectives else {})} for c in range(slots)]
@@ -72,20 +83,26 @@ def write(directory, enter, leave, *, settings=None, collectives=None, ranks=Non
         {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": process,
          "hostname": f"host{process}", "ranks": [rank], "closed_cleanly": True}))
     origin = 10**15 + 7 * 10**14 * rank
-    keys = {"step": np.arange(size), "rank": np.full(size, rank, np.int32),
-            "process": np.full(size, process, np.int32), "attempt": np.zeros(size, np.int32)}
-    own_gap = np.full(size, 0.0) if gap is None else gap[rank]
+    own = present[:, rank]  # [C, K]
+    slot, step = np.nonzero(own)
+    steps = np.flatnonzero(own.any(axis=0))
+    of_step = {"start_ns": (enter[0] if start is None else start)[rank] + origin,
+               "end_ns": (leave[-1] if end is None else end)[rank] + origin,
+               "gap_ns": np.rint((0.0 if gap is None else gap[rank]) * np.full(size, 1e9)
+                                 ).astype(np.int64),
+               **{name: values[rank] for name, values in (columns or {}).items()}}
     PartStore(path, "steps", run, process).append(
-        {**keys, "start_ns": enter[0, rank] + origin, "end_ns": leave[-1, rank] + origin,
-         "gap_ns": np.rint(own_gap * 1e9).astype(np.int64)})
-    inside = [c for c in range(slots) if not (collectives and "groups" in collectives[c]
-                                              and not any(rank in g
-                                                          for g in collectives[c]["groups"]))]
-    rows = {name: np.tile(values, len(inside)) for name, values in keys.items()}
-    rows["collective"] = np.repeat(np.array(inside, np.int32), size)
-    rows["name"] = np.repeat(np.array([entries[c]["name"] for c in inside]), size)
-    rows["axis"] = np.full(len(rows["step"]), "data")
-    rows["bytes"] = np.full(len(rows["step"]), 4096, np.int64)
-    for name, values in (("enter_ns", enter), ("exit_ns", leave)):
-      rows[name] = np.concatenate([values[c, rank] for c in inside]) + origin
-    PartStore(path, "collectives", run, process).append(rows)
+        {**_keys(steps, rank, process),
+         **{name: values[steps] for name, values in of_step.items()}})
+    PartStore(path, "collectives", run, process).append({
+        **_keys(step, rank, process), "collective": slot.astype(np.int32),
+        "name": np.array([entry["name"] for entry in entries])[slot],
+        "axis": np.array([entry["axis"] for entry in entries])[slot],
+        "bytes": np.full(len(slot), 4096, np.int64),
+        "enter_ns": enter[slot, rank, step] + origin, "exit_ns": leave[slot, rank, step] + origin})
+
+
+def _keys(steps, rank, process):
+  return {"step": steps, "rank": np.full(len(steps), rank, np.int32),
+          "process": np.full(len(steps), process, np.int32),
+          "attempt": np.zeros(len(steps), np.int32)}

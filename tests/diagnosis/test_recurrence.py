@@ -1,0 +1,71 @@
+"""The recurrence by itself, and reports of what it wrote held against it played again without the
+causes."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpace.__main__ import main
+from tests.diagnosis.recurrence import (
+  STEP_GAP,
+  Cause,
+  Job,
+  gain,
+  meeting,
+  pipeline,
+  play,
+  work,
+  write,
+)
+
+MESH = {"data": 2, "tensor": 2}
+
+
+def report(path, job, *arguments):
+  """What was played, and the report's JSON."""
+  played = write(path / "run", job)
+  target = path / "report.json"
+  assert main(["report", str(path / "run"), "--json", str(target), *arguments]) == 0
+  return played, json.loads(target.read_text())
+
+
+def even(mesh=MESH, **settings):
+  """Two collectives along the quickest axis and one along the slowest, 10 ms before each."""
+  first, *_, last = mesh
+  return Job(dict(mesh), (meeting(mesh, last, 10e-3, 1e-3), meeting(mesh, last, 10e-3, 1e-3),
+                          meeting(mesh, first, 10e-3, 2e-3)), **settings)
+
+
+def test_ranks_that_do_the_same_take_the_sum_of_what_they_do():
+  assert play(even()).step_time() == pytest.approx(34e-3 + STEP_GAP)
+  assert play(even()).waited() == pytest.approx(0, abs=1e-12)
+
+
+def test_a_rank_that_is_late_holds_up_all_that_collectives_join():
+  late = Cause("late", 20e-3, (1,), 0)
+  job = even(causes=(late,))
+  assert gain(job, late) == pytest.approx(54.5 / 34.5)
+  apart = Job(MESH, (meeting(MESH, "tensor", 10e-3, 1e-3),), (late,))
+  # Two groups that never meet: each takes its own time, and the mean of both is the job's.
+  assert play(apart).step_time() == pytest.approx(((31.5 + 11.5) / 2) * 1e-3)
+
+
+def test_a_pipeline_fills_and_drains():
+  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, transfer=0.0)
+  step = (8 + 3) * 30e-3 + 2e-3 + STEP_GAP
+  assert play(Job(mesh, places)).step_time() == pytest.approx(step)
+  slow = pipeline(4, 2, 8, [10e-3] * 3 + [15e-3], transfer=0.0)[1]
+  assert play(Job(mesh, slow)).step_time() == pytest.approx(step + 8 * 15e-3)
+  busy = work(Job(mesh, places))[0]
+  assert np.nansum(busy, axis=0) == pytest.approx(np.full((8, 240), 240e-3))
+
+
+@pytest.mark.parametrize("mesh", [MESH, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["two", "three"])
+def test_a_report_measures_what_was_played(tmp_path, mesh):
+  played, document = report(tmp_path, even(mesh, noise=0.02))
+  assert document["step_time"]["mean"] == pytest.approx(played.step_time(0), rel=2e-3)
+  for rank, row in enumerate(document["per_rank"]):
+    compute = row["shares"]["compute"] * row["step_time"]
+    assert compute == pytest.approx(np.nansum(work(even(mesh, noise=0.02))[0], axis=0)[rank].mean(),
+                                    rel=2e-3)
