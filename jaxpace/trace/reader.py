@@ -30,8 +30,9 @@ from jaxpace.trace.processes import read_processes
 from jaxpace.trace.read_host_samples import read_host_samples
 from jaxpace.trace.read_listening import read_listening
 from jaxpace.trace.read_step_causes import read_host_causes
-from jaxpace.trace.run import MISSING, CollectiveTimes, Process, Run, RunError
+from jaxpace.trace.run import CollectiveTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
+from jaxpace.trace.slot_order import in_order
 from jaxpace.trace.table_reader import TableFiles, open_table
 
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
@@ -336,17 +337,9 @@ def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: 
                                   times.attempt,
                                   *_topology(info, entry, name, slot, len(times.enter_ns)),
                                   held=times.held))
+  result.sort(key=lambda c: c.slot)
   if len(result) < 2:
     return tuple(result)
-  first = result[0]
-
-  def median_offset(collective: CollectiveTimes) -> float:
-    known = ((collective.enter_ns != MISSING) & (first.enter_ns != MISSING)
-             & (collective.attempt == first.attempt))
-    if by_exit:
-      known &= collective.exit_ns != MISSING
-    times = collective.exit_ns if by_exit else collective.enter_ns
-    offsets = (times - first.enter_ns)[known]
-    return float(np.median(offsets[:100_000])) if offsets.size else 0.0
-
-  return tuple(sorted(result, key=lambda c: (median_offset(c), c.slot)))
+  order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],
+                   [c.attempt for c in result], by_exit)
+  return tuple(result[at] for at in order)

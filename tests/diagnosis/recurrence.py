@@ -80,6 +80,8 @@ class Job:
   """What busy times vary by, as a share of themselves."""
   missing: float = 0.0
   """Share of the rows of each rank that are lost, by whole steps, at random."""
+  slots: tuple[int, ...] = ()
+  """Number of each collective in the run; their order by default."""
   seed: int = 0
 
   @property
@@ -248,10 +250,11 @@ def write(directory: str | pathlib.Path, job: Job) -> Played:
     lost = np.random.default_rng((job.seed, 1)).random(found.end.shape) < job.missing
     present &= ~lost
   start = np.concatenate([np.zeros((job.ranks, 1)), found.end[:, :-1]], axis=1) + found.gap
-  grouped.write(directory, *(_ns(values) for values in (found.enter, found.exit)),
+  of_slot = np.argsort(job.slots or range(len(job.places)))
+  grouped.write(directory, _ns(found.enter[of_slot]), _ns(found.exit[of_slot]),
                 settings={"mesh": job.mesh, "axis": list(job.mesh)},
-                collectives=[place.plan for place in job.places], gap=found.gap,
-                start=_ns(start), end=_ns(found.end), present=present,
+                collectives=[job.places[at].plan for at in of_slot], gap=found.gap,
+                start=_ns(start), end=_ns(found.end), present=present[of_slot],
                 columns={"gc_ns": np.where(found.gap > STEP_GAP, _ns(found.gap - STEP_GAP), 0)})
   return found
 

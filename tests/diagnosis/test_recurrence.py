@@ -69,3 +69,16 @@ def test_a_report_measures_what_was_played(tmp_path, mesh):
     compute = row["shares"]["compute"] * row["step_time"]
     assert compute == pytest.approx(np.nansum(work(even(mesh, noise=0.02))[0], axis=0)[rank].mean(),
                                     rel=2e-3)
+
+
+@pytest.mark.parametrize("as_pairs", [True, False], ids=["pairs", "groups of indices"])
+@pytest.mark.parametrize("seed", [None, 0], ids=["numbered in order", "numbered at random"])
+def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pairs, seed):
+  """Stages that share no collective with the first one have no time in common with it."""
+  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
+  numbers = range(len(places)) if seed is None else np.random.default_rng(seed).permutation(
+      len(places))
+  job = Job(mesh, places, noise=0.01, steps=60, slots=tuple(int(n) for n in numbers))
+  document = report(tmp_path, job)[1]
+  compute = [row["shares"]["compute"] * row["step_time"] for row in document["per_rank"]]
+  assert compute == pytest.approx([240e-3] * 8, rel=2e-3)
