@@ -49,7 +49,8 @@ def test_the_step_takes_longer_by_the_sleep() -> None:
     jax.block_until_ready(step(state, batch))
     times.append(time.monotonic() - began)
   assert min(times) >= 30e-3
-  assert np.median(times) < 80e-3  # one sleep, not one a device
+  # One sleep, not one a device: that would take as long every time.
+  assert min(times) < 80e-3
 
 
 def test_only_the_chosen_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:

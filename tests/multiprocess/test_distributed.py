@@ -78,26 +78,26 @@ def refused(kind, call):
     return str(error)
   raise AssertionError("no error")
 
-shared = [distributed.share_string("run id", f"{word} of 0" if index == 0 else f"ignored {index}", 10) for word in "ab"]
+shared = [distributed.share_string("run id", f"{word} of 0" if index == 0 else f"ignored {index}", 100) for word in "ab"]
 assert shared == ["a of 0", "b of 0"], shared
 if index == 0:
   distributed.key_value_set("k", "1")
   assert "overwrite=True" in refused(KeyError, lambda: distributed.key_value_set("k", "2"))
   distributed.key_value_set("k", "3", overwrite=True)
   assert "must have a value" in refused(ValueError, lambda: distributed.share_string("none", None, 1))
-distributed.barrier("k is set", 10)
+distributed.barrier("k is set", 100)
 assert distributed.key_value_get("k", 1) == "3"
-distributed.barrier("k was read", 10)
+distributed.barrier("k was read", 100)
 if index == 1:
   distributed.key_value_delete("k")
   distributed.key_value_delete("never there")
-distributed.barrier("k is gone", 10)
+distributed.barrier("k is gone", 100)
 words = refused(TimeoutError, lambda: distributed.key_value_get("k", 0.2))
 assert words == f"process {index} of 2 waited 0.2 s for 'k', which no process published", words
 if index == 0:
   words = refused(TimeoutError, lambda: distributed.barrier("the other one", 0.3))
   assert words == "process 0 of 2 waited 0.3 s for 'the other one': process 1 did not come", words
-distributed.barrier("the end", 10)
+distributed.barrier("the end", 100)
 print("all said")
 """), "--devices-per-process", "2")  # noqa: E501
   assert status == 0, output + "".join(logs)

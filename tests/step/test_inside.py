@@ -12,6 +12,7 @@ import pytest
 
 import jaxpace
 from jaxpace.execution import marks
+from tests.patience import patiently
 from tests.step import models
 from tests.step.running import P, extra_operands, mesh_of, pair, restless
 
@@ -169,6 +170,7 @@ def rows(directory, table):
           for row in pq.read_table(path).to_pylist()]
 
 
+@patiently(PAUSE=0.02)
 def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
   mesh = mesh_of(data=2)
   paced = jaxpace.instrument(late_in_a_turn(), "data")

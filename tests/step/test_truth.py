@@ -11,14 +11,15 @@ import pytest
 import jaxpace
 from jaxpace.core import ring
 from jaxpace.core.types import Decision, Pacer
+from tests.patience import patiently
 from tests.step import models
 from tests.step.running import P, arrivals, at, column, mesh_of, segments, times
 
 RANKS, STEPS, LATE = 4, 7, 2
 INJECTED = 30e-3
-# busy machines make the other ranks late too; experiments.measure.truth measures how true stamps
-# are
-LEAST = 0.8 * INJECTED
+# experiments.measure.truth measures how true timestamps are.
+SURELY = 0.8
+"""Part of an injected delay that must come back in the median step."""
 
 
 def sleeping(x):
@@ -93,20 +94,21 @@ def excess(values):
     {"clock": "auto", "pmap": True}],
     ids=["native", "callback", "pmap"])
 @pytest.mark.parametrize("slow", [slow_forward, slow_backward])
+@patiently(INJECTED=30e-3)
 def test_a_late_rank_s_arrival(slow, settings):
   pace, plan = run(late_step(slow), **settings)
   late = arrivals(pace, plan)
-  assert LEAST <= excess(late) <= 3 * INJECTED
+  assert SURELY * INJECTED <= excess(late) <= 3 * INJECTED
   # The others wait that long, and the late one does not: its wait is the transfer.
   stamps = times(pace, plan)
   waits = (stamps[:, :, at(plan, "exit", 0)] - stamps[:, :, at(plan, "enter", 0)]) * 1e-9
-  assert excess(waits) <= -0.8 * INJECTED
+  assert excess(waits) <= -SURELY * INJECTED
   phases = {name: excess(value * 1e-9) for name, value in segments(stamps, plan).items()}
   if "forward" in phases and "backward" in phases:
     busy, idle = ("forward", "backward") if slow is slow_forward else ("backward", "forward")
-    assert phases[busy] >= LEAST and phases[idle] < INJECTED / 2
+    assert phases[busy] >= SURELY * INJECTED and phases[idle] < INJECTED / 2
   else:
-    assert phases["compute"] >= LEAST
+    assert phases["compute"] >= SURELY * INJECTED
   assert phases["update"] < INJECTED / 2
 
 
@@ -140,6 +142,7 @@ def test_without_sharing_a_rank_knows_its_own_alone():
 
 
 @pytest.mark.parametrize("clock", ["native", "callback"])
+@patiently(INJECTED=30e-3)
 def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   def update(observation, state):
     return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED),
@@ -156,7 +159,7 @@ def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   np.testing.assert_array_equal(np.asarray(pace.delays)[0], applied[:, -1])
   stamps = times(pace, plan)
   entered = (stamps[:, 1:, at(plan, "enter", 0)] - stamps[:, :-1, at(plan, "exit", 0)]) * 1e-9
-  assert excess(entered) >= LEAST, "the delay did not delay"
+  assert excess(entered) >= SURELY * INJECTED, "the delay did not delay"
 
 
 @pytest.mark.parametrize("clock", ["native", "callback"])

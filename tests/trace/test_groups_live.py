@@ -13,6 +13,7 @@ import jaxpace
 from jaxpace.__main__ import main
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
+from tests.patience import patiently
 
 STEPS, LATE = 60, 20e-3
 
@@ -45,6 +46,7 @@ def sleeping(value, rank, late):
 
 
 @pytest.mark.parametrize("late", [2, None])
+@patiently(LATE=20e-3)
 def test_the_late_rank_of_one_group_of_a_mesh_is_named_and_the_other_group_is_not(tmp_path, late):
   mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
 

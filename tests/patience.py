@@ -1,0 +1,44 @@
+"""Tests in which something real takes time, on machines that have other things to do."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+TIMES = (1, 6, 36)
+
+
+def patiently(**seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
+  """Runs a test with longer and longer injected delays until it passes.
+
+  A busy machine adds its own delays to the injected ones, and those don't grow with them: what a
+  comparison of two durations misses with 30 ms it finds with 2 s. A wrong formula finds it with
+  neither. A test whose comparison holds whatever the machine does needs none of this.
+
+  Args:
+    seconds: constants of the test's module that hold injected delays, by name, and the value that
+      the first try uses. The test gets a folder of its own at each try.
+  """
+
+  def decorate(test: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def patient(*args: Any, **kwargs: Any) -> None:
+      module, given = test.__globals__, dict(kwargs)
+      for times in TIMES:
+        module.update({name: times * value for name, value in seconds.items()})
+        if "tmp_path" in kwargs:
+          given["tmp_path"] = kwargs["tmp_path"] / f"times{times}"
+          given["tmp_path"].mkdir()
+        try:
+          test(*args, **given)
+          break
+        except AssertionError:
+          if times == TIMES[-1]:
+            raise
+        finally:
+          module.update(seconds)
+
+    return patient
+
+  return decorate
