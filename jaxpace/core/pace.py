@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import packing, ring
+from jaxpace.core import own_context, packing, ring
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Pacer, PacerState
 
@@ -90,7 +90,8 @@ def laid_out_like(leaf: jax.Array, value: np.ndarray) -> jax.Array:
   """
   if not leaf.committed:  # as `init` makes them for pmap: on no device in particular
     return jnp.asarray(value)
-  return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
+  with own_context.on(leaf):
+    return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda index: value[index])
 
 
 def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState]) -> Packed:
@@ -110,7 +111,7 @@ def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState
   leaves, tree = jax.tree.flatten(packed)
 
   def changed(parts: list[Any]) -> list[np.ndarray]:
-    one = jax.tree.unflatten(tree, [np.asarray(part) for part in parts])
+    one = jax.tree.unflatten(tree, [own_context.fetch(part) for part in parts])
     after = packing.pack(change(packing.unpack(one)), packed.layout, one.words.shape[:-1], np)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(after)]
 
@@ -121,8 +122,9 @@ def change_pacer_state(packed: Packed, change: Callable[[PacerState], PacerState
   shards = [leaf.addressable_shards for leaf in leaves]
   devices = [shard.device for shard in shards[0]]
   parts = [changed([shard.data for shard in each]) for each in zip(*shards, strict=True)]
-  return jax.tree.unflatten(tree, [
-      jax.make_array_from_single_device_arrays(
-          leaf.shape, leaf.sharding,
-          [jax.device_put(part, at) for part, at in zip(its, devices, strict=True)])
-      for leaf, its in zip(leaves, zip(*parts, strict=True), strict=True)])
+  with own_context.on(packed.words):
+    return jax.tree.unflatten(tree, [
+        jax.make_array_from_single_device_arrays(
+            leaf.shape, leaf.sharding,
+            [jax.device_put(part, at) for part, at in zip(its, devices, strict=True)])
+        for leaf, its in zip(leaves, zip(*parts, strict=True), strict=True)])

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import holds, inside, program, rewrite, script
+from jaxpace.core import own_context, pacing, packing, ring
 from jaxpace.core import pace as pace_state
-from jaxpace.core import pacing, packing, ring
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
@@ -224,9 +224,10 @@ class Instrumented(Recordable):
       return jax.make_array_from_callback(
           shape, sharding, lambda index: np.broadcast_to(leaf, shape)[index])
 
-    state = jax.tree.map(lay_out, one)
-    numbers = jax.make_array_from_callback(
-        (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
+    with own_context.on(mesh):
+      state = jax.tree.map(lay_out, one)
+      numbers = jax.make_array_from_callback(
+          (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
     return state._replace(rank=numbers)
 
   def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:

@@ -184,7 +184,7 @@ class Observed(Marked):
     out = self._run(self.jitted, args, kwargs)
     told = comparing.differences((bare, copies), (out, (args, kwargs)))
     devices = comparing.devices((bare, out))
-    if agreeing.all_say(not told, devices):
+    if agreeing.all_say(not told, f"{self._title()}, checked", devices, _WAIT_SECONDS):
       return out
     told = told or "With marks results of the first step differ on another process."
     self._say_different([told])
@@ -198,20 +198,11 @@ class Observed(Marked):
   def _compile(self, request: compiling.Request) -> Any:
     """Compiles with marks what can have them, and everything else as it is."""
     compiled = self._compiled.setdefault(threading.get_ident(), [])
-    number, made = marks.next_program(), None
-    warn = True
+    number, made, warn = marks.next_program(), None, True
     if request.partitions == 1:
       reason = "it runs on one device, so there is nobody to wait for."
     else:
-      reason = marks.unavailable(self.clock)
-      # GPUs differ by process in what their driver says; what else keeps marks out doesn't.
-      asked = not reason or self.clock == "stream"
-      if not reason:
-        reason, made = self._try(request, number)
-      if asked and not self._agreed:
-        self._agreed = True
-        if not agreeing.all_say(made is not None, request.devices) and made is not None:
-          reason, made = "it can't have marks on another process of this job, which says why.", None
+      reason, made = self._agreed_on(request, number)
       if made is None and not reason:
         reason, warn = "it has no collectives, so there is nobody to wait for.", False
     if made is not None:
@@ -226,15 +217,38 @@ class Observed(Marked):
     executable = request.compile()
     ranks = marks.ranks()
     compiled.append((ObservedProgram(
-        number=number, name=self._name(request),
+        number=number, name=self._title() or request.name,
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
         collectives=(), bare=reason), warn))
     return executable
 
-  def _name(self, request: compiling.Request) -> str:
-    """The function's name; of a lambda, that of the module."""
-    name = getattr(self.jitted, "__name__", "")
-    return name if str(name).isidentifier() else request.name
+  def _agreed_on(self, request: compiling.Request, number: int
+                 ) -> tuple[str, program.Stamped | None]:
+    """What `_try` returns, if it is alike on all processes that run the program.
+
+    Raises:
+      DifferentError: the user asked for it; the other processes know by then.
+    """
+    began, refused = time.monotonic(), None
+    try:
+      reason, made = self._try(request, number)
+    except DifferentError as error:
+      reason, made, refused = str(error), None, error
+    if not self._agreed:
+      # Compilers are not equally quick, nor do all hosts have the program in a cache.
+      self._agreed = agreeing.all_say(made is not None, self._title() or request.name,
+                                      request.devices,
+                                      _WAIT_SECONDS + 2 * (time.monotonic() - began))
+      if not self._agreed and made is not None:
+        reason, made = "it can't have marks on another process of this job, which says why.", None
+    if refused is not None:
+      raise refused
+    return reason, made
+
+  def _title(self) -> str:
+    """The function's name; empty where it has none, as a lambda."""
+    name = str(getattr(self.jitted, "__name__", ""))
+    return name if name.isidentifier() else ""
 
   def _settle(self, compiled: list[tuple[ObservedProgram, bool]]) -> int | None:
     """Number of the program that was compiled during a call; None where it has no marks.
@@ -259,8 +273,10 @@ class Observed(Marked):
     if number >= marks.MOST_PROGRAMS:
       return f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs.", None
     try:
+      if reason := marks.unavailable(self.clock):
+        return reason, None
       put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-      made = program.stamped(request, number, self._name(request), marks.ranks(), put)
+      made = program.stamped(request, number, self._title() or request.name, marks.ranks(), put)
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -339,6 +355,8 @@ class ObservedCompiled:
 _tokens = itertools.count()
 _lock = threading.Lock()
 """Held for a moment where threads that run steps at once would lose what the other wrote."""
+_WAIT_SECONDS = 120.0
+"""How long processes wait for one another to agree, beside what compiling took them."""
 _MOMENT = 1e-3
 """Seconds between two looks whether another thread is done."""
 

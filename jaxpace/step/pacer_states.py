@@ -7,7 +7,7 @@ import functools
 import jax
 import numpy as np
 
-from jaxpace.core import mesh_context, packing
+from jaxpace.core import own_context, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.types import PacerState
 from jaxpace.step import checks
@@ -26,7 +26,7 @@ def taken_out(pace: PaceState) -> PacerState:
     return ()
   if not isinstance(packed.words, jax.Array) or isinstance(packed.words, jax.core.Tracer):
     return packing.unpack(packed)
-  with mesh_context.of_array(packed.words):
+  with own_context.on(packed.words):
     return jax.jit(packing.unpack)(packed)
 
 
@@ -52,7 +52,7 @@ def put_in(pace: PaceState, state: PacerState) -> PaceState:
     return pace._replace(pacer=pack(jax.tree.map(np.asarray, state), xp=np))
   if isinstance(packed.words, jax.core.Tracer) or not packed.words.committed:
     return pace._replace(pacer=pack(state))
-  with mesh_context.of_array(packed.words):
+  with own_context.on(packed.words):
     return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
 
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core import packing
+from jaxpace.core import own_context, packing
 from jaxpace.core.pace import PaceState, laid_out_like
 from jaxpace.core.packing import Packed
 from jaxpace.step.instrument import Instrumented
@@ -172,7 +172,8 @@ def _like(leaf: jax.Array, value: Any) -> jax.Array:
     if value.sharding.is_equivalent_to(leaf.sharding, leaf.ndim):
       return value
     if not (value.is_fully_addressable or value.is_fully_replicated):
-      return jax.device_put(value, leaf.sharding)
+      with own_context.on(leaf):
+        return jax.device_put(value, leaf.sharding)
   return laid_out_like(leaf, np.asarray(value))
 
 

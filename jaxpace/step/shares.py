@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.data_order import DataOrder
 from jaxpace.coordination.share_work import SharedWork, found
-from jaxpace.core import fields, mesh_context, packing
+from jaxpace.core import fields, own_context, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.step import checks
@@ -122,8 +122,11 @@ class Share:
 
   def put(self, local: Any) -> Any:
     """Lays this process's part, of `take` or `draw`, out over the mesh. Every process calls it."""
-    return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
-                        local)
+    mesh = self.sharding.mesh
+    assert isinstance(mesh, Mesh)
+    with own_context.on(mesh):
+      return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
+                          local)
 
   def _laid_out(self, parts: list[Any]) -> Any:
     """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
@@ -184,7 +187,7 @@ class Shares:
     later = _copied(pace)
     if self._step is None or self._ahead is None:
       # The first one: there is nothing to overlap yet.
-      self._step = int(np.asarray(pace.step.addressable_shards[0].data).reshape(-1)[0])
+      self._step = int(own_context.fetch(pace.step.addressable_shards[0].data).reshape(-1)[0])
       counts = later().counts[0]
     else:
       self._step += 1
@@ -229,16 +232,15 @@ def _copied(pace: PaceState) -> Callable[[], SharedWork]:
 
   def of_one_rank(leaf: jax.Array) -> jax.Array:
     # A copy: the pace state may be donated to the step that comes.
-    part = leaf.addressable_shards[0].data
-    with mesh_context.of_array(part):
-      copy = jnp.copy(part)
+    copy = jnp.copy(leaf.addressable_shards[0].data)
     copy.copy_to_host_async()
     return copy
 
-  copies = jax.tree.map(of_one_rank, packed)
+  with own_context.on(packed.words.addressable_shards[0].data):
+    copies = jax.tree.map(of_one_rank, packed)
 
   def state() -> SharedWork:
-    here: Packed = jax.tree.map(np.asarray, copies)
+    here: Packed = jax.tree.map(own_context.fetch, copies)
     one: SharedWork = found(packing.unpack(here))
     counts, ran = np.asarray(one.counts), np.asarray(one.ran)
     # The axis of ranks in front, of `shard_map`.

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import mesh_context
+from jaxpace.core import own_context
 from jaxpace.core import ring as layout
 
 _EXAMPLE = "`pace, out = step(pace, state, batch)`, then `recorder.record(pace)`"
@@ -121,10 +121,9 @@ class RingCopy:
   def read(self) -> tuple[np.ndarray, list[int] | None]:
     """Returns [local ranks, rows, width] uint32 in host memory of its own, and the ranks if they
     were asked for."""
-    # Said to be wanted, so that `jax.transfer_guard` lets it pass.
-    rings = np.array(jax.device_get(self._ring), copy=True).reshape(-1, self._rows, self._width)
-    return (rings, None if self._rank is None
-            else [int(r) for r in jax.device_get(self._rank).reshape(-1)])
+    rings = np.array(own_context.fetch(self._ring), copy=True)
+    return (rings.reshape(-1, self._rows, self._width), None if self._rank is None
+            else [int(r) for r in own_context.fetch(self._rank).reshape(-1)])
 
 
 def start(pace: Any, with_ranks: bool) -> RingCopy:
@@ -149,7 +148,7 @@ def _copier() -> Any:
 
 
 def _duplicate(array: jax.Array) -> jax.Array:
-  with mesh_context.of_array(array):
+  with own_context.on(array):
     copy: jax.Array = _copier()(array)
   return copy
 

@@ -30,3 +30,18 @@ def test_two_processes_put_the_same_marks_in_or_none():
   assert facts[0]["plan"] == facts[1]["plan"]
   assert "on another process" in facts[0]["bare"][1]
   assert "no space left" in facts[1]["bare"][1]
+
+
+@pytest.mark.long
+def test_two_processes_observe_whatever_is_set(tmp_path):
+  address = f"127.0.0.1:{jobs.free_high_port()}"
+  found = jobs.run(WORKER.with_name("observe_context_worker.py"), [
+      jobs.clean_environment(ADDRESS=address, INDEX=str(index), RUN=str(tmp_path),
+                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
+      for index in range(2)])
+  assert [status for status, _ in found] == [0, 0], found
+  for _, output in found:
+    for name, (same, bare, lost) in jobs.facts(output).items():
+      assert same, name
+      assert bare == ([] if name == "no jit" else [""]), (name, bare)
+      assert lost["lost_rows"] == 0 and lost["stopped"] is None, (name, lost)

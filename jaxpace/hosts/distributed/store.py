@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import math
 import re
+from collections.abc import Sequence
 
 import jax
 
@@ -95,12 +96,13 @@ def key_value_delete(key: str) -> None:
     raise _lost(f"deleting {key!r}", error) from error
 
 
-def barrier(name: str, timeout: float) -> None:
+def barrier(name: str, timeout: float, processes: Sequence[int] | None = None) -> None:
   """Waits until all processes have called this with the same name. A no-op alone.
 
   Args:
     name: what is waited for, in words: it appears in the error.
     timeout: seconds.
+    processes: those that are waited for, this one among them; None for all.
 
   Raises:
     TimeoutError: if some process did not come in time; the message names those.
@@ -110,7 +112,8 @@ def barrier(name: str, timeout: float) -> None:
   if client is None:
     return
   try:
-    client.wait_at_barrier(name, _milliseconds(timeout))
+    client.wait_at_barrier(name, _milliseconds(timeout),
+                           process_ids=None if processes is None else list(processes))
   except jax.errors.JaxRuntimeError as error:
     if "DEADLINE_EXCEEDED" not in str(error):
       raise _lost(f"waiting for {name!r}", error) from error

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxpace.coordination.steer import Steering
+from jaxpace.core import own_context
 from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed
 from jaxpace.live.control.request import MAX_STEP, ControlRequest
@@ -35,7 +36,7 @@ def check(pace: Any) -> None:
 
 def next_step(pace: PaceState) -> int:
   """Reads the number of the step that comes next; waits for those under way."""
-  return int(np.asarray(pace.step.addressable_shards[0].data).reshape(-1)[0])
+  return int(own_context.fetch(pace.step.addressable_shards[0].data).reshape(-1)[0])
 
 
 def apply(pace: PaceState, request: ControlRequest) -> PaceState:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import mesh_context
+from jaxpace.core import own_context
 
 _KEEP = 16
 _ENOUGH = 8
@@ -52,12 +52,12 @@ class SlackReader:
     if self._copy is not None:
       if not self._copy.is_ready():
         return
-      self._take(np.asarray(self._copy))
+      self._take(own_context.fetch(self._copy))
       self._copy = None
     if self._calls % self._interval == 0:
       arrivals, delays = (field.addressable_shards[0].data
                           for field in (pace.arrivals, pace.delays))
-      with mesh_context.of_array(arrivals):
+      with own_context.on(arrivals):
         self._copy = _joined()(arrivals, delays)
 
   def own(self) -> float | None:
@@ -88,7 +88,7 @@ class SlackReader:
     if self._numbers is None:
       self._numbers = [_duplicate(shard.data) for shard in pace.rank.addressable_shards]
     if all(number.is_ready() for number in self._numbers):
-      self._own = np.concatenate([np.asarray(number).reshape(-1)
+      self._own = np.concatenate([own_context.fetch(number).reshape(-1)
                                   for number in self._numbers]).astype(np.int64)
 
 
@@ -103,5 +103,5 @@ def _copied() -> Any:
 
 
 def _duplicate(array: jax.Array) -> Any:
-  with mesh_context.of_array(array):
+  with own_context.on(array):
     return _copied()(array)

@@ -19,7 +19,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.core import mesh_context
+from jaxpace.core import own_context
 from jaxpace.live.probe import schedule
 
 _AXIS = "ends"
@@ -46,9 +46,10 @@ class _Ends:
   def spread(self, value: np.ndarray) -> jax.Array:
     """Makes [ends, ...] of which each end holds `value`."""
     shape = (self.count, *value.shape)
-    return jax.make_array_from_callback(
-        shape, NamedSharding(self.mesh, P(_AXIS)),
-        lambda index: np.broadcast_to(value, shape)[index])
+    with own_context.on(self.mesh):
+      return jax.make_array_from_callback(
+          shape, NamedSharding(self.mesh, P(_AXIS)),
+          lambda index: np.broadcast_to(value, shape)[index])
 
   @functools.cached_property
   def _gather(self) -> Callable[[jax.Array], jax.Array]:
@@ -56,7 +57,7 @@ class _Ends:
 
   def gather(self, value: np.ndarray) -> np.ndarray:
     """Returns every end's value, [ends, ...], the same on all processes."""
-    with mesh_context.of_mesh(self.mesh):
+    with own_context.on(self.mesh):
       return np.asarray(self._gather(self.spread(value)))
 
   def pair_program(self, pairs: schedule.Round) -> Callable[[jax.Array], jax.Array]:
@@ -73,7 +74,7 @@ class _Ends:
                                     check_vma=False))
 
     def run(payload: jax.Array) -> jax.Array:
-      with mesh_context.of_mesh(self.mesh):
+      with own_context.on(self.mesh):
         result: jax.Array = program(payload)
       return result
 
