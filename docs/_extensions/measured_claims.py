@@ -33,6 +33,7 @@ class Claim(NamedTuple):
 
 README, WHEN_NOT, TRACE = "README.md", "docs/when_not.md", "docs/trace.md"
 _LAB = "fault_lab_seed4.json"
+_BUSY = "fault_lab_seed7.json"
 _LATEST, _LATEST_TOO = "fault_lab_seed5.json", "fault_lab_seed6.json"
 
 
@@ -127,6 +128,22 @@ def _auto(figures: Any) -> list[str]:
   return [_round(100 * (run["auto"]["ratio"][0] - 1), 1) for run in figures["runs"]]
 
 
+def _profiled(figures: Any) -> list[str]:
+  """By how much longer sampled steps take, and its 95 % interval, percent."""
+  return [f"{100 * figures['slower']:.0f}", f"{196 * figures['error']:.0f}"]
+
+
+def _median_and_worst(figures: Any) -> list[str]:
+  error = figures["judged"]["all"]["what_if_error_percent"]["twin"]
+  return [f"{error[name]:.1f}" for name in ("median_abs", "p95_abs")]
+
+
+def _turns_by_job(figures: Any, ratio: str, arm: str) -> list[str]:
+  """By how much less each job's steps took, percent."""
+  found = figures["parts"][0]["by_ratio"][ratio]["summary"]["by_job"][arm]
+  return [f"{-100 * change[0]:.1f}" for change in found]
+
+
 def _polling(figures: Any) -> list[str]:
   arms = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]
   return [_round(arms["cost 0.001"]["change_percent"][0], 1),
@@ -200,8 +217,8 @@ CLAIMS = (
     *(Claim("docs/how_to/slow_host.md", f"| {slow:g} times | {{}} | {{}} |", "balanced.json",
             lambda f, slow=slow: _shared_live(f, slow))
       for slow in (1.2, 1.5, 2, 3)),
-    Claim(README, "1.5 or 3 times slower, by CPU quotas, steps took {} or {} % less",
-          "balanced.json", lambda f: [_shared_live(f, slow)[0].split()[0] for slow in (1.5, 3)]),
+    Claim(README, "1.5 or 3 times slower, by CPU quotas, steps took {} or {} less", "balanced.json",
+          lambda f: [_shared_live(f, slow)[0] for slow in (1.5, 3)]),
     Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. "
                  "`recorder.record()` takes {} µs.", "marks_cost.json",
           lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
@@ -211,13 +228,13 @@ CLAIMS = (
           lambda f: [f"{f['rows'][-1][name]:.0f}"
                      for name in ("steps_bytes", "collectives_bytes")]),
     Claim(README,
-          "the right rank or host was blamed in {} of {} cases, and {} of {} healthy runs had a "
-          "finding, which blamed {}.", _LATEST,
+          "it blamed the right rank or host in {} of {} cases that cost 5 % or more and had somebody "
+          "to blame; {} of {} healthy runs had a finding, which blamed {}.", _LATEST,
           lambda f: [*_latest_sums(f, lambda one: _blamed(one, "all")),
                      *_latest_sums(f, _controls),
                      *("nobody" if found == "0" else found
                        for found in _latest_sums(f, lambda one: _headline(one)[-1:]))]),
-    Claim(README, "by the stamps alone it is {} of {}.", _LATEST,
+    Claim(README, "By the timestamps alone it is {} of {}.", _LATEST,
           lambda f: _latest_sums(f, lambda one: _blamed(one, "bare"))),
     Claim(WHEN_NOT, "it is {} to {}, and {} to {}; the right rank or host was blamed in {} of {} "
                     "cases, and {} of {} healthy runs had a finding", _LATEST,
@@ -231,22 +248,26 @@ CLAIMS = (
     Claim(README,
           "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
           "overhead.json", lambda f: _where(f)),
-    Claim(README, "step of {} ms on 2 processes {} % longer and one of {} ms on 4 processes {} %",
-          "overhead.json", lambda f: [_shared(f)[at] for at in (3, 0, 7, 4)]),
-    Claim(README, "Freezing garbage collection took {} % off", "pauses.json",
-          lambda f: _frozen(f)[:1]),
-    Claim(README, "each other, at {} times the variation, where", "two_jobs.json",
-          lambda f: _jobs(f)[-1:]),
-    Claim(README, "by one taking turns, {} % where they differ by 13 %", "turns_tcp.json",
-          lambda f: _turns(f, "1.13", "one")[2:3]),
-    Claim(README, "off by {} and {} % at the 95th percentile of the two sets", _LATEST,
-          lambda f: [values[0] for values in _latest(f, _what_if)]),
+    Claim(README, "a step of {} ms on 2 processes takes {} % [{}, {}] longer than the bare one and "
+                  "one of {} ms on 4 processes {} % [{}, {}]", "overhead.json",
+          lambda f: [_shared(f)[at] for at in (3, 0, 1, 2, 7, 4, 5, 6)]),
+    Claim(README, "[Sampled profiles](docs/profiler.md) cost {} ± {} %.", "profiled_cost.json",
+          _profiled),
+    Claim(README, "got back {} % of what they cost each other, at {} times the variation",
+          "two_jobs.json", lambda f: [_jobs(f)[0], _jobs(f)[-1]]),
+    Claim(README, "one taking turns got back {} % of {} %: its own steps took {} % less, the other "
+                  "job's {} %.", "turns_tcp.json",
+          lambda f: [_turns(f, "1.13", "one")[2], _turns(f, "1.13", "one")[1],
+                     *_turns_by_job(f, "1.13", "one")]),
+    Claim(README, "At 30 % turns of both lost {} % more.", "turns_tcp.json",
+          lambda f: [_turns(f, "1.3", "both")[2].removeprefix("−")]),
+    Claim(README, "What a job would gain was off by {} and {} % in the median, by {} and {} % at the "
+                  "95th percentile", _LATEST,
+          lambda f: [value for values in zip(*_latest(f, _median_and_worst), strict=True)
+                     for value in values]),
+    Claim(README, "by {} and {} %.", _BUSY, _median_and_worst),
     Claim("docs/what_if.md", "in two later sets of runs {} and {} % at the 95th percentile",
           _LATEST, lambda f: [values[0] for values in _latest(f, _what_if)]),
-    Claim(README, "on the late one's core took {} % off, and {} % with ten times",
-          "polling_pinned.json", lambda f: _polling(f)[:2]),
-    Claim(README, "got back {} % of what they cost", "two_jobs.json",
-          lambda f: _jobs(f)[:1]),
     Claim(WHEN_NOT, "macro-F1 of {} (with the hosts' counters) and {} (with a link probe", _LAB,
           lambda f: [_f1(f, "counters"), _f1(f, "all")]),
     Claim(WHEN_NOT, "({} of {} runs enter); {} and {} for faults of 5 % while they last. The right "
