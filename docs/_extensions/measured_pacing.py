@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
-from measured_values import Found, interval, percent
+from measured_values import FOLDER, Found, interval, percent
 
 
 def null(figures: Any) -> Found:
@@ -70,9 +71,12 @@ def false_alarms(figures: Any) -> Found:
 
 
 def regret(steps: int) -> Callable[[Any], Found]:
+  """The greater of what the seed that the settings were chosen on says, and a fresh one."""
   def read(figures: Any) -> Found:
-    row = figures["summary"]["regret"][str(steps)]
-    return Found(f"{row['p95']:.0f} steps", row["p95"] <= row["target"])
+    fresh = json.loads((FOLDER / "guard_simulated_seed1.json").read_text())
+    row = max((each["summary"]["regret"][str(steps)] for each in (figures, fresh)),
+              key=lambda each: each["p95"])
+    return Found(f"{row['p95']:.0f} steps, the greater of two seeds", row["p95"] <= row["target"])
   return read
 
 
@@ -146,7 +150,7 @@ def pauses(figures: Any) -> Found:
   runs = [(run["processes"], run["auto"]) for run in figures["runs"] if "auto" in run]
   return Found(
       "; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in auto['ratio']], '%')}"
-                for processes, auto in runs), all(auto["shown_within_limit"] for _, auto in runs))
+                for processes, auto in runs) + "; where there is nothing to gain: not shown", None)
 
 
 def accuracy(figures: Any) -> Found:

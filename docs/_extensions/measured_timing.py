@@ -71,8 +71,14 @@ def speed(figures: Any) -> Found:
 def page(figures: Any) -> Found:
   made, size, paint = (figures[name] for name in ("wall_s", "megabytes", "first_paint_s"))
   return Found(
-      f"{made['median']:.1f} s, {size['median']:.1f} MB, first paint {paint['median']:.2f} s",
+      f"{made['median']:.1f} s, {figures['peak_gib']['median']:.1f} GiB, {size['median']:.1f} MB, "
+      f"first paint {paint['median']:.2f} s",
       figures["within_target"])
+
+
+def profiled(figures: Any) -> Found:
+  return Found(f"+{percent(figures['slower'], 0)} ± {percent(1.96 * figures['error'], 0)}, "
+               f"{figures['steps']} steps in {figures['every']}", None)
 
 
 def update(figures: Any) -> Found:

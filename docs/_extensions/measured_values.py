@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -26,6 +27,23 @@ class Figure(NamedTuple):
   aim: str
   file: str
   read: Callable[[Any], Found]
+
+
+class Claim(NamedTuple):
+  """A sentence of a page, or part of one."""
+
+  page: str  # below the root of the repository
+  words: str  # with `{}` where values go
+  file: str  # in docs/measurements
+  values: Callable[[Any], list[str]]
+
+  def filled(self) -> str:
+    """The words with the values of the file.
+
+    Raises:
+      KeyError, IndexError, TypeError: the file no longer holds them.
+    """
+    return self.words.format(*self.values(json.loads((FOLDER / self.file).read_text())))
 
 
 def percent(value: float, digits: int = 1) -> str:

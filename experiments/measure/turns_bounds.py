@@ -21,7 +21,8 @@ from absl import app, flags
 from experiments.lib import measured
 
 RATIOS = (1.0, 1.06, 1.13, 1.2, 1.3, 1.5)
-_TICK = 2  # ms, of the dynamic programming
+_TICK = 0.6
+"""ms, of the dynamic programming: messages and periods at all of `RATIOS` are whole multiples."""
 
 
 def best(compute: float, message: float, ratio: float, horizon: int = 40_000) -> float:
@@ -31,6 +32,9 @@ def best(compute: float, message: float, ratio: float, horizon: int = 40_000) ->
   progress in `horizon` ticks, from each pair of places in the two steps, is found backwards; the
   rate is that of the second half.
   """
+  times = np.array([compute, message, ratio * (compute + message)]) / _TICK
+  if np.abs(times - times.round()).max() > 1e-6:
+    raise ValueError(f"compute, message and periods are no whole ticks of {_TICK} ms: {times}")
   sending = round(message / _TICK)
   lengths = [round((compute + message) / _TICK), round(ratio * (compute + message) / _TICK)]
   one, other = (np.arange(length) for length in lengths)

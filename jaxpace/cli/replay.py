@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, most delayed first, or 'all' (default: 10)")
   parser.add_argument("--no-share", action="store_true",
-                      help="let each rank's pacer see its own arrival only, as with share=False")
+                      help="let each rank's pacer see its own arrival only, as with share=None")
   parser.add_argument("--as-recorded", action="store_true",
                       help="show the pacer what was observed, recorded delays included, and "
                            "compare its delays with those recorded: how far the pacer that ran can "

@@ -113,39 +113,6 @@ def test_every_file_of_measurements_has_its_command(measured_figures):
   assert all("`python -m experiments." in item for item in items), items
 
 
-def test_what_not_to_expect_is_what_was_measured():
-  """The figures in words, on the page that says when not to use it, against the files; to a digit
-  or so."""
-  said = (DOCS / "when_not.md").read_text().replace("\n", " ")
-
-  def measured(name):
-    return json.loads((DOCS / "measurements" / f"{name}.json").read_text())
-
-  where = measured("overhead")["where"]
-  percents = [float(number) for number in re.search(
-      r"20 ms takes ([\d.]+) % longer and one of 50 ms ([\d.]+) %", said).groups()]
-  assert (percents == pytest.approx([where[s]["arms"]["recorded"]["percent"][0]
-                                     for s in ("20", "50")], abs=1))
-  judged = measured("fault_lab_seed4")["judged"]
-  low, high = (float(number) for number in re.search(
-      r"macro-F1 of ([\d.]+) \(with the hosts' counters\) and ([\d.]+) \(with a link probe",
-      said).groups())
-  assert ([low, high] == pytest.approx([judged[way]["macro_f1"] for way in ("counters", "all")],
-                                       abs=0.001))
-  right, of, healthy = (int(number) for number in re.search(
-      r"blamed in (\d+) of (\d+) cases, and nobody in (\d+) healthy runs", said).groups())
-  assert (right, of) == (judged["all"]["blame"]["right"], judged["all"]["blame"]["of"])
-  assert healthy == judged["all"]["controls"] and not judged["all"]["controls_falsely_blamed"]
-  alone = float(re.search(r"by stamps alone it was ([\d.]+) \(\[figures\]", said)[1])
-  assert alone == pytest.approx(judged["bare"]["macro_f1"], abs=0.001)
-  row = next(row for row in measured("guard_simulated")["effects"] if row["effect"] == -0.03
-             and row["cv"] == 0.15)
-  steps = [int(number.replace(",", "")) for number in re.search(
-      r"\*\*([\d,]+) steps\*\* in the median, ([\d,]+) in one case of ten", said).groups()]
-  assert (steps == pytest.approx([row["steps_to_decide"]["median"], row["steps_to_decide"]["p90"]],
-                                 rel=0.03))
-
-
 def test_links_lead_somewhere():
   for page in DOCS.rglob("*.md"):
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):

@@ -1,0 +1,303 @@
+"""Reads the values of sentences out of their files: see `measured_claims`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from measured_values import FOLDER
+
+LATEST_TOO = "fault_lab_seed6.json"
+"""The second of the latest sets of runs."""
+
+
+def round(value: float, digits: int = 0) -> str:
+  return f"{abs(value):.{digits}f}"
+
+
+def three(triple: list[float], digits: int = 0) -> list[str]:
+  return [f"{value:.{digits}f}" for value in triple]
+
+
+def f1(figures: Any, way: str, name: str = "macro_f1") -> str:
+  return f"{figures['judged'][way][name]:.3f}"
+
+
+def enter(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [str(judged["counted"] + judged["controls"]),
+          str(judged["with_faults"] + judged["controls"])]
+
+
+def blamed(figures: Any, way: str) -> list[str]:
+  blame = figures["judged"][way]["blame"]
+  return [str(blame["right"]), str(blame["of"])]
+
+
+def latest(figures: Any, read: Callable[[Any], list[str]]) -> list[list[str]]:
+  """What is read of both of the latest sets of runs, the first of which is given."""
+  return [read(figures), read(json.loads((FOLDER / LATEST_TOO).read_text()))]
+
+
+def latest_sums(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
+  return [str(sum(map(int, values))) for values in zip(*latest(figures, read), strict=True)]
+
+
+def latest_from_to(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
+  return [found for values in zip(*latest(figures, read), strict=True)
+          for found in sorted(values)]
+
+
+def headline(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [f1(figures, "all"), f1(figures, "all", "macro_f1_active"), *blamed(figures, "all"),
+          str(len(judged["controls_with_findings"])), str(judged["controls"]),
+          str(len(judged["controls_falsely_blamed"]))]
+
+
+def idle_rules(figures: Any) -> list[str]:
+  rules = figures["rows"][1:]
+  idle = [row for row in rules
+          if not any(one[how]["changed"] for one in row["seeds"] for how in one)]
+  return [str(len(idle)), str(len(rules))]
+
+
+def observed_processes(figures: Any) -> list[str]:
+  said = next(iter(figures["seeds"].values()))["summary"]
+  return [str(said[name]) for name in ("right", "done", "named", "in_a_layer", "healthy")]
+
+
+def what_if(figures: Any) -> list[str]:
+  errors = [figures["judged"][way]["what_if_error_percent"]["twin"]
+            for way in ("all", "counters", "bare")]
+  return [f"{error['p95_abs']:.1f}" for error in errors]
+
+
+def controls(figures: Any) -> list[str]:
+  judged = figures["judged"]["all"]
+  return [str(len(judged["controls_with_findings"])), str(judged["controls"])]
+
+
+def shared(figures: Any) -> list[str]:
+  found = []
+  for count, digits in (("2", 1), ("4", 1)):
+    entry = figures["processes"][count]
+    found += [*three(entry["share_percent"]), f"{entry['bare_ms'][0]:.{digits}f}"]
+  return found
+
+
+def unshared(figures: Any) -> list[str]:
+  """Of instrumented steps that share nothing, between 2 and 4 processes, percent."""
+  return [value for count in ("2", "4")
+          for value in three(figures["processes"][count]["share_none_percent"])]
+
+
+def live_null(figures: Any) -> list[str]:
+  kinds = figures["jobs"]["1 process, 2 devices"]
+  return [f"{value:+.2f}".replace("+0.00", "0.00") if at else f"{value:.2f}"
+          for kind in ("jitter", "straggler")
+          for at, value in enumerate(kinds[kind]["on_mean_percent"])]
+
+
+def failed_means(figures: Any) -> list[str]:
+  """How many there are, all of which fail."""
+  verdicts = [row["verdict_mean_percent"] for kinds in figures["jobs"].values()
+              for row in kinds.values()]
+  assert all("A/A fails" in verdict for verdict in verdicts)
+  return [str(len(verdicts))]
+
+
+def where(figures: Any) -> list[str]:
+  arms = [figures["where"][size]["arms"]["recorded"]["percent"][0] for size in ("20", "50")]
+  return [f"{arms[0]:.0f}", f"{arms[1]:.1f}"]
+
+
+def frozen(figures: Any) -> list[str]:
+  runs = [run["stages"]["balanced"] for run in figures["runs"]]
+  again = [100 * (value - 1) for value in runs[-1]["arms"]["alone again"]["ratio"]]
+  return [*(round(100 * (run["arms"]["frozen"]["ratio"][0] - 1)) for run in runs),
+          *(str(run["rounds"]) for run in runs), *three(again, 1)]
+
+
+def auto(figures: Any) -> list[str]:
+  return [round(100 * (run["auto"]["ratio"][0] - 1), 1) for run in figures["runs"]]
+
+
+def profiled(figures: Any) -> list[str]:
+  """By how much longer sampled steps take, and its 95 % interval, percent."""
+  return [f"{100 * figures['slower']:.0f}", f"{196 * figures['error']:.0f}"]
+
+
+def ends(values: list[float], digits: int) -> list[str]:
+  return [f"{end(values):.{digits}f}" for end in (min, max)]
+
+
+def short_ends(values: list[float]) -> list[str]:
+  return [f"{end(values):.2g}" for end in (min, max)]
+
+
+def page_made(figures: Any) -> list[str]:
+  return [f"{figures['wall_s']['median']:.0f}", f"{figures['peak_gib']['median']:.1f}"]
+
+
+def both_seeds(figures: Any, read: Callable[[Any], float]) -> float:
+  """The greater of what the guard's seed and a fresh one say."""
+  fresh = json.loads((FOLDER / "guard_simulated_seed1.json").read_text())
+  return max(read(figures), read(fresh))
+
+
+def regret(figures: Any, steps: str) -> str:
+  return f"{both_seeds(figures, lambda f: f['summary']['regret'][steps]['p95']):.0f}"
+
+
+def to_show(figures: Any) -> list[str]:
+  """Steps until a gain of 3 % is shown: median, 90th percentile."""
+  def steps(which: str) -> Callable[[Any], float]:
+    return lambda f: next(row["steps_to_decide"][which] for row in f["effects"]
+                          if (row["effect"], row["cv"], row["noise"], row["guard"])
+                          == (-0.03, 0.15, "correlated", "default"))
+  return [f"{both_seeds(figures, steps(which)):,}" for which in ("median", "p90")]
+
+
+def record_behind(figures: Any) -> list[str]:
+  """What `record()` takes behind steps, µs."""
+  return ends([row["calls_us"]["`record()`"][0] for row in figures["rows"]], 0)
+
+
+def layers_of_four(figures: Any) -> list[str]:
+  faults = next(job["faults"] for job in figures["jobs"] if job["processes"] == 4)
+  return [str(sum(fault["layer_right"] for fault in faults)), str(len(faults))]
+
+
+def healthy_observed(figures: Any) -> list[str]:
+  runs = [run for run in figures["runs"] if run["fault"] == "healthy"]
+  return [str(len(runs)), str(sum(bool(run["modes"]) for run in runs))]
+
+
+def control(figures: Any, processes: int) -> list[str]:
+  """Rounds and A/A of a row of the housekeeper's."""
+  stage = next(run["stages"]["balanced"] for run in figures["runs"]
+               if run["processes"] == processes)
+  ratio = stage["arms"]["alone again"]["ratio"]
+  return [str(stage["rounds"]), *(f"{100 * (value - 1):+.1f}".replace("-", "−") for value in ratio)]
+
+
+def median_and_worst(figures: Any) -> list[str]:
+  error = figures["judged"]["all"]["what_if_error_percent"]["twin"]
+  return [f"{error[name]:.1f}" for name in ("median_abs", "p95_abs")]
+
+
+def turns_by_job(figures: Any, ratio: str, arm: str) -> list[str]:
+  """By how much less each job's steps took, percent."""
+  found = figures["parts"][0]["by_ratio"][ratio]["summary"]["by_job"][arm]
+  return [f"{-100 * change[0]:.1f}" for change in found]
+
+
+def polling(figures: Any) -> list[str]:
+  arms = figures["cases"]["4 ranks that poll, pinned, two to a core"]["arms"]
+  return [round(arms["cost 0.001"]["change_percent"][0], 1),
+          round(arms["cost 0.01"]["change_percent"][0], 1),
+          round(arms["cost 0.01"]["cpu_change_percent"][0])]
+
+
+def jobs(figures: Any) -> list[str]:
+  found = figures["by_congestion"]
+  cubic = found["cubic"]["summary"]
+  return [round(100 * cubic["recovered"][0]), str(cubic["repetitions"]),
+          *(round(100 * found[name]["summary"]["recovered"][0]) for name in ("bbr", "reno")),
+          str(found["bbr"]["summary"]["repetitions"]),
+          f"{cubic['interleave_settled_cv'][0] / cubic['none_settled_cv'][0]:.1f}"]
+
+
+def job_steps(figures: Any) -> list[str]:
+  cubic = figures["by_congestion"]["cubic"]["summary"]
+  return [f"{cubic[name][0]:.1f}"
+          for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
+
+
+def starts(figures: Any) -> list[str]:
+  found = []
+  for size in figures["sizes"].values():
+    found += [*three(size["arms"]["recorded"]["percent"], 1), f"{size['bare_ms'][0]:.1f}",
+              *three(size["arms"]["bare again"]["percent"], 1)]
+  return [*found, str(len(figures["sizes"]["5"]["starts"]["bare"]))]
+
+
+def observed(figures: Any) -> list[str]:
+  found = []
+  for case in ("data parallel", "FSDP"):
+    for target in (5, 20):
+      row = next(row for row in figures["rows"]
+                 if row["case"].startswith(case) and row["target_ms"] == target)
+      mean, low, high = row["percent"]["recorded"]
+      found.append(f"{mean:.1f} % [{low:.1f}, {high:.1f}] of {row['bare_ms'][0]:.1f} ms")
+  return found
+
+
+def quota_stage(figures: Any, slow: tuple[float, ...]) -> Any:
+  return next(stage for stage in figures["jobs"]["quota-32"]["stages"]
+              if stage["slow"] == list(slow))
+
+
+def shared_live(figures: Any, *slow: float) -> list[str]:
+  """What a step took less: shared by speed, by hand, without the slow rank; and what was recovered,
+  percent."""
+  stage = quota_stage(figures, slow)
+  less = [f"{-mean:.0f} % [{-high:.0f}, {-low:.0f}]"
+          for mean, low, high in (stage["change_percent"][name]
+                                  for name in ("shared by speed", stage["best"],
+                                               "without the slow")
+                                  if name in stage["change_percent"])]
+  return [*less, "{:.0f} % [{:.0f}, {:.0f}]".format(*stage["recovered_percent"])]
+
+
+def last_recovered(figures: Any) -> list[str]:
+  """By the last rank's arrival, in the order in which the page tells them."""
+  stages = [quota_stage(figures, slow) for slow in ((1, 1, 1, 1.5), (1, 1, 1, 2), (1, 1, 1, 3),
+                                                     (1, 2, 1, 1))]
+  return ["{:.0f} % [{:.0f}, {:.0f}]".format(*stage["last_recovered_percent"]) for stage in stages]
+
+
+def healthy_shared(figures: Any) -> list[str]:
+  """Stages in which all ranks have even counts and none is slower: the change by `share_work`."""
+  changes = [stage["change_percent"]["shared by speed"] for job in figures["jobs"].values()
+             for stage in job.get("stages", ())
+             if set(stage["slow"]) == {1.0} and len(set(stage["counts"])) == 1]
+  means = [mean for mean, _, _ in changes]
+  wrong = sum(low > 0 or high < 0 for _, low, high in changes)
+  return [str(len(changes)), f"{-min(means):.1f}", f"{max(means):.1f}", str(wrong),
+          str(len(changes))]
+
+
+def turns(figures: Any, ratio: str, *arms: str) -> list[str]:
+  """Of jobs that take turns over cubic: starts, loss, and what comes back of it, per cent."""
+  found = figures["parts"][0]["by_ratio"][ratio]["summary"]
+  values = [value for arm in arms for value in three([100 * each
+                                                       for each in found["recovered"][arm]])]
+  return [str(found["starts"]), f"{100 * found['loss'][0]:.1f}",
+          *(value.replace("-", "−") for value in values)]
+
+
+def bounds(figures: Any) -> list[str]:
+  """At 1.13 and 1.3: the least loss of any order, and what comes back of the model's loss and of
+  that measured over TCP, percent."""
+  measured = json.loads((FOLDER / "turns_tcp.json").read_text())["parts"][0]["by_ratio"]
+  cells = [next(cell for cell in figures["cells"] if cell["ratio"] == ratio)
+           for ratio in (1.13, 1.3)]
+  over_tcp = [measured[str(cell["ratio"])]["summary"]["loss"][0] for cell in cells]
+  return [*(f"{100 * cell['best']:.1f}" for cell in cells),
+          *(f"{100 * (1 - cell['best'] / cell['shared']):.0f}" for cell in cells),
+          *(f"{100 * (1 - cell['best'] / loss):.0f}"
+            for cell, loss in zip(cells, over_tcp, strict=True))]
+
+
+def turns_guarded(figures: Any, ratio: str) -> list[str]:
+  """Of two jobs, one of which takes turns under the guard: what comes back in each part."""
+  (run,) = figures["parts"][0]["by_ratio"][ratio]["guarded"]
+
+  def loss(means: list[float]) -> float:
+    return sum(mean / alone - 1 for mean, alone in zip(means, run["alone_of"], strict=True))
+
+  without = sum(loss(none["mean_ms"]) for none in run["none"]) / len(run["none"])
+  return [f"{100 * (1 - loss(part['mean_ms']) / without):.0f}" for part in run["parts"]]
