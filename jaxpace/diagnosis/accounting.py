@@ -23,6 +23,7 @@ import numpy as np
 from jaxpace.diagnosis.grouped_waits import Waits, step_through
 from jaxpace.diagnosis.ledger import Charge, charges
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
+from jaxpace.diagnosis.staged import to_the_busiest, without_bubbles
 from jaxpace.trace.run import MISSING, Run
 
 JUMP = 10.0
@@ -325,15 +326,18 @@ def account(work: BusyTimes) -> Account:
 def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
   """The same where ranks wait for those of their own group only."""
   waits = step_through(found, work.arrival, work.wait, work.valid)
+  alone = work.arrival.copy()
+  alone[0] -= work.pacing
+  if found.staged:
+    waits = without_bubbles(found, waits, alone, work.valid)
   waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
   earliness, transfers = np.where(work.valid, 0.0, np.nan), np.zeros(work.valid.shape)
   transfer = np.full((len(waits), work.valid.shape[1]), np.nan)
   number = work.valid.sum(axis=0)
   chain, for_whom = None, []
-  if work.observed:
-    alone = work.arrival.copy()
-    alone[0] -= work.pacing
-    chain = charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps))
+  if work.observed or found.staged:
+    chain = (to_the_busiest(found, waits, alone, work.valid) if found.staged else
+             charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps)))
     causes, weight = (_causes(work, found),
                       np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0))
   for c, waited in enumerate(waits):
@@ -368,9 +372,11 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
 
 def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:
   """[3, R, K] parts of what makes a rank late at its first collective: compute, runtime, pacing; 1
-  together."""
+  together. Of stages, where the step's busiest rank is waited for, of what makes it so."""
   joined = Grouped(found.joined)
-  own = [np.where(work.valid, x, 0.0) for x in (work.compute, work.runtime, work.pacing)]
+  # of stages what they compute in the whole step: they wait for the busiest
+  compute = work.compute + (work.arrival[1:].sum(axis=0) if found.staged else 0.0)
+  own = [np.where(work.valid, x, 0.0) for x in (compute, work.runtime, work.pacing)]
   longer = np.stack([np.maximum(np.where(work.valid, x - joined.mean(x, work.valid), 0.0), 0.0)
                      for x in own])
   total = longer.sum(axis=0)

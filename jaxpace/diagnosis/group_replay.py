@@ -15,6 +15,7 @@ import numpy as np
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.meetings import Meetings
+from jaxpace.diagnosis.staged import evened, leave
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -85,42 +86,8 @@ def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.nd
   time = np.zeros((scenarios, lanes, ranks))
   for k in range(longest):
     for c in range(slots):
-      time = _leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
+      time = leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
   return np.asarray(time.mean(axis=2).sum(axis=1))
-
-
-def _leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.ndarray:
-  """[S, W, R] when ranks that were ready then are let out; those whose group is not there stay
-  where they were."""
-  grouped, sources = found.grouped[c], found.of[c].sources
-  if not grouped.size:
-    return np.where(np.isfinite(ready), ready, time)
-  if sources is None:
-    top = np.maximum.reduceat(ready[..., grouped.order], grouped.starts, axis=-1)
-    top = np.concatenate([top, np.full((*top.shape[:-1], 1), -np.inf)],
-                         axis=-1)[..., grouped.of_rank]
-    top = np.where(grouped.of_rank < grouped.size, top, ready)
-  else:
-    top = ready
-    for row in sources:
-      top = np.maximum(top, np.where(row >= 0, ready[..., row], -np.inf))
-  return np.where(np.isfinite(top), top, time)
-
-
-def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """[C, R, k] arrivals with every rank of those that meet, in whatever collectives, as busy as
-  their mean."""
-  result = arrival.copy()
-  for number in range(int(found.joined.max(initial=0)) + 1):
-    own = found.joined == number
-    for c, grouped in enumerate(found.grouped):
-      inside = own & (grouped.of_rank < grouped.size)
-      there = valid[inside]
-      if there.size:
-        mean = np.where(there, arrival[c,
-                                       inside], 0.0).sum(axis=0) / np.maximum(there.sum(axis=0), 1)
-        result[c, inside] = mean
-  return result
 
 
 def without_ranks(found: Meetings, arrival: np.ndarray, valid: np.ndarray,

@@ -206,7 +206,7 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
     rest = max(float(mean[0, worst]) - gap, 0.0)
     # in whatever collectives others wait for that
     if gap > 0 and totals.groups is not None and totals.groups.mixed:
-      of_rank = max(float(np.maximum(mean[:, worst], 0.0).sum()), gap)
+      of_rank = max(float(mean[:, worst].sum()), gap)
       for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
     elif gap > 0:
       for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)

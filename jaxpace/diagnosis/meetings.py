@@ -8,6 +8,7 @@ for, have nothing to do with each other.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -71,11 +72,22 @@ class Meetings(NamedTuple):
   joined: np.ndarray
   """[R] number of the ranks that are joined by any collectives, from 0 on; of their own where in
   none."""
+  roles: np.ndarray
+  """[R] number of those of them that take the same part in each collective: meet the others, send,
+  receive, both or nothing."""
+  alike: np.ndarray
+  """[C] point-to-point transfers of as many bytes have one number; others one of their own."""
 
   @property
   def apart(self) -> bool:
     """Whether there are ranks that nothing joins."""
     return bool(self.joined.max(initial=0) > 0)
+
+  @property
+  def staged(self) -> bool:
+    """Whether ranks that are joined take different parts in a step, so that they may wait for each
+    other though none is late."""
+    return bool(self.roles.max(initial=0) > self.joined.max(initial=0))
 
   def levels(self, c: int) -> np.ndarray:
     """[R] bool, ranks that meet all those they are joined with in the c-th collective: they leave
@@ -100,7 +112,23 @@ def meetings(run: Run) -> Meetings | None:
   whole = Meeting(np.zeros(run.ranks, np.int64))
   of = tuple(whole if c.meeting is None else c.meeting for c in run.collectives)
   key = tuple((m.groups.tobytes(), b"" if m.sources is None else m.sources.tobytes()) for m in of)
-  return _meetings(key, run.ranks)
+  alike = tuple(-1 - c if m.sources is None or one.bytes is None else one.bytes
+                for c, (m, one) in enumerate(zip(of, run.collectives, strict=True)))
+  return _meetings(key, alike, run.ranks)
+
+
+def meetings_of(of: tuple[Meeting, ...], alike: Sequence[int] | None = None) -> Meetings:
+  """Who waits for whom in collectives of these meetings, in the order of a step.
+
+  Args:
+    of: of each collective.
+    alike: [C] the same number for point-to-point transfers of as many bytes; None: none are alike.
+  """
+  ranks = len(of[0].groups)
+  joined = _joined(of, ranks)
+  numbers = range(len(of)) if alike is None else alike
+  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), joined,
+                  _roles(of, joined), np.unique(numbers, return_inverse=True)[1])
 
 
 def that_all_meet(run: Run) -> list[np.ndarray] | None:
@@ -124,12 +152,25 @@ def joined_ranks_of(run: Run) -> np.ndarray | None:
 
 
 @functools.lru_cache(maxsize=8)
-def _meetings(key: tuple[tuple[bytes, bytes], ...], ranks: int) -> Meetings:
+def _meetings(key: tuple[tuple[bytes, bytes], ...], alike: tuple[int, ...], ranks: int
+              ) -> Meetings:
   of = tuple(Meeting(np.frombuffer(groups, np.int64),
                      np.frombuffer(sources, np.int64).reshape(-1, ranks) if sources else None)
              for groups, sources in key)
-  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks),
-                  _joined(of, ranks))
+  return meetings_of(of, alike)
+
+
+def _roles(of: tuple[Meeting, ...], joined: np.ndarray) -> np.ndarray:
+  """[R] ranks that are joined and take the same part in each collective, numbered."""
+  parts = [joined]
+  for meeting in of:
+    if meeting.sources is None:
+      parts.append(meeting.groups >= 0)
+      continue
+    sends = np.zeros(len(joined), bool)
+    sends[meeting.sources[meeting.sources >= 0]] = True
+    parts.append(sends + 2 * (meeting.sources >= 0).any(axis=0))
+  return np.unique(np.array(parts), axis=1, return_inverse=True)[1].reshape(-1)
 
 
 def _who_wait(meeting: Meeting) -> np.ndarray:

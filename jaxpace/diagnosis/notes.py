@@ -151,7 +151,8 @@ def _measured(facts: Facts) -> list[Sentence]:
         f"Few long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, "
         f"{percent(pauses.share)} of all the time counted, in {plural(len(pauses.steps), 'step')}: "
         f"{list_ranks(pauses.steps)}. So few are no finding, but that is what they cost."))
-  if abs(facts.spread) > 0.02 * facts.step_time.mean:
+  staged = totals.groups is not None and totals.groups.found.staged  # then it is their bubbles
+  if abs(facts.spread) > 0.02 * facts.step_time.mean and not staged:
     notes.append(Sentence(Note.SPREAD,
         f"Ranks leave the collectives {milliseconds(abs(facts.spread))} apart from each other on "
         "average; that is part of transfer."))

@@ -34,7 +34,8 @@ def stages(summed: Summed) -> Stages | None:
   took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
   transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
   apart = _keep_step(totals)
-  return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart else None
+  staged = totals.groups is not None and totals.groups.found.staged
+  return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart or staged else None
 
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
@@ -75,5 +76,4 @@ def sentences(found: Stages, collectives: int) -> list[Sentence]:
         "pipeline are."))
   return [*said, Sentence(Note.BUBBLES,
       "What stages wait for each other without being late (a pipeline that fills and drains: "
-      "bubbles) counts as transfer. All ranks arriving at the same time would not take it out, so "
-      "that 'no skew' is the least that even stages gain.")]
+      "bubbles) counts as transfer; 'no skew' leaves it as it is.")]

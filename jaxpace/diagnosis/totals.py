@@ -233,9 +233,9 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     grouped = groups.found.grouped[c]
     if not grouped.size:
       continue
-    # Ranks that are joined by whatever collectives are judged together.
-    mean = joined.mean(arrival, waited.there)
-    into.add(totals.lateness[c], np.where(waited.there, arrival - mean, 0.0))
+    # Ranks that are joined by whatever collectives are judged together, by all they do in a step.
+    into.add(totals.lateness[c],
+             np.where(work.valid, arrival - joined.mean(arrival, work.valid), 0.0))
     totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
     into.add(groups.charged[c], for_whom)
     charged += for_whom

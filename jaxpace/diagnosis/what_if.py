@@ -15,10 +15,11 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.floor import Floor
-from jaxpace.diagnosis.group_replay import evened, mean_steps, without_ranks
+from jaxpace.diagnosis.group_replay import mean_steps, without_ranks
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.pause_costs import pauses_by_rank
 from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.staged import evened
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 

@@ -9,7 +9,7 @@ import pytest
 from jaxpace.__main__ import main
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.codes import Note, Verdict
-from jaxpace.diagnosis.meetings import Grouped, Meetings
+from jaxpace.diagnosis.meetings import meetings_of
 from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.meeting import Meeting
 from tests.diagnosis import grouped, made_up
@@ -280,8 +280,7 @@ def test_one_group_of_all_is_accounted_for_as_without_groups():
                   delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
   run, _ = made_up.run_of(job)
   work = busy(run, slice(0, STEPS))
-  found = Meetings((Meeting(np.zeros(5, np.int64)),) * 3, (Grouped(np.zeros(5, np.int64)),) * 3,
-                   np.ones((3, 5), bool), np.zeros(5, np.int64))
+  found = meetings_of((Meeting(np.zeros(5, np.int64)),) * 3)
   plain, by_group = account(work), account(work._replace(meetings=found))
   for name in plain._fields[:-2]:
     np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12,

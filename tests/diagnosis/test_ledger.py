@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.ledger import charges
-from jaxpace.diagnosis.meetings import Grouped, Meetings, _direct, _joined
+from jaxpace.diagnosis.meetings import Meetings, meetings_of
 from jaxpace.trace.meeting import Meeting
 from tests.quick import examples
 
@@ -24,8 +24,7 @@ def meet(groups: list[list[list[int]]], ranks: int) -> Meetings:
     for number, members in enumerate(some):
       own[members] = number
     of.append(Meeting(own))
-  return Meetings(tuple(of), tuple(Grouped(m.groups) for m in of), _direct(tuple(of), ranks),
-                  _joined(tuple(of), ranks))
+  return meetings_of(tuple(of))
 
 
 def played(groups: list[list[list[int]]], busy: np.ndarray, transfer: float = 1e-3) -> np.ndarray:

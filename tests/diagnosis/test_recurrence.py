@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
+from jaxpace.diagnosis.codes import Note, Verdict
 from tests.diagnosis.recurrence import (
   STEP_GAP,
   Cause,
@@ -82,3 +83,49 @@ def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pa
   document = report(tmp_path, job)[1]
   compute = [row["shares"]["compute"] * row["step_time"] for row in document["per_rank"]]
   assert compute == pytest.approx([240e-3] * 8, rel=2e-3)
+
+
+PIPELINES = pytest.mark.parametrize("as_pairs", [True, False], ids=["pairs", "groups of indices"])
+
+
+@PIPELINES
+def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
+  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
+  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))[1]
+  assert document["verdict_code"] == Verdict.HEALTHY and not document["findings"]
+  assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 8, abs=1e-3)
+  assert 1 <= document["what_if"]["no_skew"]["speedup"] < 1.01
+  assert Note.BUBBLES in document["note_codes"] and Note.SPREAD not in document["note_codes"]
+
+
+@PIPELINES
+def test_one_slow_rank_of_a_pipeline_is_named_alone(tmp_path, as_pairs):
+  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
+  late = Cause("late", 80e-3, (3,))
+  job = Job(mesh, places, (late,), noise=0.01, steps=100)
+  played, document = report(tmp_path, job)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
+  assert document["per_rank"][3]["lateness"] == pytest.approx(80e-3, rel=0.02)
+  after = play(job, [late])
+  waited = (played.waited() - after.waited()) / played.step_time()
+  assert finding["share"] == pytest.approx(waited, rel=0.15)
+  alone = document["what_if"]["without_rank"]["3"]["speedup"]
+  assert alone == pytest.approx(gain(job, late), rel=0.01)
+  assert f"{alone:.2f} times" in document["verdict"]
+
+
+@PIPELINES
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_slow_stage_of_a_pipeline_is_named(tmp_path, as_pairs, stage):
+  slow = [10e-3] * 4
+  slow[stage] = 15e-3
+  mesh, places = pipeline(4, 2, 8, slow, as_pairs=as_pairs)
+  played, document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler"
+  assert sorted(finding["ranks"]) == [2 * stage, 2 * stage + 1]
+  assert [row["rank"] for row in document["per_rank"] if row["late"]] == sorted(finding["ranks"])
+  # All stages as busy as their mean: (10 + 10 + 10 + 15) / 4 ms.
+  mean = play(Job(mesh, pipeline(4, 2, 8, [11.25e-3] * 4, as_pairs=as_pairs)[1])).step_time()
+  assert document["what_if"]["no_skew"]["step_time"] == pytest.approx(mean, rel=0.01)
