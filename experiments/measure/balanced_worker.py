@@ -180,7 +180,7 @@ class Training:
     w = (rng.normal(size=(self.width, self.width)) / self.width**0.5).astype(np.float32)
     self.w = jax.device_put(w, NamedSharding(self.mesh, P()))
     self.feed = jaxpace.shares(self.mesh, examples=len(self.examples), size=1,
-                               micro_batches=self.total, capacity=self.total)
+                               total_micro_batches=self.total, capacity=self.total)
     self.slow: tuple[float, ...] = setup.slow[0]
     # Of all steps so far: arrivals, known one step later, and counts.
     self.arrivals: list[list[float]] = []

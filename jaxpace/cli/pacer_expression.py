@@ -13,7 +13,7 @@ from typing import Any
 from jaxpace.core.types import Balancer, Pacer
 
 _OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
-_BALANCER = "such as 'share_by_speed(micro_batches=32, capacity=16)'"
+_BALANCER = "such as 'share_by_speed(total_micro_batches=32, capacity=16)'"
 _EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)'"
 SWITCH = "--pacer-from"
 """The one switch that lets a command line name a module, which is imported and so run."""
@@ -57,8 +57,8 @@ def make(text: str) -> Pacer:
 
 
 def make_balancer(text: str) -> Balancer:
-  """Makes a balancer of an expression, such as `share_by_speed(micro_batches=32, capacity=16)`; as
-  `make`.
+  """Makes a balancer of an expression, as `make`: `share_by_speed(total_micro_batches=32,
+  capacity=16)`.
 
   Raises:
     ExpressionError: it isn't such an expression, or it makes no balancer.

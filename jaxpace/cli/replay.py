@@ -22,7 +22,7 @@ MODULE, and so runs it.
 examples:
   jaxpace replay runs/demo --pacer 'pace_early_ranks(window=64, threshold=0.05)'
   jaxpace replay runs/demo --pacer 'chain(pace_early_ranks(), limit(pace_early_ranks(cost=1e-2), 5e-3))'
-  jaxpace replay runs/demo --balancer 'share_by_speed(micro_batches=32, capacity=16)'
+  jaxpace replay runs/demo --balancer 'share_by_speed(total_micro_batches=32, capacity=16)'
   jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
 """  # noqa: E501
 

@@ -17,6 +17,8 @@ from jaxpace.core import fields
 from jaxpace.core.durations import valid
 from jaxpace.core.types import Balancer, Observation
 
+TOTAL = ", the total_micro_batches of all ranks of the job together"
+"""Ends the sentence on a capacity that is out of range."""
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _EVERY = 4
 """Steps from one look to the next."""
@@ -56,7 +58,7 @@ class SpeedShares(NamedTuple):
   knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
 
 
-def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: int = 16,
+def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, window: int = 16,
                    gain: float = 0.02, noise: float = 3.0) -> Balancer:
   """Gives each rank as many micro-batches as its measured speed allows, same global batch.
 
@@ -82,7 +84,7 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
   sees to with `jaxpace.share_work`.
 
-  >>> balancer = share_by_speed(micro_batches=32, capacity=16)
+  >>> balancer = share_by_speed(total_micro_batches=32, capacity=16)
   >>> state, update = balancer.init(4), jax.jit(balancer.update)
   >>> counts = even(32, 4)
   >>> for step in range(40):
@@ -95,8 +97,8 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
   [10 10  9  3]
 
   Args:
-    micro_batches: of the global batch; what the counts add up to.
-    capacity: most micro-batches that a rank has room for in its part of the batch.
+    total_micro_batches: of all ranks of the job together, in a step; what the counts add up to.
+    capacity: most micro-batches that one rank has room for in its part of the batch.
     least: fewest micro-batches of a rank, from 0. A rank with none is not measured any more.
     window: steps that a median is taken over: 8, 16 or 32.
     gain: least part of the step's time that a change must promise.
@@ -110,8 +112,8 @@ def share_by_speed(micro_batches: int, capacity: int, least: int = 1, window: in
     ValueError: an argument is out of range; or, when it is initialised, the ranks together have no
       room for all micro-batches, or there are too few for them.
   """
-  total = fields.whole("micro_batches", micro_batches, 1, 1 << 24)
-  most = fields.whole("capacity", capacity, 1, total)
+  total = fields.whole("total_micro_batches", total_micro_batches, 1, 1 << 24)
+  most = fields.whole("capacity", capacity, 1, total, more=TOTAL)
   fewest = fields.whole("least", least, 0, most)
   width = settings.steps("window", window, 8)
   if width not in (8, 16, 32):

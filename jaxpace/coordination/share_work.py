@@ -57,7 +57,7 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
   one doubts it.
 
   Args:
-    balancer: what decides, such as `jaxpace.share_by_speed(micro_batches=32, capacity=16)`.
+    balancer: what decides, such as `jaxpace.share_by_speed(total_micro_batches=32, capacity=16)`.
     guarded: whether to judge it on the running job.
     block: steps of a block; this and the rest as in `jaxpace.guard`.
     key: orders the blocks of each pair.
@@ -78,7 +78,7 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
   """
   if not isinstance(balancer, Balancer):
     raise ValueError(f"{balancer!r} is not a Balancer. Pass what a factory returns, such as "
-                     "jaxpace.share_by_speed(micro_batches=32, capacity=16), or "
+                     "jaxpace.share_by_speed(total_micro_batches=32, capacity=16), or "
                      "jaxpace.Balancer(init, update, 32).")
   judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN)
 

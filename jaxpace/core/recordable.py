@@ -26,6 +26,12 @@ class Recordable:
     raise NotImplementedError
 
 
+def marked_of(step: Any) -> Marked | None:
+  """The observed function that a call of `step` runs: itself, or that of a bound method."""
+  step = getattr(step, "__func__", step)
+  return step if isinstance(step, Marked) else None
+
+
 class Marked(Recordable):
   """Base of what `jaxpace.observe` returns: a function whose compiled programs write marks."""
 

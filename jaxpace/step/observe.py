@@ -8,6 +8,7 @@ import itertools
 import logging
 import threading
 import time
+import types
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -40,7 +41,8 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
   2.0
 
   Args:
-    jitted: what `jax.jit`, `flax.nnx.jit` or `jax.pmap` returned.
+    jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
+      method too.
     check: True runs the first call twice, without marks and with them, on copies of its arguments
       where they are donated, and compares results bit for bit. By default the compiled programs'
       collectives are compared: kind, number, groups, operands, loops.
@@ -75,7 +77,8 @@ class Observed(Marked):
       raise ValueError(f"clock={clock!r}: it is one of {', '.join(get_args(ObserveClock))}.")
     if check not in (None, True, False):
       raise ValueError(f"check={check!r}: it is True, or left out.")
-    functools.update_wrapper(self, jitted, updated=())
+    # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
+    functools.update_wrapper(self, jitted)
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
     self.jitted = jitted
     self.check, self.different, self.clock = bool(check), different, clock
@@ -133,6 +136,15 @@ class Observed(Marked):
     if name == "jitted":
       raise AttributeError(name)
     return getattr(self.jitted, name)
+
+  def __get__(self, instance: Any, owner: Any = None) -> Any:
+    # In a class it is a method, as a jitted function is.
+    return self if instance is None else types.MethodType(self, instance)
+
+  def __reduce__(self) -> Any:
+    # Copied and pickled where the jitted function is, and observed anew.
+    options: Any = {"check": self.check, "different": self.different, "clock": self.clock}
+    return functools.partial(observe, **options), (self.jitted,)
 
   def __repr__(self) -> str:
     return f"<jaxpace.observe of {self.jitted!r}>"
@@ -357,6 +369,8 @@ _lock = threading.Lock()
 """Held for a moment where threads that run steps at once would lose what the other wrote."""
 _WAIT_SECONDS = 120.0
 """How long processes wait for one another to agree, beside what compiling took them."""
+_DEEPEST = 3
+"""Functions around a jitted one, each in what the next closes over."""
 _MOMENT = 1e-3
 """Seconds between two looks whether another thread is done."""
 
@@ -365,6 +379,19 @@ _MOMENT = 1e-3
 def _context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
   return jax.make_user_context(None)
+
+
+def _jits(function: Any, deep: int = 0) -> bool:
+  """Whether a function is jitted, or wraps one that is, as what `nnx.pmap` returns does."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  if hasattr(function, "lower"):
+    return True
+  if deep == _DEEPEST or not (deep or hasattr(function, "__wrapped__")):
+    return False
+  cells = getattr(function, "__closure__", None) or ()
+  held = [getattr(cell, "cell_contents", None) for cell in cells]
+  return any(_jits(value, deep + 1) for value in held if callable(value))
 
 
 def _is_jitted(jitted: Any) -> None:
@@ -376,10 +403,7 @@ def _is_jitted(jitted: Any) -> None:
         f"jaxpace.observe was given a step that is {kind} already: marks go in before that. Give "
         "it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile what it "
         "returns: `observed.lower(state, batch).compile()`.")
-  inner = jitted
-  while isinstance(inner, functools.partial):
-    inner = inner.func
-  if not callable(jitted) or not hasattr(inner, "lower"):
+  if not callable(jitted) or not _jits(jitted):
     raise TypeError(
         f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
         "train_step, ...))`. For a per-device function under shard_map, jit what "

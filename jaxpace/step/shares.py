@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpace.coordination.balancer import TOTAL
 from jaxpace.coordination.data_order import DataOrder
 from jaxpace.coordination.share_work import SharedWork, found
 from jaxpace.core import fields, own_context, packing
@@ -20,12 +21,13 @@ from jaxpace.core.packing import Packed
 from jaxpace.step import checks
 
 
-def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity: int,
+def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, capacity: int,
            axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True) -> Shares:
   """Says, step by step, which micro-batches of the global batch this process loads, by the counts
   in the pace state.
 
-      feed = jaxpace.shares(mesh, examples=len(source), size=8, micro_batches=32, capacity=16)
+      feed = jaxpace.shares(mesh, examples=len(source), size=8, total_micro_batches=32,
+                            capacity=16)
       for _ in range(steps):
         share = feed.next(pace)
         pace, (state, loss) = step(pace, state, share.batch(source), share.counts)
@@ -38,8 +40,8 @@ def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity
     mesh: of the step.
     examples: in the data set.
     size: examples of a micro-batch.
-    micro_batches: of the global batch; that of the balancer.
-    capacity: micro-batches that a rank has room for; that of the balancer.
+    total_micro_batches: of all ranks of the job together, in a step; that of the balancer.
+    capacity: micro-batches that one rank has room for; that of the balancer.
     axis_name: the data axis of the mesh, or several.
     seed: of the shuffling, the same on every process.
     shuffle: whether each epoch has an order of its own.
@@ -50,12 +52,13 @@ def shares(mesh: Mesh, *, examples: int, size: int, micro_batches: int, capacity
   checks.is_mesh(mesh)
   names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
   checks.known_axes(names, mesh)
-  order = DataOrder(examples, size, micro_batches, seed, shuffle)
-  room = fields.whole("capacity", capacity, 1, micro_batches)
+  order = DataOrder(examples, size,
+                    fields.whole("total_micro_batches", total_micro_batches, 1), seed, shuffle)
+  room = fields.whole("capacity", capacity, 1, total_micro_batches, more=TOTAL)
   ranks = int(np.prod([mesh.shape[name] for name in names]))
-  if ranks * room < micro_batches:
+  if ranks * room < total_micro_batches:
     raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} "
-                     f"micro-batches, and the global batch has {micro_batches}.")
+                     f"micro-batches, and total_micro_batches={total_micro_batches}.")
   return Shares(mesh, names, order, room)
 
 

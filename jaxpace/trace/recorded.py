@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Any, Self, overload
 
 import jax
 
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import marked_of
 from jaxpace.step import checks
 from jaxpace.step.instrument import Instrumented
 from jaxpace.step.observe import observe
@@ -48,8 +49,16 @@ class RecordedObserved(Recorded):
   """
 
   def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
+    # With the attributes of what was jitted: libraries copy those of what they wrap.
+    functools.update_wrapper(self, getattr(step, "jitted", step))
     super().__init__(recorder)
     self.step = step
+
+  def __getattr__(self, name: str) -> Any:
+    # Whatever else the step has: `lower`, `trace`, `plan`.
+    if name == "step":
+      raise AttributeError(name)
+    return getattr(self.step, name)
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, records it, and returns its results."""
@@ -111,9 +120,9 @@ def recorded(
 ) -> Recorded:
   """Observes and records a jitted step, in one line.
 
-      with jaxpace.recorded("runs/demo", step) as step:
+      with jaxpace.recorded("runs/demo", step) as recorded_step:
         for batch in batches:
-          state, metrics = step(state, batch)
+          state, metrics = recorded_step(state, batch)
 
   That is `jaxpace.observe(step)`, and a `Recorder` whose `record` is called after each step. For an
   instrumented step it makes `(pace, state, batch) -> (pace, out)` into `(state, batch) -> out`
@@ -148,7 +157,7 @@ def recorded(
           "its own.")
     if directory is None:
       return RecordedObserved(paced, Recorder(None, None, **options))
-    observed: Any = paced if isinstance(paced, Marked) else observe(paced)
+    observed = paced if marked_of(paced) else observe(paced)
     return RecordedObserved(observed, Recorder(directory, observed, **options))
   if not isinstance(paced, Instrumented) or step is None:
     wrong = ("the third argument is missing" if step is None

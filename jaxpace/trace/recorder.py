@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import Marked, Recordable
+from jaxpace.core.recordable import Marked, Recordable, marked_of
 from jaxpace.trace import progress, ringcopy, rundir
 from jaxpace.trace.copies import Copies, Pending
 from jaxpace.trace.exporting import Exporter
@@ -100,9 +100,10 @@ class Recorder(Recording):
         no names for its values.
       ValueError: a period is not positive.
     """
-    several = (isinstance(paced, list | tuple) and bool(paced)
-               and all(isinstance(one, Marked) for one in paced))
-    if directory is not None and not isinstance(paced, Recordable) and not several:
+    found = [marked_of(one) for one in (paced if isinstance(paced, list | tuple) else [paced])]
+    marked = [one for one in found if one is not None]
+    observed = bool(marked) and len(marked) == len(found)
+    if directory is not None and not isinstance(paced, Recordable) and not observed:
       raise TypeError(
           "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: "
           f"Recorder(directory, step). This is a {type(paced).__name__}. Pass the observed or "
@@ -116,8 +117,6 @@ class Recorder(Recording):
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
       raise ValueError(
           f"every_steps={every_steps} and every_seconds={every_seconds} must be positive.")
-    marked = (list(paced) if isinstance(paced, list | tuple) else [paced]
-              if isinstance(paced, Marked) else [])
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)

@@ -198,7 +198,7 @@ def test_work_shared_by_speed(run, tmp_path, capsys):
   """Ranks of 20, 20 and 30 ms: even counts wait for 30; 8 micro-batches each, moved, end at about
   23."""
   target = tmp_path / "shared.json"
-  assert (replay(run, "--balancer", "share_by_speed(micro_batches=24, capacity=16)", "--json",
+  assert (replay(run, "--balancer", "share_by_speed(total_micro_batches=24, capacity=16)", "--json",
                  target) == 0)
   text, document = capsys.readouterr().out, json.loads(target.read_text())
   assert document["ranks"] == 3 and sum(document["counts"]) == 24 and document["counts"][2] < 8
@@ -210,8 +210,8 @@ def test_work_shared_by_speed(run, tmp_path, capsys):
 
 @pytest.mark.parametrize(("balancer", "words"), [
     ("pace_early_ranks()", "makes a Pacer, not a Balancer"),
-    ("share_by_speed(micro_batches=24, capacity=4)", "capacity=4 is too small: 3 ranks"),
-    ("share_by_speed(micro_batches=0, capacity=4)", "micro_batches=0 must be")])
+    ("share_by_speed(total_micro_batches=24, capacity=4)", "capacity=4 is too small: 3 ranks"),
+    ("share_by_speed(total_micro_batches=0, capacity=4)", "total_micro_batches=0 must be")])
 def test_balancers_that_cannot_be_run(run, capsys, balancer, words):
   assert replay(run, "--balancer", balancer) == 2
   assert words in capsys.readouterr().err

@@ -123,7 +123,7 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
 def of_a_slow_host(mesh: Any) -> dict[str, Any]:
   """What the page on it leaves to the reader: data, a model's losses, an update."""
   source = [np.full(3, number, np.float32) for number in range(64)]
-  feed = jaxpace.shares(mesh, examples=len(source), size=8, micro_batches=32, capacity=16)
+  feed = jaxpace.shares(mesh, examples=len(source), size=8, total_micro_batches=32, capacity=16)
 
   def per_token_losses(weights: Any, rows: Any) -> Any:
     return jnp.square(rows @ weights), jnp.ones((rows.shape[0], weights.shape[1]))

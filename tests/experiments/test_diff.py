@@ -43,9 +43,9 @@ def test_the_documentation_shows_the_diff(example: str) -> None:
 
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
-def test_to_observe_a_step_two_lines_change(example: str) -> None:
+def test_to_observe_a_step_three_lines_change(example: str) -> None:
   lines = [line for line in difference(example, "train_observed") if not line.startswith("@@")]
-  assert sum(line.startswith("+") for line in lines) == 2
-  assert sum(line.startswith("-") for line in lines) == 1
+  assert sum(line.startswith("+") for line in lines) == 3
+  assert sum(line.startswith("-") for line in lines) == 2
   for page in ("README.md", "docs/how_to/existing_flax.md"):
     assert "\n".join(lines) in (ROOT / page).read_text()

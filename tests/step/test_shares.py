@@ -14,7 +14,7 @@ from jaxpace.coordination.apportion import even
 from tests.step.running import P, mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
-LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "micro_batches": TOTAL,
+LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "total_micro_batches": TOTAL,
         "capacity": CAPACITY, "seed": 2}
 
 
@@ -140,3 +140,13 @@ def test_what_is_refused():
     feed.next(jaxpace.instrument(step, "data").init(mesh))
   with pytest.raises(ValueError, match="The step shares out no work"):
     feed.next(jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh))
+
+
+@pytest.mark.parametrize("refused", [
+    lambda: jaxpace.share_by_speed(total_micro_batches=8, capacity=16),
+    lambda: jaxpace.shares(**LOAD | {"mesh": mesh_of(data=2), "total_micro_batches": 8,
+                                     "capacity": 16})])
+def test_a_rank_s_number_given_for_the_job_s_is_called_so(refused):
+  with pytest.raises(ValueError, match="capacity=16 must be a whole number from 1 to 8, the "
+                     "total_micro_batches of all ranks of the job together"):
+    refused()

@@ -44,9 +44,9 @@ def train_and_evaluate(config: ml_collections.ConfigDict, workdir: str, train_st
   step = jax.shard_map(train_step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(), check_vma=False)
   step = jax.jit(step, donate_argnums=0)
   batches = data.batches(train, config.batch_size, config.steps, config.seed, mesh)
-  with metrics.Writer(workdir, config.log_every) as writer, jaxpace.recorded(workdir, step) as step:
+  with metrics.Writer(workdir, config.log_every) as writer, jaxpace.recorded(workdir, step) as recorded_step:
     for i, batch in enumerate(batches, start=1):
-      state, scalars = step(state, batch)
+      state, scalars = recorded_step(state, batch)
       writer.write_scalars(i, scalars)
 
     # The test split is small: every process evaluates all of it with its own copy of the parameters.
