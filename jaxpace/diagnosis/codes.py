@@ -49,12 +49,19 @@ class Verdict(_Code):
 
 
 class HangCode(_Code):
-  """Why a job does not go on."""
+  """What a job waits for: the kind of a cause, where a rank is instead, how its process is."""
 
   ABSENT = "absent", "ranks have not entered a collective that others wait in"
   ORDER = "order", "ranks wait for each other in different collectives"
   STUCK = "stuck", "all ranks have entered a collective, and it does not finish"
   UNKNOWN = "unknown", "nothing is known of the ranks that others wait for"
+  IN_CALL = "in_call", "where in the same call of the program the rank is"
+  EARLIER_CALL = "earlier_call", "the rank is still in an earlier call of the program"
+  OTHER_PROGRAM = "other_program", "the rank is in another program"
+  DEVICE_BEHIND = "device_behind", "the rank has not begun a call that others of its process have"
+  NOT_BEGUN = "not_begun", "no rank of the process has begun the call"
+  CLOSED = "closed", "the process has closed its recording"
+  SILENT = "silent", "the process wrote nothing while its ring was watched"
 
 
 class ChangeCode(_Code):
@@ -160,7 +167,7 @@ class Note(_Code):
   PLAN_NOTICE = "plan_notice", "report: what `instrument` noticed of the step"
   NEVER_MEET = "never_meet", "report: of a sampled run, ranks don't all wait for each other"
   TURNS = "turns", "report: of a sampled run, devices take turns on few cores"
-  HUNG = "hung", "report: a watchdog saw a step hang"
+  HUNG = "hung", "report: a watchdog found a step overdue"
   SAME_RUN = "same_run", "compare: both are the same run"
   RANKS_DIFFER = "ranks_differ", "compare: numbers of ranks"
   HOSTS_DIFFER = "hosts_differ", "compare: hosts"

@@ -1,5 +1,5 @@
-"""Whether a job hangs, or hung when it ended, and why: by where the rings of marks say that its
-ranks are. Pure."""
+"""What a job waits for, or waited for last: by where the rings of marks say that its ranks are.
+Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import Any
 from jaxpace.diagnosis import codes
 from jaxpace.diagnosis.codes import Sentence
 from jaxpace.trace.flight.told import CauseInWords, Flight, told
+from jaxpace.trace.problems import plural
 
 USUAL_STEPS = 20.0
-"""Ranks that wait for longer than so many of the usual steps hang, if that is longer than the
-following."""
+"""Waits are reported that last longer than so many of the usual steps, if that is longer than the
+following. Whether such a job hangs or waits for a checkpoint, marks don't tell."""
 RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
 """In a job that runs; the latter before a few steps have shown how long they take."""
 ENDED_SECONDS = 3.0
-"""In a job that was killed: nobody waits any more for it to go on."""
+"""In a job of which no process writes any more: nobody waits for it to go on."""
 _MOST = 3
-_CODES = {"absent": codes.HangCode.ABSENT, "order": codes.HangCode.ORDER,
-          "stuck": codes.HangCode.STUCK, "unknown": codes.HangCode.UNKNOWN}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Hang:
   """Why ranks wait, that which keeps most of them first."""
 
   running: bool
-  """Whether the job still lives; else this is how it ended."""
+  """Whether a process of the job wrote to its ring while the rings were watched."""
   causes: tuple[CauseInWords, ...]
   seconds: float | None
   """How long a rank has waited because of the first cause."""
@@ -39,19 +38,25 @@ class Hang:
   @property
   def sentences(self) -> tuple[Sentence, ...]:
     """All of it in words, each with the code of its cause."""
-    said = [Sentence(_CODES[one.cause.kind], sentence) for one in self.causes[:_MOST]
-            for sentence in one.sentences]
+    said = [Sentence(codes.HangCode(each.code), each.text) for one in self.causes[:_MOST]
+            for each in one.said]
     more = len(self.causes) - _MOST
     if more > 0:
-      said.append(Sentence(_CODES[self.causes[_MOST].cause.kind],
-                           f"{more} more causes hold fewer ranks."))
+      said.append(Sentence(codes.HangCode(self.causes[_MOST].cause.kind),
+                           f"{plural(more, 'more cause')} not listed, with at most as many ranks."))
     return tuple(said)
+
+  @property
+  def title(self) -> str:
+    """What the sentences answer."""
+    return "What the job waits for" if self.running else "What the job waited for last"
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
     return {
-        "running": self.running, "seconds": self.seconds,
-        "causes": [{"code": str(_CODES[one.cause.kind]), "sentences": one.sentences, **one.document}
+        "title": self.title, "running": self.running, "seconds": self.seconds,
+        "causes": [{"code": one.cause.kind, "sentences": one.sentences,
+                    "sentence_codes": [each.code for each in one.said], **one.document}
                    for one in self.causes[:64]],
         "left_out": list(self.left_out)}
 
@@ -59,8 +64,8 @@ class Hang:
 def find_hang(flight: Flight | None) -> Hang | None:
   """Tells what keeps a job from going on.
 
-  At any moment of a healthy job some ranks wait for others, for milliseconds. Said is only what has
-  lasted longer than steps take, or what ended the others: a process that died in the middle.
+  At any moment of a healthy job some ranks wait for others, for milliseconds. Reported is only what
+  has lasted longer than steps take, or what ended the others: a process that died in the middle.
 
   Args:
     flight: where its ranks are, see `jaxpace.trace.flight.read.read_flight`; None of a run without
@@ -84,8 +89,7 @@ def find_hang(flight: Flight | None) -> Hang | None:
 
 
 def _died(flight: Flight, one: CauseInWords) -> bool:
-  """Whether those who waited have failed, and those they waited for are gone without a word."""
+  """Whether those who waited have given up, and those they waited for no longer write."""
   waiting = [flight.positions[rank].state for wait in one.cause.waits for rank in wait.waiting]
   kept = [flight.positions[rank].state for rank in one.cause.ranks if rank in flight.positions]
-  gone = [state == "gone" or (state == "running" and not flight.running) for state in kept]
-  return "failed" in waiting and any(gone)
+  return "closed" in waiting and "silent" in kept

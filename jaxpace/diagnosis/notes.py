@@ -207,7 +207,7 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
       taken[step] = max(taken.get(step, 0.0), seconds)
   said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
   rest = len(said) - _MOST_HANGS
-  return (said[:_MOST_HANGS] + ([Sentence(Note.HUNG, f"Watchdog: {rest} more steps hung.")]
+  return (said[:_MOST_HANGS] + ([Sentence(Note.HUNG, f"Watchdog: more steps were overdue: {rest}.")]
                                 if rest > 0 else []))
 
 
@@ -216,12 +216,12 @@ def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
   late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
   others = f"; {len(late) - _MOST_HANGS:,} more" if len(late) > _MOST_HANGS else ""
   who = "; ".join(_process(one) for one in late[:_MOST_HANGS]) + others
-  who = who or "all processes were inside it: a device or the network hung"
-  ended = (f"for {taken:.0f} s" if taken is not None
-           else f"for {float(event['waited']):.0f} s and more")
+  who = who or "all processes had called it"
+  ended = (f"took {taken:.0f} s" if taken is not None
+           else f"had not completed after {float(event['waited']):.0f} s")
   marks = event.get("marks")
   within = f" {marks[0]}" if isinstance(marks, list) and marks and isinstance(marks[0], str) else ""
-  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} hung {ended}; {who}.{within}")
+  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} {ended}; {who}.{within}")
 
 
 def _process(late: Mapping[str, Any]) -> str:
@@ -231,7 +231,7 @@ def _process(late: Mapping[str, Any]) -> str:
   if state == "absent":
     return f"{name} was never heard of"
   if state == "left":
-    return f"{name} had left its loop"
+    return f"{name} had closed its watchdog"
   was = f"was {where(phase)}" if isinstance(phase, str) else "had not arrived"
   return f"{name} {was}" + (", and silent" if state in ("silent", "service") else "")
 

@@ -35,7 +35,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
     diagnosis: what to show.
     console: where; its width, colour and encoding are respected.
     ranks: rows of the table of ranks; None for all.
-    hang: why the job does not go on, or did not when it ended.
+    hang: what the job waits for, or waited for last.
   """
   console.print(_header(diagnosis))
   if hang:
@@ -62,10 +62,9 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
 
 
 def render_hang(hang: Hang, console: Console) -> None:
-  """Prints why a job does not go on."""
-  title = "The job hangs" if hang.running else "How the job ended"
-  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=title, title_align="left",
-                      border_style="red"))
+  """Prints what a job waits for."""
+  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=hang.title,
+                      title_align="left", border_style="red"))
 
 
 def _header(diagnosis: Diagnosis) -> Text:

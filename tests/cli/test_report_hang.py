@@ -4,13 +4,22 @@ alone."""
 import json
 import shutil
 
+import pytest
+
 from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
+from jaxpace.trace.flight import read
 from tests.trace.flight.test_read import Directory
 
-ENDED = "How the job ended"
-"""The section of a job that was killed while it hung."""
+ENDED = "What the job waited for last"
+"""The section of a job that no longer writes."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_writes(monkeypatch):
+  """The made-up processes write nothing, however long their rings are watched."""
+  monkeypatch.setattr(read, "WATCHED_SECONDS", 0.01)
 
 
 def shown(capsys):

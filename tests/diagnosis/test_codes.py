@@ -4,6 +4,7 @@ import copy
 import pathlib
 import pickle
 import re
+from typing import get_args
 
 import pytest
 
@@ -13,6 +14,7 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes import case
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.testing.made_up_runs import MadeUpJob
+from jaxpace.trace.flight import told
 from tests.diagnosis.made_up import run_of
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -35,7 +37,7 @@ def test_every_code_has_a_use(kind):
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
   # A mechanism's kind, and a finding's mode, become codes by their values.
   by_value = (modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source))
-              if kind is Evidence else set())
+              if kind is Evidence else set(get_args(told.Code)) if kind is HangCode else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
 
 

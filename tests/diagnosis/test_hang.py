@@ -60,11 +60,11 @@ def test_long_steps_need_long_waits():
 
 
 def test_a_process_that_died_is_said_however_soon_the_others_failed():
-  states = {0: "failed", 1: "failed", 3: "failed", 2: "gone"}
-  found = find_hang(flight(late(), 0.05, states=states, running=False))
-  assert found.causes[0].cause.ranks == (2,) and "stands still" in found.causes[0].places[0]
-  # All have failed alike: no process is missing without a word.
-  assert find_hang(flight(late(), 0.05, states=dict.fromkeys(range(4), "failed"),
+  states = {0: "closed", 1: "closed", 3: "closed", 2: "silent"}
+  found = find_hang(flight(late(), 0.05, states=states, running=False, watched=3.0))
+  assert found.causes[0].cause.ranks == (2,) and found.sentences[-1].code is Code.SILENT
+  # All have closed alike: none is silent.
+  assert find_hang(flight(late(), 0.05, states=dict.fromkeys(range(4), "closed"),
                           running=False)) is None
 
 

@@ -84,8 +84,7 @@ def _main(figures: DocumentFigures) -> list[Markup]:
                    aria_labelledby="verdict")]
   hang = sections.hang(figures)
   if hang:
-    parts.append(_section("hang", "The job hangs" if document["hang"]["running"]
-                          else "How the job ended", hang))
+    parts.append(_section("hang", document["hang"]["title"], hang))
   key = sections.key_figures(figures)
   parts += [key] if key else []
   if measured:

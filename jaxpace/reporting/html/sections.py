@@ -257,7 +257,7 @@ def _tree(tree: dict[str, Any], depth: int) -> Markup:
 
 
 def hang(figures: DocumentFigures) -> Markup | None:
-  """Why the job does not go on; None where it does."""
+  """What the job waits for; None where it goes on."""
   found = figures.document.get("hang")
   if not found:
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -50,12 +51,16 @@ class Position:
   executions: tuple[NewestExecution, ...] = ()
   """Newest execution of each program, the one with the newest mark last."""
   quiet: float | None = None
-  """Seconds from its newest mark to when its process last lived, by its own clock."""
+  """Seconds from its newest mark to when its process last wrote, by its own clock."""
   usual: float | None = None
   """Median seconds between two starts of the program with the newest mark; None before a few."""
-  state: str = "running"
-  """"running"; "gone": its process has ended or stands still; "left": it has closed its
-  recording."""
+  state: Literal["running", "silent", "closed"] = "running"
+  """"silent": nothing more is heard of its process; "closed": its process has closed its
+  recording. All marks up to then are known, and none after it."""
+  ended_by: str = ""
+  """Why its recording ends, as its process wrote down; empty where it wrote nothing."""
+  moving: bool = False
+  """Whether it wrote marks while its ring was watched: what it was in then is over."""
   host: str = ""
   waiting: float | None = None
   """Seconds since it entered the collective that it entered last, if it is in one."""

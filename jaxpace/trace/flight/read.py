@@ -6,7 +6,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -21,17 +20,19 @@ from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.told import Flight
 from jaxpace.trace.marks import plans, ringfile
 from jaxpace.trace.marks.follow import Lane
-from jaxpace.trace.marks.ringfile import RingFile, read_ring
+from jaxpace.trace.marks.ringfile import Pulse, RingFile, read_pulse, read_ring
 from jaxpace.trace.problems import list_ranks, plural, why_unreadable
-from jaxpace.trace.processes import gone, read_processes
+from jaxpace.trace.processes import read_processes
 
 _RING = re.compile(r"^([0-9]{1,7})\.ring$")
 _MOST_NAMED = 3
 _MOST_HOLES = 64
 """Slots that a killed process left half written: one a thread."""
-_GONE_SECONDS = 12.0
-"""A process that has said nothing for so long has ended or stands still: it says each second that
-it lives, and its recording's own file every five seconds."""
+WATCHED_SECONDS = 3.0
+"""For so long rings of ranks that wait are watched: a process says several times a second in its
+ring that it lives."""
+_LONG, _GLANCE = 3.0, 0.1
+"""Seconds; shorter waits are nobody's concern; between two looks."""
 
 
 def read_flight(directory: str | os.PathLike[str], *,
@@ -45,6 +46,7 @@ def read_flight(directory: str | os.PathLike[str], *,
 
   Returns:
     Where its ranks are; None where no process has a ring here, as in a run that was never observed.
+    Where ranks have waited for seconds, it takes up to `WATCHED_SECONDS` to see who still writes.
   """
   directory = pathlib.Path(directory)
   rings = _rings(directory)
@@ -59,7 +61,8 @@ def read_flight(directory: str | os.PathLike[str], *,
   for process, path in rings.items():
     if process not in (own or {}):
       reading.add(process, path)
-  return reading.flight(info, own or {})
+  # A watchdog knows by their heartbeats how the others are.
+  return reading.flight(info, own or {}, 0.0 if own else reading.watch(WATCHED_SECONDS))
 
 
 def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
@@ -93,7 +96,7 @@ class _Reading:
     self._programs = ProgramsByKey()
     self._positions: dict[int, Position] = {}
     self._read: set[int] = set()
-    self._lived: dict[int, int] = {}
+    self._open: dict[int, tuple[pathlib.Path, RingFile]] = {}
     self._faults: dict[str, list[int]] = {}
 
   def add(self, process: int, path: pathlib.Path) -> None:
@@ -123,37 +126,70 @@ class _Reading:
     if plan.run != ring.run or plan.attempt != ring.attempt:
       self._leave_out(process, "has a plan of another start of the job beside it")
       return
-    self._take(process, ring, plan.plan)
+    self._take(process, path, ring, plan.plan)
 
-  def _take(self, process: int, ring: RingFile, plan: ObservedPlan) -> None:
+  def _take(self, process: int, path: pathlib.Path, ring: RingFile, plan: ObservedPlan) -> None:
     info = self._infos.get(process, {})
     keys = self._programs.add(plan)
-    lived = max(ring.alive_ns, info.get("monotonic_ns") or 0)
-    host = info.get("hostname") or ""
+    host, ended_by = info.get("hostname") or "", info.get("ended_by") or ""
     for lane, rank in enumerate(ring.ranks.tolist()):
       if rank < 0 or rank in self._positions:
         continue
       tag, ns = _events(ring.events[lane], lambda lane=lane: int(ring.heads[lane]))
       # A process that has just begun may have marks and no word yet.
-      now = max(lived, int(ns[-1])) if len(ns) and lived else None
+      now = max(ring.alive_ns, int(ns[-1])) if len(ns) and ring.alive_ns else None
       one = position(rank, process, tag, ns, keys, self._programs, now)
-      inside = any(execution.pending for execution in one.executions)
-      failed = bool(info.get("ended_by")) or inside
-      state = "running" if not ring.closed else "failed" if failed else "left"
-      self._positions[rank] = dataclasses.replace(one, host=host, state=state)
+      self._positions[rank] = dataclasses.replace(
+          one, host=host, ended_by=ended_by, state="closed" if ring.closed else "silent")
     self._read.add(process)
-    if lived:
-      self._lived[process] = lived - ring.monotonic_ns + ring.wall_ns
+    if not ring.closed:
+      self._open[process] = path, ring
 
-  def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight]) -> Flight:
+  @property
+  def _in_question(self) -> bool:
+    """Whether ranks have waited for so long that somebody may be told of it."""
+    return any(execution.pending and (one.state == "closed" or (one.waiting or 0.0) >= _LONG)
+               for one in self._positions.values() for execution in one.executions)
+
+  def watch(self, seconds: float) -> float:
+    """Waits until the processes whose recordings are open have written, for so long at most.
+
+    Processes that have are "running", and ranks with new marks "moving". No two clocks are
+    compared, and no process is asked by its number, which may be that of another container.
+
+    Returns:
+      The seconds for which the rings were watched; 0 where no long wait makes that necessary.
+    """
+    if not self._in_question:
+      return 0.0
+    begun, written = time.monotonic(), dict[int, Pulse]()
+    while True:
+      for process in self._open.keys() - written:
+        path, ring = self._open[process]
+        pulse = read_pulse(path)
+        if pulse is not None and pulse.alive_ns != ring.alive_ns:
+          written[process] = pulse
+      passed = time.monotonic() - begun
+      if len(written) == len(self._open) or passed >= seconds:
+        break
+      time.sleep(_GLANCE)
+    for process in written:
+      self._has_written(process)
+    return passed
+
+  def _has_written(self, process: int) -> None:
+    path, ring = self._open[process]
+    pulse = read_pulse(path)
+    for lane, rank in enumerate(ring.ranks.tolist()):
+      one = self._positions.get(rank)
+      if one is not None and one.process == process:
+        moving = (pulse is None or lane >= len(pulse.heads)
+                  or int(pulse.heads[lane]) != int(ring.heads[lane]))
+        self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
+
+  def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight], watched: float) -> Flight:
     """Puts it together."""
-    latest = max(self._lived.values(), default=0)
-    running = bool(own)
-    for process, lived in self._lived.items():
-      if self._vanished(process, lived) or latest - lived > _GONE_SECONDS * 1e9:
-        self._mark_gone(process)
-      elif time.time_ns() - lived <= _GONE_SECONDS * 1e9:
-        running = True
+    running = not watched or any(one.state == "running" for one in self._positions.values())
     for process, known in own.items():
       self._read.add(process)
       self._positions |= known.positions
@@ -163,22 +199,7 @@ class _Reading:
     missing = (sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int)
                else [])
     return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
-                  running, run=str(info.get("run") or ""))
-
-  def _vanished(self, process: int, lived: int) -> bool:
-    """Whether a process of this host is no more, or stands still; `lived` is when it last lived, ns
-    since 1970."""
-    info = self._infos.get(process, {})
-    pid, host = info.get("pid"), info.get("hostname")
-    if not isinstance(pid, int) or pid <= 0 or host != socket.gethostname():
-      return False
-    # Its number may be another's once it has said nothing for so long.
-    return time.time_ns() - lived > _GONE_SECONDS * 1e9 or gone(pid, host)
-
-  def _mark_gone(self, process: int) -> None:
-    for rank, one in self._positions.items():
-      if one.process == process and one.state == "running":
-        self._positions[rank] = dataclasses.replace(one, state="gone")
+                  running, watched, run=str(info.get("run") or ""))
 
   def _leave_out(self, process: int, why: str) -> None:
     self._faults.setdefault(why, []).append(process)

@@ -1,11 +1,14 @@
 """What the rings of a job tell of a step that does not end, in sentences and as plain values.
-Pure."""
+Pure.
+
+A sentence says what marks show. Where they can't tell two situations apart, it names both.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 from jaxpace.trace.flight import waits
 from jaxpace.trace.flight.positions import NewestExecution, Position
@@ -16,6 +19,10 @@ from jaxpace.trace.problems import list_ranks, plural
 
 _MOST_PLACES = 4
 _MOST_BEHIND = 3
+Code = Literal["absent", "order", "stuck", "unknown", "in_call", "earlier_call", "other_program",
+               "device_behind", "not_begun", "closed", "silent"]
+"""What a sentence says: the kind of a cause, where a rank is instead, or how its process is; see
+`jaxpace.diagnosis.codes.HangCode`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +36,10 @@ class Flight:
   missing: tuple[int, ...] = ()
   """Processes of the job without a ring that can be used."""
   running: bool = True
-  """Whether a process of the job lives, as far as that is known."""
+  """Whether a process of the job wrote to its ring while the rings were watched, or they were not
+  watched."""
+  watched: float = 0.0
+  """Seconds for which the rings were watched."""
   clean: bool = False
   """Whether all processes have closed their recordings without an error."""
   run: str = ""
@@ -48,23 +58,28 @@ class Flight:
     return max((seconds for seconds in known if seconds is not None), default=None)
 
 
+class Said(NamedTuple):
+  """A sentence and what it says."""
+
+  code: Code
+  text: str
+
+
 @dataclasses.dataclass(frozen=True)
 class CauseInWords:
   """A cause in words."""
 
   cause: Cause
-  sentence: str
-  places: tuple[str, ...]
-  """Where the ranks in question are, a sentence each."""
-  behind: str
-  """What else waits for that; empty where nothing does."""
+  said: tuple[Said, ...]
+  """What is waited for, then where the ranks in question are, how their processes are, and what
+  else waits for that."""
   document: dict[str, Any]
   """The same as plain values."""
 
   @property
   def sentences(self) -> list[str]:
     """All of it."""
-    return [self.sentence, *self.places, *filter(None, [self.behind])]
+    return [each.text for each in self.said]
 
 
 def told(flight: Flight) -> tuple[CauseInWords, ...]:
@@ -75,22 +90,27 @@ def told(flight: Flight) -> tuple[CauseInWords, ...]:
 
 
 def _tell(flight: Flight, cause: Cause) -> CauseInWords:
-  places = [(rank, where_is(flight, rank, cause)) for rank in cause.ranks
-            if cause.kind == "absent"
-            or (cause.kind == "stuck" and flight.positions[rank].state == "gone")]
-  said = [f"{_rank(flight, rank)} {place}." for rank, place in places[:_MOST_PLACES]]
+  places = [(rank, place(flight, rank, cause)) for rank in cause.ranks if cause.kind == "absent"]
+  said = [Said(cause.kind, _sentence(flight, cause))]
+  said += [Said(where.code, f"{_rank(flight, rank)} {where.text}.")
+           for rank, where in places[:_MOST_PLACES]]
   if len(places) > _MOST_PLACES:
-    said.append(f"So are {plural(len(places) - _MOST_PLACES, 'rank')} more, not listed.")
-  return CauseInWords(cause, _sentence(flight, cause), tuple(said), _behind(flight, cause), {
+    said.append(Said(cause.kind,
+                     f"{plural(len(places) - _MOST_PLACES, 'more rank')} of these not listed."))
+  said += _processes(flight, cause)
+  if cause.behind:
+    said.append(Said(cause.kind, _behind(flight, cause)))
+  return CauseInWords(cause, tuple(said), {
       "kind": cause.kind, "ranks": list(cause.ranks), "seconds": flight.waited(cause),
       "waits": [_document(flight, wait) for wait in cause.waits[:64]],
       "behind": [_document(flight, wait) for wait in cause.behind[:64]],
-      "places": [_place(flight, rank, words) for rank, words in places[:1024]]})
+      "places": [_place(flight, rank, where) for rank, where in places[:1024]]})
 
 
 def _sentence(flight: Flight, cause: Cause) -> str:
   wait = cause.waits[0]
   long = flight.waited(cause)
+  waited = _waits(flight, wait.waiting, long)
   for_long = "" if long is None else f" for {seconds(long)}"
   what = meeting(flight.programs, wait.meeting)
   call = f"Call {wait.meeting.number} of {flight.programs.by_key[wait.meeting.program].name}: "
@@ -99,65 +119,110 @@ def _sentence(flight: Flight, cause: Cause) -> str:
           if len(cause.waits) > 1 else "")
   if cause.kind == "absent":
     missing = [rank for rank in cause.ranks if rank in wait.absent]
-    has = "has" if len(missing) == 1 else "have"
-    return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more} for {_ranks(missing)}, "
-            f"which {has} not entered it.")
+    seen = ("" if all(flight.positions[rank].state == "running" for rank in missing)
+            else f", as far as {'its' if len(missing) == 1 else 'their'} last marks show")
+    return (f"{call}{waiting} {waited} in {what}{more} for {_ranks(missing)}, which "
+            f"{_has(missing)} not entered it{seen}.")
   if cause.kind == "order":
     pieces = [f"{_ranks(one.waiting)} entered {meeting(flight.programs, one.meeting)} and "
-              f"{_waits(one.waiting)} for {_ranks(one.absent)}"
+              f"{_waits(flight, one.waiting)} for {_ranks(one.absent)}"
               for one in cause.waits[:_MOST_BEHIND]]
-    wait_for = "wait" if long is None else f"have waited {seconds(long)}"
-    return (f"{call}ranks {wait_for} for each other, having entered different collectives: "
-            f"{'; '.join(pieces)}. Their processes run different programs, or run them in "
-            "different orders.")
+    return (f"{call}{_ranks(cause.ranks)} {_waits(flight, cause.ranks, long)} for each other, "
+            f"having entered different collectives: "
+            f"{'; '.join(pieces)}. What they run differs, or the order in which they run it.")
   if cause.kind == "stuck":
-    if wait.left:
-      return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, and "
-              f"{_ranks(wait.left)} left it; {waiting} {_are(wait.waiting)} still "
-              f"inside{for_long}: the network between them, or a peer that died.")
-    return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what} and none has left "
-            f"it{for_long}: no rank is late; the network between them hangs, or a peer died in it.")
-  return (f"{call}{waiting} {_waits(wait.waiting, long)} in {what}{more}; of {_ranks(cause.ranks)} "
-          "no ring is at hand that tells whether they have entered.")
+    left = (f"and {_ranks(wait.left)} left it; {waiting} {_are(wait.waiting)} still inside"
+            if wait.left else "and none has left it")
+    return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, {left}{for_long}: "
+            "the network between them, a device, or a process of theirs that has ended or stands "
+            "still; or it takes this long.")
+  return (f"{call}{waiting} {waited} in {what}{more}; no ring at hand tells "
+          f"whether {_ranks(cause.ranks)} {_has(cause.ranks)} entered it.")
 
 
-def where_is(flight: Flight, rank: int, cause: Cause) -> str:
+def place(flight: Flight, rank: int, cause: Cause) -> Said:
   """Says where a rank is instead, as what follows its name in a sentence."""
   where = flight.positions[rank]
-  over = where.state == "gone" or not flight.running
-  ago = "" if where.quiet is None else (
-      f" {seconds(where.quiet)} {'before its process was last heard of' if over else 'ago'}")
-  is_in = "was" if over else "is"
   wait = next((one for one in cause.waits if rank in one.absent), cause.waits[0])
-  execution = where.of(wait.meeting.program)
-  current = where.current
-  if cause.kind == "stuck":
-    return ("was in it when its process ended, or came to stand "
-            f"still{ago and '; it had entered' + ago}")
+  execution, current = where.of(wait.meeting.program), where.current
+  ago = _ago(where)
+  is_in, has = ("is", "has") if where.state == "running" else ("was", "had")
   if execution is not None and not execution.ended and execution.number == wait.meeting.number:
     if execution.last is None:
-      place = f"has begun the call{ago}, and has entered no collective of it"
-    else:
-      each, turn, leaves = execution.last
-      name = occurrence(flight.programs, execution.program, each, turn)
-      place = f"{'left' if leaves else 'entered'} {name}{ago}, and {is_in} in what follows"
-  elif current is not None and current is not execution and not current.ended:
+      return Said("in_call", f"began the call{ago}, and {has} entered no collective of it")
+    return Said("in_call", _after(flight, execution, ago, is_in))
+  if (execution is not None and execution is current and not execution.ended
+      and execution.number is not None):
+    return Said("earlier_call", f"{is_in} still in call {execution.number}: it "
+                + ("began that" + ago if execution.last is None
+                   else _after(flight, execution, ago, is_in)))
+  if current is not None and not current.ended:
     name = flight.programs.by_key[current.program].name
-    place = f"{is_in} in another program, {name}{ago and ', with its last mark' + ago}"
-  else:
-    last = ("no call" if execution is None else f"call {execution.number}"
-            if execution.number is not None else "calls")
-    place = (f"has not begun the call: its last mark, of {last}, was written{ago or ' before'}; "
-             f"its process {is_in} between two steps, in Python (a data loader, a checkpoint, an "
-             "evaluation)")
-  others = {one.state for one in flight.positions.values()}
-  if where.state == "gone" and others != {"gone"}:
-    place += ". Its process has ended without a word, or stands still"
-  elif where.state == "left":
-    place += ". Its process has left its loop: its recording is closed"
-  elif where.state == "failed":
-    place += ". Its process has ended with an error"
-  return place
+    return Said("other_program",
+                f"{is_in} in another program, {name}{ago and ', with its last mark' + ago}")
+  begun = f"{has} not begun the call"
+  beside = _beside(flight, rank, wait.meeting)
+  if beside:
+    return Said("device_behind", f"{begun}, which {_ranks(beside)} of the same process "
+                f"{_has(beside)} begun: its device has other work, or, on a CPU, no thread (the "
+                "devices of a process share threads, and calls that run ahead can take all)")
+  last = "no mark of it is left" if current is None else (
+      f"its last mark{_of_call(flight, current, wait.meeting.program)} was written"
+      f"{ago or ' before'}")
+  return Said("not_begun", f"{begun}: {last}" + (
+      "; between calls marks don't tell whether its process is in Python (a data loader, a "
+      "checkpoint, an evaluation) or in a program without marks" if is_in == "is" else ""))
+
+
+def _after(flight: Flight, execution: NewestExecution, ago: str, is_in: str) -> str:
+  """What its last mark shows of a rank that is in no collective."""
+  assert execution.last is not None
+  each, turn, leaves = execution.last
+  name = occurrence(flight.programs, execution.program, each, turn)
+  return (f"left {name}{ago}, and {is_in} in what follows" if leaves else f"entered {name}{ago}")
+
+
+def _of_call(flight: Flight, current: NewestExecution, program: str) -> str:
+  call = "" if current.number is None else f"call {current.number} of "
+  if current.program == program and call:
+    return f", of call {current.number},"
+  return f", of {call}{flight.programs.by_key[current.program].name},"
+
+
+def _ago(where: Position) -> str:
+  """When its last mark was written, by the clock of its own host."""
+  if where.quiet is None:
+    return ""
+  since = {"running": "ago", "closed": "before its recording was closed"}
+  return f" {seconds(where.quiet)} {since.get(where.state, 'before its process last wrote')}"
+
+
+def _beside(flight: Flight, rank: int, call: GroupRun) -> list[int]:
+  """Ranks of its process that have begun a call: their process has made it."""
+  own = flight.positions[rank].process
+  found = []
+  for other, where in sorted(flight.positions.items()):
+    execution = where.of(call.program) if where.process == own and other != rank else None
+    if execution is not None and execution.number is not None and execution.number >= call.number:
+      found.append(other)
+  return found
+
+
+def _processes(flight: Flight, cause: Cause) -> Iterator[Said]:
+  """How the processes of the ranks in question are, where they no longer write."""
+  positions = {flight.positions[rank].process: flight.positions[rank] for rank in cause.ranks
+               if rank in flight.positions}
+  for process, where in sorted(positions.items())[:_MOST_PLACES]:
+    name = f"Process {process}{' on ' + where.host if where.host else ''}"
+    last = f" Its process file gives a reason: {where.ended_by}." if where.ended_by else ""
+    if where.state == "closed":
+      yield Said("closed", f"{name} has closed its recording; marks don't tell what it has done "
+                 "since." + last)
+    elif where.state == "silent" and flight.watched:
+      others = "" if flight.running else ", like all others,"
+      yield Said("silent", f"{name}{others} wrote nothing in the {seconds(flight.watched)} for "
+                 "which its ring was watched: it has ended, stands still, or can't write to this "
+                 "directory." + last)
 
 
 def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
@@ -195,13 +260,11 @@ def seconds(value: float) -> str:
 
 
 def _behind(flight: Flight, cause: Cause) -> str:
-  if not cause.behind:
-    return ""
   pieces = [f"{_ranks(wait.waiting)} in {meeting(flight.programs, wait.meeting)}"
             for wait in cause.behind[:_MOST_BEHIND]]
   more = len(cause.behind) - _MOST_BEHIND
-  return ("Behind that wait " + "; ".join(pieces)
-          + (f"; and ranks in {plural(more, 'collective')} more" if more > 0 else "") + ".")
+  return ("Ranks wait behind these: " + "; ".join(pieces)
+          + (f"; and others in {plural(more, 'more collective')}" if more > 0 else "") + ".")
 
 
 def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
@@ -216,14 +279,14 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
       "unknown": list(wait.unknown)}
 
 
-def _place(flight: Flight, rank: int, words: str) -> dict[str, Any]:
+def _place(flight: Flight, rank: int, said: Said) -> dict[str, Any]:
   where = flight.positions[rank]
   current: NewestExecution | None = where.current
   last = current.last if current is not None else None
   document: dict[str, Any] = {
       "rank": rank, "process": where.process, "host": where.host or None, "state": where.state,
       "seconds": where.quiet, "program": None, "call": None, "between_calls": True, "last": None,
-      "words": words}
+      "code": said.code, "words": said.text}
   if current is not None:
     document |= {"program": flight.programs.by_key[current.program].name, "call": current.number,
                  "between_calls": current.ended}
@@ -242,11 +305,16 @@ def _ranks(ranks: Sequence[int]) -> str:
   return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list_ranks(ranks)}"
 
 
-def _waits(ranks: Sequence[int], duration: float | None = None) -> str:
-  one = len(ranks) == 1
+def _waits(flight: Flight, ranks: Sequence[int], duration: float | None = None) -> str:
+  """That ranks wait, or waited where nothing more is heard of them."""
+  over = all(flight.positions[rank].state != "running" for rank in ranks)
   if duration is None:
-    return "waits" if one else "wait"
-  return f"{'has' if one else 'have'} waited {seconds(duration)}"
+    return "waited" if over else "waits" if len(ranks) == 1 else "wait"
+  return f"{'had' if over else _has(ranks)} waited {seconds(duration)}"
+
+
+def _has(ranks: Sequence[int]) -> str:
+  return "has" if len(ranks) == 1 else "have"
 
 
 def _are(ranks: Sequence[int]) -> str:

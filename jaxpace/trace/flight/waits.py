@@ -78,7 +78,7 @@ def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tu
   """
   found: set[GroupRun] = set()
   for rank, where in positions.items():
-    for execution in where.executions:
+    for execution in where.executions if not where.moving else ():
       if execution.number is None:
         continue
       for place, turn in execution.pending:
@@ -105,7 +105,9 @@ def _side(meeting: GroupRun, where: Position) -> str:
     return "left" if execution.number > meeting.number else "absent"
   if execution.ended or execution.left[meeting.place] > meeting.turn:
     return "left"
-  return "waiting" if execution.entered[meeting.place] > meeting.turn else "absent"
+  if execution.entered[meeting.place] <= meeting.turn:
+    return "absent"
+  return "left" if where.moving else "waiting"
 
 
 def causes(waits: tuple[Wait, ...], programs: ProgramsByKey) -> tuple[Cause, ...]:

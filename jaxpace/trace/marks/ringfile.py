@@ -44,6 +44,14 @@ class RingFile(NamedTuple):
   events: np.ndarray
 
 
+class Pulse(NamedTuple):
+  """What changes in a ring's file as long as its process lives."""
+
+  alive_ns: int
+  # [lanes] uint64
+  heads: np.ndarray
+
+
 def name(process: int) -> str:
   """Returns the path of a process's ring within the run directory."""
   return f"{FOLDER}/{process}.ring"
@@ -75,6 +83,22 @@ def run_of(path: pathlib.Path) -> str | None:
   """Id of the run that a ring's file says it is of; None where it can't be read."""
   header = _header(path)
   return None if header is None else header["run"].decode("utf-8", "replace")
+
+
+def read_pulse(path: pathlib.Path) -> Pulse | None:
+  """Reads what tells whether a process still writes; None where it can't be read."""
+  header = _header(path)
+  if header is None or not 1 <= header["lanes"] <= marks.MOST_LANES:
+    return None
+  lanes = int(header["lanes"])
+  try:
+    with open(path, "rb") as file:
+      file.seek(marks.PAGE)
+      data = file.read(lanes * marks.BLOCK)
+  except OSError:
+    return None
+  blocks = np.frombuffer(data.ljust(lanes * marks.BLOCK, b"\0"), marks.LANE, lanes)
+  return Pulse(int(header["alive_ns"]), np.array(blocks["head"]))
 
 
 def _header(path: pathlib.Path) -> np.void | None:

@@ -56,13 +56,16 @@ def test_the_others_are_known_by_their_heartbeats(of, waiting):
   # The process with ranks 8 and 9 tells of them; programs have the same key in both.
   text = compact.to_text([found[8], found[9]], 2000)
   cause = absent(in_step.find([of], 0, {1: heartbeat(1, text)}, None), (8,))
-  assert "all-reduce.0 (model.py:10)" in cause.sentence and "on b" in cause.places[0]
+  assert "all-reduce.0 (model.py:10)" in cause.sentences[0] and "on b" in cause.sentences[1]
 
 
 def test_or_by_their_rings_in_the_directory(of, waiting, tmp_path):
   machine(of, waiting).write(tmp_path / "marks" / "1.ring", [8, 9], process=1, alive=3.0)
   plans.write_plan(tmp_path, 1, "run", 0, type(machine(of, 0).plan)((of,)))
-  assert "3.0 s ago" in absent(in_step.find([of], 0, {}, tmp_path), (8,)).places[0]
+  # Of a process that sends nothing, what its ring was last written shows, and no more.
+  said = absent(in_step.find([of], 0, {}, tmp_path), (8,))
+  assert "3.0 s before its process last wrote" in said.sentences[1]
+  assert "silent" not in [each.code for each in said.said]
 
 
 def test_or_not_at_all(of, waiting):

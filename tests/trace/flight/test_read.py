@@ -4,8 +4,8 @@ job."""
 import json
 import os
 import pathlib
+import re
 import socket
-import subprocess
 import time
 
 import numpy as np
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from jaxpace.core import marks
 from jaxpace.execution import marks as execution
+from jaxpace.trace.flight import read
 from jaxpace.trace.flight.programs import ProgramsByKey
 from jaxpace.trace.flight.read import of_ring, read_flight
 from jaxpace.trace.flight.told import told
@@ -53,6 +54,18 @@ class Directory:
         {"process": process, "run": self.run, "hostname": f"host{process}", "closed_cleanly": False}
         | more))
 
+  def beat(self, process, marks_too=0):
+    """A living process writes that it lives, and new marks."""
+    path = self.path / "marks" / f"{process}.ring"
+    if not path.exists():
+      return
+    with open(path, "r+b") as file:
+      data = bytearray(file.read(marks.PAGE + marks.BLOCK))
+      np.frombuffer(data, marks.HEADER, 1)["alive_ns"] += 250_000_000
+      np.frombuffer(data, marks.LANE, 1, marks.PAGE)["head"] += marks_too
+      file.seek(0)
+      file.write(data)
+
   def told(self):
     return told(read_flight(self.path))
 
@@ -62,14 +75,39 @@ def job(tmp_path):
   return Directory(tmp_path)
 
 
-def test_the_late_rank_is_named_from_the_files_alone(job):
+class Watched:
+  """Stands for the clock while rings are watched: it passes when the reader sleeps, and those that
+  live write meanwhile."""
+
+  def __init__(self, job, living=()):
+    self.job, self.living, self.now, self.asleep = job, dict.fromkeys(living, 0), 0.0, 0
+
+  def monotonic(self):
+    return self.now
+
+  def sleep(self, seconds):
+    self.now += seconds
+    self.asleep += 1
+    for process, marks_too in self.living.items():
+      self.job.beat(process, marks_too)
+
+
+@pytest.fixture
+def watched(job, monkeypatch):
+  """All four processes live."""
+  found = Watched(job, range(4))
+  monkeypatch.setattr(read, "time", found)
+  return found
+
+
+def test_the_late_rank_is_named_from_the_files_alone(job, watched):
   flight = read_flight(job.path)
   first, = told(flight)
   assert ((first.cause.kind, first.cause.ranks, flight.running, flight.missing)
           == ("absent", (3,), True, ()))
-  assert 30.0 <= flight.waited(first.cause) < 30.1
-  assert first.places[0].startswith(
-      "Rank 3 (process 3 on host3) has begun the call 30 s ago, and has entered no")
+  assert 30.0 <= flight.waited(first.cause) < 30.1 and watched.asleep == 1
+  assert first.said[1].code == "in_call" and first.sentences[1].startswith(
+      "Rank 3 (process 3 on host3) began the call 30 s ago, and has entered no")
   assert flight.usual == pytest.approx(np.median(np.diff(
       [ns for ns, tag in job.machine.events[flight_rank(flight)] if tag & 0xFFFFF == 0])) / 1e9)
 
@@ -79,7 +117,7 @@ def flight_rank(flight):
   return by_usual[len(by_usual) // 2].rank
 
 
-def test_a_run_that_was_never_observed_or_ended_well_says_nothing(job, tmp_path_factory):
+def test_a_run_that_was_never_observed_or_ended_well_says_nothing(job, watched, tmp_path_factory):
   empty = tmp_path_factory.mktemp("run")
   assert read_flight(empty) is None
   (empty / "marks").mkdir()
@@ -91,7 +129,7 @@ def test_a_run_that_was_never_observed_or_ended_well_says_nothing(job, tmp_path_
   assert len(job.told()) == 1
 
 
-def test_a_process_without_a_ring_leaves_its_rank_unknown(job):
+def test_a_process_without_a_ring_leaves_its_rank_unknown(job, watched):
   os.unlink(job.path / "marks" / "3.ring")
   flight = read_flight(job.path)
   assert flight.missing == (3,) and "1 process (3) left no ring here" in flight.left_out[0]
@@ -101,20 +139,20 @@ def test_a_process_without_a_ring_leaves_its_rank_unknown(job):
 
 @pytest.mark.parametrize("change, said", [
     ({"attempt": 2}, "attempt 2, not of attempt 0"), ({"run": "another"}, "is of another run")])
-def test_rings_of_another_start_are_left_out(job, change, said):
+def test_rings_of_another_start_are_left_out(job, watched, change, said):
   job.process(3, **change)
   flight = read_flight(job.path)
   assert flight.missing == (3,) and said in flight.left_out[0] and 3 not in flight.positions
 
 
-def test_a_plan_that_is_missing_or_of_another_attempt_makes_the_marks_useless(job):
+def test_a_plan_that_is_missing_or_of_another_attempt_makes_the_marks_useless(job, watched):
   plans.write_plan(job.path, 3, "run", 1, job.machine.plan)
   os.unlink(plans.path_of(job.path, 2))
   said = " ".join(read_flight(job.path).left_out)
   assert "3.ring has a plan of another start" in said and "2.ring has no plan beside it" in said
 
 
-def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job):
+def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job, watched):
   job.info({"schema_version": 1, "run": "run", "attempt": 1, "processes": 4})
   flight = read_flight(job.path)
   assert not flight.positions and ("The rings of processes 0-3 each is of attempt 0, not of "
@@ -122,43 +160,61 @@ def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job):
                                        flight.left_out)
 
 
-def test_a_process_that_has_ended_is_told_by_its_number_or_its_silence(job):
-  job.process(3, hostname=socket.gethostname(), pid=GONE)
-  assert read_flight(job.path).positions[3].state == "gone"
-  job.process(3, hostname=socket.gethostname(), pid=os.getpid())
-  assert read_flight(job.path).positions[3].state == "running"
-  ended = subprocess.Popen(["true"])
-  os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
-  job.process(3, hostname=socket.gethostname(), pid=ended.pid)
-  assert read_flight(job.path).positions[3].state == "gone"
-  ended.wait()
-  now = time.time_ns()
-  job.process(3, alive=0.5, wall=now - round(40e9) - job.machine.time)
-  flight = read_flight(job.path)
-  assert flight.positions[3].state == "gone"
-  assert told(flight)[0].places[0].endswith(
-      "Its process has ended without a word, or stands still.")
+def codes(flight):
+  return [[each.code for each in one.said] for one in told(flight)]
 
 
-def test_a_job_that_was_killed_long_ago_does_not_run(job):
+def test_who_writes_while_the_rings_are_watched_is_there_whatever_the_clocks_say(job, watched):
+  """The wall clock was set by a day, the pid is another container's: neither is asked."""
   for process in range(4):
-    job.process(process, wall=0)
+    job.process(process, wall=1, pid=GONE, hostname=socket.gethostname())
   flight = read_flight(job.path)
-  assert not flight.running and {one.state for one in flight.positions.values()} == {"running"}
+  assert flight.running and {one.state for one in flight.positions.values()} == {"running"}
+  assert codes(flight) == [["absent", "in_call"]]
 
 
-def test_a_loop_that_was_left_early_is_told_from_one_that_failed(job):
-  job.process(3, closed=1, closed_cleanly=True)
-  assert "Its process has left its loop" in job.told()[0].places[0]
-  job.process(3, closed=1, closed_cleanly=True, ended_by="ValueError: no")
-  assert "Its process has ended with an error" in job.told()[0].places[0]
+def test_who_writes_nothing_may_have_ended_or_stand_still(job, watched):
+  watched.living.pop(3)
+  flight = read_flight(job.path)
+  assert flight.running and flight.positions[3].state == "silent"
+  assert flight.watched == pytest.approx(read.WATCHED_SECONDS, abs=read._GLANCE)
+  (said,) = told(flight)
+  assert [each.code for each in said.said] == ["absent", "in_call", "silent"]
+  assert "30 s before its process last wrote" in said.sentences[1]
+  assert " was " in said.sentences[1] or " had " in said.sentences[1]
+  assert "as far as its last marks show" in said.sentences[0]
+  job.process(3, ended_by="SIGTERM")
+  assert told(read_flight(job.path))[0].sentences[2].endswith("gives a reason: SIGTERM.")
+  watched.living.clear()
+  assert not read_flight(job.path).running
 
 
-def test_the_heartbeat_of_the_recording_stands_in_for_the_rings(job):
+def test_nobody_waits_who_has_gone_on_while_the_rings_were_watched(job, watched):
+  """A checkpoint that is over at this moment."""
+  watched.living.update({0: 1, 1: 1, 2: 1, 3: 1})
+  assert told(read_flight(job.path)) == ()
+
+
+def test_the_late_rank_may_go_on_elsewhere_while_the_others_wait(job, watched):
+  watched.living[3] = 1
+  assert codes(read_flight(job.path)) == [["absent", "in_call"]]
+
+
+def test_rings_are_watched_only_where_ranks_have_waited_for_seconds(job, watched):
   for process in range(4):
-    job.process(process, alive=None, monotonic_ns=job.machine.time + 7 * 10**9, wall=0)
+    job.process(process, alive=0.2)
   flight = read_flight(job.path)
-  assert 7.0 <= flight.waited(told(flight)[0].cause) < 7.1
+  assert flight.running and (watched.asleep, flight.watched) == (0, 0.0)
+
+
+def test_of_a_closed_recording_the_marks_tell_nothing_that_came_later(job, watched):
+  for end in ({}, {"ended_by": "ValueError: no"}):
+    job.process(3, alive=0.045, closed=1, closed_cleanly=True, **end)
+    said, = told(read_flight(job.path))
+    assert [each.code for each in said.said] == ["absent", "in_call", "closed"]
+    # It stays, however much later the report is made: 45 ms after the last event of all.
+    assert re.search(r" (4\d|5\d) ms before its recording was closed", said.sentences[1])
+    assert ("ValueError: no" in said.sentences[2]) is bool(end)
 
 
 def test_own_marks_are_read_in_place(job):
@@ -188,7 +244,9 @@ def test_any_damage_is_read_or_left_out_with_a_sentence(tmp_path_factory, data):
                                      max_size=8)):
     content[at] = byte
   path.write_bytes(content[:data.draw(st.integers(0, len(content)))])
-  flight = read_flight(job.path)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(read, "time", Watched(job))
+    flight = read_flight(job.path)
   for cause in told(flight):
     assert all(isinstance(sentence, str) for sentence in cause.sentences)
     json.dumps(cause.document)

@@ -15,10 +15,10 @@ from tests.lib.said import numbers
 from tests.trace.flight.machine import LOOP, MS, Machine, collective, program, script
 
 
-def flight_of(machine, ranks=None):
+def flight_of(machine, ranks=None, per_process=2):
   programs = ProgramsByKey()
   keys = programs.add(machine.plan)
-  positions = {rank: position(rank, rank // 2, *machine.tag_ns(rank), keys, programs,
+  positions = {rank: position(rank, rank // per_process, *machine.tag_ns(rank), keys, programs,
                               machine.time + 5000 * MS)
                for rank in (range(machine.ranks) if ranks is None else ranks)}
   return Flight(positions, programs)
@@ -106,7 +106,7 @@ def test_ranks_that_enter_different_collectives_wait_in_a_circle():
   assert cause.kind == "order" and cause.ranks == (0, 1, 2, 3)
   assert {(wait.meeting.place, wait.waiting, wait.absent) for wait in cause.waits} == {
       (0, (0, 1, 2), (3,)), (1, (3,), (0, 1, 2))}
-  said = told(flight_of(machine))[0].sentence
+  said = told(flight_of(machine))[0].sentences[0]
   assert "all-reduce.0" in said and "all-reduce.1" in said and {2, 3} <= {*numbers(said)}
 
 
@@ -126,7 +126,7 @@ def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
   machine = Machine(of, 4, 1, stop={2: (0, 0)})
   cause, = found(machine, ranks=[0, 1, 3])
   assert (cause.kind, cause.ranks, cause.waits[0].absent) == ("unknown", (2,), ())
-  assert 2 in numbers(told(flight_of(machine, ranks=[0, 1, 3]))[0].sentence)
+  assert 2 in numbers(told(flight_of(machine, ranks=[0, 1, 3]))[0].sentences[0])
 
 
 def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said():
@@ -137,25 +137,25 @@ def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said()
   first = told(flight_of(machine))[0]
   # Call, rank, seconds, collective, turn of turns, line, the ranks that meet, others, and who is
   # missing.
-  assert (numbers(first.sentence) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3]
-          and " data " in first.sentence)
-  (place,) = first.places
+  assert (numbers(first.sentences[0]) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3]
+          and " data " in first.sentences[0])
+  _, place, behind = first.sentences
   assert numbers(place) == [3, 1, 7, 2, 4, 10, 5] and "all-gather.7" in place
   # 0 has gone on to the next layer, where 1 keeps it; 2 likewise, kept by 3.
   waits = {tuple(one["group"]): one for one in first.document["waits"]}
   assert waits[1, 3]["loops"] == [["while.12", 2, 4]] and waits[1, 3]["source"] == "model.py:11"
   assert waits[2, 3]["turn"] == 3 and waits[2, 3]["waiting"] == [2] and waits[2, 3]["absent"] == [3]
-  assert numbers(first.behind) == [0, 7, 3, 4, 10, 0, 1] and " fsdp " in first.behind
+  assert numbers(behind) == [0, 7, 3, 4, 10, 0, 1] and " fsdp " in behind
   assert (first.document["places"][0]["last"] == {"collective": "all-gather.7", "turn": 2,
                                                   "left": True})
 
 
-def test_a_process_between_two_steps_is_in_python():
+def test_between_two_calls_a_process_may_be_in_python_or_in_a_program_without_marks():
   of = program([collective(0, [(0, 1)])], 2)
   machine = Machine(of, 2, 9, stop={1: (4, -1)})
-  first = told(flight_of(machine))[0]
-  assert numbers(first.sentence)[:8] == [4, 0, 5, 0, 10, 0, 1, 1]
-  assert numbers(first.places[0])[:4] == [1, 0, 3, 5]
+  first = told(flight_of(machine, per_process=1))[0]
+  assert numbers(first.sentences[0])[:8] == [4, 0, 5, 0, 10, 0, 1, 1]
+  assert numbers(first.sentences[1])[:4] == [1, 1, 3, 5] and first.said[1].code == "not_begun"
   assert first.document["places"][0]["between_calls"] is True
 
 
@@ -174,7 +174,7 @@ def test_two_processes_may_number_the_same_program_differently():
   assert ((cause.kind, cause.ranks) == ("absent", (1,))
           and Flight(positions, programs).waited(cause) is None)
   assert 5 not in numbers(told(Flight(positions,
-                                      programs))[0].sentence), "for how long, nobody knows"
+                                      programs))[0].sentences[0]), "for how long, nobody knows"
 
 
 def test_a_step_that_was_given_up_is_not_waited_in():
