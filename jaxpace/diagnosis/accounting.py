@@ -60,7 +60,6 @@ class BusyTimes(NamedTuple):
   # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
   jumped: np.ndarray | None = None
   meetings: Meetings | None = None  # who waits for whom; None: every rank for all
-  observed: bool = False  # whether collectives are those of an observed step: many, of mixed groups
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
   in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
 
@@ -95,8 +94,8 @@ class Account(NamedTuple):
   spread: np.ndarray  # [R, K]
   waits: list[Waits] | None = None  # of each collective, where not all ranks meet
   for_whom: list[np.ndarray] | None = None
-  """[R, K] s by collective, mean over ranks, that are waited on each rank's account: of an observed
-  step's groups."""
+  """[R, K] s by collective, mean over ranks, that are waited on each rank's account, where not all
+  ranks meet."""
 
 
 @dataclasses.dataclass
@@ -213,7 +212,7 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   return BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
-      meetings=found, observed=run.observed, apart_steps=alone, in_flight=in_flight)
+      meetings=found, apart_steps=alone, in_flight=in_flight)
 
 
 def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.ndarray
@@ -334,23 +333,17 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
   earliness, transfers = np.where(work.valid, 0.0, np.nan), np.zeros(work.valid.shape)
   transfer = np.full((len(waits), work.valid.shape[1]), np.nan)
   number = work.valid.sum(axis=0)
-  chain, for_whom = None, []
-  if work.observed or found.staged:
-    chain = (to_the_busiest(found, waits, alone, work.valid) if found.staged else
-             charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps)))
-    causes, weight = (_causes(work, found),
-                      np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0))
-  for c, waited in enumerate(waits):
+  chain = (to_the_busiest(found, waits, alone, work.valid) if found.staged else
+           charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps)))
+  causes, for_whom = _causes(work, found), []
+  weight = np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
+  for c, (waited, charge) in enumerate(zip(waits, chain, strict=True)):
     own_transfer = np.where(waited.takes, waited.transfer, 0.0)
     transfers += own_transfer
     np.divide(own_transfer.sum(axis=0), number, out=transfer[c], where=number > 0)
     earliness += waited.early
-    if chain is None:
-      waiting[0] += waited.early - waited.own
-    else:
-      charge = next(chain)
-      for_whom.append(charge.by_culprit(len(work.valid), weight))
-      _charge_causes(waiting, charge, waited, causes)
+    for_whom.append(charge.by_culprit(len(work.valid), weight))
+    _charge_causes(waiting, charge, waited, causes)
     if c:
       waiting[0] += waited.own
       continue
@@ -367,7 +360,7 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
       step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
       waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
       transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers, waits=waits,
-      for_whom=for_whom or None)
+      for_whom=for_whom)
 
 
 def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:

@@ -1,12 +1,10 @@
-"""What every rank waits for in a collective that not all ranks meet in: for whom, and on whose
-account.
+"""What every rank waits in a collective that not all ranks meet in, and for whom.
 
 Ranks of a group that left their last collective together are compared by their busy time since
 then, as where all ranks meet. Ranks that come from different groups have no common origin but this
 collective's end: there the wait beyond the group's shortest one counts. It is for the rank that
-waited least, on that rank's account as far as it was busy for longer, else on the account of whom
-it waited for before: blame travels to the rank that is late itself. In a point-to-point transfer
-each rank waits for its source alone, and blame travels up the chain.
+waited least: `ledger` says on whose account. In a point-to-point transfer each rank waits for its
+source alone.
 """
 
 from __future__ import annotations
@@ -129,42 +127,3 @@ def _shortest(found: Meetings, wait: np.ndarray, valid: np.ndarray) -> dict[int,
       least[kind] = np.minimum(least.get(kind, np.inf), own)
   return {kind: joined.spread(joined.reduce(np.minimum, own), np.nan)
           for kind, own in least.items()}
-
-
-def accounts(found: Meetings, waits: list[Waits],
-             start: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-  """On whose account ranks wait, beyond what the last rank was busy for longer itself.
-
-  Args:
-    found: who meets.
-    waits: of the collectives of some steps.
-    start: [R] on whose account each rank is late at the first of the steps; itself to begin with.
-
-  Returns:
-    For each collective [R, K] ranks to which `early - own` goes; and [R] on whose account ranks are
-    late at the end.
-  """
-  ranks, size = waits[0].early.shape
-  none = np.broadcast_to(np.arange(ranks)[:, None], (ranks, size))
-  # Whose lateness each rank has, as the number of a rank at the start of the step, or as R + rank.
-  now, told = none, []
-  steps = np.broadcast_to(np.arange(size), (ranks, size))
-  for c, waited in enumerate(waits):
-    other = np.take_along_axis(now, waited.last, axis=0)
-    told.append(other)
-    itself = 2 * waited.own >= waited.early
-    now = np.where(waited.early > 0, np.where(itself, ranks + waited.last, other), now)
-    # Whom others wait for because it was busy for longer itself is late on its own account,
-    # whatever was before.
-    by_itself = np.zeros((ranks, size), bool)
-    some = itself & (waited.early > 0)
-    by_itself[waited.last[some], steps[some]] = True
-    now = np.where(by_itself | found.levels(c)[:, None], ranks + none, now)
-  begin = np.empty((ranks, size), np.int64)
-  fixed = np.arange(ranks)
-  for k in range(size):
-    begin[:, k] = start
-    start = np.concatenate([start, fixed])[now[:, k]]
-  return [np.where(code >= ranks, code - ranks,
-                   np.take_along_axis(begin, np.minimum(code, ranks - 1), axis=0))
-          for code in told], start

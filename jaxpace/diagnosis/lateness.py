@@ -205,7 +205,7 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
     rest = max(float(mean[0, worst]) - gap, 0.0)
     # in whatever collectives others wait for that
-    if gap > 0 and totals.groups is not None and totals.groups.mixed:
+    if gap > 0 and totals.groups is not None:
       of_rank = max(float(mean[:, worst].sum()), gap)
       for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
     elif gap > 0:

@@ -1,5 +1,4 @@
-"""Whom ranks wait for in hundreds of collectives of mixed groups: what made each rank late, and by
-how much.
+"""Whom ranks wait for in collectives of mixed groups: what made each rank late, and by how much.
 
 A rank that waits takes over the lateness of the rank it waited for: from then on it is as late, for
 the same reasons. So each rank carries a few reasons: a rank that was busy for longer before a
@@ -20,6 +19,8 @@ from jaxpace.diagnosis.meetings import Grouped, Meetings
 
 _REASONS = 4
 """Reasons that a rank carries: the largest ones. Small ones of chance come and go."""
+_OLDEST = 64
+"""Steps for which transfers from one rank to the next hand them on, at most."""
 
 
 class Charge(NamedTuple):
@@ -59,18 +60,27 @@ def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
   ranks, size = waits[0].early.shape
   events = np.full((_REASONS, ranks, size), -1, np.int64)
   amounts = np.zeros((_REASONS, ranks, size))
-  if adjacent.any() and not found.levels(len(waits) - 1).all():
+  carried = adjacent.any() and not found.levels(len(waits) - 1).all()
+  # Reasons of steps before have numbers of their own by their age, and none is older than that.
+  old = len(waits) * ranks
+  oldest = _steps_to_all(found) * old if carried else 0
+  for _ in range(oldest // old):
     for _ in _through(found, waits, arrival, events, amounts):
       pass
     for values, empty in ((events, -1), (amounts, 0)):
       values[..., 1:] = np.where(adjacent[1:], values[..., :-1], empty)
       values[..., :1] = empty
-    # Reasons of the step before: numbers of their own, and none that is older.
-    old = len(waits) * ranks
-    gone = events >= old
+    gone = events >= oldest
     events[:] = np.where(gone, -1, np.where(events >= 0, events + old, -1))
     amounts[gone] = 0.0
   yield from _through(found, waits, arrival, events, amounts)
+
+
+def _steps_to_all(found: Meetings) -> int:
+  """Steps in which lateness reaches all that are joined: a transfer hands it on by one rank."""
+  transfers = sum(meeting.sources is not None for meeting in found.of)
+  most = int(np.bincount(found.joined).max())
+  return min(-(-most // transfers), _OLDEST) if transfers else 1
 
 
 def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, events: np.ndarray,
@@ -109,8 +119,11 @@ def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, event
     busy = np.where(there, arrival[c], 0.0)
     longer = np.where(there, busy - joined.mean(busy, there), 0.0)
     longer = np.take_along_axis(longer, last, axis=0)
-    least = worth.argmin(axis=0)[None]
-    new = (longer > np.take_along_axis(worth, least, axis=0)[0]) & there
+    # A rank that is late again is late for that, not for having been late in a step before.
+    again = (theirs >= len(waits) * ranks) & (theirs % ranks == last) & (2 * longer >= worth)
+    kept = np.where(again, 0.0, worth)
+    least = kept.argmin(axis=0)[None]
+    new = (longer > np.take_along_axis(kept, least, axis=0)[0]) & there
     own_event = np.where(new, c * ranks + last, np.take_along_axis(theirs, least, axis=0)[0])
     own_amount = np.where(new, longer, np.take_along_axis(worth, least, axis=0)[0])
     np.put_along_axis(theirs, least, own_event[None], axis=0)

@@ -40,7 +40,7 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     some = np.flatnonzero(valid.any(axis=0))
     if not some.size:
       continue
-    if work.observed and work.meetings is not None:
+    if work.meetings is not None:
       found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
       own, waiting = own + found.own, waiting + found.waiting
       continue
@@ -52,10 +52,6 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     rest = arrival - paused_now
     reach = np.where(valid, arrival, -np.inf)
     last = reach.argmax(axis=0)[None]
-    if work.meetings is not None:
-      groups = work.meetings.grouped[0]
-      last = groups.first(valid & (reach == groups.highest(reach)))
-      last = np.where(last < len(valid), last, np.arange(len(valid))[:, None])
     early, more, other = (np.where(valid,
                                    np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
                           for x in (arrival, paused_now, rest))

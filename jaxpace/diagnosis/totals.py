@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
-from jaxpace.diagnosis.grouped_waits import Waits, accounts
 from jaxpace.diagnosis.in_flight import OverlapSums
 from jaxpace.diagnosis.lateness_by_sums import late_by_block
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
@@ -64,12 +63,9 @@ class ByGroup:
   number: np.ndarray  # [T, K] ranks to which something is transferred
   present: np.ndarray  # [K] ranks whose step is known
   charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
-  # [R] on whose account each rank is late at the end of the steps added up so far
-  behind: np.ndarray
-  mixed: bool = False  # whether the collectives are those of an observed step
 
   @staticmethod
-  def none(found: Meetings, ranks: int, size: int, blocks: int, mixed: bool = False) -> ByGroup:
+  def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
     """Before any step was added up."""
     sizes = [grouped.size for grouped in found.grouped]
     begin = np.concatenate([[0], np.cumsum(sizes)])
@@ -80,8 +76,7 @@ class ByGroup:
     return ByGroup(
         found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
         transfer=np.full((number, size), np.nan), number=np.zeros((number, size), np.int32),
-        present=np.zeros(size, np.int64), charged=np.zeros((len(sizes), ranks, blocks)),
-        behind=np.arange(ranks), mixed=mixed)
+        present=np.zeros(size, np.int64), charged=np.zeros((len(sizes), ranks, blocks)))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -119,7 +114,7 @@ def add_up(run: Run, selected: SelectedSteps,
       overlap=OverlapSums.none(slots))
   found = meetings(run)
   if found is not None:
-    totals.groups = ByGroup.none(found, ranks, size, selected.blocks, run.observed)
+    totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
   for part in chunks(run):
     if selected.mask[part].any():
       _add_chunk(totals, run, selected, part)
@@ -220,15 +215,14 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     number: [K] ranks that are there.
     into: the blocks of the steps.
   """
-  assert alone.waits is not None
+  assert alone.waits is not None and alone.for_whom is not None
   groups.present[part] = number
   ranks, size = work.valid.shape
   weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
   charged = np.zeros((ranks, size))
   joined = Grouped(groups.found.joined)
   arrivals = undelayed(work)
-  by_culprit = alone.for_whom or _charged(groups, work, alone.waits, weight)
-  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, by_culprit,
+  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, alone.for_whom,
                                                       strict=True)):
     grouped = groups.found.grouped[c]
     if not grouped.size:
@@ -257,20 +251,6 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     more = most > worst
     worst[more] = most[more]
     totals.last_rank[part][more] = last[more]
-
-
-def _charged(groups: ByGroup, work: BusyTimes, waits: list[Waits],
-             weight: np.ndarray) -> Iterator[np.ndarray]:
-  """Yields for each collective [R, K] s, mean over ranks, that are waited on each rank's
-  account."""
-  ranks, size = work.valid.shape
-  others, groups.behind = accounts(groups.found, waits, groups.behind)
-  steps = np.broadcast_to(np.arange(size), (ranks, size))
-  for waited, other in zip(waits, others, strict=True):
-    for_whom = np.zeros((ranks, size))
-    np.add.at(for_whom, (waited.last, steps), waited.own * weight)
-    np.add.at(for_whom, (other, steps), (waited.early - waited.own) * weight)
-    yield for_whom
 
 
 def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:

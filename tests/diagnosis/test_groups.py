@@ -122,12 +122,39 @@ def test_several_kinds_of_groups_pass_lateness_on(tmp_path):
   assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(18e-3, rel=0.02)
 
 
+_MESH = np.arange(32).reshape(8, 4)
+TENSOR, DATA = _MESH.tolist(), _MESH.T.tolist()
+
+
+@pytest.mark.parametrize("slots, at", [("ttd", 0), ("ttd", 1), ("ttd", 2), ("ttttd", 1)])
+@pytest.mark.parametrize("noise", [0.001, 0.02])
+def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slots, at, noise):
+  """Microseconds of spread in later collectives don't make others pay for its 20 ms."""
+  groups = [TENSOR if slot == "t" else DATA for slot in slots]
+  busy = noisy(np.full((len(slots), 32), 120e-3 / len(slots)), noise=noise)
+  quiet = grouped.play(busy, [2e-3] * len(slots), groups)
+  busy[at, 5] += 20e-3
+  enter, leave = grouped.play(busy, [2e-3] * len(slots), groups)
+  grouped.write(tmp_path / "run", enter, leave, collectives=[{"groups": own} for own in groups])
+  document = report(tmp_path / "run")
+  check_shares(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == document["verdict_code"] == "persistent_straggler"
+  assert finding["ranks"] == [5]
+  without, step = np.diff(quiet[1][-1].mean(axis=0))[1:].mean() / 1e9, document["step_time"]["mean"]
+  assert document["what_if"]["without_rank"]["5"]["step_time"] == pytest.approx(without, rel=0.01)
+  # A mean over ranks: the rank itself waits for nobody.
+  assert finding["share"] == pytest.approx((1 - without / step) * 31 / 32, abs=0.012)
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
 @pytest.mark.parametrize("back", [False, True])
-def test_a_chain_is_judged_along_the_chain(tmp_path, back):
+def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
   """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is
   to blame."""
-  sources = [3 if back else -1, 0, 1, 2]
-  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 30e-3, 10e-3]]), [1e-3], sources=[sources])
+  sources = [ranks - 1 if back else -1, *range(ranks - 1)]
+  busy = noisy([[10e-3, 10e-3, 30e-3, *[10e-3] * (ranks - 3)]])
+  enter, leave = grouped.play(busy, [1e-3], sources=[sources])
   grouped.write(tmp_path / "run", enter, leave, collectives=[
       {"name": "ppermute", "primitives": ["ppermute"],
        "pairs": [[s, t] for t, s in enumerate(sources) if s >= 0]}])
