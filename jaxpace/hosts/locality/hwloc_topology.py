@@ -141,8 +141,7 @@ def _nic(device: pci.PciDevice, path: tuple[str, ...], node: int | None,
   rdma = [child for kind, child in own if kind == _RDMA]
   kind = "ethernet"
   if rdma or pci.is_infiniband_class(device.cls):
-    # Cards that can be either say so by a class of neither.
-    kind = {0x0207: "infiniband", 0x0200: "roce"}.get(device.cls >> 8, "rdma")
+    kind = pci.rdma_kind(device.cls)
   name = next(filter(None, (read_name(child.get("name")) for child in rdma)), None)
   states = [info.get("value") for child in rdma for info in child.findall("info")
             if re.match(r"^Port\d+State$", info.get("name") or "")]

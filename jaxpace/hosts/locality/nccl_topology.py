@@ -28,6 +28,7 @@ from jaxpace.hosts.locality.xml_document import parse_xml
 __all__ = ["TopologyError", "parse_topology", "read_system"]
 
 FORM = "NCCL topology"
+_LEAST_GUID = 1 << 32
 
 
 def parse_topology(text: str) -> Described:
@@ -113,7 +114,7 @@ class _Reader:
           interconnect="nvlink" if nvlinks else "xgmi" if xgmi else "pcie"))
     elif nics:
       for nic in nics:
-        self._nets(nic, place)
+        self._nets(nic, place, cls)
     elif cls is None:
       self.unclassed.append(place)
     elif pci.is_accelerator_class(cls, vendor):
@@ -124,16 +125,15 @@ class _Reader:
     else:
       self.others += 1
 
-  def _nets(self, nic: xml.Element, place: DevicePlace) -> None:
+  def _nets(self, nic: xml.Element, place: DevicePlace, cls: int | None = None) -> None:
     nets = list(nic.iter("net")) or [nic]
     for net in nets:
       speed = read_number(net.get("speed")) if net is not nic else None
       name = (read_name(net.get("name")) or place.pci
               or f"net{read_name(net.get('dev')) or len(self.nics)}")
-      # NCCL names sockets by their interface, and an RDMA device by its own name and a guid other
-      # than 0.
-      rdma = read_number(net.get("guid")) not in (None, 0)
-      found = _nic(name, "infiniband" if rdma else "ethernet", place)
+      # An RDMA device's guid has its vendor in the upper bits; a socket's is its number.
+      rdma = (read_number(net.get("guid")) or 0) >= _LEAST_GUID
+      found = _nic(name, pci.rdma_kind(cls) if rdma else "ethernet", place)
       self.nics.append(found._replace(rate_gbps=speed / 1e3 if speed and speed > 0 else None))
 
 

@@ -72,6 +72,11 @@ def is_infiniband_class(cls: int) -> bool:
   return cls >> 8 == 0x0207
 
 
+def rdma_kind(cls: int | None) -> str:
+  """Kind of an RDMA device; cards that can be either say so by a class of neither."""
+  return {0x0207: "infiniband", 0x0200: "roce"}.get(-1 if cls is None else cls >> 8, "rdma")
+
+
 def is_bridge_class(cls: int | None) -> bool:
   """A host bridge (0x0600) or a PCI bridge (0x0604), such as a port of a switch."""
   return cls is not None and cls >> 8 in (0x0600, 0x0604)

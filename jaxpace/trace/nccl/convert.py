@@ -52,11 +52,15 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
     OSError: it can't be written.
   """
   if not dumps.records:
+    if dumps.orphans:
+      raise NcclError(f"{plural(dumps.orphans, 'record')} without the marker (dump_stats) that "
+                      "says whose they are, and none with it: give the plugin's files as it wrote "
+                      "them, not filtered, split or merged.")
     raise NcclError("No record of NCCL's Inspector was found. Its files are in "
                     "NCCL_INSPECTOR_DUMP_DIR, in a directory for each job, and hold JSON with a "
                     "key coll_perf.")
   who = members(dumps.records)
-  said = _left_out(dumps, who)
+  said = [_numbering(who), *_left_out(dumps, who)]
   timed = sum(record.enter_us is not None for record in dumps.records)
   if timed < _TIMED * len(dumps.records):
     return Converted(len(who.process), 0, 0, 0, tuple(said), tuple(by_duration(dumps.records, who)))
@@ -79,6 +83,12 @@ def _left_out(dumps: Dumps, who: Members) -> list[str]:
     said.append(
         f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out: only "
         "collectives count.")
+  if dumps.orphans:
+    said.append(f"{plural(dumps.orphans, 'object')} without the marker (dump_stats) that says "
+                "whose they are left out: files that were filtered, split or merged lose it.")
+  if dumps.overwritten:
+    said.append(f"NCCL lost {plural(dumps.overwritten, 'collective')} before it could dump them: "
+                "dump more often, or with a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE.")
   if dumps.cut:
     said.append(f"Only the first {MOST_RECORDS:,} collectives are read.")
   if who.dropped:
@@ -86,6 +96,18 @@ def _left_out(dumps: Dumps, who: Members) -> list[str]:
                 "does not tell which of them is which rank there. The largest communicator "
                 "is read.")
   return said
+
+
+def _numbering(who: Members) -> str:
+  """How ranks are numbered."""
+  first, *more = who.numbering
+  if not more:
+    return (f"Ranks are numbered as in communicator {first[0]}, which all belong to: in other "
+            "communicators they have other numbers.")
+  pieces = [f"{name}: {ranks.start} to {ranks.stop - 1}" for name, ranks in who.numbering[:4]]
+  others = f", and {len(who.numbering) - 4:,} more" if len(who.numbering) > 4 else ""
+  return ("No communicator holds all ranks, so they are numbered anew, one communicator after the "
+          f"other ({'; '.join(pieces)}{others}).")
 
 
 def _sentences(table: Table) -> list[str]:

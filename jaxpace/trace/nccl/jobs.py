@@ -34,6 +34,8 @@ class Members:
   process: dict[int, Process]
   dropped: tuple[str, ...]
   """Communicators that are left out since their ranks can't be told."""
+  numbering: tuple[tuple[str, range], ...] = ()
+  """Communicators after which ranks are numbered, and the numbers."""
 
 
 def members(records: Iterable[Record]) -> Members:
@@ -55,6 +57,7 @@ def members(records: Iterable[Record]) -> Members:
   process_of: dict[int, Process] = {}
   known: dict[Process, int] = {}
   dropped, following = [], 0
+  numbering: list[tuple[str, range]] = []
   for name in order:
     processes = set(inside[name].values())
     if processes & several and any(process in known for process in processes):
@@ -69,7 +72,9 @@ def members(records: Iterable[Record]) -> Members:
       ranks[name, rank], process_of[number] = number, process
       known[process] = number
       following = max(following, base + sizes[name])
-  return Members(ranks, process_of, tuple(dropped))
+    if following > base:
+      numbering.append((name, range(base, following)))
+  return Members(ranks, process_of, tuple(dropped), tuple(numbering))
 
 
 @dataclasses.dataclass(frozen=True)

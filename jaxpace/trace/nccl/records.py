@@ -1,11 +1,14 @@
 """Reads the JSON that NCCL's Inspector plugin writes: one object a collective and rank, in files of
 any damage.
 
-Format v4 and v5, as the plugin's documentation shows it (NCCL, ext-profiler/inspector/README.md):
-`header` has the communicator's id, the rank in it and how many there are; `metadata` the host,
-process and the time of the dump; `coll_perf` the collective, its sequence number (counted for each
-kind and communicator), bytes and execution time and, if NCCL_INSPECTOR_DUMP_VERBOSE=1,
-`event_trace_ts` with the times at which its kernel started and stopped.
+Formats v4.0 to v4.3, as the plugin's documentation shows them (NCCL,
+plugins/profiler/inspector/README.md, before ext-profiler/inspector): `header` has the
+communicator's id, the rank in it and how many there are; `metadata` the host, process and the time
+of the dump; `coll_perf` the collective, its sequence number (counted for each kind and
+communicator), bytes and execution time and, if NCCL_INSPECTOR_DUMP_VERBOSE=1, `event_trace_ts` with
+the times at which its kernel started and stopped. Up to v4.2 every object has all three. From v4.3
+on a marker with `dump_stats` has the header and metadata of as many objects as it counts, which
+follow it.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -22,6 +26,7 @@ SUFFIXES = (".log", ".json", ".jsonl", ".txt")
 MOST_RECORDS = 5_000_000
 _LONGEST = 1 << 20
 _TIME = 1 << 62
+_PAYLOAD = re.compile(r'\{\s*"(coll_perf|p2p_perf|proxy_trace)"')
 
 
 class Record(NamedTuple):
@@ -53,6 +58,10 @@ class Dumps:
   """Objects that can't be read."""
   others: int = 0
   """Objects of other kinds: sends and receives, proxies."""
+  orphans: int = 0
+  """Objects without a header, whose marker is missing: nobody knows whose they are."""
+  overwritten: int = 0
+  """Collectives that the plugin says it lost before it could write them."""
   unreadable: list[str] = dataclasses.field(default_factory=list)
   """Files that can't be read, and why."""
   cut: bool = False
@@ -78,7 +87,34 @@ def read_dumps(places: Sequence[str | pathlib.Path]) -> Dumps:
   return found
 
 
+@dataclasses.dataclass
+class _Batch:
+  """A marker's header and metadata, for the objects that follow it."""
+
+  context: dict[str, Any] = dataclasses.field(default_factory=dict)
+  left: int = 0
+
+  def begin(self, value: dict[str, Any]) -> int:
+    """Takes a marker; returns how many collectives were lost before it."""
+    stats = value["dump_stats"] if isinstance(value["dump_stats"], dict) else {}
+    counts = [stats.get(f"{kind}_records", 0) for kind in ("coll", "p2p", "proxy")]
+    self.left = sum(count for count in counts if _whole(count))
+    self.context = {name: value.get(name) for name in ("header", "metadata")}
+    lost = stats.get("coll_dropped_since_last_dump", 0)
+    return lost if _whole(lost) else 0
+
+  def whole(self, value: dict[str, Any]) -> dict[str, Any] | None:
+    """An object with its header; None where nothing says whose it is."""
+    if "header" in value:
+      return value
+    if self.left <= 0:
+      return None
+    self.left -= 1
+    return self.context | value
+
+
 def _read(lines: Any, found: Dumps) -> None:
+  batch = _Batch()
   for text in _objects(lines):
     if len(found.records) >= MOST_RECORDS:
       found.cut = True
@@ -86,13 +122,18 @@ def _read(lines: Any, found: Dumps) -> None:
     try:
       value = json.loads(text)
     except (ValueError, RecursionError):
-      found.damaged += 1
-      continue
+      value = None
     if not isinstance(value, dict):
       found.damaged += 1
-    elif "coll_perf" not in value and ("header" in value or "metadata" in value):
+      # It may have been a marker: what follows is then not of the batch before.
+      batch = _Batch(batch.context, batch.left - 1) if _PAYLOAD.match(text) else _Batch()
+    elif "dump_stats" in value:
+      found.overwritten += batch.begin(value)
+    elif (whole := batch.whole(value)) is None:
+      found.orphans += 1
+    elif "coll_perf" not in whole:
       found.others += 1
-    elif (record := _record(value)) is None:
+    elif (record := _record(whole)) is None:
       found.damaged += 1
     else:
       found.records.append(record)

@@ -42,6 +42,15 @@ def test_gpus_nics_and_their_places():
           == ("eth0", 10.0, "ethernet", None))
 
 
+def test_a_socket_is_no_rdma_device_whatever_its_number():
+  """NCCL writes the number of a socket's interface as its guid."""
+  veth = XML.replace('name="eth0" dev="1" speed="10000" guid="0x0"',
+                     'name="veth0a1" dev="3" speed="10000" guid="0x3"')
+  assert [nic.kind for nic in parse_topology(veth).nics] == ["infiniband", "ethernet"]
+  either = XML.replace('class="0x020700"', 'class="0x028000"')
+  assert [nic.kind for nic in parse_topology(either).nics] == ["rdma", "ethernet"]
+
+
 def test_the_file_tells_what_a_flat_guest_does_not(tmp_path):
   file = tmp_path / "topology.xml"
   file.write_text(XML)

@@ -3,6 +3,36 @@
 import json
 
 
+def batches(lines, size=7):
+  """The same objects as format v4.3 has them: after a marker that counts them, without header and
+  metadata.
+
+  One communicator's objects come together, `size` at a time.
+  """
+  of = {}
+  for text in lines:
+    value = json.loads(text)
+    of.setdefault(value["header"]["id"], []).append(value)
+  written = []
+  for own in of.values():
+    for at in range(0, len(own), size):
+      batch = own[at:at + size]
+      stats = {f"{kind}_{what}": 0 for kind in ("coll", "p2p", "proxy")
+               for what in ("records", "dropped_total", "dropped_since_last_dump")}
+      stats |= {"coll_records": len(batch), "proxy_records": 1, "proxy_ops_dropped_total": 0,
+                "proxy_ops_dropped_since_last_dump": 0, "proxy_pxn_skipped_process_total": 0,
+                "proxy_steps_enabled": 1}
+      context = {"header": {**batch[0]["header"], "comm_name": "unknown"},
+                 "metadata": {**batch[0]["metadata"], "inspector_output_format_version": "v4.3",
+                              "rec_mechanism": "nccl_profiler_interface"}}
+      written.append(json.dumps({**context, "dump_stats": stats}))
+      written += [json.dumps({"coll_perf": {"coll": each["coll_perf"]["coll"], "coll_algo": "RING",
+                                            "coll_proto": "LL", **each["coll_perf"]}})
+                  for each in batch]
+      written.append(json.dumps({"proxy_trace": {"record_type": "proxy_op", "record_sn": at}}))
+  return written
+
+
 def line(comm, rank, ranks, kind, number, size, enter, leave, *, host="a", pid=1, verbose=True):
   perf = {"coll": kind, "coll_sn": number, "coll_msg_size_bytes": size,
           "coll_exec_time_us": leave - enter, "coll_timing_source": "kernel_gpu",

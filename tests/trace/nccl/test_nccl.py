@@ -14,7 +14,7 @@ from jaxpace.trace.nccl.convert import convert
 from jaxpace.trace.nccl.jobs import NcclError, members, streams
 from jaxpace.trace.nccl.records import Record, read_dumps
 from jaxpace.trace.reader import read_run
-from tests.trace.nccl.dumps import Job, line
+from tests.trace.nccl.dumps import Job, batches, line
 
 PLAIN = """{
   "header": {
@@ -60,6 +60,54 @@ def test_sends_are_counted_and_damage_is_left_out(tmp_path):
   bad = good.replace('"rank": 0', '"rank": 2')
   found = read(tmp_path, "\n".join(["[", good + ",", send, bad, good[:100], "", "7", good]))
   assert (len(found.records), found.others, found.damaged) == (2, 1, 3)
+
+
+def test_what_a_marker_says_is_said_of_the_objects_that_follow_it(tmp_path):
+  """Format v4.3: 4,800 records of which none has a header of its own."""
+  job = Job(steps=300)
+  plain = read_dumps([job.write(tmp_path / "plain")])
+  job.lines = {rank: batches(lines) for rank, lines in job.lines.items()}
+  found = read_dumps([job.write(tmp_path / "batched")])
+  assert len(found.records) >= 4800 and sorted(found.records) == sorted(plain.records)
+  assert (found.damaged, found.orphans, found.overwritten) == (0, 0, 0) and found.others > 0
+
+
+def test_objects_whose_marker_is_missing_belong_to_nobody(tmp_path):
+  lines = batches(Job(steps=2).lines[0], size=4)
+  marks = [i for i, text in enumerate(lines) if "dump_stats" in text]
+  # Four collectives and a proxy's record follow the second marker.
+  for change in (lines[marks[1]][:40], ""):
+    found = read(tmp_path, "\n".join([*lines[:marks[1]], change, *lines[marks[1] + 1:]]))
+    assert (found.orphans, found.damaged) == (5, bool(change))
+    assert len(found.records) == len(Job(steps=2).lines[0]) - 4
+  # A record that is damaged takes its place in the batch.
+  found = read(tmp_path, "\n".join([*lines[:2], lines[2][:40], *lines[3:]]))
+  assert (found.orphans, found.damaged) == (0, 1)
+  with pytest.raises(NcclError, match="without the marker"):
+    convert(read(tmp_path, "\n".join(text for text in lines if "dump_stats" not in text)),
+            tmp_path / "run")
+
+
+def test_what_nccl_lost_is_said(tmp_path):
+  job = Job()
+  job.lines = {rank: [text.replace('"coll_dropped_since_last_dump": 0',
+                                   '"coll_dropped_since_last_dump": 3', 1)
+                      for text in batches(lines)] for rank, lines in job.lines.items()}
+  found = read_dumps([job.write(tmp_path / "dumps")])
+  markers = sum("dump_stats" in text for lines in job.lines.values() for text in lines)
+  said = " ".join(convert(found, tmp_path / "run").said)
+  assert f"NCCL lost {3 * markers:,} collectives" in said
+
+
+def test_how_ranks_are_numbered_is_said(tmp_path):
+  job = Job(start=False)
+  said = convert(read_dumps([job.write(tmp_path / "dumps")]), tmp_path / "run").said
+  assert said[0].startswith("Ranks are numbered as in communicator 0xw")
+  # Without a communicator of all, as where only groups of a mesh were dumped.
+  job.lines = {rank: [text for text in lines if '"0xw"' not in text]
+               for rank, lines in job.lines.items()}
+  said = convert(read_dumps([job.write(tmp_path / "groups")]), tmp_path / "other").said
+  assert "numbered anew" in said[0] and "0xt0: 0 to 1; 0xt1: 2 to 3" in said[0]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 255)), max_size=12),
