@@ -74,7 +74,7 @@ def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional
   for one in made.inside:
     assert [loop.trips for loop in one.loops] == loops and one.conditional == conditional
     assert one.bytes == 24 and one.axis == "data" and one.dtypes == ("float32",)
-    assert one.source is not None and one.source.startswith("test_inside.py:")
+    assert one.source is not None and one.source.startswith("tests/communication/test_inside.py:")
   tags = [tag for one in made.inside for tag in (*one.enter_tags, *one.exit_tags)]
   assert sorted(tags) == list(range(10, 10 + 2 * len(flat.hidden))), "each tag once"
   assert len({loop.name for one in made.inside for loop in one.loops}) == len(loops)

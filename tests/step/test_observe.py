@@ -97,7 +97,7 @@ def test_the_plan_says_kind_bytes_axes_groups_loop_and_line():
     assert one.bytes == steps.WIDTH * steps.WIDTH * 4 // 4
     assert one.dtypes == ("float32",)
     assert [loop.trips for loop in one.loops] == [steps.LAYERS]
-    assert one.source is not None and one.source.startswith("observed_steps.py:")
+    assert one.source is not None and one.source.startswith("tests/step/observed_steps.py:")
     assert one.operation is not None and "while" in one.operation
   said = str(observed.plan)
   assert "all-gather" in said and "observed_steps.py:" in said and "data" in said
