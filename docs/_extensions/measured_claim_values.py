@@ -270,13 +270,14 @@ def healthy_shared(figures: Any) -> list[str]:
           str(len(changes))]
 
 
-def turns(figures: Any, ratio: str, *arms: str) -> list[str]:
-  """Of jobs that take turns over cubic: starts, loss, and what comes back of it, per cent."""
-  found = figures["parts"][0]["by_ratio"][ratio]["summary"]
+def turns(figures: Any, ratio: str, *arms: str, tcp: str = "cubic") -> list[str]:
+  """Of jobs that take turns: starts, loss, and what comes back of it, per cent."""
+  found = next(part for part in figures["parts"]
+               if part["congestion"] == tcp)["by_ratio"][ratio]["summary"]
   values = [value for arm in arms for value in three([100 * each
                                                        for each in found["recovered"][arm]])]
   return [str(found["starts"]), f"{100 * found['loss'][0]:.1f}",
-          *(value.replace("-", "−") for value in values)]
+          *("0" if value == "-0" else value.replace("-", "−") for value in values)]
 
 
 def bounds(figures: Any) -> list[str]:
@@ -290,6 +291,54 @@ def bounds(figures: Any) -> list[str]:
           *(f"{100 * (1 - cell['best'] / cell['shared']):.0f}" for cell in cells),
           *(f"{100 * (1 - cell['best'] / loss):.0f}"
             for cell, loss in zip(cells, over_tcp, strict=True))]
+
+
+def by_message(figures: Any) -> list[str]:
+  """What first come, first served by message recovers, and loses, at 1.13 and 1.3, percent."""
+  cells = {cell["ratio"]: cell for cell in figures["cells"]}
+  return [f"{abs(100 * (1 - cells[ratio]['message'] / cells[ratio]['shared'])):.0f}"
+          for ratio in (1.13, 1.3)]
+
+
+def by_congestion(figures: Any, name: str, factor: float = 1) -> list[str]:
+  return [f"{factor * figures['by_congestion'][tcp]['summary'][name][0]:.1f}"
+          for tcp in ("cubic", "bbr", "reno")]
+
+
+def recovered(figures: Any) -> list[str]:
+  shares = {tcp: [f"{100 * value:.0f}" for value in found["summary"]["recovered"]]
+            for tcp, found in figures["by_congestion"].items()}
+  return [*shares["cubic"], shares["bbr"][0], shares["reno"][0]]
+
+
+def fluid(figures: Any, scene: str) -> list[str]:
+  """Steps over those alone, under four controls."""
+  cells = {cell["control"]: cell["mean"] for cell in figures["cells"] if cell["scene"] == scene}
+  return [f"{cells[control]:.3f}"
+          for control in ("none", "interleave", "turns_message", "turns_bucket")]
+
+
+def alone_with_turns(figures: Any) -> list[str]:
+  cost = figures["parts"][0]["by_ratio"]["1.0"]["summary"]["cost_alone"]
+  return [f"{100 * value:.1f}" for value in cost]
+
+
+def couplings_gone(figures: Any) -> list[str]:
+  """Gain at 64 nodes without neighbour and polling, over the worlds, percent."""
+  with_them, without = (figures["sizes"]["64"][arm]["bare_mean"] for arm in ("all", "null"))
+  gains = [100 * (a / b - 1) for a, b in zip(with_them, without, strict=True)]
+  return [f"{end(gains):.0f}" for end in (min, max)]
+
+
+def by_message_in_scenes(figures: Any) -> list[str]:
+  sizes = figures["scenes"]["buckets"]["sizes"]
+  return [f"{100 * sizes[nodes]['message']['gain'][0]:.0f}" for nodes in ("32", "64")]
+
+
+def guarded_loss(figures: Any) -> list[str]:
+  """The most that this job alone loses under the guard, percent; the number of worlds."""
+  gains = [gain for of in figures["sizes"].values() for gain in of["one_guarded"]["gain"]]
+  return [f"{-100 * min(gains):.1f}", str(figures["worlds"])]
 
 
 def turns_guarded(figures: Any, ratio: str) -> list[str]:

@@ -11,6 +11,7 @@ import measured_claim_values as read
 from measured_values import Claim
 
 README, WHEN_NOT, TRACE = "README.md", "docs/when_not.md", "docs/trace.md"
+PAPER, INTERLEAVING = "docs/paper.md", "docs/interleaving.md"
 SLOW_HOST, OBSERVE, OBSERVED = "docs/how_to/slow_host.md", "docs/observe.md", "docs/observed.md"
 _LAB = "fault_lab_seed4.json"
 _BUSY = "fault_lab_seed7.json"
@@ -114,23 +115,50 @@ CLAIMS = (
           lambda f: read.observed_processes(f)[2:4]),
     Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} "
                              "% by the stamps alone)", _LAB, read.what_if),
-    Claim("docs/interleaving.md", "leaves a loss of {} % at 1.13 and {} % at 1.3: {} and {} % of "
-                                  "the "
-                                  "model's loss come back, {} and {} % of the loss that was",
-          "turns_bounds.json", read.bounds),
-    Claim("docs/interleaving.md", "**{} % [{}, {}]** |", "two_jobs.json",
-          lambda f: read.three([100 * value
-                            for value in f["by_congestion"]["cubic"]["summary"]["recovered"]])),
-    Claim("docs/interleaving.md", "| **1.0, {} starts** | {} % | **{} % [{}, {}]**; "
-                                  "`interleave_jobs` {} % [{}, {}] | {} % [{}, {}] |",
-          "turns_tcp.json", lambda f: read.turns(f, "1.0", "both", "interleave", "one")),
-    Claim("docs/interleaving.md", "| **1.13, {} starts** | {} % | **{} % [{}, {}]** | "
-                                  "**{} % [{}, {}]** |",
-          "turns_tcp.json", lambda f: read.turns(f, "1.13", "both", "one")),
-    Claim("docs/interleaving.md", "| 1.3, {} starts | {} % | {} % [{}, {}] | {} % [{}, {}] |",
-          "turns_tcp.json", lambda f: read.turns(f, "1.3", "both", "one")),
-    Claim("docs/interleaving.md", "**{}, {}, {} and {} %** of the loss came back",
+    Claim(INTERLEAVING, "leaves a loss of {} % at 1.13 and {} % at 1.3: {} and {} % of the model's "
+                        "loss come back, {} and {} % of the loss that was", "turns_bounds.json",
+          read.bounds),
+    Claim(INTERLEAVING, "By message that recovers {} % of the loss at 1.13, and −{} % at 1.3.",
+          "turns_bounds.json", read.by_message),
+    *(Claim(INTERLEAVING, words, "two_jobs.json", lambda f, name=name: read.by_congestion(f, name))
+      for words, name in (("| each alone | {} | {} | {} |", "alone_none_mean_ms"),
+                          ("| both, no control | {} | {} | {} |", "none_mean_ms"),
+                          ("| both, `interleave_jobs` | {} | {} | {} |", "interleave_mean_ms"))),
+    *(Claim(INTERLEAVING, words, "two_jobs.json",
+            lambda f, name=name: read.by_congestion(f, name, 100))
+      for words, name in (("| variation (CV), no control | {} % | {} % | {} % |",
+                           "none_settled_cv"),
+                          ("| the same, `interleave_jobs` | {} % | {} % | {} % |",
+                           "interleave_settled_cv"))),
+    Claim(INTERLEAVING, "**{} % [{}, {}]** | {} % | {} % |", "two_jobs.json", read.recovered),
+    *(Claim(INTERLEAVING, f"| {about} | {{}} | {{}} | {{}} | {{}} |", "two_jobs_simulated.json",
+            lambda f, scene=scene: read.fluid(f, scene))
+      for about, scene in (("two, 2 % jitter", "two"), ("four, 2 % jitter", "four"),
+                           ("periods 1 and 1.13", "periods_near"),
+                           ("periods 1 and 1.3", "periods"))),
+    Claim(INTERLEAVING, "| **1.0, {} starts** | {} % | **{} % [{}, {}]**; `interleave_jobs` {} % "
+                        "[{}, {}] | {} % [{}, {}] | {} % [{}, {}] |", "turns_tcp.json",
+          lambda f: read.turns(f, "1.0", "both", "interleave", "one", "again")),
+    *(Claim(INTERLEAVING, "| **1.13" + about + ", {} starts** | {} % | **{} % [{}, {}]** | "
+                          "**{} % [{}, {}]** | {} % [{}, {}] |", "turns_tcp.json",
+            lambda f, tcp=tcp: read.turns(f, "1.13", "both", "one", "again", tcp=tcp))
+      for about, tcp in (("", "cubic"), (" with bbr", "bbr"))),
+    Claim(INTERLEAVING, "| 1.3, {} starts | {} % | {} % [{}, {}] | {} % [{}, {}] | {} % [{}, {}] |",
+          "turns_tcp.json", lambda f: read.turns(f, "1.3", "both", "one", "again")),
+    Claim(INTERLEAVING, "take {} % less, the other job's {} %.", "turns_tcp.json",
+          lambda f: read.turns_by_job(f, "1.13", "one")),
+    Claim(INTERLEAVING, "cost {} and {} % of a step.", "turns_tcp.json",
+          lambda f: [value.removeprefix("-") for value in read.turns_by_job(f, "1.3", "both")]),
+    Claim(INTERLEAVING, "A job alone takes {} % longer [{}, {}] with turns at 1.0",
+          "turns_tcp.json",
+          read.alone_with_turns),
+    Claim(INTERLEAVING, "**{}, {}, {} and {} %** of the loss came back",
           "turns_tcp_before.json", lambda f: read.turns_guarded(f, "1.13")),
+    Claim(PAPER, "would be {} to {} % higher", "table1.json", read.couplings_gone),
+    Claim(PAPER, "By message turns gain {} % at 32 nodes and {} % at 64 in the one scene",
+          "table1_scenarios_fitted.json", read.by_message_in_scenes),
+    Claim(PAPER, "this job alone loses no more than {} % in any of the {} worlds over 10,000",
+          "table1_turns.json", read.guarded_loss),
     Claim("docs/pacing.md", "frozen -{}, -{}, -{} % of the step", "pauses.json",
           lambda f: read.frozen(f)[:3]),
     Claim("docs/pacing.md", "`auto` with its trial -{}, -{}, -{} %", "pauses.json", read.auto),

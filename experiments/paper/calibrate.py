@@ -33,19 +33,20 @@ class Fits(NamedTuple):
   misfit: np.ndarray  # [W] largest deviation in units of its tolerance; at most 1 is within
 
 
-def fits(mean: np.ndarray, cv: np.ndarray, column: str = "baseline") -> Fits:
-  """Compares with the paper's columns.
+def fits(mean: np.ndarray, cv: np.ndarray, sizes: Sequence[int] = worlds.NODES) -> Fits:
+  """Compares with the paper's baseline columns.
 
   Args:
     mean: [W, N] steps, in units of compute.
     cv: [W, N].
-    column: "baseline".
+    sizes: N of the paper's numbers of nodes. The misfit of some of them is at most that of all.
   """
-  rate = np.array(worlds.NODES) / mean
-  ratio = rate / np.array(worlds.THROUGHPUT[column])
+  at = [worlds.NODES.index(nodes) for nodes in sizes]
+  rate = np.array(sizes) / mean
+  ratio = rate / np.array(worlds.THROUGHPUT["baseline"])[at]
   # Samples a step are free: the factor that makes the largest deviation least.
   ratio = ratio / np.sqrt(ratio.max(axis=1) * ratio.min(axis=1))[:, None]
-  wanted = np.array(worlds.CV[column])
+  wanted = np.array(worlds.CV["baseline"])[at]
   off = np.concatenate([np.abs(ratio - 1) / THROUGHPUT_WITHIN,
                         np.abs(cv - wanted) / np.maximum(CV_WITHIN, CV_SHARE * wanted)], axis=1)
   return Fits(ratio, cv, np.where(np.isfinite(off).all(axis=1), off.max(axis=1), np.inf))

@@ -8,37 +8,22 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments.paper import (
-  emulated,
-  literal_table1,
-  mechanisms,
-  scenarios_page,
-  tables,
-  trial_cost,
-  turns_page,
-)
+from experiments.paper import emulated, identified, mechanisms, posterior_page, tables, turns_page
 from experiments.paper import world as worlds
 
-TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "baseline": tables.baseline, "coordination": tables.coordination, "sentence": tables.sentence,
-    "beyond": tables.beyond, "parts": tables.parts, "searches": tables.searches}
+TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {"sentence": tables.sentence}
 """Parts of the page made from Table 1, by the name between their marks."""
 BESIDE: dict[str, tuple[str, str, Callable[[dict[str, Any]], list[str]]]] = {
-    "turns": ("table1_turns", "turns", turns_page.both),
-    "bound": ("table1_turns", "turns", turns_page.bound),
     "alone": ("table1_turns", "turns", turns_page.others),
-    "longer": ("table1_turns", "turns", turns_page.longer),
-    "literal": ("table1_literal", "literal_table1", literal_table1.table),
-    "shares": ("table1_literal", "literal_table1", literal_table1.shares),
-    "scenes": ("table1_scenarios", "scenarios", scenarios_page.scenes),
-    "fabrics": ("table1_scenarios", "scenarios", scenarios_page.fabrics),
-    "fitted": ("table1_scenarios_fitted", "scenarios", scenarios_page.arms),
-    "trial": ("trial_cost", "trial_cost", trial_cost.table)}
+    "posterior": ("table1_posterior", "posterior", posterior_page.brief)}
 """Parts made from records beside it: file, program, function."""
 TOGETHER: dict[str, Callable[[dict[str, Any]], list[str]]] = {
-    "said": mechanisms.said, "mechanisms": mechanisms.gains,
+    "said": identified.said, "groups": identified.groups, "literal": identified.literal,
+    "scenes": identified.scenes, "mechanisms": mechanisms.gains,
     "variation": mechanisms.variation}
-"""Parts made from all of them."""
+"""Parts made from several of them."""
+RECORDS = (identified.RECORD, "table1_turns.json", "table1_literal.json", "table1_scenarios.json",
+           "table1_scenarios_fitted.json")
 
 
 def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
@@ -75,8 +60,7 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
 
 def records(table: pathlib.Path) -> dict[str, Any]:
   """Returns Table 1 and the records beside it that are there, by the names of their files."""
-  names = [table.name, *dict.fromkeys(f"{file}.json" for file, _, _ in BESIDE.values())]
-  return {name: json.loads(path.read_text()) for name in names
+  return {name: json.loads(path.read_text()) for name in (table.name, *RECORDS)
           if (path := table.with_name(name)).is_file()}
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.lib import measured
-from experiments.paper import drawing, tables
+from experiments.paper import drawing, identified, tables
 from experiments.paper import world as worlds
 
 
@@ -23,7 +23,7 @@ class Column(NamedTuple):
 
 
 COLUMNS = (
-    Column("section 5.3 to the letter", "table1_literal.json", "literal", drawing.GREEN, ":"),
+    Column("section 5.3, one reading", "table1_literal.json", "literal", drawing.GREEN, ":"),
     Column("pacing as it comes", "table1.json", "all", drawing.BLUE, "--"),
     Column("turns, this job alone", "table1_turns.json", "one", drawing.GREY, "-."),
     Column("turns, both jobs", "table1_turns.json", "both", drawing.ORANGE, "-"),
@@ -39,59 +39,32 @@ def _of(records: dict[str, Any], column: Column, nodes: int) -> dict[str, Any] |
 
 
 def gains(records: dict[str, Any]) -> list[str]:
-  """Gains in throughput, lowest .. middle .. highest of the worlds.
+  """Gains in throughput, lowest .. highest of the worlds: what is in the middle hangs on which
+  worlds were looked for.
 
   Args:
     records: by name of the file, those on record.
   """
-  rows = []
-  for nodes in worlds.NODES:
-    found = [_of(records, column, nodes) for column in COLUMNS]
-    rows.append([nodes, f"{100 * tables.PAPER[nodes]:+.1f} %",
-                 *(tables.percent(np.array(of["gain"])) if of else None for of in found)])
+  rows = [[nodes, f"{100 * tables.PAPER[nodes]:+.1f} %",
+           *_spans(records, nodes, "gain", lambda value: f"{100 * value:+.1f}", " %")]
+          for nodes in worlds.NODES]
   return measured.table(["nodes", "the paper", *(column.about for column in COLUMNS)], rows)
 
 
 def variation(records: dict[str, Any]) -> list[str]:
-  """CV of the step, the middle one of the worlds."""
-  rows = []
-  for k, nodes in enumerate(worlds.NODES):
-    found = [_of(records, column, nodes) for column in COLUMNS]
-    bare = _of(records, COLUMNS[1], nodes)
-    rows.append([nodes, worlds.CV["baseline"][k],
-                 f"{np.median(bare['bare_cv']):.3f}" if bare else None,
-                 worlds.CV["coordination"][k],
-                 *(f"{np.median(of['cv']):.3f}" if of else None for of in found)])
-  return measured.table(
-      ["nodes", "the paper's baseline", "the worlds' baseline", "the paper, coordinated",
-       *(column.about for column in COLUMNS)], rows)
+  """CV of the step, lowest .. highest of the worlds."""
+  rows = [[nodes, worlds.CV["baseline"][k], worlds.CV["coordination"][k],
+           *_spans(records, nodes, "cv", lambda value: f"{value:.3f}")]
+          for k, nodes in enumerate(worlds.NODES)]
+  return measured.table(["nodes", "the paper's baseline", "the paper, coordinated",
+                         *(column.about for column in COLUMNS)], rows)
 
 
-def said(records: dict[str, Any]) -> list[str]:
-  """What it comes to, in words, from what is on record."""
-  parts = []
-  both = {n: of for n in worlds.NODES if (of := _of(records, COLUMNS[3], n)) is not None}
-  literal = {n: of for n in worlds.NODES if (of := _of(records, COLUMNS[0], n)) is not None}
-  if both:
-    lowest = min(min(of["gain"]) for of in both.values())
-    reach = [f"{100 * np.median(both[n]['gain']):+.1f} % at {n} nodes (the paper "
-             f"{100 * tables.PAPER[n]:+.1f})" for n in reversed(worlds.NODES) if n in both]
-    steady = [f"{np.median(both[n]['cv']):.3f} at {n} ({worlds.CV['coordination'][k]:g})"
-              for k, n in reversed(list(enumerate(worlds.NODES))) if n in both]
-    parts.append(
-        f"**Where both jobs of the trunk take turns, the middle world gains {', '.join(reach)}; "
-        f"its CV is {', '.join(steady)}.** No world at any size gains less than "
-        f"{100 * lowest:+.1f} %.")
-  if literal:
-    most = max(literal)
-    of = literal[most]
-    parts.append(
-        "The mechanism that the paper describes, to the letter, makes steps more alike by making "
-        f"them longer: at {most} nodes it takes the CV from {np.median(of['bare_cv']):.3f} to "
-        f"{np.median(of['cv']):.3f}, and changes the throughput by "
-        f"{100 * np.median(of['gain']):+.1f} % in the middle world; no size's middle gain is above "
-        f"{100 * max(np.median(o['gain']) for o in literal.values()):+.1f} %.")
-  return textwrap.wrap(" ".join(parts), 116) if parts else ["Not run yet."]
+def _spans(records: dict[str, Any], nodes: int, field: str, form: Callable[[float], str],
+           unit: str = "") -> list[str | None]:
+  found = [_of(records, column, nodes) for column in COLUMNS]
+  return [f"{form(min(of[field]))} .. {form(max(of[field]))}{unit}" if of else None
+          for of in found]
 
 
 def comparison(records: dict[str, Any]) -> Any:
@@ -119,9 +92,11 @@ def comparison(records: dict[str, Any]) -> Any:
     gain = 100 * np.stack([np.array(of["gain"]) for of in known], axis=1)
     cv = np.stack([np.array(of["cv"]) for of in known], axis=1)
     if column.arm == "both":
-      drawing.band(left, nodes, rate * (1 + gain / 100), column.colour, "worlds, both take turns")
-      drawing.band(middle, nodes, gain, column.colour, column.about)
-      drawing.band(right, nodes, cv, column.colour, column.about)
+      for dash, (group, chosen) in zip(("-", "--"), _groups(records, len(gain)), strict=False):
+        about = f"{column.about}{group}"
+        drawing.band(left, nodes, (rate * (1 + gain / 100))[chosen], column.colour, about, dash)
+        drawing.band(middle, nodes, gain[chosen], column.colour, about, dash)
+        drawing.band(right, nodes, cv[chosen], column.colour, about, dash)
     else:
       for axes, values in ((middle, gain), (right, cv)):
         axes.plot(nodes, np.median(values, axis=0), linestyle=column.line, color=column.colour,
@@ -147,6 +122,14 @@ def comparison(records: dict[str, Any]) -> Any:
     drawing.by_nodes(axes, nodes)
     axes.legend(frameon=False, fontsize=7)
   return figure
+
+
+def _groups(records: dict[str, Any], count: int) -> list[tuple[str, np.ndarray]]:
+  """Both groups of worlds, where they are on record."""
+  if identified.RECORD not in records:
+    return [("", np.ones(count, bool))]
+  groups = identified.Found(records[identified.RECORD]).groups
+  return [(f", {name}", mask) for name, mask in groups.items()]
 
 
 def architecture() -> Any:

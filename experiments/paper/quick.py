@@ -73,28 +73,32 @@ def play(ours: Drafts, theirs: Drafts, start: jax.Array, shared: jax.Array) -> j
   zero, one = jnp.zeros((2,), jnp.int32), jnp.ones((2,), jnp.float32)
 
   def unfinished(carry: Any) -> jax.Array:
-    return carry[0][0] < np.int32(steps)
+    return ~carry[-1]
 
   def turn(carry: Any) -> Any:
-    step, bucket, sending, left, clock, times = carry
+    step, bucket, sending, left, clock, _, _ = carry
     speed = jnp.where(sending & jnp.all(sending), shared, one)
     wait = jnp.min(left / speed)
     clock, left = clock + wait, left - wait * speed
     ended = left <= EDGE
     sent = ended & sending
     over = sent & (bucket == np.int32(buckets - 1))
-    times = times.at[jnp.where(over[0], step[0], np.int32(steps))].set(clock[0], mode="drop")
+    took = clock[0]
     step, clock = step + over.astype(jnp.int32), jnp.where(over, np.float32(0), clock)
     bucket = jnp.where(over, zero, bucket + sent.astype(jnp.int32))
     at = base + (step % count) * np.int32(buckets) + bucket
     left = jnp.where(sent, jnp.maximum(ready[at] - clock, np.float32(0)),
                      jnp.where(ended, work[at], left))
-    return step, bucket, jnp.where(ended, ~sending, sending), left, clock, times
+    return step, bucket, jnp.where(ended, ~sending, sending), left, clock, took, over[0]
+
+  def one_step(carry: Any, _: None) -> tuple[Any, jax.Array]:
+    # A loop of its own for each step: with all steps in one, each event would copy all times.
+    carry = jax.lax.while_loop(unfinished, turn, (*carry, jnp.float32(0), jnp.zeros((), bool)))
+    return carry[:-2], carry[-2]
 
   first = ready[base] + jnp.stack([jnp.float32(0), start])
-  begin = (zero, zero, jnp.zeros((2,), bool), first, jnp.zeros((2,), jnp.float32),
-           jnp.zeros((steps,), jnp.float32))
-  return jax.lax.while_loop(unfinished, turn, begin)[-1]
+  begin = (zero, zero, jnp.zeros((2,), bool), first, jnp.zeros((2,), jnp.float32))
+  return jax.lax.scan(one_step, begin, None, length=steps)[1]
 
 
 def simulator(steps: int, seeds: int, pauses: tuple[float, float],

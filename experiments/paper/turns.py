@@ -153,7 +153,7 @@ class _Runner:
       found = self.bare[kind]._replace(step_time=served(drawn, steps))
     else:
       found = played(arm.guarded, steps, scene(drawn, arm, arm.obeys), arm.ear, states(arm.guarded))
-    figures = _figures(found, self.bare[kind], np.asarray(drawn.ready[:, 0, :, -1]), arm)
+    figures = figures_of(found, self.bare[kind], np.asarray(drawn.ready[:, 0, :, -1]), arm)
     count = len(figures["gain"]) // len(sizes)
     return {nodes: {name: values[place * count:(place + 1) * count]
                     for name, values in figures.items()}
@@ -184,8 +184,9 @@ def served(drawn: turns.Drawn, steps: int) -> np.ndarray:
   return np.asarray(_server(steps)(drawn.ready, drawn.work, drawn.start))[:, None]
 
 
-def _figures(found: turns.Turns, bare: turns.Turns, computed: np.ndarray, arm: Arm
-             ) -> dict[str, Any]:
+def figures_of(found: turns.Turns, bare: turns.Turns, computed: np.ndarray, arm: Arm
+               ) -> dict[str, Any]:
+  """Lists over worlds, from runs with and without the pacer and the ends of compute [W, K]."""
   kept = slice(worlds.WARMUP, None)
   ours, without = (np.asarray(each.step_time[:, 0, kept], np.float64) for each in (found, bare))
   steps = np.arange(found.step_time.shape[2])[kept] % computed.shape[1]

@@ -51,7 +51,7 @@ def test_the_page_and_the_papers_page_hold_it(tmp_path):
   assert "| 4 | 6 | 60 |" in page and "+50.0 %" in page and "| 2 | 0.017 |" in page
   path, none = tmp_path / "emulated.json", tmp_path / "none.json"
   path.write_text(json.dumps(figures))
-  text = ("before\n<!-- emulated -->\nold\n<!-- end -->\nbetween\n<!-- coordination -->\n<!-- end "
+  text = ("before\n<!-- emulated -->\nold\n<!-- end -->\nbetween\n<!-- sentence -->\n<!-- end "
           "-->\nafter")
   filled = document.filled(text, none, path)
   assert ("old" not in filled and "+50.0 %" in filled and filled.startswith("before\n")

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.paper import document, literal, mechanisms, turns, turns_page
+from experiments.paper import document, identified, literal, mechanisms, turns, turns_page
 from experiments.paper import world as worlds
 from jaxpace.core.types import Observation
 
@@ -58,21 +58,37 @@ def test_the_page_says_how_many_worlds_come_up_to_the_paper_and_what_was_not_run
   assert page.count("Not run.") == 1
 
 
-def test_the_sentence_and_the_columns_say_what_is_on_record_and_leave_out_what_is_not():
-  turned = figures_of([0.05, 0.15])
+def on_record(loads, gains, searches):
+  """Records of worlds, one for each load."""
+  turned = figures_of(gains)
+  fields = list(worlds.World._fields)
+  made = [{"start": name, "fixed": {"load": 0.0} if load == 0 else {},
+           "worlds": [{"values": [load if field == "load" else 0.4 for field in fields]}]}
+          for load, name in zip(loads, searches, strict=True)]
+  return {"table1_turns.json": turned,
+          "table1_worlds.json": {"fields": fields, "searches": made}}
+
+
+def test_columns_say_what_is_on_record_and_leave_out_what_is_not():
   paced = {str(n): {"all": {"gain": [-0.01, 0.0], "cv": [0.2, 0.3], "bare_cv": [0.3, 0.3]}}
            for n in worlds.NODES}
-  records = {"table1.json": {"sizes": paced}, "table1_turns.json": turned}
-  said = " ".join(mechanisms.said(records))
-  assert "gains +10.0 % at 64 nodes (the paper +11.0), +10.0 % at 32 nodes" in said
-  assert "CV is 0.150 at 64 (0.09)" in said and "gains less than +5.0 %" in said
-  assert "letter" not in said
+  records = {"table1.json": {"sizes": paced}, "table1_turns.json": figures_of([0.05, 0.15])}
   row = next(line for line in mechanisms.gains(records) if line.startswith("| 64"))
-  assert row == ("| 64 | +11.0 % | – | -1.0 .. -0.5 .. +0.0 % | +5.0 .. +10.0 .. +15.0 % | "
-                 "+5.0 .. +10.0 .. +15.0 % | – |")
+  assert row == ("| 64 | +11.0 % | – | -1.0 .. +0.0 % | +5.0 .. +15.0 % | +5.0 .. +15.0 % | – |")
   letter = {"gain": [-0.1, -0.05], "cv": [0.1, 0.1], "bare_cv": [0.2, 0.2]}
-  records["table1_literal.json"] = {"sizes": {"64": {"literal": letter}}}
-  assert "at 64 nodes it takes the CV from 0.200 to 0.100" in " ".join(mechanisms.said(records))
+  records["table1_literal.json"] = {"sizes": {"64": {"literal": letter, "share 0.1": letter}}}
+  said = " ".join(identified.literal(records))
+  assert "from 0.200 to 0.100" in said and "-7.5 % with 0.1" in said
+
+
+def test_worlds_of_two_kinds_stand_side_by_side_and_their_middle_is_no_figure():
+  records = on_record([0.0, 0.3], [0.24, 0.02], ["near equal periods 1", "all couplings"])
+  said = " ".join(identified.said(records))
+  assert "by +2.0 to +24.0 %" in said and "none at all five sizes" in said
+  assert "1 of the 1 worlds without other traffic" in said
+  row = next(line for line in identified.groups(records) if line.startswith("| gain, 64"))
+  assert row.endswith("| +24.0 .. +24.0 .. +24.0 % | +2.0 .. +2.0 .. +2.0 % |")
+  assert identified.said({}) == ["Not run yet."]
 
 
 def test_the_page_of_the_paper_says_what_its_records_say():
