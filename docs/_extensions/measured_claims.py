@@ -35,7 +35,7 @@ CLAIMS = (
     Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. "
                  "`recorder.record()` takes {} µs by itself",
           "marks_cost.json",
-          lambda f: [f"{f['alone']['file'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
+          lambda f: [f"{f['alone'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
                      f"{f['record']['median'][0]:.1f}"]),
     Claim(TRACE, "A step of 200 collectives leaves {} bytes in `steps`, and {} in `collectives` "
                  "where it is written in full", "marks_cost.json",

@@ -127,7 +127,7 @@ def observed(figures: Any) -> Found:
 
 
 def marks(figures: Any) -> Found:
-  alone, loop, record = (figures["alone"]["file"], figures["in_a_program"]["mark"],
+  alone, loop, record = (figures["alone"], figures["in_a_program"]["mark"],
                          figures["record"]["median"])
   return Found(f"{interval(alone, 'ns', 0)} alone, {interval(loop, 'ns', 0)} in a compiled loop; "
                f"`record()` {interval(record, 'µs')}", loop[2] <= 1000)

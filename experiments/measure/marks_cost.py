@@ -2,8 +2,8 @@
 
     python -m experiments.measure.marks_cost --json marks_cost.json --markdown marks_cost.md
 
-Four figures: a mark by itself, into memory and into a file; a mark in a compiled loop, as the
-difference to the same loop without it, in turns, beside the difference of the loop to itself;
+Five figures: a mark by itself; a mark in a compiled loop, as the difference to the same loop
+without it, in turns, beside the difference of the loop to itself; a copy of the ring to its file;
 `Recorder.record()`; and bytes on disk and the writer's time a step and rank, for times as a job has
 them.
 """
@@ -31,10 +31,9 @@ def define_flags() -> None:
   measured.define_output_flags()
 
 
-def alone(rounds: int) -> dict[str, Any]:
+def alone(rounds: int) -> Any:
   """Nanoseconds a mark, written from the host by the handler's own function."""
   from experiments.lib import paired
-  from jaxpace.execution import marks
   from jaxpace.execution.native import library
 
   here, many = library.functions().jaxpace_mark_here, 1_000_000
@@ -44,16 +43,33 @@ def alone(rounds: int) -> dict[str, Any]:
     here(0, 3998, 5, many)
     return (time.perf_counter() - start) / many * 1e9
 
-  found: dict[str, list[float]] = {"memory": [], "file": []}
-  with tempfile.TemporaryDirectory() as folder:
-    for _ in range(rounds):
-      found["memory"].append(timed())
-      ring, why = marks.open_file(pathlib.Path(folder) / "0.ring")
-      assert not why, why
-      timed()  # the file's pages are touched for the first time
-      found["file"].append(timed())
-      marks.close_file(ring)
-  return {name: paired.estimate(np.array(values)).to_json() for name, values in found.items()}
+  return paired.estimate(np.array([timed() for _ in range(rounds)])).to_json()
+
+
+def copying(rounds: int) -> dict[str, Any]:
+  """Microseconds of a processor that a copy of the ring to its file takes, by how many events each
+  lane has got since the one before."""
+  from experiments.lib import paired
+  from jaxpace.execution import marks
+  from jaxpace.execution.native import library
+  from jaxpace.files.folders import Folder
+  from jaxpace.trace.marks.copier import COPY_SECONDS, RingCopier
+
+  here, lanes, found = library.functions().jaxpace_mark_here, marks.current().layout.lanes, {}
+  for events in (0, 1000, 20_000):
+    taken = []
+    with tempfile.TemporaryDirectory() as folder:
+      copier = RingCopier(Folder(folder), "measured", 0)
+      copier.start()
+      for _ in range(rounds):
+        for lane in range(lanes):
+          here(lane, 3998, 5, events)
+        start = time.thread_time()
+        copier.copy()
+        taken.append(1e6 * (time.thread_time() - start))
+      copier.close()
+    found[str(events)] = paired.estimate(np.array(taken)).to_json()
+  return {"lanes": lanes, "seconds": COPY_SECONDS, "events": found}
 
 
 def in_a_program(rounds: int) -> dict[str, Any]:
@@ -176,13 +192,15 @@ def table(figures: dict[str, Any]) -> str:
   def words(triple: list[float], digits: int = 1) -> str:
     return f"{triple[0]:.{digits}f} [{triple[1]:.{digits}f}, {triple[2]:.{digits}f}]"
 
-  mark, loop, record = figures["alone"], figures["in_a_program"], figures["record"]
+  loop, record, copy = figures["in_a_program"], figures["record"], figures["copying"]
   lines = [*measured.introduction("What marks cost", figures), "| what | |", "|---|---|",
-           f"| a mark alone, into memory | {words(mark['memory'])} ns |",
-           f"| into a file | {words(mark['file'])} ns |",
+           f"| a mark alone | {words(figures['alone'])} ns |",
            f"| a mark in a compiled loop | {words(loop['mark'], 0)} ns on a turn of "
            f"{words(loop['bare_turn'], 0)} ns |",
            f"| A/A control: the loop against itself | {words(loop['null'], 0)} ns |",
+           *(f"| a copy of the ring of {copy['lanes']} devices to its file, each {copy['seconds']} "
+             f"s, {int(events):,} new events each | {words(taken, 0)} µs of a processor |"
+             for events, taken in copy["events"].items()),
            f"| `record()`, median | {words(record['median'])} µs |",
            f"| `record()`, 99th percentile | {words(record['p99'])} µs |", "",
            f"Rounds: {figures['rounds']}. Rows, of times drawn at random:", "",
@@ -201,14 +219,15 @@ def main(argv: list[str]) -> None:
   figures = measured.circumstances("experiments.measure.marks_cost")
   if reason := marks.unavailable():
     sys.exit(reason)
-  say = measured.progress("figures", 4)
+  say = measured.progress("figures", 5)
   figures["rounds"] = FLAGS.rounds
-  for done, (name, measure) in enumerate((("alone", alone), ("in_a_program", in_a_program),
-                                          ("record", recording))):
+  for done, (name, measure) in enumerate((
+      ("alone", alone), ("in_a_program", in_a_program), ("copying", copying),
+      ("record", recording))):
     figures[name] = measure(FLAGS.rounds)
     say(done + 1)
   figures["rows"] = [rows(count) for count in (8, 40, 200)]
-  say(4)
+  say(5)
   measured.tell(figures, table(figures))
 
 

@@ -30,6 +30,21 @@ def check_regular(path: str | os.PathLike[str]) -> int:
   return _size(os.stat(path))
 
 
+def regular_file(descriptor: int) -> BinaryIO:
+  """Returns a descriptor that was opened for reading as a file, once it is a regular one; else it
+  is closed.
+
+  Raises:
+    UnreadableError: it is something else.
+  """
+  try:
+    _size(os.fstat(descriptor))
+  except BaseException:
+    os.close(descriptor)
+    raise
+  return os.fdopen(descriptor, "rb")
+
+
 def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
   """Reads a file.
 
@@ -41,8 +56,7 @@ def read_bytes(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file, or has more than `most` bytes.
     OSError: there is no such file, or it can't be opened.
   """
-  file, _ = _opened(path)
-  with file:
+  with _opened(path) as file:
     data = file.read(most + 1)
   if len(data) > most:
     raise UnreadableError(f"has more than {most:,} bytes")
@@ -56,9 +70,8 @@ def read_end(path: str | os.PathLike[str], most: int) -> bytes:
     UnreadableError: it is no regular file.
     OSError: there is no such file, or it can't be opened.
   """
-  file, size = _opened(path)
-  with file:
-    begin = max(0, size - most)
+  with _opened(path) as file:
+    begin = max(0, os.fstat(file.fileno()).st_size - most)
     file.seek(begin)
     data = file.read(most)
   return data.partition(b"\n")[2] if begin else data
@@ -80,14 +93,7 @@ def _size(status: os.stat_result) -> int:
   raise UnreadableError(f"is {kind}, not a regular file")
 
 
-def _opened(path: str | os.PathLike[str]) -> tuple[BinaryIO, int]:
-  """Opens a regular file for reading, and tells its size. A FIFO without a writer opens at once,
-  and is refused."""
-  descriptor = os.open(path,
-                       os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0))
-  try:
-    size = _size(os.fstat(descriptor))
-  except BaseException:
-    os.close(descriptor)
-    raise
-  return os.fdopen(descriptor, "rb"), size
+def _opened(path: str | os.PathLike[str]) -> BinaryIO:
+  """Opens a regular file for reading. A FIFO without a writer opens at once, and is refused."""
+  return regular_file(os.open(
+      path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)))

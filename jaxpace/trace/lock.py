@@ -7,7 +7,7 @@ import os
 import pathlib
 import socket
 
-from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.trace.processes import gone
 
 try:
@@ -30,8 +30,8 @@ class DirectoryLock:
   lock, but not its claim: once the process named in the file is gone, the lock is void.
   """
 
-  def __init__(self, path: pathlib.Path, descriptor: int | None):
-    self._path, self._descriptor, self._pid = path, descriptor, os.getpid()
+  def __init__(self, folder: Folder, descriptor: int | None):
+    self._folder, self._descriptor, self._pid = folder, descriptor, os.getpid()
 
   @staticmethod
   def take(directory: pathlib.Path) -> DirectoryLock:
@@ -44,11 +44,11 @@ class DirectoryLock:
       BusyError: another recorder, in this process or another, has it.
       OSError: the directory can't be written.
     """
-    path = directory / LOCK_FILE
+    folder = Folder(directory)
     if fcntl is None:
-      return DirectoryLock(path, None)
+      return DirectoryLock(folder, None)
     while True:
-      descriptor = atomic_write.open_own(path, os.O_RDWR)
+      descriptor = folder.open_own(LOCK_FILE, os.O_RDWR)
       try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
       except BlockingIOError:
@@ -56,15 +56,15 @@ class DirectoryLock:
         os.close(descriptor)
         if _may_run(owner):
           raise BusyError(_busy(directory, owner)) from None
-        return DirectoryLock(path, None)
+        return DirectoryLock(folder, None)
       except OSError:
         os.close(descriptor)
-        return DirectoryLock(path, None)
+        return DirectoryLock(folder, None)
       # else its last owner removed it between our opening and locking it
-      if _is_at(descriptor, path):
+      if _is_at(descriptor, folder):
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
-        return DirectoryLock(path, descriptor)
+        return DirectoryLock(folder, descriptor)
       os.close(descriptor)
 
   def release(self) -> None:
@@ -72,15 +72,15 @@ class DirectoryLock:
     if self._descriptor is None or os.getpid() != self._pid:
       return
     with contextlib.suppress(OSError):
-      self._path.unlink(missing_ok=True)
+      self._folder.unlink(LOCK_FILE)
     with contextlib.suppress(OSError):
       os.close(self._descriptor)
     self._descriptor = None
 
 
-def _is_at(descriptor: int, path: pathlib.Path) -> bool:
+def _is_at(descriptor: int, folder: Folder) -> bool:
   try:
-    return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    return os.path.samestat(os.fstat(descriptor), folder.stat(LOCK_FILE))
   except FileNotFoundError:
     return False
 

@@ -9,15 +9,16 @@ ignore.
 from __future__ import annotations
 
 import logging
+import os
 import pathlib
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxpace.files import atomic_write
-from jaxpace.files.reading import UnreadableError, check_regular
+from jaxpace.files.folders import Folder
+from jaxpace.files.reading import UnreadableError, regular_file
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
 
@@ -100,18 +101,17 @@ class PartStore:
       fsync: whether a part must have reached the disk before it gets its name; guards against a
         crash of the machine, not needed against one of the process.
     """
-    self._folder = directory / table
     self._table = table
     self._run, self._process = run, process
     self._merge_parts, self._merge_rows, self._fsync = merge_parts, merge_rows, fsync
     directory.mkdir(parents=True, exist_ok=True)
-    atomic_write.folder(self._folder)
+    self._folder = Folder(directory, table)
     self._parts = self._recover()
 
   @property
   def files(self) -> list[pathlib.Path]:
     """Paths of the live parts, in order."""
-    return [self._folder / part.id.file_name for part in self._parts]
+    return [self._folder.path / part.id.file_name for part in self._parts]
 
   def append(self, columns: Columns, merge: bool = True) -> None:
     """Writes one small part; merges if enough of them have come together.
@@ -140,25 +140,25 @@ class PartStore:
   def _recover(self) -> list[_Part]:
     """Finds this process's parts of an earlier attempt, and tidies what a crash left."""
     found = []
-    for path in sorted(self._folder.iterdir()):
-      if path.name.startswith(f".{self._run}-p{self._process:05d}.") and path.name.endswith(".tmp"):
-        path.unlink(missing_ok=True)
-      name = parse_part_name(path.name)
-      if name and (name.run, name.process) == (self._run, self._process):
-        found.append(name)
+    for name in self._folder.names():
+      if name.startswith(f".{self._run}-p{self._process:05d}.") and name.endswith(".tmp"):
+        self._folder.unlink(name)
+      named = parse_part_name(name)
+      if named and (named.run, named.process) == (self._run, self._process):
+        found.append(named)
     found.sort(key=lambda p: (p.first, -p.last))
     parts: list[_Part] = []
-    for name in found:
-      if parts and name.last <= parts[-1].id.last:
-        (self._folder / name.file_name).unlink(missing_ok=True)
+    for part in found:
+      if parts and part.last <= parts[-1].id.last:
+        self._folder.unlink(part.file_name)
         continue
       try:
-        check_regular(self._folder / name.file_name)
-        rows = pq.read_metadata(self._folder / name.file_name).num_rows
+        with self._open(part) as file:
+          rows = pq.read_metadata(file).num_rows
       except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
         rows = self._merge_rows  # Damaged: left as it is, and too large to be merged with anything.
       # Level 1: not merged with the new small parts before `compact`.
-      parts.append(_Part(name, rows, 1))
+      parts.append(_Part(part, rows, 1))
     return parts
 
   def _add(self, part: _Part, data: pa.Table) -> None:
@@ -168,8 +168,7 @@ class PartStore:
   def _write(self, part: PartId, data: pa.Table) -> None:
     """Writes a part under a temporary name, then gives it its own."""
     # A name without the process's number: the next attempt finds what a crash has left.
-    temporary = self._folder / f".{part.file_name}.tmp"
-    with atomic_write.replacing(self._folder / part.file_name, temporary,
+    with self._folder.replacing(part.file_name, f".{part.file_name}.tmp",
                                 fsync=self._fsync) as file:
       pq.write_table(data, file, **_encoding(data.schema))
 
@@ -211,7 +210,7 @@ class PartStore:
         data = pa.concat_tables(tables, promote_options="default")
       except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as error:
         _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
-                     self._folder / part.id.file_name, str(error).partition("\n")[0][:200])
+                     self._folder.path / part.id.file_name, str(error).partition("\n")[0][:200])
         # Too large to be merged with anything.
         damaged = part._replace(rows=self._merge_rows, level=_NEVER_MERGED)
         rest = group[at + 1:]
@@ -220,14 +219,16 @@ class PartStore:
     merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)
     self._write(merged.id, data.unify_dictionaries())
     for part in group:
-      (self._folder / part.id.file_name).unlink(missing_ok=True)
+      self._folder.unlink(part.id.file_name)
     return [merged]
 
   def _read(self, part: _Part) -> pa.Table:
-    path = self._folder / part.id.file_name
-    check_regular(path)
-    with pq.ParquetFile(path, page_checksum_verification=True) as file:
+    with (self._open(part.id) as opened,
+          pq.ParquetFile(opened, page_checksum_verification=True) as file):
       return file.read(use_threads=False)
+
+  def _open(self, part: PartId) -> BinaryIO:
+    return regular_file(self._folder.open(part.file_name, os.O_RDONLY))
 
 
 def _encoding(fields: pa.Schema) -> dict:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from jaxpace.files import atomic_write, documents
+from jaxpace.files import documents
+from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import MarksFile, ProcessFile, RunFile
 from jaxpace.trace import schema
 from jaxpace.trace.marks import ringfile
@@ -56,25 +57,15 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
     OSError: it can't be written.
   """
   if _PROCESS_FILE.match(path.name):
-    atomic_write.folder(path.parent)
+    folder = Folder(path.parent.parent, path.parent.name)
   else:
     path.parent.mkdir(exist_ok=True)
-  atomic_write.write_text(path, _json_text(value), fsync=fsync)
+    folder = Folder(path.parent)
+  folder.write_text(path.name, json_text(value), fsync=fsync)
 
 
-def overwrite_json(path: pathlib.Path, value: dict[str, Any]) -> None:
-  """Writes over a JSON file that is there, in the space that it has: a reader may see half of it
-  for a moment.
-
-  Raises:
-    OSError: there is no such file, or it can't be written.
-  """
-  with open(atomic_write.open_own(path, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
-    file.write(_json_text(value))
-    file.truncate()
-
-
-def _json_text(value: dict[str, Any]) -> str:
+def json_text(value: dict[str, Any]) -> str:
+  """What a JSON file of a run holds, given its values, see `write_json`."""
   return json.dumps(value, indent=1, default=str) + "\n"
 
 
@@ -143,17 +134,17 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   """
   moved = 0
   for table in schema.TABLES:
-    for path in _files(directory / table):
+    for path in _files(directory, table):
       part = parse_part_name(path.name)
       if part and part.run != current and process in (None, part.process):
         moved += _move(directory, path, part.run)
-  for path in _files(directory / "process"):
+  for path in _files(directory, "process"):
     number = _PROCESS_FILE.match(path.name)
     if number and process in (None, int(number[1])):
       info = read_json(path, ProcessFile)
       if _is_ours(info) and info["run"] != current:
         moved += _move(directory, path, info["run"])
-  for path in _files(directory / ringfile.FOLDER):
+  for path in _files(directory, ringfile.FOLDER):
     owner = ringfile.process_of(path.name)
     if owner is not None and process in (None, owner):
       run = _run_of_marks(path)
@@ -162,7 +153,7 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
   info = read_json(directory / RUN_FILE)
   if process is None and _is_ours(info) and info["run"] != current:
-    for path in _files(directory / "locality"):
+    for path in _files(directory, "locality"):
       if _PROCESS_FILE.match(path.name):
         moved += _move(directory, path, info["run"])
     moved += _move(directory, directory / RUN_FILE, info["run"])
@@ -176,8 +167,10 @@ def _run_of_marks(path: pathlib.Path) -> str | None:
   return info.get("run") if info else None
 
 
-def _files(folder: pathlib.Path) -> list[pathlib.Path]:
-  return sorted(folder.iterdir()) if folder.is_dir() else []
+def _files(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
+  """What lies in a folder of the run directory; nothing where that is a link."""
+  folder = directory / name
+  return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
 
 
 def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
@@ -185,8 +178,7 @@ def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
 
 
 def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
-  target = directory / PREVIOUS / pathlib.Path(run).name / path.relative_to(directory)
-  for folder in reversed(target.relative_to(directory).parents[:-1]):
-    atomic_write.folder(directory / folder)
-  os.replace(path, target)
+  inside = path.parent.relative_to(directory).parts
+  Folder(directory, *inside).rename(
+      path.name, path.name, Folder(directory, PREVIOUS, pathlib.Path(run).name, *inside))
   return 1

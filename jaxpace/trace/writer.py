@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from jaxpace.files.atomic_write import ForeignFileError
+from jaxpace.files.folders import Folder, ForeignFileError
 from jaxpace.hosts import distributed
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.exporting import Feed
@@ -98,8 +98,10 @@ class Writer:
     Raises:
       OSError: the directory can't be written.
     """
+    # Held open: what stands under their names later is nothing to write to.
+    self._root, self._own = Folder(self._directory), Folder(self._directory, "process")
     if self._run_info is not None:
-      rundir.write_json(self._directory / rundir.RUN_FILE, self._run_info, fsync=True)
+      self._root.write_text(rundir.RUN_FILE, rundir.json_text(self._run_info), fsync=True)
     self._write_process_file(closed=False)
     for table in ("steps", "collectives", "hosts") if self._hosts else ("steps", "collectives"):
       self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
@@ -266,7 +268,7 @@ class Writer:
                     "ranks": plan.ranks, "plan": plan.to_json()}
         if settings := getattr(plan, "settings", None):
           run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
-        rundir.write_json(self._directory / rundir.RUN_FILE, run_info)
+        self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
         self._run_info = run_info
     if self._intake.goes_back(batch):
       self._decode()
@@ -319,8 +321,13 @@ class Writer:
             "not_copied": self.not_copied,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
-    write = rundir.overwrite_json if in_place else rundir.write_json
-    write(self._directory / "process" / f"{self._process}.json", info)
+    name, text = f"{self._process}.json", rundir.json_text(info)
+    if not in_place:
+      self._own.write_text(name, text)
+      return
+    with open(self._own.open_own(name, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
+      file.write(text)
+      file.truncate()
 
   def _ended_by(self, closed: bool) -> str | None:
     """What ends the run; from SIGTERM on it is that, should nothing more be written."""

@@ -14,7 +14,7 @@ import pytest
 from jaxpace.cli import report as command
 from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnosis import SHARES
-from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.testing import made_up_runs
 from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace import reader
@@ -217,7 +217,7 @@ def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(
   def refuse(self, *_, **__):
     raise FileNotFoundError(errno.ENOENT, "No such file or directory")
 
-  monkeypatch.setattr(atomic_write, "open", refuse, raising=False)
+  monkeypatch.setattr(Folder, "open", refuse)
   monkeypatch.setattr(reader, "read_run", None)
   assert report(late, "--json", tmp_path / "r.json") == 2
   assert f"no file can be made in {tmp_path}" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import shutil
 import stat
 import subprocess
 import sys
@@ -9,12 +10,13 @@ import sys
 import pytest
 
 from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder, ForeignFileError, temporary_name
 
 
 def test_it_is_replaced_as_a_whole(tmp_path):
   path = tmp_path / "a.json"
   atomic_write.write_text(path, "old\n")
-  with atomic_write.replacing(path, fsync=True) as written:
+  with Folder(tmp_path).replacing("a.json", fsync=True) as written:
     written.write(b"new")
     written.flush()
     assert path.read_text() == "old\n" and os.path.dirname(written.name) == str(tmp_path)
@@ -26,7 +28,7 @@ def test_it_is_replaced_as_a_whole(tmp_path):
 def test_after_an_error_the_old_one_is_there_and_no_other(tmp_path, begun):
   path = tmp_path / "a.json"
   atomic_write.write_text(path, "old")
-  with pytest.raises(KeyboardInterrupt), atomic_write.replacing(path) as written:
+  with pytest.raises(KeyboardInterrupt), Folder(tmp_path).replacing("a.json") as written:
     if begun:
       written.write(b"half")
     raise KeyboardInterrupt
@@ -63,7 +65,7 @@ KINDS = ["link", "dangling", "second name", "pipe", "device"]
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
   path, victim = tmp_path / "a.json", tmp_path / "victim"
-  planted(kind, atomic_write.temporary(path), victim)
+  planted(kind, path.with_name(temporary_name(path.name)), victim)
   atomic_write.write_text(path, "text")
   assert path.read_text() == "text" and not path.is_symlink() and victim.read_text() == "mine"
   assert sorted(os.listdir(tmp_path)) == ["a.json", "victim"]
@@ -71,7 +73,7 @@ def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
 
 def test_a_temporary_name_that_is_taken_for_good_is_no_obstacle(tmp_path):
   path = tmp_path / "a.json"
-  atomic_write.temporary(path).mkdir()
+  path.with_name(temporary_name(path.name)).mkdir()
   atomic_write.write_text(path, "text")
   atomic_write.try_out(path)
   assert path.read_text() == "text" and len(os.listdir(tmp_path)) == 2
@@ -81,8 +83,8 @@ def test_a_temporary_name_that_is_taken_for_good_is_no_obstacle(tmp_path):
 def test_a_file_written_in_place_is_one_of_its_own(tmp_path, kind, caplog):
   path, victim = tmp_path / "note.jsonl", tmp_path / "victim"
   planted(kind, path, victim)
-  atomic_write.append(path, "one\n")
-  atomic_write.append(path, "two\n", fsync=True)
+  Folder(tmp_path).append("note.jsonl", "one\n")
+  Folder(tmp_path).append("note.jsonl", "two\n", fsync=True)
   assert path.read_text() == "one\ntwo\n" and stat.S_ISREG(path.lstat().st_mode)
   assert victim.read_text() == "mine" and not victim.with_name("not there").exists()
   assert len(caplog.records) == 1 and "it was removed, not followed" in caplog.text
@@ -94,18 +96,46 @@ def test_somebody_elses_file_is_left_as_it_is(tmp_path):
   path = tmp_path / "note.jsonl"
   path.write_text("theirs")
   os.chown(path, 12345, 12345)
-  with pytest.raises(atomic_write.ForeignFileError, match="belongs to another user"):
-    atomic_write.append(path, "mine")
+  with pytest.raises(ForeignFileError, match="belongs to another user"):
+    Folder(tmp_path).append("note.jsonl", "mine")
   assert path.read_text() == "theirs" and os.listdir(tmp_path) == ["note.jsonl"]
 
 
 def test_the_folders_of_a_run_are_no_links(tmp_path):
   (tmp_path / "elsewhere").mkdir()
   (tmp_path / "steps").symlink_to(tmp_path / "elsewhere")
-  with pytest.raises(atomic_write.ForeignFileError, match="is a link"):
-    atomic_write.folder(tmp_path / "steps")
-  assert (atomic_write.folder(tmp_path / "hosts").is_dir()
-          and atomic_write.folder(tmp_path / "hosts").is_dir())
+  with pytest.raises(ForeignFileError, match="is a link"):
+    Folder(tmp_path, "steps")
+  for _ in range(2):
+    assert Folder(tmp_path, "hosts", "more").path == tmp_path / "hosts" / "more"
+  assert (tmp_path / "hosts" / "more").is_dir()
+  with pytest.raises(FileNotFoundError):
+    Folder(tmp_path, "none", make=False)
+
+
+def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_left(tmp_path):
+  (tmp_path / "run" / "steps").mkdir(parents=True)
+  (tmp_path / "elsewhere").mkdir()
+  held = Folder(tmp_path / "run", "steps")
+  held.write_text("a", "before")
+  (tmp_path / "run" / "steps").rename(tmp_path / "aside")
+  (tmp_path / "run" / "steps").symlink_to(tmp_path / "elsewhere")
+  held.write_text("b", "one")
+  held.append("c", "two")
+  held.rename("a", "d")
+  held.unlink("b")
+  assert held.names() == ["c", "d"] == sorted(os.listdir(tmp_path / "aside"))
+  assert not os.listdir(tmp_path / "elsewhere") and held.stat("c").st_size == 3
+  shutil.rmtree(tmp_path / "aside")
+  with pytest.raises(FileNotFoundError):
+    held.write_text("e", "three")
+
+
+def test_folders_are_let_go(tmp_path):
+  before = len(os.listdir("/proc/self/fd"))
+  for _ in range(20):
+    Folder(tmp_path, "a", "b").write_text("c", "d")
+  assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_name_that_the_user_gave_is_followed(tmp_path):

@@ -1,5 +1,5 @@
 """A job of two processes whose instrumented step has a sum in a scan: in turn 5 of call 6 process
-1 is stopped, in what comes before the sum."""
+1 is stopped, in what comes before the sum, once its marks are in their file."""
 
 import itertools
 import os
@@ -21,8 +21,18 @@ mesh = jax.make_mesh((jax.device_count(),), ("data",), (AxisType.Auto,))
 turns = itertools.count()
 
 
+def copied():
+  """When the marks were last copied."""
+  return os.stat("runs/hang/marks/1.ring").st_mtime_ns
+
+
 def features(_):
   if jax.process_index() == 1 and next(turns) == CALL * TURNS + TURN:
+    # The first of the two may have been under way.
+    for _ in range(2):
+      before = copied()
+      while copied() == before:
+        time.sleep(0.01)
     # All of this process stands still, the thread that says that it lives too.
     os.kill(os.getpid(), signal.SIGSTOP)
     # A signal may take a moment to reach this thread.

@@ -26,6 +26,18 @@ SUM = next(number for number, line in enumerate(LOOP_HANG.read_text().splitlines
            if "lax.psum" in line)
 
 
+HELD = """\
+    # Once its marks are in their file: the first of two copies may have been under way.
+    import ctypes, os
+    copied = lambda: os.stat("runs/hang/marks/1.ring").st_mtime_ns
+    for _ in range(2):
+      before = copied()
+      while copied() == before:
+        time.sleep(0.01)
+    ctypes.PyDLL(None).sleep(3600)
+"""
+
+
 def awaited(question, seconds):
   deadline = time.monotonic() + seconds
   while time.monotonic() < deadline:
@@ -46,6 +58,16 @@ def killed(tmp_path_factory):
 def stopped(tmp_path_factory):
   """The same of an instrumented job, one process of which was stopped in a turn of a loop."""
   return hung_and_killed(tmp_path_factory.mktemp("loop_hang"), LOOP_HANG.read_text())
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+  """The same of the first, where what does not come back holds Python's interpreter lock: no thread
+  of that process says anything any more."""
+  script, = (block.text for block in written("python") if block.page == PAGE)
+  assert script.count("    time.sleep(3600)\n") == 1
+  return hung_and_killed(tmp_path_factory.mktemp("held"), script.replace(
+      "    time.sleep(3600)\n", HELD))
 
 
 def hung_and_killed(folder, script):
@@ -127,5 +149,19 @@ def test_of_the_stopped_process_the_ring_tells_where_it_was(stopped, tmp_path):
       "all-reduce", ["data"], 6, 5, [5, 8])
   assert ((wait["waiting"], wait["absent"], wait["source"], wait["group"])
           == ([0], [1], f"train.py:{SUM}", [0, 1]))
+  place, = cause["places"]
+  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
+
+
+@pytest.mark.long
+def test_a_process_whose_interpreter_stands_still_is_named_from_the_files(held, tmp_path):
+  folder, events = held
+  assert events[0]["causes"][0]["ranks"] == [1], events
+  assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])
+          == 0)
+  cause, = json.loads((tmp_path / "report.json").read_text())["hang"]["causes"]
+  wait, = cause["waits"]
+  assert ((cause["code"], cause["ranks"], wait["call"], wait["turn"], wait["waiting"])
+          == ("absent", [1], 6, 5, [0]))
   place, = cause["places"]
   assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1

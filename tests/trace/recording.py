@@ -26,9 +26,10 @@ def run_file(directory: pathlib.Path) -> dict:
 
 
 def train(recorder: Recorder, steps: int, rows: int = 16, pause: float = 0.0, every: int = 1,
-          first: int = 0):
+          first: int = 0, pace=None):
   mesh = fake.mesh()
-  step, pace = fake.make_step(mesh), fake.init(mesh, rows, first)
+  step = fake.make_step(mesh)
+  pace = fake.init(mesh, rows, first) if pace is None else pace
   for i in range(steps):
     pace = step(pace)
     if i % every == every - 1:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.files.folders import Folder
 from jaxpace.trace import decode, part_files, parts, schema
 from tests.trace import fake_step as fake
 
@@ -87,16 +88,16 @@ def test_a_crash_between_rename_and_delete_loses_and_doubles_nothing(
   store = parts.PartStore(tmp_path, "steps", "run", 0)
   for i in range(3):
     store.append(columns(2 * i, 2))
-  unlink, count = pathlib.Path.unlink, []
+  unlink, count = Folder.unlink, []
 
-  def dying(path, missing_ok=False):
+  def dying(folder, name):
     if len(count) == deleted:
       raise KeyboardInterrupt
-    count.append(path)
-    unlink(path, missing_ok)
+    count.append(name)
+    unlink(folder, name)
 
   with monkeypatch.context() as patch:
-    patch.setattr(pathlib.Path, "unlink", dying)
+    patch.setattr(Folder, "unlink", dying)
     with pytest.raises(KeyboardInterrupt):
       store.compact()
   left = [parts.parse_part_name(p.name) for p in sorted((tmp_path / "steps").iterdir())]

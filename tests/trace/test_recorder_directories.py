@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,7 @@ import jax
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.trace import lock, writer
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
@@ -110,7 +111,7 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
 
   def until_full(data, path, **options):
     if "000001" in str(path):
-      monkeypatch.setattr(atomic_write, "write_text", no_room)
+      monkeypatch.setattr(Folder, "write_text", no_room)
       no_room()
     written(data, path, **options)
 
@@ -127,16 +128,49 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
   assert "stopped recording: no space is left" in said and "killed" not in said
 
 
-def test_a_directory_deleted_meanwhile(tmp_path, caplog, monkeypatch):
+@pytest.fixture
+def often(monkeypatch):
+  """Parts are written all the time."""
   monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
       **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+
+
+def test_a_directory_deleted_meanwhile(tmp_path, caplog, often):
   directory = tmp_path / "run"
   with Recorder(directory, fake.FakePaced(), every_steps=4) as recorder:
     train(recorder, 30)
-    directory.rename(tmp_path / "moved")
+    shutil.rmtree(directory)
     train(recorder, 60, pause=0.003, first=30)
   one_warning(caplog, "moved or deleted")
   assert not directory.exists()
+
+
+def test_a_directory_that_is_moved_meanwhile_takes_the_recording_along(tmp_path, caplog, often):
+  directory = tmp_path / "run"
+  with Recorder(directory, fake.FakePaced(), every_steps=4) as recorder:
+    pace = train(recorder, 30)
+    directory.rename(tmp_path / "moved")
+    train(recorder, 60, pause=0.003, pace=pace)
+  assert_complete(tmp_path / "moved", range(90))
+  assert not caplog.records and not directory.exists()
+
+
+@pytest.mark.parametrize("name", ["steps", "collectives", "process", "."])
+def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_followed(tmp_path, often, name):
+  directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+  elsewhere.mkdir()
+  for inside in ("steps", "collectives", "process", "hosts"):
+    (elsewhere / inside).mkdir()
+  with Recorder(directory, fake.FakePaced(), every_steps=4) as recorder:
+    pace = train(recorder, 30)
+    (directory / name).resolve().rename(tmp_path / "aside")
+    (tmp_path / "run" / name if name != "." else directory).symlink_to(elsewhere)
+    train(recorder, 60, pause=0.003, pace=pace)
+  assert recorder.lost["lost_rows"] == 0 and recorder.lost["stopped"] is None
+  assert not [path for path in elsewhere.rglob("*") if path.is_file()]
+  (directory / name if name != "." else directory).unlink()
+  (tmp_path / "aside").rename(directory / name if name != "." else directory)
+  assert_complete(directory, range(90))
 
 
 def test_a_disk_that_is_too_slow_drops_the_oldest_and_counts(tmp_path, monkeypatch):

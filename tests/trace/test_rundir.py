@@ -9,7 +9,7 @@ def test_json_is_replaced_as_a_whole(tmp_path, monkeypatch):
   path = tmp_path / "process" / "0.json"
   rundir.write_json(path, {"a": 1})
   with monkeypatch.context() as patch:
-    patch.setattr(os, "replace", lambda *_: 1 / 0)
+    patch.setattr(os, "replace", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
       rundir.write_json(path, {"a": 2})
   assert rundir.read_json(path) == {"a": 1}

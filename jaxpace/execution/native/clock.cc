@@ -114,12 +114,6 @@ std::atomic<uint64_t> unheard{0};  // marks that had no lane to go to
 // Executions that have started on a device so far, by program. Zero pages until they are used.
 std::atomic<uint32_t> executions[kMostLanes][kMostPrograms];
 
-// Marks under way in each lane: a ring may be freed once each of these was seen at 0 after the switch to another.
-struct alignas(64) Busy {
-  std::atomic<uint32_t> marks;
-};
-Busy busy[kMostLanes];
-
 // What XLA calls each device of this process, by lane. Written before the first mark.
 int32_t devices[kMostLanes];
 uint32_t device_count = 0;
@@ -151,7 +145,6 @@ void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
   }
   uint32_t number = 0;
   if (tag == 0 && program < kMostPrograms) number = executions[lane][program].fetch_add(1, std::memory_order_relaxed);
-  busy[lane].marks.fetch_add(1, std::memory_order_seq_cst);
   Ring* ring = current_ring.load(std::memory_order_seq_cst);
   if (ring == nullptr || lane >= ring->lanes) {
     unheard.fetch_add(1, std::memory_order_relaxed);
@@ -162,7 +155,6 @@ void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
     if (tag == 0) Put(ring, base, index++, number, (program << 20) | kNumber);
     Put(ring, base, index, ns, (program << 20) | tag);
   }
-  busy[lane].marks.fetch_sub(1, std::memory_order_release);
 }
 
 // Hands the first `values` operands through; the rest are only waited for. On CPU `device` is the device's id in the
@@ -220,20 +212,11 @@ extern "C" void jaxpace_lanes(const int32_t* ids, uint32_t count) {
   device_count = count < kMostLanes ? count : kMostLanes;
 }
 
-// Where marks go from now on; null `heads` drops them. Marks under way may go to the memory before until
-// `jaxpace_quiet` has told so. The few bytes of the struct itself are left.
+// Where marks go from now on; null `heads` drops them. The memory stays for good: marks under way may still go there.
 extern "C" void jaxpace_ring(void* heads, void* events, uint64_t capacity, uint32_t lanes) {
   Ring* next = heads == nullptr ? nullptr
                                 : new Ring{static_cast<char*>(heads), static_cast<Event*>(events), capacity, lanes};
   current_ring.store(next, std::memory_order_seq_cst);
-}
-
-// Waits until no mark that was under way in `lane` at the call can still be; 0 if that takes more than `tries` looks.
-extern "C" int jaxpace_quiet(uint32_t lane, uint32_t tries) {
-  for (uint32_t i = 0; i < tries; ++i) {
-    if (lane >= kMostLanes || busy[lane].marks.load(std::memory_order_seq_cst) == 0) return 1;
-  }
-  return 0;
 }
 
 extern "C" uint32_t jaxpace_executions(uint32_t lane, uint32_t program) {

@@ -65,7 +65,6 @@ def functions() -> ctypes.CDLL:
   pointer, word, long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
   library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]
   library.jaxpace_ring.argtypes = [pointer, pointer, long, word]
-  library.jaxpace_quiet.argtypes = [word, word]
   library.jaxpace_executions.argtypes, library.jaxpace_executions.restype = [word, word], word
   library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
   library.jaxpace_mark_here.argtypes = [word, word, word, word]

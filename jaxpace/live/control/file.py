@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_bytes, read_end
 from jaxpace.live.control.request import ControlRequest, RequestError
 
@@ -75,7 +76,7 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -
     OSError: it can't be written.
   """
   line = json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()})
-  atomic_write.append(path.with_name(APPLIED), line + "\n")
+  Folder(path.parent).append(APPLIED, line + "\n")
 
 
 def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:

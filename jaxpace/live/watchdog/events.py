@@ -9,8 +9,8 @@ import os
 import pathlib
 from typing import Any
 
-from jaxpace.files import atomic_write
 from jaxpace.files.documents import check, parse
+from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_end
 from jaxpace.files.schemas import EventLine
 from jaxpace.live.watchdog.verdict import Late
@@ -26,8 +26,9 @@ class EventFile:
 
   def __init__(self, directory: str | os.PathLike[str], process: int, run: str | None) -> None:
     """Prepares; the file is made with its first event."""
-    self._path = pathlib.Path(os.path.abspath(directory)) / FOLDER / f"{process}.jsonl"
-    self._run = run
+    self._directory = pathlib.Path(os.path.abspath(directory))
+    self._name, self._run = f"{process}.jsonl", run
+    self._folder: Folder | None = None
     self._failed = False
 
   def write(self, event: str, when_unix_ns: int, values: dict[str, Any]) -> None:
@@ -36,13 +37,14 @@ class EventFile:
       return
     line = json.dumps({"event": event, "run": self._run, "when_unix_ns": when_unix_ns, **values})
     try:
-      self._path.parent.parent.mkdir(parents=True, exist_ok=True)
-      atomic_write.folder(self._path.parent)
-      atomic_write.append(self._path, line + "\n", fsync=True)
+      if self._folder is None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._folder = Folder(self._directory, FOLDER)
+      self._folder.append(self._name, line + "\n", fsync=True)
     except OSError as error:
       self._failed = True
-      _LOG.warning("What the watchdog finds is not recorded: %s can't be written (%s).", self._path,
-                   error.strerror or error)
+      _LOG.warning("What the watchdog finds is not recorded: %s can't be written (%s).",
+                   self._directory / FOLDER / self._name, error.strerror or error)
 
 
 def late_event(late: Late) -> dict[str, Any]:

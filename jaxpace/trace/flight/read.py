@@ -116,7 +116,7 @@ class _Reading:
     try:
       plan = plans.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
-      if ring.heads.any():
+      if ring.events["seq"].any():
         self._leave_out(process,
                         "has no plan beside it that says what its marks mean: it "
                         f"{why_unreadable(error)}")

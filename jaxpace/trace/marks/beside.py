@@ -19,10 +19,11 @@ from jaxpace.trace.decode import Columns
 from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.marks import inside
 from jaxpace.trace.marks.collect import Collector, join, part
+from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.executions import NOTHING, Executions
 from jaxpace.trace.marks.plans import path_of, write_plan
-from jaxpace.trace.marks.steps import open_ring
+from jaxpace.trace.marks.steps import copied_ring
 
 _ALL = 1 << 62
 _POLL_SECONDS = 0.25
@@ -34,7 +35,7 @@ class MarksBeside:
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, plan: Plan,
                settings: dict[str, Any], devices: list[int], places: list[int],
                detail: int | str):
-    """Sends marks to the run directory.
+    """Copies marks to the run directory.
 
     Args:
       directory: the run's.
@@ -51,9 +52,10 @@ class MarksBeside:
     assert plan.program is not None
     self._directory, self._identity, self._settings = directory, identity, settings
     self._detail, self._program = detail, plan.program
-    # Before the ring is switched: what has been marked so far lies in memory.
-    self._collector = Collector(marks.current())
-    ring, self._own = open_ring(directory, identity)
+    ring = marks.current()
+    # The first steps have run.
+    self._collector = Collector(before=True)
+    self._copier: RingCopier | None = copied_ring(directory, identity)
     lanes = {int(device): lane for lane, device in enumerate(ring.blocks["device"].tolist())}
     self._lanes = [lanes[device] for device in devices]
     self._ring_ranks = [ring.ranks[lane] for lane in self._lanes]
@@ -75,10 +77,10 @@ class MarksBeside:
                         self._tell if ranks == self._ring_ranks else None)
 
   def close(self) -> None:
-    """Sends marks back to memory; the file stays."""
-    if self._own is not None:
-      marks.close_file(self._own)
-      self._own = None
+    """Copies the last marks; the file stays."""
+    if self._copier is not None:
+      self._copier.close()
+      self._copier = None
 
   def _tell(self, plan: Plan) -> None:
     """Says beside the ring what its marks mean: at first, and from the writer's thread where a

@@ -21,11 +21,12 @@ _OWN = np.uint32((1 << TAG_BITS) - 1)
 class Collector:
   """Belongs to one thread."""
 
-  def __init__(self, ring: marks.Ring):
-    """Begins with what is written to `ring` from its last switch on."""
-    self.ranks = ring.ranks
-    self._ring = ring
-    self._lanes = [Lane(int(began)) for began in ring.began]
+  def __init__(self, before: bool = False):
+    """Begins with what is written from now on; with `before`, with what the ring still holds."""
+    self._ring = marks.current()
+    self.ranks = self._ring.ranks
+    held = self._ring.layout.capacity if before else 0
+    self._lanes = [Lane(max(0, head - held)) for head in self._ring.heads().tolist()]
     self._splitters: dict[tuple[int, int], Splitter] = {}
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
@@ -47,18 +48,8 @@ class Collector:
       programs: tells the numbers of the programs to read. It is asked after their marks were read:
         a program may be compiled and run for the first time meanwhile.
     """
-    ring = marks.current()
-    # Also while nothing comes: how long ranks have waited is told from it.
-    ring.sync()
+    marks.current()
     self._drain(programs)
-    if ring is not self._ring:
-      # Another recorder has opened or closed its file. Marks that were under way have ended by now.
-      self._drain(programs, final=True)
-      lost = [lane.lost for lane in self._lanes]
-      self._ring, self._lanes = ring, [Lane(int(began)) for began in ring.began]
-      for lane, before in zip(self._lanes, lost, strict=True):
-        lane.lost = before
-      self._drain(programs)
 
   def passed(self, lane: int, program: int) -> int:
     """Executions of a program that are over on a lane's device, lost ones counted."""
@@ -74,7 +65,7 @@ class Collector:
     self._ended[lane, program] = [part(joined, count, len(joined.number))]
     return part(joined, 0, count)
 
-  def _drain(self, programs: Callable[[], Container[int]], final: bool = False) -> None:
+  def _drain(self, programs: Callable[[], Container[int]]) -> None:
     for lane, follower in enumerate(self._lanes):
       slots, blocks = self._ring.events[lane], self._ring.blocks
 
@@ -84,7 +75,7 @@ class Collector:
       # What is written meanwhile is for the next time.
       end = head()
       while follower.position < end:
-        taken = follower.take(slots, head, final=final)
+        taken = follower.take(slots, head)
         if taken.lost:
           for (own, _), splitter in self._splitters.items():
             if own == lane:

@@ -11,8 +11,8 @@ import pathlib
 from typing import NamedTuple
 
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.files import atomic_write
 from jaxpace.files.documents import read_document
+from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import MarksFile
 
@@ -50,10 +50,9 @@ def write_plan(directory: pathlib.Path, process: int, run: str, attempt: int,
   Raises:
     OSError: it can't be written.
   """
-  path = path_of(directory, process)
-  atomic_write.folder(path.parent)
   document = {"run": run, "attempt": attempt, "process": process, "plan": plan.to_json()}
-  atomic_write.write_text(path, json.dumps(document), fsync=True)
+  Folder(directory, FOLDER).write_text(path_of(directory, process).name, json.dumps(document),
+                                       fsync=True)
 
 
 def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import pathlib
 import re
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.core import marks
+from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
 
 FOLDER = "marks"
@@ -53,8 +53,8 @@ class Pulse(NamedTuple):
 
 
 def name(process: int) -> str:
-  """Returns the path of a process's ring within the run directory."""
-  return f"{FOLDER}/{process}.ring"
+  """Returns the name of a process's ring in `FOLDER`."""
+  return f"{process}.ring"
 
 
 def process_of(file_name: str) -> int | None:
@@ -67,30 +67,29 @@ def process_of(file_name: str) -> int | None:
   return int(match[1]) if match else None
 
 
-def keep_unclosed(path: pathlib.Path) -> None:
+def keep_unclosed(folder: Folder, process: int) -> None:
   """Gives the ring of a process that was killed, and what its marks mean, another name:
   `<process>.previous.ring`."""
-  header = _header(path)
-  if header is None or header["closed"]:
+  found = header(folder.path / name(process))
+  if found is None or found["closed"]:
     return
-  process = path.name.removesuffix(".ring")
   for kind in ("ring", "plan.json"):
     with contextlib.suppress(OSError):
-      os.replace(path.with_name(f"{process}.{kind}"), path.with_name(f"{process}.previous.{kind}"))
+      folder.rename(f"{process}.{kind}", f"{process}.previous.{kind}")
 
 
 def run_of(path: pathlib.Path) -> str | None:
   """Id of the run that a ring's file says it is of; None where it can't be read."""
-  header = _header(path)
-  return None if header is None else header["run"].decode("utf-8", "replace")
+  found = header(path)
+  return None if found is None else found["run"].decode("utf-8", "replace")
 
 
 def read_pulse(path: pathlib.Path) -> Pulse | None:
   """Reads what tells whether a process still writes; None where it can't be read."""
-  header = _header(path)
-  if header is None or not 1 <= header["lanes"] <= marks.MOST_LANES:
+  found = header(path)
+  if found is None or not 1 <= found["lanes"] <= marks.MOST_LANES:
     return None
-  lanes = int(header["lanes"])
+  lanes = int(found["lanes"])
   try:
     with open(path, "rb") as file:
       file.seek(marks.PAGE)
@@ -98,10 +97,11 @@ def read_pulse(path: pathlib.Path) -> Pulse | None:
   except OSError:
     return None
   blocks = np.frombuffer(data.ljust(lanes * marks.BLOCK, b"\0"), marks.LANE, lanes)
-  return Pulse(int(header["alive_ns"]), np.array(blocks["head"]))
+  return Pulse(int(found["alive_ns"]), np.array(blocks["head"]))
 
 
-def _header(path: pathlib.Path) -> np.void | None:
+def header(path: pathlib.Path) -> np.void | None:
+  """Returns what a ring's file begins with, a `core.marks.HEADER`; None where it can't be read."""
   try:
     check_regular(path)
     with open(path, "rb") as file:
@@ -123,8 +123,8 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   data = read_bytes(path, _MOST)
   if len(data) < marks.PAGE or not data.startswith(marks.MAGIC.rstrip(b"\n")):
     raise UnreadableError("is no ring of marks")
-  header = np.frombuffer(data, marks.HEADER, 1)[0]
-  lanes, capacity = int(header["lanes"]), int(header["capacity"])
+  label = np.frombuffer(data, marks.HEADER, 1)[0]
+  lanes, capacity = int(label["lanes"]), int(label["capacity"])
   try:
     where = marks.layout(lanes, min(capacity, 1 << 31))
   except ValueError as error:
@@ -134,7 +134,7 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
         f"says that it has {lanes} lanes of {capacity} events, more than any ring")
   views = marks.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
-      header["run"].decode("utf-8", "replace"), int(header["attempt"]), int(header["process"]),
-      int(header["pid"]), bool(header["closed"]), int(header["monotonic_ns"]),
-      int(header["wall_ns"]), int(header["alive_ns"]), capacity, np.array(views.blocks["rank"]),
+      label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),
+      int(label["pid"]), bool(label["closed"]), int(label["monotonic_ns"]),
+      int(label["wall_ns"]), int(label["alive_ns"]), capacity, np.array(views.blocks["rank"]),
       np.array(views.blocks["head"]), views.events)

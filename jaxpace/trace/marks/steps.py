@@ -16,11 +16,12 @@ import jax
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
-from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.trace import describe, rundir
 from jaxpace.trace.marks import ringfile
 from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.marks.intake import MarksIntake
 from jaxpace.trace.step_causes import Sample
 from jaxpace.trace.writer import Writer
@@ -48,13 +49,13 @@ class MarkedSteps:
     # A step's number and executions are its own, whatever thread says that it is over.
     self._turn = threading.Lock()
     self._intake: MarksIntake | None = None
-    self._ring: marks.Ring | None = None
+    self._copier: RingCopier | None = None
     self.lanes = 0
     """Devices of this process."""
 
   def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
            resume: bool) -> None:
-    """Sends marks to the run directory and says who reads them.
+    """Copies marks to the run directory and says who reads them.
 
     Raises:
       OSError: the directory can't be written.
@@ -66,11 +67,12 @@ class MarkedSteps:
     if reason := marks.unavailable("stream" if "stream" in clocks else "auto"):
       _LOG.warning("Steps are not recorded, training goes on: %s", reason)
       return
-    ring, self._ring = open_ring(directory, identity)
+    self._copier = copied_ring(directory, identity)
     self._before = self._counts()
-    self.lanes = ring.layout.lanes
+    collector = Collector()
+    self.lanes = collector.lanes
     self._intake = MarksIntake(
-        Collector(ring), self.programs, directory, identity.run, process, identity.attempt,
+        collector, self.programs, directory, identity.run, process, identity.attempt,
         jax.device_count(), writer.losses, self._detail)
     writer.set_intake(self._intake)
 
@@ -126,10 +128,10 @@ class MarkedSteps:
       writer.add_lost(left, self.lanes)
 
   def close(self) -> None:
-    """Sends marks back to memory; the file stays."""
-    if self._ring is not None:
-      marks.close_file(self._ring)
-      self._ring = None
+    """Copies the last marks; the file stays."""
+    if self._copier is not None:
+      self._copier.close()
+      self._copier = None
 
   def _counts(self) -> dict[int, int]:
     return {program: count for observed in self._observed
@@ -141,30 +143,18 @@ class MarkedSteps:
             for program in observed.plan.programs]
 
 
-def open_ring(directory: pathlib.Path,
-              identity: rundir.RunIdentity) -> tuple[marks.Ring, marks.Ring | None]:
-  """Sends marks to the run directory, unless another recorder has them already.
-
-  Returns:
-    The ring that marks go to, and the same if it is to be closed at the end.
+def copied_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> RingCopier:
+  """Starts to copy the ring of this process to the run directory; what a killed process left there
+  is kept.
 
   Raises:
     OSError: the directory can't be written.
   """
-  folder = atomic_write.folder(directory / ringfile.FOLDER)
-  ring = marks.current()
-  if ring.path is not None:
-    _LOG.info("Another recorder has its marks in %s: this one reads them there.", ring.path)
-    return ring, None
-  path = folder / pathlib.Path(ringfile.name(jax.process_index())).name
-  ringfile.keep_unclosed(path)
-  ring, why = marks.open_file(path, run=identity.run, attempt=identity.attempt)
-  if why:
-    _LOG.warning(
-        "Marks are kept in memory, so that they can't be read when the process is killed: %s: %s.",
-        path, why)
-    return ring, None
-  return ring, ring
+  folder = Folder(directory, ringfile.FOLDER)
+  ringfile.keep_unclosed(folder, jax.process_index())
+  copier = RingCopier(folder, identity.run, identity.attempt)
+  copier.start()
+  return copier
 
 
 def _next_step(directory: pathlib.Path, identity: rundir.RunIdentity, process: int) -> int:

@@ -290,7 +290,7 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   assert (sorted(f.name for f in tmp_path.iterdir()) == ["report.html"]
           and target.read_text() == made[1])
 
-  def full(*_):
+  def full(*_, **__):
     raise OSError(28, "No space left on device")
 
   monkeypatch.setattr(os, "replace", full)

@@ -3,7 +3,6 @@
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.execution import marks
 from jaxpace.trace.intake import Losses
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.intake import MarksIntake
@@ -22,7 +21,7 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
       jax.block_until_ready(step(step.inputs()))
     return known
 
-  collector = Collector(marks.current())
+  collector = Collector()
   taken = MarksIntake(collector, tell, tmp_path, "run", 0, 0, jax.device_count(), Losses(), 1)
   (tmp_path / "marks").mkdir()
   assert taken.poll() is None

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpace.execution import marks
 from jaxpace.execution.native import library
-from jaxpace.trace.marks import collect, ringfile, steps
+from jaxpace.trace.marks import collect, copier, ringfile, steps
 from jaxpace.trace.marks.plans import read_plan
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
@@ -144,7 +144,7 @@ def test_a_new_run_takes_the_marks_of_the_one_before_along(tmp_path, observed):
   assert ringfile.read_ring(tmp_path / "marks" / "0.ring").run == ids[1]
 
 
-def test_a_second_recorder_reads_where_the_first_has_its_marks(tmp_path, observed):
+def test_a_second_recorder_has_its_own_file(tmp_path, observed):
   other = Handmade(jax.devices()[:2], layers=1)
   with Recorder(tmp_path / "a", observed) as first:
     with Recorder(tmp_path / "b", other) as second:
@@ -153,17 +153,17 @@ def test_a_second_recorder_reads_where_the_first_has_its_marks(tmp_path, observe
         other(other.inputs())
         first.record()
         second.record()
-      assert marks.current().path == tmp_path / "a" / "marks" / "0.ring"
     observed(observed.inputs())
     first.record()
-  assert marks.current().path is None
   assert {row["step"] for row in table(tmp_path / "a")} == set(range(5))
   assert ({(row["rank"], row["step"]) for row in table(tmp_path / "b")}
           == {(r, k) for r in range(2) for k in range(4)})
-  assert not (tmp_path / "b" / "marks" / "0.ring").exists()
+  rings = [ringfile.read_ring(tmp_path / run / "marks" / "0.ring") for run in "ab"]
+  assert [ring.run for ring in rings] == [first.run, second.run]
+  assert (rings[0].heads >= rings[1].heads).all() and rings[0].heads[0] > rings[1].heads[0]
 
 
-def test_a_recorder_outlives_the_one_whose_file_it_reads(tmp_path, observed):
+def test_a_recorder_outlives_one_that_was_opened_before_it(tmp_path, observed):
   first, second = Recorder(tmp_path / "a", observed), Recorder(tmp_path / "b", observed)
   first.open()
   second.open()
@@ -225,7 +225,7 @@ def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(
     tmp_path, observed, monkeypatch, caplog):
   def full(*_):
     raise OSError(28, "No space left on device")
-  monkeypatch.setattr(marks.os, "posix_fallocate", full)
+  monkeypatch.setattr(copier.os, "posix_fallocate", full)
   with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
     for _ in range(3):
       observed(observed.inputs())

@@ -1,0 +1,284 @@
+"""Folders that are held open while files are written in them.
+
+A run directory may be shared: whatever stands there under a name that can be guessed may have been
+put there to have something else written over, and a folder may be replaced by a link while a job
+runs. What is done in a `Folder` stays in it, wherever its name leads later: no link is followed, no
+pipe waited for, nobody else's file changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import pathlib
+import stat
+import uuid
+import weakref
+from collections.abc import Iterator
+from typing import BinaryIO
+
+_LOG = logging.getLogger("jaxpace")
+# Absent on Windows, where links need a privilege, there are no pipes in folders, and folders can't
+# be opened: there names are followed anew each time.
+_CAREFULLY = (getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+              | getattr(os, "O_CLOEXEC", 0))
+_HELD = (getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
+         | getattr(os, "O_CLOEXEC", 0))
+_CAN_HOLD = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+_TRIES = 3
+
+
+class ForeignFileError(OSError):
+  """Something that isn't this user's own file stands where one is to be written: a sentence that
+  says what."""
+
+
+def temporary_name(name: str) -> str:
+  """Returns the name under which this process writes what is to become the file `name`."""
+  return f".{name}.{os.getpid()}.tmp"
+
+
+class Folder:
+  """A folder, held open until nobody refers to it. Names in it are those of files, without
+  folders."""
+
+  def __init__(self, path: str | os.PathLike[str], *inside: str, make: bool = True):
+    """Opens a folder.
+
+    Args:
+      path: a folder that the user named: it must be there, and may be a link.
+      inside: names of folders one inside the other, from `path` on. None of them may be a link.
+      make: whether these are made where they are missing.
+
+    Raises:
+      ForeignFileError: one of `inside` is a link, which may lead anywhere.
+      OSError: a folder is missing or can't be opened.
+    """
+    self.path = pathlib.Path(path)
+    """Where it was when it was opened."""
+    self._descriptor: int | None = None
+    self._closing: weakref.finalize | None = None
+    if _CAN_HOLD:
+      self._hold(os.open(self.path, _HELD))
+    for name in inside:
+      self._enter(name, make)
+
+  def open(self, name: str, flags: int) -> int:
+    """Opens a file, without following links and without waiting; returns its descriptor.
+
+    Raises:
+      OSError: it can't be opened.
+    """
+    return os.open(self._at(name), flags | _CAREFULLY, 0o666, dir_fd=self._descriptor)
+
+  def stat(self, name: str) -> os.stat_result:
+    """Returns what stands under a name; of a link, the link.
+
+    Raises:
+      OSError: nothing does, or it can't be told.
+    """
+    return os.stat(self._at(name), dir_fd=self._descriptor, follow_symlinks=False)
+
+  def names(self) -> list[str]:
+    """Returns what there is in the folder, sorted.
+
+    Raises:
+      OSError: it can't be listed.
+    """
+    if self._descriptor is None:
+      return sorted(os.listdir(self.path))
+    listed = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
+    try:
+      return sorted(os.listdir(listed))
+    finally:
+      os.close(listed)
+
+  def rename(self, name: str, new: str, to: Folder | None = None) -> None:
+    """Gives a file another name, in this folder or another; what has that name is replaced.
+
+    Raises:
+      OSError: it can't be done.
+    """
+    to = to or self
+    os.replace(self._at(name), to._at(new), src_dir_fd=self._descriptor,
+               dst_dir_fd=to._descriptor)
+
+  def unlink(self, name: str) -> None:
+    """Removes a file, if there is one.
+
+    Raises:
+      OSError: it can't be removed.
+    """
+    with contextlib.suppress(FileNotFoundError):
+      os.unlink(self._at(name), dir_fd=self._descriptor)
+
+  @contextlib.contextmanager
+  def replacing(self, name: str, written: str | None = None, *,
+                fsync: bool = False) -> Iterator[BinaryIO]:
+    """Gives the body a new file to write to, which then takes the place of `name`; after an error
+    nothing is left.
+
+    Args:
+      name: the file to make or replace. A link there is replaced, not followed.
+      written: the temporary name; None takes `temporary_name(name)`. Where that is taken for good,
+        another that begins and ends alike.
+      fsync: whether the data must have reached the disk before the file gets its name: that guards
+        against a crash of the machine, and is not needed against one of the process.
+
+    Raises:
+      OSError: it can't be written.
+    """
+    file, written = self._new(written or temporary_name(name))
+    try:
+      with file:
+        yield file
+        if fsync:
+          file.flush()
+          os.fsync(file.fileno())
+      self.rename(written, name)
+    except BaseException:
+      with contextlib.suppress(OSError):
+        self.unlink(written)
+      raise
+
+  def write_text(self, name: str, text: str, *, fsync: bool = False) -> None:
+    """Replaces a text file.
+
+    Raises:
+      OSError: it can't be written.
+    """
+    with self.replacing(name, fsync=fsync) as file:
+      file.write(text.encode("utf-8"))
+
+  def try_out(self, name: str) -> None:
+    """Finds out whether a file could be made beside `name`; nothing is left.
+
+    Raises:
+      OSError: it can't be.
+    """
+    file, written = self._new(temporary_name(name))
+    file.close()
+    self.unlink(written)
+
+  def open_own(self, name: str, flags: int, *, create: bool = True) -> int:
+    """Opens a file that stays where it is, to write to it in place: a lock, a note that grows.
+
+    What stands there and is no regular file with one name (a link, a pipe) is taken away, the name
+    alone, and a new file made.
+
+    Args:
+      name: the file.
+      flags: such as `os.O_WRONLY | os.O_APPEND`.
+      create: whether to make it where it is missing.
+
+    Returns:
+      A descriptor, which is the caller's to close.
+
+    Raises:
+      ForeignFileError: it is somebody else's, or can't be taken away.
+      OSError: it can't be opened.
+    """
+    path = self.path / name
+    for _ in range(_TRIES):
+      if create:
+        with contextlib.suppress(FileExistsError):
+          return self.open(name, flags | os.O_CREAT | os.O_EXCL)
+      try:
+        descriptor = self.open(name, flags)
+      except OSError as error:
+        # a link; a pipe that nobody reads, a socket
+        if error.errno not in (errno.ELOOP, errno.EMLINK, errno.ENXIO):
+          raise
+      else:
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+          if self._is_own(found):
+            return descriptor
+          os.close(descriptor)
+          raise ForeignFileError(f"{path} belongs to another user (number {found.st_uid}): it is "
+                                 "left as it is. Use a directory of your own, or have the "
+                                 "file removed.")
+        os.close(descriptor)
+      self._take_away(name)
+    raise ForeignFileError(
+        f"{path} is made anew by somebody as soon as it is removed. Use a directory of your own.")
+
+  def append(self, name: str, text: str, *, fsync: bool = False) -> None:
+    """Appends to a file of one's own, in one write.
+
+    Raises:
+      OSError: it can't be written.
+    """
+    descriptor = self.open_own(name, os.O_WRONLY | os.O_APPEND)
+    try:
+      os.write(descriptor, text.encode("utf-8"))
+      if fsync:
+        os.fsync(descriptor)
+    finally:
+      os.close(descriptor)
+
+  def _at(self, name: str) -> str:
+    return name if self._descriptor is not None else str(self.path / name)
+
+  def _hold(self, descriptor: int) -> None:
+    if self._closing is not None:
+      self._closing()
+    self._descriptor = descriptor
+    self._closing = weakref.finalize(self, os.close, descriptor)
+    # The system does it then, once no thread can be writing here.
+    self._closing.atexit = False
+
+  def _enter(self, name: str, make: bool) -> None:
+    at, path = self._at(name), self.path / name
+    if make:
+      with contextlib.suppress(FileExistsError):
+        os.mkdir(at, dir_fd=self._descriptor)
+    if stat.S_ISLNK(self.stat(name).st_mode):
+      raise ForeignFileError(f"{path} is a link, and the folders of a run directory are not. "
+                             "Remove it; to have the run elsewhere, record to a directory there.")
+    if self._descriptor is not None:
+      self._hold(os.open(at, _HELD | os.O_NOFOLLOW, dir_fd=self._descriptor))
+    self.path = path
+
+  def _new(self, written: str) -> tuple[BinaryIO, str]:
+    """Makes a file that was not there, as `written` or with a name that begins and ends alike."""
+    stem, dot, suffix = written.rpartition(".")
+    for name in (written, written, f"{stem}.{uuid.uuid4().hex[:8]}{dot}{suffix}"):
+      try:
+        return open(self.path / name, "xb", opener=self._open_named), name
+      except FileExistsError:
+        # left by a process that was killed, or put there: the name goes, and nothing that it leads
+        # to
+        with contextlib.suppress(OSError):
+          self.unlink(name)
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path / written))
+
+  def _open_named(self, path: str, flags: int) -> int:
+    """For `open`, which shows the whole path in what it returns."""
+    return self.open(os.path.basename(path), flags)
+
+  def _take_away(self, name: str) -> None:
+    path = self.path / name
+    try:
+      self.unlink(name)
+    except OSError as error:
+      raise ForeignFileError(f"{path} is a link, a pipe or has a second name, and can't be removed "
+                             f"({error.strerror or error}). Use a directory of your own."
+                             ) from error
+    _LOG.warning("%s was a link, a pipe or had a second name: it was removed, not followed.", path)
+
+  def _is_own(self, found: os.stat_result) -> bool:
+    """Whether a file belongs to this user, or to whom files made in this folder belong (some file
+    systems say so)."""
+    if not hasattr(os, "geteuid") or found.st_uid == os.geteuid():
+      return True
+    try:
+      file, name = self._new(temporary_name("owner"))
+      with file:
+        owner = os.fstat(file.fileno()).st_uid
+      self.unlink(name)
+    except OSError:
+      return False
+    return found.st_uid == owner
