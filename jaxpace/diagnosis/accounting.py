@@ -96,6 +96,10 @@ class Account(NamedTuple):
   for_whom: list[np.ndarray] | None = None
   """[R, K] s by collective, mean over ranks, that are waited on each rank's account, where not all
   ranks meet."""
+  slow: np.ndarray | None = None  # [R, K] s waited because other groups' transfers were slow
+  slow_groups: np.ndarray | None = None
+  """[C, R, K] s, summed over ranks, that the slow transfer of the group whose first rank it is
+  makes others wait later: part of `transfer`."""
 
 
 @dataclasses.dataclass
@@ -337,7 +341,14 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
            charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps)))
   causes, for_whom = _causes(work, found), []
   weight = np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
-  for c, (waited, charge) in enumerate(zip(waits, chain, strict=True)):
+  slow, slow_groups = np.zeros(work.valid.shape), np.zeros(work.arrival.shape)
+  for c, charge in enumerate(chain):
+    if charge.slow:
+      held_up = np.sum(charge.slow, axis=0)
+      slow += held_up
+      charge.add_slow(slow_groups)
+      waits[c] = waits[c]._replace(early=waits[c].early - held_up)
+    waited = waits[c]
     own_transfer = np.where(waited.takes, waited.transfer, 0.0)
     transfers += own_transfer
     np.divide(own_transfer.sum(axis=0), number, out=transfer[c], where=number > 0)
@@ -355,12 +366,13 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
     for charged, x in zip(waiting, excess, strict=True):
       charged += x * scale
     waiting[0] += np.where(total > 0, 0.0, waited.own)
+  transfer += slow_groups.sum(axis=1) * weight
   compute = work.compute + work.arrival[1:].sum(axis=0)
   return Account(
       step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
       waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
-      transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers, waits=waits,
-      for_whom=for_whom)
+      transfer=transfer, spread=work.wait.sum(axis=0) - earliness - transfers - slow, waits=waits,
+      for_whom=for_whom, slow=slow, slow_groups=slow_groups)
 
 
 def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:

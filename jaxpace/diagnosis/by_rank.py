@@ -89,7 +89,7 @@ def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank
   is known."""
   if totals.groups is not None and floor.by_group is not None:
-    return _split_by_group(totals.groups, totals.known, floor.by_group)
+    return _split_by_group(totals.groups, totals.known, floor)
   quiet, contention = (np.nan_to_num(values.sum(axis=0))
                        for values in (floor.quiet, floor.contention))
   ranks, size = totals.known.shape
@@ -105,13 +105,16 @@ def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
   return sums[0], sums[1]
 
 
-def _split_by_group(groups: ByGroup, known: np.ndarray, by_group: tuple[np.ndarray, np.ndarray]
+def _split_by_group(groups: ByGroup, known: np.ndarray, floor: Floor
                     ) -> tuple[np.ndarray, np.ndarray]:
-  """The same, of the groups that each rank is in."""
+  """The same, of the groups that each rank is in, and of those whose slow transfers held it up."""
+  assert floor.by_group is not None
   sums = np.zeros((2, len(known)))
-  parts = [np.nan_to_num(values) for values in by_group]
+  parts = [np.nan_to_num(values) for values in floor.by_group]
   for rows in groups.row:
     for rank in np.flatnonzero(rows < len(groups.collective)).tolist():
       for which, values in enumerate(parts):
         sums[which, rank] += float(values[rows[rank]] @ known[rank])
-  return sums[0], sums[1]
+  whole, held_up = np.nan_to_num(floor.contention).sum(axis=0) @ groups.present, groups.held_up
+  contended = np.clip((whole - sums[1].sum()) / max(held_up.sum(), 1e-12), 0.0, 1.0)
+  return sums[0] + (1 - contended) * held_up, sums[1] + contended * held_up

@@ -112,6 +112,7 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
     elif any(seconds is not None for seconds in told):
       own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}",
                    own.width)
+  quiet_slow, contended_slow = _slow(groups, own)
   there = groups.number.sum(axis=1)
   present = groups.present
   floor, quiet, contention = (np.full(slots, np.nan),
@@ -119,13 +120,29 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
   for c in range(slots):
     rows = groups.collective == c
     weight = groups.number[rows]
-    for values, mean in ((own.quiet, quiet), (own.contention, contention)):
-      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight, 0.0).sum(axis=0)
+    for values, slow, mean in ((own.quiet, quiet_slow, quiet),
+                               (own.contention, contended_slow, contention)):
+      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
+                       ).sum(axis=0)
       np.divide(total, present, out=mean[c], where=present > 0)
     known = np.isfinite(own.floor[rows])
     if known.any():
       floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
   return Floor(floor, quiet, contention, own.source, own.width, (own.quiet, own.contention))
+
+
+def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
+  """[T, K] what others wait elsewhere because of each group's slow transfers, divided as these are:
+  by how much the group's floor is above the others' mean, and by how much it is above its floor."""
+  above = np.zeros(len(own.floor))
+  for c in np.unique(groups.collective):
+    rows = groups.collective == c
+    above[rows] = np.maximum(own.floor[rows] - np.nanmean(own.floor[rows]), 0.0)
+  contention = np.nan_to_num(own.contention)
+  contention[:, 1:] += contention[:, :-1]  # what is slow at a step's end is waited for in the next
+  part = np.divide(contention, contention + np.nan_to_num(above)[:, None],
+                   out=np.zeros_like(contention), where=contention > 0)
+  return groups.slow * (1 - part), groups.slow * part
 
 
 def joined_ranks(run: Run) -> int:

@@ -60,9 +60,12 @@ class ByGroup:
   # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
   row: np.ndarray
   transfer: np.ndarray  # [T, K] s, NaN where not known
+  # [T, K] s, summed over ranks, waited elsewhere because this transfer was slower than the others
+  slow: np.ndarray
   number: np.ndarray  # [T, K] ranks to which something is transferred
   present: np.ndarray  # [K] ranks whose step is known
   charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
+  held_up: np.ndarray  # [R] s, sum over steps, waited because of other groups' slow transfers
 
   @staticmethod
   def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
@@ -75,8 +78,9 @@ class ByGroup:
                     for c, grouped in enumerate(found.grouped)])
     return ByGroup(
         found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
-        transfer=np.full((number, size), np.nan), number=np.zeros((number, size), np.int32),
-        present=np.zeros(size, np.int64), charged=np.zeros((len(sizes), ranks, blocks)))
+        transfer=np.full((number, size), np.nan), slow=np.zeros((number, size)),
+        number=np.zeros((number, size), np.int32), present=np.zeros(size, np.int64),
+        charged=np.zeros((len(sizes), ranks, blocks)), held_up=np.zeros(ranks))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -216,6 +220,8 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     into: the blocks of the steps.
   """
   assert alone.waits is not None and alone.for_whom is not None
+  assert alone.slow is not None and alone.slow_groups is not None
+  groups.held_up += alone.slow.sum(axis=1)
   groups.present[part] = number
   ranks, size = work.valid.shape
   weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
@@ -240,6 +246,7 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes,
     present = grouped.reduce(np.add, waited.takes.astype(np.int32))
     groups.number[rows, part] = present
     groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
+    groups.slow[rows, part] = alone.slow_groups[c, first]
   totals.blame += charged.sum(axis=1)
   # Ranks that are joined wait for one rank at a time.
   worst = np.full(size, 0.0)
