@@ -116,15 +116,11 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT,
                                                     findings_module.LOCALITY)
                                          for f in found) else []
-    if totals.groups is None:
-      without_rank = {r: alternative(mean, float(totals.without[r]) / selected.size) for r in late}
-    else:
-      direct = bool(totals.groups.found.direct.all())
-      even, *others = saved(run, selected, floor,
-                            [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
-      no_skew = no_skew if direct else alternative(mean, even)
-      without_rank = {r: alternative(mean, seconds)
-                      for r, seconds in zip(late, others, strict=True)}
+    direct = totals.groups is None or bool(totals.groups.found.direct.all())
+    even, *others = saved(run, selected, floor,
+                          [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
+    no_skew = no_skew if direct else alternative(mean, even)
+    without_rank = {r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)}
     no_skew = None if untold_why is not None and not late else no_skew
     played = _play(case, list(without_rank), asked, found)
   facts = Facts(

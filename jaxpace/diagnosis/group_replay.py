@@ -15,7 +15,7 @@ import numpy as np
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.meetings import Meetings
-from jaxpace.diagnosis.staged import evened, leave
+from jaxpace.diagnosis.staged import leave
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
@@ -88,21 +88,3 @@ def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.nd
     for c in range(slots):
       time = leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
   return np.asarray(time.mean(axis=2).sum(axis=1))
-
-
-def without_ranks(found: Meetings, arrival: np.ndarray, valid: np.ndarray,
-                  gone: np.ndarray) -> np.ndarray:
-  """[C, R, k] arrivals without some ranks; those without whom nobody of their group is left stay.
-
-  A rank that hands on what others wait for can't be left out: it is as quick as the mean of those
-  it is joined with.
-  """
-  result = arrival.copy()
-  quick = np.minimum(arrival, evened(found, arrival, valid & ~gone[:, None]))
-  for c, grouped in enumerate(found.grouped):
-    if found.of[c].sources is not None:
-      result[c, gone] = quick[c, gone]
-    elif grouped.size:
-      left = grouped.spread(grouped.reduce(np.add, (valid & ~gone[:, None]).astype(np.int64)), 0)
-      result[c] = np.where(gone[:, None] & (left > 0), -np.inf, arrival[c])
-  return result

@@ -40,8 +40,6 @@ class Totals:
   blame: np.ndarray
   last: np.ndarray  # [R] steps in which the job waited for this rank
   last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
-  # [R] sum of what the step would be shorter if this rank were as quick as the others' last
-  without: np.ndarray
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   overlap: OverlapSums  # what of collectives is waited for, and what computing hides
@@ -114,7 +112,7 @@ def add_up(run: Run, selected: SelectedSteps,
       lateness_runtime=np.zeros((ranks, selected.blocks)),
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
-      without=np.zeros(ranks), delayed=0, jumped=np.zeros(ranks, np.int64),
+      delayed=0, jumped=np.zeros(ranks, np.int64),
       overlap=OverlapSums.none(slots))
   found = meetings(run)
   if found is not None:
@@ -197,10 +195,6 @@ def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarr
     np.add.at(totals.blame, last[some], highest[some])
     more = np.nan_to_num(highest) > worst
     worst[more], worst_rank[more] = highest[more], last[more]
-    reach[last, np.arange(len(last))] = -np.inf
-    others = reach.max(axis=0)
-    shorter = np.where(np.isfinite(others) & (number > 1), highest - others, 0.0)
-    np.add.at(totals.without, last[some], shorter[some])
   waited = worst > 0
   totals.last_rank[part] = np.where(waited, worst_rank, -1)
   totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))

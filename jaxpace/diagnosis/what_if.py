@@ -15,9 +15,10 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.floor import Floor
-from jaxpace.diagnosis.group_replay import mean_steps, without_ranks
+from jaxpace.diagnosis.group_replay import mean_steps
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.pause_costs import pauses_by_rank
+from jaxpace.diagnosis.repaired import Repaired, repair
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.staged import evened
 from jaxpace.diagnosis.totals import undelayed
@@ -42,14 +43,14 @@ class Without(NamedTuple):
   """What is taken out of a run, all of it at once."""
 
   ranks: tuple[int, ...] = ()
-  """Ranks that are not there, or as quick as the median of the others: a median is never above the
-  maximum."""
+  """Ranks that are as quick as the typical one, and vary as much."""
   skew: bool = False
   """All ranks arrive at the step's mean arrival."""
   contention: bool = False
   """Every transfer takes at most its floor."""
   runtime_jitter: bool = False
-  """Every rank's gap between steps takes that rank's median gap, in every step."""
+  """Every rank's gap between steps takes that rank's median gap, or its mean one where that is
+  shorter, in every step."""
   pauses: bool = False
   """No process collects garbage, waits for data or writes checkpoints for longer than it usually
   does."""
@@ -69,8 +70,7 @@ def alternative(step_time: float, saved: float) -> Alternative:
 
 def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
           scenarios: Sequence[Without]) -> list[float]:
-  """Mean seconds by which a step would be shorter in each scenario; below zero where it would be
-  longer.
+  """Mean seconds by which a step would be shorter in each scenario, 0 or more.
 
   Exact in the model above where all ranks leave a collective together. A rank that was not recorded
   in a step is not there in either; a step in which nobody else was recorded stays as it was.
@@ -90,8 +90,10 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = meetings(run)
+  late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
+  mended = repair(run, selected.mask, found, late) if late else None
   if found is not None:
-    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses)
+    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses, mended)
   for part in chunks(run):
     if not selected.mask[part].any():
       continue
@@ -100,20 +102,20 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
     arrival = undelayed(work)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
-      changed = _unpaused(work, arrival, gaps, scenario, pauses, part)
+      changed = _changed(work, arrival, gaps, scenario, pauses, part, mended)
       if scenario.uneven and parts is not None:
         changed = _moved(work, changed, parts)
-      total[i] += (recorded - _arriving(work, changed, scenario, recorded)).sum()
+      total[i] += (recorded - _arriving(work, changed, scenario)).sum()
       if scenario.pacing:
         total[i] += (_last(work.arrival, work.valid) - recorded).sum()
       if scenario.contention and contention is not None:
         total[i] += contention[part][selected.mask[part]].sum()
-  return (total / max(1, selected.size)).tolist()
+  return np.maximum(total / max(1, selected.size), 0.0).tolist()
 
 
 def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
                     contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
-                    pauses: np.ndarray | None) -> list[float]:
+                    pauses: np.ndarray | None, mended: Repaired | None) -> list[float]:
   """The same where ranks wait for those of their own group only: all steps are played, one after
   the other."""
 
@@ -123,12 +125,8 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
     if number == 1:
       return work.arrival
     scenario = scenarios[number - 2]
-    changed = _unpaused(work, arrival, gaps, scenario, pauses, part)
-    if scenario.ranks:
-      changed = without_ranks(found, changed, work.valid,
-                              np.isin(np.arange(run.ranks), scenario.ranks))
-    return (evened(found, changed, work.valid & np.isfinite(changed).all(axis=0)) if scenario.skew
-            else changed)
+    changed = _changed(work, arrival, gaps, scenario, pauses, part, mended)
+    return evened(found, changed, work.valid) if scenario.skew else changed
 
   at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
   numbers = list(range(len(scenarios) + 2))
@@ -138,7 +136,7 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
                                     change)]
   lost = (0.0 if contention is None
           else float(contention[selected.mask].sum()) / max(1, selected.size))
-  return [recorded - value + (delayed - recorded if scenario.pacing else 0.0)
+  return [max(recorded - value, 0.0) + (delayed - recorded if scenario.pacing else 0.0)
           + (lost if scenario.contention else 0.0)
           for value, scenario in zip(played, scenarios, strict=True)]
 
@@ -180,43 +178,36 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
-def _unpaused(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
-              pauses: np.ndarray | None, part: slice) -> np.ndarray:
-  """[C, R, k] arrivals without the gaps or pauses that the scenario is without."""
-  if not scenario.runtime_jitter and not scenario.pauses:
-    return arrival
-  arrival = arrival.copy()
+def _changed(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
+             pauses: np.ndarray | None, part: slice, mended: Repaired | None) -> np.ndarray:
+  """[C, R, k] arrivals without the gaps, pauses and slow ranks that the scenario is without."""
+  changed = arrival.copy()
+  left = work.runtime
+  if scenario.pauses and pauses is not None:
+    left = left - np.minimum(pauses[:, part], left)
   if scenario.runtime_jitter:
-    arrival[0] += gaps[:, None] - work.runtime
-  elif pauses is not None:
-    arrival[0] -= np.minimum(pauses[:, part], work.runtime)
-  return arrival
+    steady = np.broadcast_to(gaps[:, None], left.shape)
+    left = np.minimum(steady, left) if scenario.pauses else steady
+  changed[0] += left - work.runtime
+  return changed if mended is None else mended.arrivals(changed, left, scenario.ranks)
 
 
-def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without,
-              recorded: np.ndarray) -> np.ndarray:
-  """[C, k] when the scenario's collectives would find everybody there; as recorded where nobody is
-  left."""
-  valid = work.valid
-  if scenario.ranks:
-    valid = valid.copy()
-    valid[list(scenario.ranks)] = False
-  if scenario.skew:
-    number = np.maximum(valid.sum(axis=0), 1)
-    there = np.where(valid, arrival, 0.0).sum(axis=1) / number
-  else:
-    there = _last(arrival, valid)
-  return np.where(valid.any(axis=0), there, recorded)
+def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:
+  """[C, k] when the scenario's collectives would find everybody there."""
+  if not scenario.skew:
+    return _last(arrival, work.valid)
+  number = np.maximum(work.valid.sum(axis=0), 1)
+  return np.asarray(np.where(work.valid, arrival, 0.0).sum(axis=1) / number)
 
 
 def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
-  """[R] median gap of every rank over the counted steps; 0 where none is known, as in the account
-  of a step."""
+  """[R] median gap of every rank over the counted steps, or their mean where that is shorter; 0
+  where none is known, as in the account of a step."""
   medians = np.zeros(run.ranks)
   if "gap" in run.durations:
     for rank, row in enumerate(run.durations["gap"]):
       known = row[mask]
       known = known[np.isfinite(known)]
       if known.size:
-        medians[rank] = np.median(known)
+        medians[rank] = min(np.median(known), known.mean())
   return medians

@@ -57,15 +57,28 @@ jobs = st.builds(
     late_gap=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2))
 
 
-@given(jobs, st.integers(0, 4))
-def test_without_a_rank_is_the_job_simulated_without_it(job, rank):
+@given(jobs, st.integers(0, 4), st.floats(0, 20e-3), st.floats(0, 20e-3))
+def test_without_a_rank_is_the_job_simulated_with_that_rank_as_quick_as_the_others(
+    job, rank, late, late_gap):
+  """To the nanosecond where nothing varies; of 40 steps that vary by 30 %, to 4 %."""
   assume(rank < job.ranks)
-  truth = made_up_runs.simulate(job)
-  kept = np.delete(np.arange(job.ranks), rank)
-  again = truth.busy[:, kept].max(axis=1) + truth.transfer
-  expected = float(again.sum(axis=0)[1:].mean() * 1e-9)
+  healthy = dataclasses.replace(job, late={}, late_gap={})
+  truth = made_up_runs.simulate(
+      dataclasses.replace(healthy, late={rank: late}, late_gap={rank: late_gap}))
+  expected = mean_step(recorded(made_up_runs.simulate(healthy)))
   [found] = played(recorded(truth), Without(ranks=(rank,)))
-  assert found == pytest.approx(expected, abs=TICK)
+  assert found == pytest.approx(expected, abs=2 * TICK + (0.04 * expected if job.noise else 0))
+
+
+@given(jobs, st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
+def test_nothing_taken_out_makes_a_step_longer_and_more_gains_no_less(job, some, more):
+  some, more = ({rank for rank in own if rank < job.ranks} for own in (some, some | more))
+  run = recorded(made_up_runs.simulate(dataclasses.replace(job, pause=9e-3,
+                                                           pause_probability=0.2)))
+  gains = [mean_step(run) - after for after in played(
+      run, Without(ranks=tuple(some)), Without(ranks=tuple(more)), Without(runtime_jitter=True),
+      Without(skew=True), Without(skew=True, contention=True))]
+  assert min(gains) >= -TICK and gains[0] <= gains[1] + TICK and gains[3] <= gains[4] + TICK
 
 
 @given(jobs, st.floats(1e-3, 80e-3))
@@ -109,20 +122,18 @@ def test_without_skew_everybody_arrives_at_the_mean(job):
 def test_several_things_at_once(job, rank):
   """Rank, pauses, contention and delays together are not the sum of each alone."""
   assume(rank < job.ranks)
-  worse = dataclasses.replace(job, pause=15e-3, pause_probability=0.1, contention=5e-3,
-                              contended=(0.5, 1.0))
+  worse = dataclasses.replace(job, late={rank: 10e-3}, late_gap={}, pause=15e-3,
+                              pause_probability=0.1, contention=5e-3, contended=(0.5, 1.0))
   run = recorded(made_up_runs.simulate(worse))
   assume(count_steps(run).warmup.size == 0)
-  still = made_up_runs.simulate(job)
-  kept = np.delete(np.arange(job.ranks), rank)
-  expected = (still.busy[:, kept].max(axis=1) + still.transfer).sum(axis=0)[1:].mean() * 1e-9
+  still = mean_step(recorded(made_up_runs.simulate(
+      dataclasses.replace(job, late={}, late_gap={}))))
   [found] = played(run, Without(ranks=(rank,), runtime_jitter=True, contention=True))
-  assert found == pytest.approx(float(expected), abs=TICK)
+  assert found == pytest.approx(still, abs=2 * TICK + (0.04 * still if job.noise else 0))
 
 
 def test_missing_ranks_and_holes():
-  """A rank counts where it was recorded; steps without anybody else stay as they were; a hole is no
-  long step."""
+  """A rank counts where it was recorded; a hole is no long step."""
   job = MadeUpJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
   truth = made_up_runs.simulate(job)
   run = recorded(truth)
@@ -133,14 +144,13 @@ def test_missing_ranks_and_holes():
     run.attempt[rank, steps] = -1
   selected = count_steps(run)
   assert selected.size == 59
+  healthy = made_up_runs.simulate(dataclasses.replace(job, late={}))
   expected = 0.0
   for k in range(1, 60):
     ranks = [r for r in range(3) if run.attempt[r, k] >= 0 and run.attempt[r, k - 1] >= 0]
-    others = [r for r in ranks if r != 2]
-    if others:
-      expected += (truth.busy[0, ranks, k].max() - truth.busy[0, others, k].max()) * 1e-9
+    expected += (truth.busy[0, ranks, k].max() - healthy.busy[0, ranks, k].max()) * 1e-9
   [found] = saved(run, selected, None, [Without(ranks=(2,))])
-  assert found == pytest.approx(expected / 59, abs=TICK) and found > 3e-3
+  assert found == pytest.approx(expected / 59, rel=0.02)
 
 
 def test_without_all_of_the_late_hosts_ranks():
