@@ -50,10 +50,10 @@ class Repaired(NamedTuple):
     result = arrival.copy()
     for rank in set(ranks) & set(self.ranks):
       at = self.ranks.index(rank)
-      between, *rest = _mended(_rows(arrival[:, [rank]], gap[[rank]])[:, 0], self.own[:, at],
-                               self.typical[:, at])
-      result[:, rank] = rest * self.rest[at]
-      result[0, rank] += between
+      rows = _mended(_rows(arrival[:, [rank]], gap[[rank]])[:, 0], self.own[:, at],
+                     self.typical[:, at])
+      result[:, rank] = rows[1:] * self.rest[at]
+      result[0, rank] += rows[0]
     return result
 
 
@@ -132,8 +132,8 @@ def _mended(rows: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarra
 
 
 def _mapped(values: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarray:
-  """[K] values at whose quantile of the [Q] own ones the typical ones are; of many own ones that are
-  the same, at the middle one's."""
+  """[K] typical values at the quantiles that values have among the own ones, both [Q]; where many
+  own ones are the same, at the middle of these."""
   low = np.searchsorted(own, values - _SAME, side="left")
   high = np.searchsorted(own, values + _SAME, side="right")
   return np.where(high - low > 1, typical[np.minimum((low + high) // 2, len(own) - 1)],

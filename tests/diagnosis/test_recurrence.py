@@ -121,11 +121,15 @@ def test_a_slow_stage_of_a_pipeline_is_named(tmp_path, as_pairs, stage):
   slow = [10e-3] * 4
   slow[stage] = 15e-3
   mesh, places = pipeline(4, 2, 8, slow, as_pairs=as_pairs)
-  played, document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))
+  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))[1]
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler"
   assert sorted(finding["ranks"]) == [2 * stage, 2 * stage + 1]
   assert [row["rank"] for row in document["per_rank"] if row["late"]] == sorted(finding["ranks"])
+  even = Job(mesh, pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)[1], noise=0.01, steps=100)
+  after = document["what_if"]["without_late_ranks"]
+  assert after["step_time"] == pytest.approx(play(even).step_time(), rel=0.01)
+  assert f"{after['speedup']:.2f} times" in document["verdict"]
   # All stages as busy as their mean: (10 + 10 + 10 + 15) / 4 ms.
   mean = play(Job(mesh, pipeline(4, 2, 8, [11.25e-3] * 4, as_pairs=as_pairs)[1])).step_time()
   assert document["what_if"]["no_skew"]["step_time"] == pytest.approx(mean, rel=0.01)
