@@ -134,11 +134,11 @@ def compare(case: Case, way: str, bare: Result, found: Result) -> dict[str, Any]
 
 def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more: bool = False,
           pacer: jaxpace.Pacer | None = None,
-          after_step: Callable[[Any], None] | None = None) -> Result:
+          after_step: Callable[[], None] | None = None) -> Result:
   """Trains `steps` steps: bare if `way` is None, returning gradients too if `more`. One
   compilation.
 
-  `pacer` stands in for `unruly`; `after_step(pace)` is called after every instrumented step.
+  `pacer` stands in for `unruly`; `after_step()` is called after every instrumented step.
   """
   step = job.step(by_autodiff=case.layout == LAYOUTS[0], more=more)
   paced = None
@@ -159,7 +159,7 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
         pace, (state, out) = compiled(pace, state, batches[number % len(batches)])
         record(pace)
         if after_step is not None:
-          after_step(pace)
+          after_step()
       if number % _BLOCK == _BLOCK - 1:
         jax.block_until_ready(out)
     jax.block_until_ready(state)

@@ -61,14 +61,10 @@ PACERS: dict[str, tuple[Callable[[], jaxpace.Pacer], Way]] = {
     "steerable(guard(chain))": (lambda: jaxpace.steerable(
         jaxpace.guard(jaxpace.chain(eager(), shifting()), block=4, retry=8)), SHARED),
     "pace_early_ranks, aligned housekeeper": (eager, SHARED),
-    "pace_early_ranks, housekeeper in slack": (eager, SHARED),
     "pace_early_ranks, freezing housekeeper": (eager, SHARED),
-    "pace_early_ranks, housekeeper that chooses": (eager, SHARED),
 }
 KEEPERS = {"pace_early_ranks, aligned housekeeper": "aligned",
-           "pace_early_ranks, housekeeper in slack": "in-slack",
-           "pace_early_ranks, freezing housekeeper": "frozen",
-           "pace_early_ranks, housekeeper that chooses": "auto"}
+           "pace_early_ranks, freezing housekeeper": "frozen"}
 
 
 def compare(case: Case, names: list[str], steps: int) -> list[dict[str, Any]]:

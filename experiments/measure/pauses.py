@@ -1,9 +1,7 @@
-"""Pauses for garbage collection, on several processes: left alone, aligned, frozen, in early ranks'
-slack, or chosen.
+"""Pauses for garbage collection, on several processes: left alone, aligned, frozen.
 
-    python -m experiments.measure.pauses                                    # about eight minutes on two cores
-    python -m experiments.measure.pauses --processes=2 --block_seconds=120 --auto_seconds=120      # a verdict in four
-    python -m experiments.measure.pauses --processes=2 --block_seconds=10 --auto_seconds=10
+    python -m experiments.measure.pauses                                    # about four minutes on two cores
+    python -m experiments.measure.pauses --processes=2 --block_seconds=10
 
 Real processes, real heaps whose objects are replaced all the time, Python's own collector, and a
 sum over all processes (gloo) that each step waits for. All arms take turns in short blocks, in
@@ -27,11 +25,9 @@ from absl import app, flags
 
 import jaxpace
 from experiments.lib import measured
-from experiments.lib.paired import Estimate, estimate, jackknifed, ratio_of_means, rounds_needed
+from experiments.lib.paired import estimate
 from experiments.measure import pauses_worker
 from experiments.measure.pauses_worker import AGAIN, ALONE, OFF, STAGES, Setup
-
-LIMIT = 0.005  # "auto" may be slower than doing nothing by as much
 
 _SETTINGS: dict[str, tuple[Any, str]] = {
     "heap": (150_000, "Container objects alive in each process."),
@@ -41,9 +37,7 @@ _SETTINGS: dict[str, tuple[Any, str]] = {
     "compute": (False,
                 "Work is computing; otherwise sleeping, as where the work is done by an "
                 "accelerator."),
-    "late_ms": (120.0, "By which one process of four is later in the stage of that name, ms."),
     "block_seconds": (30.0, "Time for the blocks of each number of processes, s."),
-    "auto_seconds": (60.0, "Time for mode auto on four processes, s; in proportion on others."),
 }
 
 
@@ -62,17 +56,16 @@ def judge(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
   """Turns the processes' figures into ratios and predictions.
 
   Args:
-    found: of each process `blocks` and `auto`, as `pauses_worker.work` wrote them.
+    found: of each process its `blocks`, as `pauses_worker.work` wrote them.
     every: steps between aligned collections.
 
   Returns:
-    By stage and arm: step time in ms, ratio to "alone" in the same round; predictions; what "auto"
-    did. Intervals are [mean, low, high].
+    By stage and arm: step time in ms, ratio to "alone" in the same round; predictions. Intervals
+    are [mean, low, high].
   """
   processes = len(found)
   stages: dict[str, Any] = {}
-  for stage in pauses_worker.stages(processes):
-    arms = STAGES[stage]
+  for stage, arms in STAGES.items():
     blocks = [block for block in found[0]["blocks"] if block["stage"] == stage]
     step = {arm: np.asarray([block["step"] for block in blocks if block["arm"] == arm])
             for arm in arms}
@@ -100,62 +93,7 @@ def judge(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
       "alone_measured_ms": _mean_ms(found[0], ALONE) - _mean_ms(found[0], OFF),
       "aligned_predicted_ms": 1e3 * aligned_pause / every,
       "aligned_measured_ms": _mean_ms(found[0], "aligned") - _mean_ms(found[0], OFF)}
-  auto = judge_auto(found, every)
-  auto["paired"] = paired(found[0]["blocks"], auto["shares"])
-  return {"processes": processes, "base_ms": base, "stages": stages, "oracle": oracle, "auto": auto}
-
-
-def paired(blocks: list[dict[str, Any]], shares: dict[str, float]) -> dict[str, Any]:
-  """What "auto" cost or gained by the blocks of the stage "balanced", which were taken in turns,
-  unlike its own run.
-
-  Each mode's mean step time against "alone" in the same rounds, weighted by the share of periods
-  that "auto" spent in it. The cost of changing the mode isn't in it.
-
-  Returns:
-    The ratio and A/A's, [ratio, low, high], a verdict, and the rounds it would take to show that
-    nothing is lost.
-  """
-  step = {arm: np.asarray([block["step"] for block in blocks if block["stage"] == "balanced"
-                           and block["arm"] == arm])
-          for arm in STAGES["balanced"]}
-  base, again = step[ALONE], ratio_of_means(step[AGAIN], step[ALONE])
-  # In slack is the same as aligned where nobody is late.
-  mixed = sum(share * step["aligned" if mode == "in-slack" else mode]
-              for mode, share in shares.items())
-  ratio = ratio_of_means(np.asarray(mixed), base)
-  close = max(1 - again.low, again.high - 1) <= LIMIT
-  verdict = ("no" if ratio.high <= 1 + LIMIT else "YES" if ratio.low > 1 + LIMIT
-             else "not shown either way"
-             if close else "inconclusive: A/A fails")
-  return {"ratio": ratio.to_json(), "again": again.to_json(), "over_limit": verdict,
-          "rounds": len(base), "rounds_needed":
-          rounds_needed(Estimate(*(value - 1 for value in (again.value, again.low, again.high))),
-                        len(base), LIMIT)}
-
-
-def judge_auto(found: list[dict[str, Any]], every: int) -> dict[str, Any]:
-  """What "auto" chose, and its step time, trial included, against its own periods left alone.
-
-  Each step counts, warm-up aside. The interval is over periods.
-  """
-  auto = found[0]["auto"]
-  if any(one["auto"]["modes"] != auto["modes"] for one in found):
-    raise RuntimeError("The processes did not change the mode at the same steps.")
-  count = len(auto["times"]) // every * every
-  times = np.asarray(auto["times"][:count]).reshape(-1, every).mean(axis=1)[2:]
-  modes = [auto["modes"][k + every // 2] for k in range(0, count, every)][2:]
-  left = np.asarray([mode == ALONE for mode in modes])
-
-  def against_left(periods: np.ndarray) -> float:
-    alone = times[periods][left[periods]]
-    return float(times[periods].mean() / alone.mean()) if len(alone) else float("nan")
-
-  ratio, low, high = jackknifed(against_left, len(times)).to_json()
-  shares = {mode: modes.count(mode) / len(modes) for mode in sorted(set(modes))}
-  return {"steps": len(auto["times"]), "found": auto["found"], "shares": shares,
-          "ratio": [ratio, low, high], "within_limit": bool(low <= 1 + LIMIT),
-          "shown_within_limit": bool(high <= 1 + LIMIT)}
+  return {"processes": processes, "base_ms": base, "stages": stages, "oracle": oracle}
 
 
 def _total(processes: list[list[dict[str, Any]]], name: str) -> float:
@@ -209,37 +147,12 @@ def tables(figures: dict[str, Any]) -> list[str]:
            "measured"],
           [[run["processes"], *(float(run["oracle"][name]) for name in (
               "pause_ms", "chance", "alone_predicted_ms", "alone_measured_ms", "aligned_pause_ms",
-              "aligned_predicted_ms", "aligned_measured_ms"))] for run in figures["runs"]]),
-      "## Auto", "",
-      "One run of mode `auto` beside the stage `balanced`, its trial included: mean step time "
-      "against that of its own",
-      f"periods left alone. Limit: +{100 * LIMIT:g} %.", "",
-      *measured.table(
-          ["processes", "steps", "chosen at the end", "share of periods", "against alone",
-           "over the limit?"],
-          [[run["processes"], run["auto"]["steps"], run["auto"]["found"]["chosen"],
-            ", ".join(f"{mode} {100 * share:.0f} %"
-                      for mode, share in run["auto"]["shares"].items()),
-            _interval(run["auto"]["ratio"]), _verdict(run["auto"])] for run in figures["runs"]]),
-      "That compares periods at different times. The blocks above took turns: each mode's mean "
-      "step time there,",
-      "weighted by the share of periods that `auto` spent in it, against `alone` in the same "
-      "rounds; what changing the",
-      "mode costs is not in it. Rounds needed: with which four runs in five would show that "
-      "nothing is lost, by A/A's",
-      "width.", "",
-      *measured.table(
-          ["processes", "against alone", "A/A", "over the limit?", "rounds", "rounds needed"],
-          [[run["processes"], _interval(found["ratio"]), _interval(found["again"]),
-            found["over_limit"], found["rounds"], found["rounds_needed"]] for run in figures["runs"]
-           for found in [run["auto"]["paired"]]])]
+              "aligned_predicted_ms", "aligned_measured_ms"))] for run in figures["runs"]])]
   return lines
 
 
 _ABOUT = {
     "balanced": ["All processes do the same work."],
-    "one late":
-    ["One process is late throughout; the others are early by more than a collection takes."],
     "no heap":
     ["The control: no heap, and JAX's own objects frozen beforehand, so collections take next "
      "to nothing.",
@@ -250,14 +163,6 @@ _ABOUT = {
 def _interval(values: list[float]) -> str:
   median, low, high = (100 * (value - 1) for value in values)
   return f"{median:+.1f} % [{low:+.1f}, {high:+.1f}]"
-
-
-def _verdict(auto: dict[str, Any]) -> str:
-  if set(auto["shares"]) == {ALONE}:
-    return "nothing was tried in so few steps"
-  if auto["shown_within_limit"]:
-    return "no"
-  return "not shown either way" if auto["within_limit"] else "YES"
 
 
 def define_flags() -> None:

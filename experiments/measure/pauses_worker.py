@@ -29,18 +29,9 @@ OFF, ALONE, AGAIN = "never in full", "alone", "alone again"
 
 STAGES = {
     "balanced": (OFF, ALONE, AGAIN, "aligned", "frozen"),
-    "one late": (ALONE, "aligned", "in-slack"),
     "no heap": (ALONE, AGAIN, "aligned", "frozen"),
 }
 """Arms of each stage, all of them once a round."""
-
-LATE_PROCESSES = 4
-"""The stage "one late" is run with that many processes only: its steps are long."""
-
-
-def stages(processes: int) -> list[str]:
-  """The stages for this number of processes."""
-  return [stage for stage in STAGES if stage != "one late" or processes == LATE_PROCESSES]
 
 
 class Setup(NamedTuple):
@@ -51,9 +42,7 @@ class Setup(NamedTuple):
   every: int  # steps between aligned collections
   work_ms: float
   compute: bool  # whether work is computing; else sleeping
-  late_ms: float  # by which the last process is later in "one late"
   block_seconds: float  # for all blocks
-  auto_seconds: float  # for mode "auto" on four processes
 
 
 class Heap:
@@ -115,11 +104,10 @@ class Loop:
     self._x: Any = jnp.ones((256,), jnp.float32)
     self._matrix = np.ones((64, 64), np.float32)
     self.heap: Heap | None = None
-    self.late = 0.0
     self.fulls = Fulls()
 
   def step(self) -> None:
-    self._work(1e-3 * self._setup.work_ms + self.late)
+    self._work(1e-3 * self._setup.work_ms)
     if self.heap is not None:
       self.heap.replace()
     self.pace, self._x = self._step(self.pace, self._x)
@@ -144,7 +132,7 @@ class Loop:
           count, seconds, start = self.fulls.count, self.fulls.seconds, time.perf_counter()
         self.step()
         if keeper is not None:
-          keeper.step(self.pace)
+          keeper.step()
       took = time.perf_counter() - start
     return {"arm": arm, "step": took / steps, "fulls": self.fulls.count - count,
             "full_seconds": self.fulls.seconds - seconds, "steps": steps}
@@ -165,23 +153,6 @@ class Loop:
       with jaxpace.Housekeeper(every, arm, warmup=1, start=every - SETTLE) as keeper:
         yield keeper
 
-  def auto(self, steps: int) -> dict[str, Any]:
-    """Runs mode "auto"; returns each step's time and mode, and what was found."""
-    modes, times = [], []
-    if self.heap is not None:
-      self.heap.shift()
-    with jaxpace.Housekeeper(self._setup.every, "auto", warmup=self._setup.every) as keeper:
-      last = time.perf_counter()
-      for _ in range(steps):
-        mode = keeper.mode
-        self.step()
-        keeper.step(self.pace)
-        now = time.perf_counter()
-        modes.append(mode)
-        times.append(now - last)
-        last = now
-      return {"modes": modes, "times": times, "found": keeper.summary()["trial"]}
-
 
 def work(root: pathlib.Path, setup: Setup) -> None:
   """Runs all stages, and writes this process's figures into `root`."""
@@ -191,33 +162,25 @@ def work(root: pathlib.Path, setup: Setup) -> None:
     loop.step()
   found: dict[str, Any] = {"blocks": []}
   steps = 2 * setup.every
-  todo = stages(count)
-  for stage in todo:
-    arms = STAGES[stage]
+  for stage, arms in STAGES.items():
     # Different means, so that the processes' collections don't stay in step by themselves.
     loop.heap = Heap(setup.heap if stage != "no heap" else 0,
                      round(setup.churn * (0.9 + 0.2 * me / count)), me)
     if stage == "no heap":
       gc.collect()
       gc.freeze()
-    loop.late = 1e-3 * setup.late_ms if stage == "one late" and me == count - 1 else 0.0
     loop.block(ALONE, steps)
     pilot = loop.block(ALONE, setup.every)["step"]
     rounds = _agree(f"rounds {stage}", round(
-        setup.block_seconds / len(todo) / (len(arms) * (steps + SETTLE) * pilot)), 3)
+        setup.block_seconds / len(STAGES) / (len(arms) * (steps + SETTLE) * pilot)), 3)
     draw = random.Random(stage)
     for turn in range(rounds):
       for arm in draw.sample(arms, len(arms)):
         found["blocks"].append({"stage": stage, "round": turn, **loop.block(arm, steps)})
     if me == 0:
       print(f"{count} processes, {stage}: {rounds} rounds, {1e3 * pilot:.1f} ms a step", flush=True)
-    if stage == "balanced":
-      found["auto"] = loop.auto(_agree("auto", round(setup.auto_seconds * count / 4 / pilot),
-                                       10 * setup.every))
     loop.heap = None
   gc.unfreeze()
-  if me != 0 and "auto" in found:
-    del found["auto"]["times"], found["auto"]["found"]
   (root / f"{me}.json").write_text(json.dumps(found))
 
 

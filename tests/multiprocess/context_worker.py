@@ -57,14 +57,14 @@ def main(directory, context):
     weights, batch = put(np.ones((5, 1), np.float32), P()), put(rows, P("data"))
     with (jaxpace.Recorder(directory, paced) as recorder,
           jaxpace.Control(directory + "/control.json") as control,
-          jaxpace.Housekeeper(every=5, mode="auto", warmup=4) as keeper):
+          jaxpace.Housekeeper(every=5, warmup=4) as keeper):
       for _ in range(STEPS):
         with beside():
           pace = control(pace)
         pace, weights = run(pace, weights, batch)
         with beside():
           recorder.record(pace)
-          keeper.step(pace)
+          keeper.step()
       with beside():
         links = jaxpace.probe_links(message_bytes=4096, repeats=1)
         pace = jaxpace.restore_pace(pace, paced, mesh)

@@ -5,17 +5,15 @@ import gc
 import itertools
 import logging
 import os
-import types
 import weakref
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxpace
 from jaxpace.live.housekeeping import keeper as module
+from jaxpace.live.housekeeping.keeper import ALONE, MODES
 from jaxpace.live.housekeeping.memory import Ceiling
-from jaxpace.live.housekeeping.modes import ALONE, MODES
 from tests.lib.said import numbers
 
 
@@ -31,12 +29,12 @@ def garbage():
   return weakref.ref(node)
 
 
-def late_collections(keeper, steps, pace=None):
+def late_collections(keeper, steps):
   """Steps after which full collections ran."""
   found = []
   for _ in range(steps):
     before = keeper.summary()["full_collections"]
-    keeper.step(pace)
+    keeper.step()
     found += [keeper.steps] * (keeper.summary()["full_collections"] - before)
   return found
 
@@ -74,36 +72,14 @@ def test_garbage_waits_for_the_aligned_step():
     assert gone() is None
 
 
-def early_pace(early):
-  arrivals = jnp.asarray([[0.1 - early, 0.1]], jnp.float32)
-  return types.SimpleNamespace(arrivals=arrivals, delays=jnp.zeros_like(arrivals),
-                               rank=jnp.zeros((2,), jnp.int32))
-
-
-def test_in_slack_an_early_process_collects_before_the_others():
-  with jaxpace.Housekeeper(every=40, mode="in-slack", warmup=0, ranks=[0]) as keeper:
-    found = late_collections(keeper, 160, early_pace(early=60.0))
-  assert found[0] == 40  # nothing known yet of how long it takes
-  assert [step % 40 for step in found[1:]] == [20, 20, 20]
-
-
-@pytest.mark.parametrize("pace", [None, early_pace(early=0.0)], ids=["no pace state", "no slack"])
-def test_in_slack_without_slack_is_aligned(pace):
-  with jaxpace.Housekeeper(every=40, mode="in-slack", warmup=0, ranks=[0]) as keeper:
-    assert late_collections(keeper, 160, pace) == [40, 80, 120, 160]
-
-
-@pytest.mark.long
-def test_hooks_run_at_their_steps_in_every_mode_and_movable_ones_in_the_slack():
-  for mode in (*MODES, "auto"):
-    called = {"fixed": [], "movable": []}
-    with jaxpace.Housekeeper(every=40, mode=mode, warmup=0, ranks=[0]) as keeper:
-      keeper.add(lambda: called["fixed"].append(keeper.steps), every=40)  # noqa: B023
-      keeper.add(lambda: called["movable"].append(keeper.steps), every=40, movable=True)  # noqa: B023
-      for _ in range(160):
-        keeper.step(early_pace(60.0))
-    assert called["fixed"] == [40, 80, 120, 160]
-    assert called["movable"] == ([40, 60, 100, 140] if mode == "in-slack" else [40, 80, 120, 160])
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_run_at_their_steps_in_every_mode(mode):
+  called = []
+  with jaxpace.Housekeeper(every=40, mode=mode, start=30, warmup=0) as keeper:
+    keeper.add(lambda: called.append(keeper.steps), every=40)
+    for _ in range(160):
+      keeper.step()
+  assert called == [40, 80, 120, 160]
 
 
 def test_a_hook_that_raises_is_told_once_and_stops_nothing(caplog):
@@ -134,7 +110,7 @@ def test_an_interrupt_in_a_hook_passes_and_settings_are_restored():
   # that they are restored, the fixture of every test checks
 
 
-@pytest.mark.parametrize("mode", [*MODES, "auto"])
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_every_mode_restores_the_settings(mode, error):
   before = gc.isenabled(), gc.get_threshold()
@@ -212,10 +188,10 @@ def test_steps_outside_of_the_block_are_refused():
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ({"mode": "best"}, "alone, aligned, frozen, in-slack, auto"), ({"every": 1}, "every=1"),
+    ({"mode": "best"}, "alone, aligned, frozen"), ({"every": 1}, "every=1"),
     ({"every": 2.5}, "every"), ({"start": -1}, "start=-1"), ({"warmup": -3}, "warmup"),
     ({"max_growth": 0}, "max_growth=0"), ({"max_memory": -1}, "max_memory"),
-    ({"max_objects": 0}, "max_objects"), ({"timeout": 0}, "timeout")])
+    ({"max_objects": 0}, "max_objects")])
 def test_arguments_out_of_range_are_named(arguments, words):
   with pytest.raises(ValueError, match=words):
     jaxpace.Housekeeper(**arguments)
@@ -227,13 +203,6 @@ def test_hooks_that_are_none_are_refused():
     keeper.add("save", every=3)
   with pytest.raises(ValueError, match="every=0"):
     keeper.add(print, every=0)
-
-
-def test_a_donated_pace_state_is_refused():
-  pace = early_pace(0.0)
-  pace.arrivals.delete()
-  with jaxpace.Housekeeper() as keeper, pytest.raises(ValueError, match="donated"):
-    keeper.step(pace)
 
 
 def test_columns_for_the_trace():
@@ -251,19 +220,6 @@ def test_columns_for_the_trace():
     assert found["checkpoint_ns"] == 0 and found["pauses_ns"] > 0
 
 
-@pytest.mark.long
-def test_auto_alone_tries_every_mode_it_can_and_tells_what_it_found():
-  seen = set()
-  with jaxpace.Housekeeper(every=2, mode="auto", warmup=2) as keeper:
-    for _ in range(400):
-      keeper.step()
-      seen.add(keeper.mode)
-    found = keeper.summary()["trial"]
-  assert seen == {"alone", "aligned", "frozen"}  # there is no slack
-  assert (set(found) == {"chosen", "unit", "testing", "frozen", "aligned", "in-slack"}
-          and found["frozen"]["pairs"] > 0)
-
-
 def test_a_child_process_leaves_the_parents_housekeeping_alone():
   with jaxpace.Housekeeper(mode="aligned", warmup=0) as keeper:
     keeper.step()
@@ -271,28 +227,3 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
   keeper._collector.restore()
   assert not module._active
-
-
-@pytest.mark.long
-def test_in_auto_a_collection_ends_every_block_that_is_aligned():
-  collected, aligned = [], []
-  with jaxpace.Housekeeper(every=4, mode="auto", warmup=2) as keeper:
-    for _ in range(3000):
-      mode = keeper.mode
-      before = keeper._collector.own
-      keeper.step()
-      if mode == "aligned" or keeper.mode == "aligned":
-        aligned.append(keeper.steps)
-        if keeper._collector.own > before:
-          collected.append(keeper.steps)
-      if len(collected) > 5:
-        break
-  unit = keeper.summary()["trial"]["unit"]
-  assert unit == 32 and aligned  # in so few steps the interpreter itself collects seldom
-  assert {b - a for a, b in itertools.pairwise(collected)} >= {unit}
-
-
-def test_a_state_that_is_no_pace_state_is_named():
-  with jaxpace.Housekeeper(mode="in-slack") as keeper, pytest.raises(
-      TypeError, match="train state"):
-    keeper.step({"params": 1})

@@ -3,7 +3,7 @@
 import time
 
 import jaxpace
-from jaxpace.live.housekeeping.modes import MODES
+from jaxpace.live.housekeeping.keeper import MODES
 from jaxpace.trace.reader import read_run
 from tests.trace import fake_step as fake
 from tests.trace.recording import table
