@@ -120,10 +120,6 @@ def frozen(figures: Any) -> list[str]:
           *(str(run["rounds"]) for run in runs), *three(again, 1)]
 
 
-def auto(figures: Any) -> list[str]:
-  return [round(100 * (run["auto"]["ratio"][0] - 1), 1) for run in figures["runs"]]
-
-
 def profiled(figures: Any) -> list[str]:
   """By how much longer sampled steps take, and its 95 % interval, percent."""
   return [f"{100 * figures['slower']:.0f}", f"{196 * figures['error']:.0f}"]

@@ -161,7 +161,6 @@ CLAIMS = (
           "table1_turns.json", read.guarded_loss),
     Claim("docs/pacing.md", "frozen -{}, -{}, -{} % of the step", "pauses.json",
           lambda f: read.frozen(f)[:3]),
-    Claim("docs/pacing.md", "`auto` with its trial -{}, -{}, -{} %", "pauses.json", read.auto),
     Claim("docs/pacing.md", "as it comes (`cost=0.001`) step -{} % [", "polling_pinned.json",
           lambda f: read.polling(f)[:1]),
     Claim("docs/pacing.md", "with ten times that, `cost=0.01`, **step -{} % [",

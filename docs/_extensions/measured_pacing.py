@@ -157,10 +157,11 @@ def emulated(figures: Any) -> Found:
 
 
 def pauses(figures: Any) -> Found:
-  runs = [(run["processes"], run["auto"]) for run in figures["runs"] if "auto" in run]
-  return Found(
-      "; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in auto['ratio']], '%')}"
-                for processes, auto in runs) + "; where there is nothing to gain: not shown", None)
+  frozen = [(run["processes"], run["stages"]["balanced"]["arms"]["frozen"]["ratio"])
+            for run in figures["runs"]]
+  return Found("; ".join(f"{processes} processes: {interval([100 * (r - 1) for r in ratio], '%')}"
+                         for processes, ratio in frozen),
+               all(high < 1 for _, (_, _, high) in frozen))
 
 
 def accuracy(figures: Any) -> Found:

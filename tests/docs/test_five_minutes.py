@@ -46,7 +46,7 @@ def test_the_loop_of_the_first_script_is_that_of_the_second_without_the_name(sho
   compile(script, PAGE, "exec")
   compile(loop, PAGE, "exec")
   for line in ("with jaxpace.recorded", "batch = jax.tree.map",
-               "weights, loss = step(weights, batch)"):
+               "weights, loss = recorded_step(weights, batch)"):
     assert line in script and line in loop
   assert [f"# {n}" in script for n in range(1, 4)] == [True, True, False]
 
