@@ -35,9 +35,13 @@ def blamed(figures: Any, way: str) -> list[str]:
   return [str(blame["right"]), str(blame["of"])]
 
 
+def latest_records(figures: Any) -> list[Any]:
+  return [figures, json.loads((FOLDER / LATEST_TOO).read_text())]
+
+
 def latest(figures: Any, read: Callable[[Any], list[str]]) -> list[list[str]]:
   """What is read of both of the latest sets of runs, the first of which is given."""
-  return [read(figures), read(json.loads((FOLDER / LATEST_TOO).read_text()))]
+  return [read(one) for one in latest_records(figures)]
 
 
 def latest_sums(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
@@ -47,6 +51,16 @@ def latest_sums(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
 def latest_from_to(figures: Any, read: Callable[[Any], list[str]]) -> list[str]:
   return [found for values in zip(*latest(figures, read), strict=True)
           for found in sorted(values)]
+
+
+def sleeping(figures: Any) -> str:
+  """Whether most faults that begin in a run are sleeps, in both of the latest sets."""
+  def share(one: Any) -> float:
+    kinds = {kind: len(steps)
+             for kind, steps in one["judged"]["all"]["detection"]["by_kind"].items()}
+    return sum(kinds[kind] for kind in ("straggler", "rotating", "misplaced", "loading")
+               ) / sum(kinds.values())
+  return "most" if min(share(one) for one in latest_records(figures)) > 0.5 else "some"
 
 
 def headline(figures: Any) -> list[str]:

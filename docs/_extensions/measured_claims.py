@@ -42,9 +42,10 @@ CLAIMS = (
           lambda f: [f"{f['rows'][-1][name]:.0f}"
                      for name in ("steps_bytes", "collectives_bytes")]),
     Claim(README,
-          "it blamed the right rank or host in {} of {} cases that cost 5 % or more and had "
+          "where work and {} faults are sleeps, it blamed the right rank or host in {} of {} "
+          "cases that cost 5 % or more and had "
           "somebody to blame; {} of {} healthy runs had a finding, which blamed {}.", _LATEST,
-          lambda f: [*read.latest_sums(f, lambda one: read.blamed(one, "all")),
+          lambda f: [read.sleeping(f), *read.latest_sums(f, lambda one: read.blamed(one, "all")),
                      *read.latest_sums(f, read.controls),
                      *("nobody" if found == "0" else found
                        for found in read.latest_sums(f, lambda one: read.headline(one)[-1:]))]),
@@ -179,6 +180,9 @@ CLAIMS = (
     Claim("docs/pacing.md", "Live, means, two devices in a process: {} % [{}, {}] with jitter, "
                             "{} % "
                             "[{}, {}] with a straggler", "null_live_one.json", read.live_null),
+    Claim("docs/pacing.md", "regret at most {} steps in 1,000, {} in 10,000, {} in 50,000",
+          "guard_simulated.json",
+          lambda f: [read.regret(f, steps) for steps in ("1000", "10000", "50000")]),
     Claim("docs/pacing.md", "the A/A of all {} means fails", "null_live.json", read.failed_means),
     Claim("docs/pacing.md", "whose collections strike in {} to {} % of the steps", "pauses.json",
           lambda f: read.ends([100 * run["oracle"]["chance"] for run in f["runs"]], 1)),

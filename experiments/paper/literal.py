@@ -1,5 +1,4 @@
-"""The pacer of the paper's section 5.3, to the letter: what it says, and nothing that it does not
-say.
+"""The pacer of the paper's section 5.3, in one reading.
 
 "Each rank maintains a rolling window of observed collective wait times. When variability exceeds a
 configurable threshold, the coordination layer activates pacing for early-arriving ranks ... by

@@ -1,4 +1,4 @@
-"""Table 1 of the paper with the pacer of its section 5.3, to the letter, and what that costs.
+"""Table 1 of the paper with one reading of the pacer of its section 5.3, and what that costs.
 
     python -m experiments.paper.literal_table1
 
@@ -93,9 +93,10 @@ def page(figures: dict[str, Any]) -> list[str]:
   lines = measured.introduction("Table 1 of the paper, with its own pacer", figures)
   lines += textwrap.wrap(
       f"Simulated: the {figures['worlds']} worlds of [Table 1](table1.md), as they are on record, "
-      f"{figures['steps']} steps, the first {worlds.WARMUP} not counted. Section 5.3 to the letter "
-      f"(`experiments/paper/literal.py`): a rolling window of {figures['window']} of each rank's "
-      f"own waits; while their deviation is above {100 * figures['threshold']:g} % of their mean "
+      f"{figures['steps']} steps, the first {worlds.WARMUP} not counted. One reading of section "
+      f"5.3 (`experiments/paper/literal.py`): a rolling window of {figures['window']} of each "
+      "rank's own waits; while their deviation is above "
+      f"{100 * figures['threshold']:g} % of their mean "
       f"a rank is delayed before its next iteration by {figures['share']:g} of what its wait was "
       f"beyond the least of the window, at most {figures['max_delay']:g} of a node's compute. How "
       "long the delay is, the paper leaves open. Throughput against the same world without; lowest "

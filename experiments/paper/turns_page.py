@@ -31,11 +31,12 @@ def page(figures: dict[str, Any]) -> list[str]:
       f"{ear['busy']:g} times that on one in use, with a deviation of its logarithm of "
       f"{ear['scatter']:g}; {100 * ear['wrong']:g} % of the readings tell of the other state. "
       "These are assumed, not measured. Throughput against the same world without; lowest .. "
-      "middle .. highest over the worlds.", 116)
+      "middle .. highest over the worlds. What is in the middle hangs on which worlds were looked "
+      "for ([why](../paper.md)).", 116)
   lines += ["", "## Both jobs take turns", "", *both(figures)]
   lines += [
-      "In the worlds in which no constant of `take_turns` was tried (every other one), and in "
-      "the others:", "",
+      "In the worlds in which no constant of `take_turns` was tried (every other one, of the same "
+      "searches), and in the others:", "",
       *halves(figures)]
   lines += ["## The bound", "", *bound(figures)]
   lines += ["## One job, and nobody else", "", *others(figures)]

@@ -1,4 +1,4 @@
-"""Scenes with more of the paper in them, first come first served, section 5.3 to the letter: in
+"""Scenes with more of the paper in them, first come first served, one reading of section 5.3: in
 small."""
 
 import functools
