@@ -95,7 +95,7 @@ class ObservedProgram:
   bare_compile_s: float | None = None
   """Seconds that compiling the step as it was took; None where not measured."""
   stamped_compile_s: float | None = None
-  """Seconds that reading it back, stamping and compiling it again took."""
+  """Seconds that putting marks in took; on GPUs it is compiled again for that."""
 
   @property
   def marks(self) -> int | None:
@@ -175,8 +175,8 @@ def _written(program: ObservedProgram) -> str:
       f"{program.marks} marks a step and device")
   lines = [f"{title}: {len(program.collectives)} collectives, {marks}."]
   if program.bare_compile_s is not None and program.stamped_compile_s is not None:
-    lines.append(f"  Read back and compared: compiled in {program.bare_compile_s:.1f} s as it was, "
-                 f"in {program.stamped_compile_s:.1f} s with marks.")
+    lines.append(f"  It was compiled in {program.bare_compile_s:.1f} s; to put marks in took "
+                 f"{program.stamped_compile_s:.2f} s.")
   rows = [_COLUMNS, *(_row(one) for one in program.collectives)]
   widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]
   for row in rows:

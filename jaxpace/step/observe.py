@@ -31,9 +31,9 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
             different: Different = "bare", clock: ObserveClock = "auto") -> Observed:
   """Times every collective of a jitted step: those in loops, under remat and FSDP included.
 
-  The step is compiled as it is, read back as each device runs it, given marks before and after
-  every collective, and compiled again: the same inputs, outputs, shardings and donation, the same
-  numbers. Where that can't be done the step runs as it was, and a warning says why.
+  The step is compiled as it is, and on CPUs calls of a clock are put before and after every
+  collective of what the compiler made: the same machine code, shardings, donation, and the same
+  bits. Where that can't be done the step runs as it was, and a warning says why.
 
   >>> import jax, jaxpace
   >>> step = jaxpace.observe(jax.jit(lambda state, batch: state + batch.mean()))

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxpace  # noqa: E402
-from jaxpace.communication.partitioned import dump  # noqa: E402
+from jaxpace.communication.partitioned import thunks  # noqa: E402
 from jaxpace.execution import marks  # noqa: E402
 
 LAYERS, WIDTH, BATCH = 3, 16, 8
@@ -69,9 +69,9 @@ counted = [marks.executions(lane, program.number) for lane in range(jax.local_de
 
 # One process can't put marks in: then none does, or they would not run the same program.
 if jax.process_index() == 1:
-  def refuse(request):
+  def refuse(data, number):
     raise OSError("no space left")
-  dump.partitioned = refuse
+  thunks.marked = refuse
 other = jaxpace.observe(jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P()))))
 bits.append(run(other))
 [alone] = other.plan.programs

@@ -2,7 +2,6 @@
 marks."""
 
 import functools
-import re
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace.execution import marks
 from tests.step import observed_steps as steps
+from tests.step.test_observe import events_of
 
 pytestmark = pytest.mark.optimized
 RNG = np.random.default_rng(0)
@@ -287,7 +287,8 @@ def test_a_function_that_is_called_twice_has_a_mark_for_each():
                        check_vma=False)
   programs = both(step, *arrays(mesh))
   tags = [tag for one in programs[0].collectives for tag in (*one.enter_tags, *one.exit_tags)]
-  assert len(tags) == len(set(tags)) == 6
+  # The compiler joins two of the three, as it does without marks.
+  assert len(tags) == len(set(tags)) == 4
 
 
 def test_compiler_options_and_remat_policies():
@@ -330,10 +331,9 @@ def test_collectives_that_wait_for_nothing_but_arguments_are_entered_after_the_s
   w, x = arrays(mesh, weights=P("data"))
   weights = [w + i for i in range(6)]
   (program,) = both(step, weights, x)
-  text = jaxpace.observe(jax.jit(step)).lower(weights, x).compile().as_text()
-  mark = r'(%[\w.-]+) = \S+ custom-call\(([^)]*)\), .*"jaxpace_mark".* tag = (\d+) :'
-  tags = {int(tag): (name, operands) for name, operands, tag in re.findall(mark, text)}
-  start = tags[program.start_tag][0]
   gathers = [one for one in program.collectives if one.kind == "all-gather"]
-  enters = [tag for one in gathers for tag in one.enter_tags]
-  assert len(enters) == 6 and all(start in tags[tag][1].split(", ") for tag in enters)
+  assert len([tag for one in gathers for tag in one.enter_tags]) == 6
+  observed = jaxpace.observe(jax.jit(step))
+  jax.block_until_ready(observed(weights, x))
+  for lane in events_of(lambda: observed(weights, x))[:4]:
+    assert lane[0][0] == program.start_tag and lane[-1][0] == program.end_tag

@@ -45,6 +45,7 @@ class Request:
     self.devices: Sequence[Any] = list(arguments["executable_devices"])
     """Device of each partition."""
     self._options: Any = arguments["compile_options"]
+    self._as_it_is: Any = None
 
   @property
   def partitions(self) -> int:
@@ -60,12 +61,29 @@ class Request:
     return said
 
   def compile(self, module: Any | None = None) -> Any:
-    """Compiles as JAX would, with its cache: this module, or another in its place."""
+    """Compiles as JAX would, with its cache: this module, once, or another in its place."""
     if module is None:
-      return self._compile_it(*self._bound.args, **self._bound.kwargs)
+      if self._as_it_is is None:
+        self._as_it_is = self._compile_it(*self._bound.args, **self._bound.kwargs)
+      return self._as_it_is
     bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
     bound.arguments["computation"] = module
     return self._compile_it(*bound.args, **bound.kwargs)
+
+  def serialized(self) -> bytes:
+    """What this module is compiled to, as bytes."""
+    try:
+      return bytes(self.compile().serialize())
+    except Exception:
+      # What has run already, somewhere else in this process, may hold what can't be written:
+      # comparators of sorts, in jaxlib 0.10.2.
+      return bytes(self.compile_apart({}).serialize())
+
+  def load(self, serialized: bytes) -> Any:
+    """Loads a program from what an executable's `serialize()` returned, perhaps changed since."""
+    arguments = self._bound.arguments
+    return arguments["backend"].deserialize_executable(
+        serialized, arguments["executable_devices"], self._options, arguments["host_callbacks"])
 
   def compile_apart(self, flags: Mapping[str, Any]) -> Any:
     """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes

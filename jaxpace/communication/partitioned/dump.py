@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
-from jaxpace.communication.partitioned import collectives, mlir
+from jaxpace.communication.partitioned import collectives, mlir, wire
 from jaxpace.communication.partitioned.collectives import Found
 from jaxpace.communication.partitioned.compiling import Request, text_of
 from jaxpace.communication.partitioned.stamping import StampingError
@@ -42,7 +42,7 @@ def partitioned(request: Request) -> Partitioned:
   """Compiles a program as it is, without much optimization of machine code, and reads the dump.
 
   Raises:
-    StampingError: the compiler left no dump that can be read.
+    StampingError, WireError: the compiler left no dump that can be read.
   """
   began = time.monotonic()
   with tempfile.TemporaryDirectory(prefix="jaxpace-", ignore_cleanup_errors=True) as folder:
@@ -54,51 +54,7 @@ def partitioned(request: Request) -> Partitioned:
     data = found[-1].read_bytes()
     written = found[-1].with_name(found[-1].name.removesuffix(".hlo.pb") + ".txt").read_text()
   module = ir.Module.parse(
-      extended.hlo_to_stablehlo(field(data, 1)), request.module.context)
+      extended.hlo_to_stablehlo(wire.first(wire.read(data), 1)), request.module.context)
   mlir.drop_copies(module)
   met = tuple(collectives.found_in(written, request.partitions))
   return Partitioned(module, met, text_of(executable), seconds)
-
-
-def field(message: bytes, number: int) -> bytes:
-  """Returns the first field of this number, if it is a string or a message, of an encoded message.
-
-  Args:
-    message: a protocol buffer's bytes.
-    number: the field's number.
-
-  Raises:
-    StampingError: the message is cut short, or has no such field.
-
-  >>> field(bytes([8, 1, 18, 2, 65, 66]), 2)
-  b'AB'
-  """
-  place = 0
-  while place < len(message):
-    key, place = _varint(message, place)
-    kind = key & 7
-    if kind == 2:
-      length, place = _varint(message, place)
-      if place + length > len(message):
-        break
-      if key >> 3 == number:
-        return message[place:place + length]
-      place += length
-    elif kind == 0:
-      _, place = _varint(message, place)
-    elif kind in (1, 5):
-      place += 8 if kind == 1 else 4
-    else:
-      break
-  raise StampingError("the compiler's dump can't be read")
-
-
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-  value, shift = 0, 0
-  while place < len(message) and shift < 70:
-    byte = message[place]
-    value |= (byte & 127) << shift
-    place, shift = place + 1, shift + 7
-    if byte < 128:
-      return value, place
-  raise StampingError("the compiler's dump can't be read")

@@ -18,6 +18,7 @@ from jaxpace.communication.partitioned import (
     groups,
     stamping,
     streaming,
+    thunks,
     whole,
 )
 from jaxpace.communication.partitioned.collectives import Found
@@ -44,19 +45,31 @@ class Mesh(NamedTuple):
   """Partitions in the order of the axes, where they are not counted up."""
 
 
+class Compiled(NamedTuple):
+  """A program with marks, and what the compiler's text says of it."""
+
+  executable: Any
+  found: Sequence[Found]
+  """Its collectives, with the tags of their marks."""
+  notices: tuple[str, ...]
+  differences: tuple[str, ...]
+  bare_seconds: float
+  """What compiling it as it was took."""
+  marked_seconds: float
+  """What putting marks in took."""
+
+
 class Put(NamedTuple):
   """How marks are put into a program."""
 
   clock: str
   """As in `ObservedProgram`."""
-  stamp: Callable[[Any, int, Sequence[stamping.Met]], list[stamping.MarkedCollective]]
-
-
-ON_HOST, ON_STREAM = Put("host", stamping.stamp), Put("stream", streaming.stamp)
+  compiled: Callable[[Request, int], Compiled | None]
+  """Compiles a program with marks that carry a number; None where it has no collectives."""
 
 
 def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
-            put: Put = ON_HOST) -> Stamped | None:
+            put: Put | None = None) -> Stamped | None:
   """Compiles a program with marks.
 
   Args:
@@ -64,7 +77,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
     number: number of the program, which its marks carry.
     name: name of the function.
     ranks: rank of each device.
-    put: how marks are put in: by the handler for CPUs, or as kernels of a GPU.
+    put: how marks are put in; by the handler for CPUs unless given.
 
   Returns:
     The executable and what its marks mean, or None where the program has no collectives.
@@ -73,32 +86,61 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
     StampingError, GroupsError: it can't be given marks.
     Exception: whatever the compiler raises.
   """
+  put = put or ON_HOST
+  made = put.compiled(request, number)
+  if made is None:
+    return None
+  mesh = mesh_of(request.module)
+  rank_of = [ranks[device] for device in request.devices]
+  program = ObservedProgram(
+      number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
+      collectives=_described(made.found, mesh, rank_of), clock=put.clock,
+      start_tag=stamping.START_TAG, end_tag=stamping.END_TAG, notices=made.notices,
+      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
+                      for one in made.found if not _timed(one)),
+      bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
+  return Stamped(made.executable, program, made.differences)
+
+
+def _on_host(request: Request, number: int) -> Compiled | None:
+  """Calls between what was compiled for CPUs: nothing else changes."""
+  began = time.monotonic()
+  text = text_of(request.compile())
+  compiled = time.monotonic()
+  found = collectives.found_in(text, request.partitions)
+  if not found:
+    return None
+  if "token[]" in text.partition("\n")[0]:
+    # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
+    raise stamping.StampingError("it has an ordered effect, such as io_callback(ordered=True)")
+  marked = thunks.marked(request.serialized(), number)
+  executable = request.load(marked.data)
+  tags = {name: iter(each) for name, each in marked.enter_tags.items()}
+  named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
+           one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
+  return Compiled(executable, named, (), (), compiled - began, time.monotonic() - compiled)
+
+
+def _on_stream(request: Request, number: int) -> Compiled | None:
+  """Kernels in what the partitioner made of the program, compiled again."""
   parts = dump.partitioned(request)
   began = time.monotonic()
   bare = collectives.found_in(parts.compiled, request.partitions)
   if not bare:
     return None
-  mesh = mesh_of(request.module)
   calls.called_once(parts.module)
   broadcasts.rejoin(parts.module)
-  marked = put.stamp(parts.module, number, parts.met)
-  module = whole.whole(request.module, parts.module, request.partitions)
-  executable = request.compile(module)
-  compiled = text_of(executable)
-  found = collectives.found_in(compiled, request.partitions)
-  seconds = time.monotonic() - began
-  rank_of = [ranks[device] for device in request.devices]
-  named = _named(found, bare)
-  program = ObservedProgram(
-      number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
-      collectives=_described(named, mesh, rank_of), clock=put.clock,
-      start_tag=stamping.START_TAG, end_tag=stamping.END_TAG,
-      notices=(*_rounding(parts.compiled, compiled),
-               *_notices(found, collectives.marks_in(compiled), marked)),
-      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
-                      for one in named if not _timed(one)),
-      bare_compile_s=parts.seconds, stamped_compile_s=seconds)
-  return Stamped(executable, program, differences(bare, found))
+  marked = streaming.stamp(parts.module, number, parts.met)
+  executable = request.compile(whole.whole(request.module, parts.module, request.partitions))
+  text = text_of(executable)
+  found = collectives.found_in(text, request.partitions)
+  notices = (*_rounding(parts.compiled, text),
+             *_notices(found, collectives.marks_in(text), marked))
+  return Compiled(executable, _named(found, bare), notices, differences(bare, found),
+                  parts.seconds, time.monotonic() - began)
+
+
+ON_HOST, ON_STREAM = Put("host", _on_host), Put("stream", _on_stream)
 
 
 def mesh_of(module: Any) -> Mesh:
@@ -195,7 +237,7 @@ def _phases(operations: Sequence[str | None]) -> list[str]:
           for place, phase in enumerate(told)]
 
 
-ROUNDING = "may differ in the last bits"
+ROUNDING = "may round differently"
 
 
 def _rounding(before: str, after: str) -> tuple[str, ...]:
@@ -204,8 +246,9 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
   if one == two:
     return ()
   kinds = ", ".join(sorted({*(one - two), *(two - one)}))
-  return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}: "
-          "check=True compares them on the first batch.",)
+  return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}, and "
+          "training may drift apart from training without marks: check=True compares the first "
+          "step.",)
 
 
 def _notices(found: Sequence[Found], tags: Sequence[int],

@@ -1,10 +1,11 @@
 """Puts marks for GPUs into a partitioned program: kernels on the stream, which stay in CUDA graphs.
 
-As on CPUs a mark hands on what it stands before or after, so that order is kept by data. What
-differs: a stream runs kernels in the order of the compiler's schedule, so the start mark must hold
-back what the step computes from; each mark is given the block that says where events of its device
-go; and the compiler still makes reduce-scatters of all-reduces that are cut right away, so nothing
-may come between those.
+A mark hands on what it stands before or after, its memory aliased, so that order is kept by data.
+Layouts are pinned, row-major: left open, XLA may choose different ones for the two ends of one
+piece of memory, and the numbers are scrambled. A stream runs kernels in the order of the compiler's
+schedule, so the start mark must hold back what the step computes from; each mark is given the block
+that says where events of its device go; and the compiler still makes reduce-scatters of all-reduces
+that are cut right away, so nothing may come between those.
 """
 
 from __future__ import annotations
@@ -38,7 +39,16 @@ _ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
 def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollective]:
-  """Puts marks into a partitioned module, in place; see `stamping.stamp`.
+  """Puts marks into a partitioned module, in place.
+
+  Args:
+    module: what one partition runs, in StableHLO, without functions called twice for one
+      collective.
+    program: number that its marks carry.
+    met: its collectives, as the compiler's text has them.
+
+  Returns:
+    What has marks, in the order of the module's text.
 
   Raises:
     StampingError: it has collectives that can't be marked.

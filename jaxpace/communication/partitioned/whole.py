@@ -135,5 +135,7 @@ def _fill(main: Any, inner: Any, outputs: Sequence[Any], written: Sequence[Any],
   operations = [op.operation for op in source.operations]
   with ir.InsertionPoint(body):
     ending = sdy.ReturnOp(list(operations[-1].operands))
+  # What is left behind would use values of a module that may be gone first.
+  operations[-1].erase()
   for op in operations[:-1]:
     op.move_before(ending.operation)

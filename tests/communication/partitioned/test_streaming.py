@@ -13,13 +13,39 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.communication.partitioned import collectives, program, stamping, streaming
+from jaxpace.communication.partitioned import (
+    collectives,
+    dump,
+    mlir,
+    program,
+    stamping,
+    streaming,
+)
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.execution import kernels
+from jaxpace.step.observe import DifferentError
 from tests.step import observed_steps as steps
 from tests.step.test_observe import events_of, expected_events
 
 pytestmark = pytest.mark.optimized
+
+
+def mark_on_cpu(number, tag, operands, handed_on):
+  """What the kernel of a mark is here: a call of the CPU's handler, in the same place."""
+  results = [value.type for value in operands[:handed_on]]
+  aliases = [stablehlo.OutputOperandAlias.get(
+      output_tuple_indices=[] if handed_on == 1 else [place], operand_index=place,
+      operand_tuple_indices=[]) for place in range(handed_on)]
+  return ir.Operation.create(
+      "stablehlo.custom_call", results=results, operands=list(operands), attributes={
+          "call_target_name": ir.StringAttr.get(stamping.TARGET), "api_version": mlir.integer(4),
+          "has_side_effect": ir.BoolAttr.get(False),
+          "backend_config": ir.DictAttr.get({
+              "program": mlir.integer(number), "tag": mlir.integer(tag),
+              "values": mlir.integer(handed_on)}),
+          "output_operand_aliases": ir.ArrayAttr.get(aliases),
+          "operand_layouts": mlir.layouts([value.type for value in operands]),
+          "result_layouts": mlir.layouts(results)})
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +64,7 @@ def launched(monkeypatch):
     else:
       tag = int(name.removeprefix("mark_"))
       number = int(word[1]) >> 20
-    return stamping._mark(number, tag, list(operands[:handed_on]), list(operands[handed_on:]),
-                          [value.type for value in operands[:handed_on]])
+    return mark_on_cpu(number, tag, operands, handed_on)
 
   def lane():
     words = np.zeros(kernels.BLOCK_WORDS, np.uint32)
@@ -48,7 +73,7 @@ def launched(monkeypatch):
 
   monkeypatch.setattr(streaming, "_launch", launch)
   monkeypatch.setattr(streaming, "_lane", lane)
-  monkeypatch.setattr(program, "ON_HOST", program.Put("stream", streaming.stamp))
+  monkeypatch.setattr(program, "ON_HOST", program.ON_STREAM)
   # optax promotes.
   with jax.numpy_dtype_promotion("standard"):
     yield found
@@ -150,3 +175,37 @@ def test_a_sum_of_all_reduces_is_left_to_become_one_and_has_one_exit(monkeypatch
   names = [name for name, *_ in launched]
   assert sorted(name for name, _ in placed) == ["stablehlo.add", "stablehlo.all_reduce"]
   assert len([name for name in names if name.startswith("jaxpace_mark_")]) == 2 + 4 + 2
+
+
+def test_dumps_are_removed(tmp_path, monkeypatch):
+  monkeypatch.setattr(dump.tempfile, "tempdir", str(tmp_path))
+  step, args = steps.data_parallel()
+  jaxpace.observe(jax.jit(step))(*args)
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", [OSError, stamping.StampingError])
+def test_a_dump_that_fails(monkeypatch, caplog, wrong):
+  monkeypatch.setattr(dump, "partitioned",
+                      lambda request: (_ for _ in ()).throw(wrong("no space left on device")))
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "no space left on device" in observed.plan.programs[0].bare and len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(("different", "marked"), [("bare", False), ("marked", True)])
+def test_collectives_that_differ(monkeypatch, caplog, different, marked):
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), different=different)
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "With marks it has one less. So it runs" in caplog.text
+  assert bool(observed.executions) == marked
+
+
+def test_collectives_that_differ_can_be_an_error(monkeypatch):
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  step, args = steps.data_parallel()
+  with pytest.raises(DifferentError, match="one less"):
+    jaxpace.observe(jax.jit(step), different="raise")(*args)
