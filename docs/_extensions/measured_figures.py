@@ -102,8 +102,6 @@ FIGURES = (
            timing.watch),
     Figure("Pacing where it can't gain: longer steps, simulated, 4 to 1,024 ranks", "at most 0.1 %",
            "null_pacing.json", pacing.null),
-    Figure("… where arrivals are not shared", "at most 0.1 %", "null_unshared.json",
-           pacing.null_unshared),
     Figure("… live, two devices in one process", "at most +0.5 %", "null_live_one.json",
            pacing.null_live),
     Figure("… live, also between gloo processes", "at most +0.5 %", "null_live.json",

@@ -14,11 +14,6 @@ def null(figures: Any) -> Found:
   return Found(f"+{percent(figures['worst_ratio'] - 1, 3)} at worst", figures["within_target"])
 
 
-def null_unshared(figures: Any) -> Found:
-  return Found(f"+{percent(figures['worst_within'], 2)} within the declared ceiling of transfers, "
-               f"+{percent(figures['worst_beyond'], 2)} beyond", figures["worst_beyond"] <= 0.001)
-
-
 def null_live(figures: Any) -> Found:
   words, verdicts = [], []
   for job, kinds in figures["jobs"].items():

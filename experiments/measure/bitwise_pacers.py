@@ -33,14 +33,14 @@ from experiments.measure.bitwise_cases import LAYOUTS, Case, Way
 
 MOST = 3e-4
 MODELS = ("mlp", "digits")
-SHARED, ALONE = Way("auto", True, True, False), Way("auto", None, True, False)
+SHARED = Way("auto", True, True, False)
 
 
-def eager(unshared: float | None = None) -> jaxpace.Pacer:
+def eager() -> jaxpace.Pacer:
   """`pace_early_ranks` with thresholds at zero and a bucket that fills at once: ordinary jitter is
   slack to it."""
   return jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9,
-                                  share_of_slack=1.0, cost=1.0, max_delay=MOST, unshared=unshared)
+                                  share_of_slack=1.0, cost=1.0, max_delay=MOST)
 
 
 def shifting() -> jaxpace.Pacer:
@@ -51,10 +51,8 @@ def shifting() -> jaxpace.Pacer:
 
 PACERS: dict[str, tuple[Callable[[], jaxpace.Pacer], Way]] = {
     "pace_early_ranks": (eager, SHARED),
-    "pace_early_ranks, not shared": (lambda: eager(unshared=0.0), ALONE),
     "interleave_jobs": (shifting, SHARED),
     "guard(pace_early_ranks)": (lambda: jaxpace.guard(eager(), block=4, retry=8), SHARED),
-    "guard, not shared": (lambda: jaxpace.guard(eager(unshared=0.0), block=4, retry=8), ALONE),
     "chain of four": (lambda: jaxpace.chain(eager(), shifting(),
                                             jaxpace.limit(bitwise_cases.unruly(), MOST / 2),
                                             jaxpace.only_ranks(eager(), [0])), SHARED),

@@ -37,7 +37,6 @@ def pacers(ranks: int) -> dict[str, jaxpace.Pacer]:
   early, shift = jaxpace.pace_early_ranks(), jaxpace.interleave_jobs(floor=TRANSFER)
   return {
       "pace_early_ranks": early,
-      "pace_early_ranks(unshared=...)": jaxpace.pace_early_ranks(unshared=2 * TRANSFER),
       "interleave_jobs": shift,
       "guard(pace_early_ranks)": jaxpace.guard(early),
       "chain(pace_early_ranks, interleave_jobs)": jaxpace.chain(early, shift),

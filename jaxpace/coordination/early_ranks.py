@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination import bucket, knobs, settings, windows
-from jaxpace.coordination import unshared as unshared_rule
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals
 from jaxpace.core.durations import bounded
@@ -33,14 +32,13 @@ class EarlyRanks(NamedTuple):
 
 def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float = 20e-3,
                      quantile: float = 0.1, share_of_slack: float = 0.8, cost: float = 1e-3,
-                     noise: float = 2.0, unshared: float | None = None) -> Pacer:
+                     noise: float = 2.0) -> Pacer:
   """Delays a rank that is persistently early, by part of the time it would have waited for the
   others.
 
   The mechanism of the paper (5.3) with bounds of its own. Every rank decides by itself, from the
   arrivals A and applied delays d of all ranks in the last step; these must be shared
-  (`jaxpace.instrument(..., share=True)`). While any rank's are unknown the delay is 0, but for the
-  stricter rule of `unshared`.
+  (`jaxpace.instrument(..., share=True)`). While any rank's are unknown the delay is 0.
 
   *Persistent slack* is the smaller of two: the low quantile of own earliness over the window, and
   the latest rank's mean arrival less one's own. Where ranks are late in turn there is earliness,
@@ -88,11 +86,6 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     share_of_slack: part of the slack that is filled with delay, 0 to 1.
     cost: most that pacing may lengthen the run, as a share of it, 0 to 1.
     noise: deviations of own earliness that the slack must exceed; 0 for none.
-    unshared: s, 0 to 10, the longest that the step's first collective takes by itself. Given, the
-      rank goes by its own waits only and needs no others' arrivals (`share=None`): at most half of
-      the slack that its waits prove, and one rank's share of `cost`. A fabric that exceeds it adds
-      to the cost unseen (`jaxpace.coordination.unshared`), so **only under `jaxpace.guard`**. None,
-      by default: passive without the others' arrivals.
 
   Returns:
     A pacer. Its columns in the trace: `slack` and `threshold` in seconds (NaN until known),
@@ -109,10 +102,6 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   price = settings.number("cost", cost, 0, 1, "a share of the run time, 1e-3 for 0.1 %")
   deviations = settings.number("noise", noise, 0, 1000, "deviations of the rank's own earliness")
   settings.number("quantile", quantile, 0, 1, "0.1 is the lowest tenth", open_ended=True)
-  if unshared is not None:
-    ceiling = settings.delay("unshared", unshared)
-    return unshared_rule.pacer(
-        unshared_rule.Settings(window, limit, most, quantile, fill, price, deviations, ceiling))
   low, spread = windows.quantile(window, quantile), windows.deviation(window)
   means, typical = windows.mean(window), windows.quantile(window, 0.5)
   calm = np.int32(window // 2)

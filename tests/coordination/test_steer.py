@@ -103,14 +103,6 @@ def test_the_threshold_reaches_the_pacer_inside(nested):
   assert (delays[-1, :2] > 0).all()
 
 
-def test_the_threshold_of_the_rule_without_sharing():
-  pacer = early(unshared=1e-3, threshold=0.05)
-  steered, _, _ = play(jaxpace.steerable(pacer), 100)
-  assert steered[-1, 0] > 0
-  steered, _, _ = play(jaxpace.steerable(pacer), 100, {0: {"threshold": 0.95}})
-  assert (steered == 0).all()
-
-
 def test_what_is_no_pacer_is_said():
   with pytest.raises(ValueError, match="forget to call the factory"):
     jaxpace.steerable(jaxpace.pace_early_ranks)

@@ -109,7 +109,7 @@ def test_the_mark_tells_layouts_apart_by_names_shapes_and_kinds(other):
 
 
 PACERS = {
-    "early": jaxpace.pace_early_ranks(), "unshared": jaxpace.pace_early_ranks(unshared=1e-3),
+    "early": jaxpace.pace_early_ranks(),
     "guard": jaxpace.guard(jaxpace.pace_early_ranks()), "interleave": jaxpace.interleave_jobs(),
     "all": jaxpace.steerable(jaxpace.chain(jaxpace.guard(jaxpace.pace_early_ranks()),
                                            jaxpace.interleave_jobs()))}
