@@ -17,7 +17,7 @@ from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, step_time_of
 from jaxpace.diagnosis.findings import Finding, hosts_of
 from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.lateness import find_late
-from jaxpace.diagnosis.modes.case import Case
+from jaxpace.diagnosis.modes.case import LEAST, Case
 from jaxpace.diagnosis.notes import hung, notes_on
 from jaxpace.diagnosis.of_all_steps import of_all_steps
 from jaxpace.diagnosis.overlap import overlap
@@ -100,22 +100,15 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     case = Case(
         **vars(summed), lateness=lateness, phases=phases, floor=floor, links=links,
         hidden=None if away is None else away.steps)
-    sampled = hold_back(case, findings_module.find(case))
-    usual = (unnamed(usually_last(summed), sampled.findings)
-             if selected.size >= MIN_STEPS and untold_why is None and not sampled.doubt else [])
-    if usual:
-      lateness = find_late(summed, usual)
-      case = dataclasses.replace(case, lateness=lateness)
-      sampled = hold_back(case, findings_module.find(case))
+    case, sampled = _judged(case, doubted=untold_why is not None)
+    lateness = case.lateness
     found, preempted = sampled.findings, switches(run, selected)
     found = tuple(_or_waiting(run, finding, never) for finding in found)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)
     no_skew = alternative(mean, float(lateness.persistent.sum() + lateness.random.sum()))
     no_contention = alternative(mean, contention)
-    late = lateness.late.tolist() if any(f.mode in (findings_module.PERSISTENT,
-                                                    findings_module.LOCALITY)
-                                         for f in found) else []
+    late = _named(case, found)
     direct = totals.groups is None or bool(totals.groups.found.direct.all())
     even, *others = saved(run, selected, floor,
                           [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
@@ -140,6 +133,34 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
            *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
            *sampled.notes, *hung(events))
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
+
+
+def _judged(case: Case, doubted: bool) -> tuple[Case, Sampled]:
+  """The findings, and the case with whom they blame: nobody without whom no step would be shorter.
+
+  Args:
+    case: the run, with the ranks that are late by their means.
+    doubted: whether timestamps don't tell who is last.
+  """
+  sampled = hold_back(case, findings_module.find(case))
+  usual = (unnamed(usually_last(case), sampled.findings)
+           if case.selected.size >= MIN_STEPS and not doubted and not sampled.doubt else [])
+  if usual:
+    case = dataclasses.replace(case, lateness=find_late(case, usual))
+    sampled = hold_back(case, findings_module.find(case))
+  late = _named(case, sampled.findings)
+  if late and saved(case.run, case.selected, case.floor,
+                    [Without(ranks=tuple(late))])[0] < LEAST * case.step_time:
+    case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
+    sampled = hold_back(case, findings_module.find(case))
+  return case, sampled
+
+
+def _named(case: Case, findings: Sequence[Finding]) -> list[int]:
+  """The late ranks, if a finding is about them."""
+  modes = {finding.mode for finding in findings}
+  return (case.lateness.late.tolist()
+          if modes & {findings_module.PERSISTENT, findings_module.LOCALITY} else [])
 
 
 def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:

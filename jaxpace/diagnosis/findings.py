@@ -22,6 +22,7 @@ from jaxpace.diagnosis.modes.case import (
   CONTENTION,
   COSTLY,
   JITTER,
+  LEAST,
   LOCALITY,
   PERSISTENT,
   Case,
@@ -101,7 +102,7 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
   rest = WaitedFor(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
                    held.by_block - placed.by_block)
   found = ([locality.find_late(case, bad, own, placed)]
-           if placed.seconds >= straggler.LEAST * case.step_time else [])
+           if placed.seconds >= LEAST * case.step_time else [])
   another = straggler.find(case, others, rest)
   return [*found, *([another] if another else [])]
 

@@ -72,6 +72,16 @@ class Lateness(NamedTuple):
   random_by_block: np.ndarray  # [B]
   blocks: Blocks
 
+  def of_nobody(self) -> Lateness:
+    """The same with no rank to blame: all waiting is for ranks by turns."""
+    nobody = np.empty(0, np.int64)
+    none = WaitedFor(np.zeros_like(self.persistent), 0.0, np.zeros_like(self.held.by_block))
+    return self._replace(
+        late=nobody, hidden=nobody, persistent=none.by_collective,
+        random=self.random + self.persistent, episodes=(), held=none, usual=(),
+        gaps=self.gaps + self.held.for_gaps, random_by_block=self.random_by_block
+        + self.held.by_block)
+
 
 def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.

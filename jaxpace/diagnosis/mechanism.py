@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import CROWDED, mean_gauge, per_step, switches
-from jaxpace.diagnosis.modes.case import Case
+from jaxpace.diagnosis.modes.case import LEAST, Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
 from jaxpace.trace.host_causes import PAUSES
 
@@ -54,7 +54,12 @@ def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
     end: one past the last.
     lateness: seconds a step to be explained.
     gap: of it, for a longer gap between steps, in which a process computes next to nothing.
+
+  Returns:
+    The causes; none of a lateness that is next to nothing.
   """
+  if not lateness >= LEAST * case.step_time:
+    return []
   return [*_columns(case, process, begin, end, lateness, gap),
           *_samples(case, process, begin, end, lateness)]
 

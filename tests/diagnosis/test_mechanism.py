@@ -83,3 +83,14 @@ def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
   # All of it in the gap between steps, where a process computes next to nothing.
   assert ([found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)]
           == [""])
+
+
+@pytest.mark.parametrize("lateness", [0.0, -1e-3, 1e-5])
+def test_a_lateness_of_nothing_has_no_cause(lateness):
+  """What no process has more of than the others holds any part of nothing."""
+  case = shown({"data": [0.0] * 4, "gc": [0.0] * 4, "cpu": [0.01] * 4},
+               samples={"throttled_ns": [0.0] * 4, "steal_ns": [0.0] * 4})
+  assert kinds(case, lateness) == []
+  without = dataclasses.replace(case, run=dataclasses.replace(
+      case.run, host_causes=HostCauses(np.arange(4), {}), host_samples=None))
+  assert kinds(without, lateness) == []

@@ -88,3 +88,12 @@ def test_where_the_late_ranks_rows_are_missing_no_rank_of_its_groups_is_blamed(
   assert document["verdict_code"] == Verdict.UNSEEN_RANKS
   assert not any(row["late"] for row in document["per_rank"])
   assert document["shares"]["skew"] < 0.02
+
+
+@pytest.mark.parametrize("noise", [0.001, 0.02])
+def test_a_rank_in_time_is_not_named_beside_the_late_one_nor_has_it_causes(tmp_path, noise):
+  mesh = {"data": 4, "tensor": 2}
+  places = tuple(meeting(mesh, axis, 30e-3, 2e-3) for axis in ("tensor", "tensor", "data"))
+  write(tmp_path / "run", Job(mesh, places, (Cause("late", 20e-3, (1,), 0),), noise=noise))
+  (finding,) = report(tmp_path / "run")["findings"]
+  assert finding["ranks"] == [1] and not set(finding["causes"]) & {"throttled", "steal", "gc"}

@@ -11,7 +11,7 @@ from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.lateness import WaitedFor, costliest_first, waited_for
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
-from jaxpace.diagnosis.modes.case import PERSISTENT, Case, Finding
+from jaxpace.diagnosis.modes.case import LEAST, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.waiting_places import late_at
 from jaxpace.diagnosis.wording import (
   hosts_of,
@@ -30,9 +30,6 @@ _SHOWN, _ALIKE = 4, 3
 _MAIN = 0.5
 """What is late since when is told of the episodes that cost this part of the costliest one, at
 least."""
-LEAST = 0.01
-"""Share of the step below which waiting for late ranks is no finding: ranks never arrive at quite
-the same time."""
 
 
 def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
