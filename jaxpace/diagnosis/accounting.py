@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,9 @@ _CHUNK_CELLS = 1 << 18
 caches."""
 _FEW_COLLECTIVES = 16
 """Collectives from which on fewer steps are worked on at a time."""
+_AROUND = 10
+"""Steps before and after one that a rank's row is lost of, of which the nearest known one stands in
+for it where the rank is known in as many of them."""
 _KEPT_BYTES = 1 << 26
 """Of a run's busy times that are kept: a diagnosis goes through the run half a dozen times, and of
 a run that is larger the first chunks are kept."""
@@ -125,7 +128,9 @@ def busy(run: Run, part: slice) -> BusyTimes:
   """Measures arrivals and waits of the steps in `part`.
 
   A rank's step is known if the rank's row of that step and of the step before belong to the same,
-  newest attempt and all times are there. Where collectives overlap, only the exposed part counts:
+  newest attempt and all times are there. Where single steps of a rank are lost that others have,
+  its nearest known step stands in for them: without the late rank's rows a step would be long for
+  nobody. Where collectives overlap, only the exposed part counts:
   entries and exits never run backwards on a rank. A gap or delay that is not known counts as 0
   (then it is compute).
 
@@ -140,7 +145,7 @@ def busy(run: Run, part: slice) -> BusyTimes:
   key = part.start, part.stop
   found = kept.parts.get(key)
   if found is None:
-    found = _busy(run, part)
+    found = _with_lost_steps(run, part, _busy(run, part))
     arrays = [values for values in (*found, *(found.in_flight or ()))
               if isinstance(values, np.ndarray)]
     for values in arrays:
@@ -213,10 +218,41 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   pacing += _held(run, before, lead, arrival, pacing)
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  return BusyTimes(
+  work = BusyTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
       meetings=found, apart_steps=alone, in_flight=in_flight)
+  return work
+
+
+def _with_lost_steps(run: Run, part: slice, work: BusyTimes) -> BusyTimes:
+  """The same, with what a rank did in its nearest known step where single ones of it are lost."""
+  if run.ranks < 2 or not _lost(work).any():
+    return work
+  begin = max(part.start - _AROUND, 0)
+  wide = _busy(run, slice(begin, min(part.stop + _AROUND, len(run.steps))))
+  valid, size = wide.valid, wide.valid.shape[1]
+  at = np.arange(size)
+  known = np.cumsum(np.pad(valid, ((0, 0), (_AROUND + 1, _AROUND))), axis=1)
+  before = np.maximum.accumulate(np.where(valid, at, -1), axis=1)
+  after = np.minimum.accumulate(np.where(valid, at, size)[:, ::-1], axis=1)[:, ::-1]
+  lost = (_lost(wide) & (known[:, 2 * _AROUND + 1:] - known[:, :size] >= _AROUND)
+          & (before >= 0) & (after < size) & (after - before <= _AROUND))
+  nearest = np.where(lost, np.where(at - before <= after - at, before, after), at)
+  nearest = nearest[:, part.start - begin:][:, :work.valid.shape[1]]
+
+  def taken(values: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, nearest if values.ndim == 2 else nearest[None], axis=-1)
+
+  rows: dict[str, Any] = {name: taken(values) for name, values in wide._asdict().items()
+                          if isinstance(values, np.ndarray) and name != "jumped"}
+  return work._replace(**rows, in_flight=wide.in_flight and InFlight(*map(taken, wide.in_flight)))
+
+
+def _lost(work: BusyTimes) -> np.ndarray:
+  """[R, K] ranks that are not known in a step that others are known in."""
+  lost = ~work.valid & work.valid.any(axis=0)
+  return lost if work.jumped is None else lost & ~work.jumped
 
 
 def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.ndarray

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.modes.case import COSTLY
-from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps
 from jaxpace.diagnosis.totals import Summed
 from jaxpace.diagnosis.wording import hosts_of, named
 from jaxpace.trace.along_axis import laid_out
@@ -119,15 +119,16 @@ class SilentStretches(NamedTuple):
 def hidden(summed: Summed) -> SilentStretches | None:
   """Where ranks that are seen in a part of the run left no rows; None where none did.
 
-  A single step without a rank's rows hides nothing: it is one that a process lost, or didn't wait
-  for.
+  A stretch has as many steps as a finding needs: of fewer, those without a rank's rows hide little,
+  and they may be ones that a process lost, or didn't wait for.
   """
   selected, totals = summed.selected, summed.totals
   if not selected.size:
     return None
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
-  there = totals.block_steps >= _SEEN * steps
-  away = ~there & (steps > 0) & np.asarray(there.any(axis=1))[:, None]  # [R, B]
+  lost = totals.block_steps < _SEEN * steps  # [R, B]
+  stretch = -(-MIN_STEPS * selected.blocks // selected.size)
+  away = lost & _in_stretches(lost, stretch) & ~np.asarray(lost.all(axis=1))[:, None]
   ranks = np.flatnonzero(away.any(axis=1))
   if not ranks.size:
     return None
@@ -142,6 +143,16 @@ def hidden(summed: Summed) -> SilentStretches | None:
       suspects.append(rank)
   return SilentStretches(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block],
                          tuple(suspects))
+
+
+def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
+  """[R, B] bool, blocks in any stretch of so many neighbouring ones of which most are lost."""
+  number = np.cumsum(np.pad(lost, ((0, 0), (1, 0))), axis=1)
+  most = number[:, length:] - number[:, :-length] > length / 2
+  inside = np.zeros_like(lost)
+  for at in range(length):
+    inside[:, at:at + most.shape[1]] |= most
+  return inside
 
 
 def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:

@@ -42,23 +42,22 @@ def test_one_late_rank_is_named_with_its_lateness(ranks, late):
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
   busy = noise(ranks, 300)
+  healthy = (busy.max(axis=0)[1:].mean() + 2 * MS) * 1e-9
   busy[1] += 5 * MS
   busy[2] += 4 * MS
   diagnosis = diagnose_busy(busy)
   assert set(diagnosis.findings[0].ranks) == {1, 2}
-  healthy = (np.delete(busy, [1, 2], axis=0).max(axis=0)[1:].mean() + 2 * MS) * 1e-9
-  assert diagnosis.without_late.step_time == pytest.approx(healthy, abs=1e-9)
+  assert diagnosis.without_late.step_time == pytest.approx(healthy, rel=0.01)
   assert (diagnosis.without_late.step_time
           < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3)
 
 
-def test_what_if_is_the_job_played_without_the_rank():
+def test_what_if_is_the_job_played_with_the_rank_in_time():
   busy = noise(6, 200, deviation=2.0)
+  healthy = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9
   busy[4] += 6 * MS
   diagnosis = diagnose_busy(busy)
-  others = np.delete(busy, 4, axis=0)[:, 1:]
-  assert (diagnosis.without_rank[4].step_time
-          == pytest.approx((others.max(axis=0).mean() + 2 * MS) * 1e-9, abs=1e-12))
+  assert diagnosis.without_rank[4].step_time == pytest.approx(healthy, rel=0.01)
   mean = (busy[:, 1:].mean() + 2 * MS) * 1e-9
   assert diagnosis.no_skew.step_time == pytest.approx(mean, abs=1e-12)
   whole = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9

@@ -33,7 +33,7 @@ def report(path, job, *arguments):
 
 def even(mesh=MESH, **settings):
   """Two collectives along the quickest axis and one along the slowest, 10 ms before each."""
-  first, *_, last = mesh
+  first, last = next(iter(mesh)), next(reversed(mesh))
   return Job(dict(mesh), (meeting(mesh, last, 10e-3, 1e-3), meeting(mesh, last, 10e-3, 1e-3),
                           meeting(mesh, first, 10e-3, 2e-3)), **settings)
 
@@ -133,3 +133,16 @@ def test_a_slow_stage_of_a_pipeline_is_named(tmp_path, as_pairs, stage):
   # All stages as busy as their mean: (10 + 10 + 10 + 15) / 4 ms.
   mean = play(Job(mesh, pipeline(4, 2, 8, [11.25e-3] * 4, as_pairs=as_pairs)[1])).step_time()
   assert document["what_if"]["no_skew"]["step_time"] == pytest.approx(mean, rel=0.01)
+
+
+@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "tensor": 4}], ids=["data", "tensor"])
+def test_rows_lost_at_random_change_nothing_that_is_said(tmp_path, mesh):
+  """Of each rank 6 %: no rank is away, and what-if is that of the job with all rows."""
+  late = Cause("late", 10e-3, (5,), 0)
+  job = even(mesh, causes=(late,), noise=0.02, missing=0.06, steps=235)
+  document = report(tmp_path, job)[1]
+  (finding,) = document["findings"]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [5]
+  assert document["what_if"]["without_rank"]["5"]["speedup"] == pytest.approx(gain(job, late),
+                                                                              rel=5e-3)
+  assert Note.RANKS_AWAY not in document["note_codes"] and not document["not_judged"]
