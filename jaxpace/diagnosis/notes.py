@@ -148,9 +148,9 @@ def _measured(facts: Facts) -> list[Sentence]:
         f"of {plural(facts.selected.size, 'step')}{which}."))
   for pauses in few_pauses(facts):
     notes.append(Sentence(Note.FEW_PAUSES,
-        f"Few long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, "
+        f"Long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, "
         f"{percent(pauses.share)} of all the time counted, in {plural(len(pauses.steps), 'step')}: "
-        f"{list_ranks(pauses.steps)}. So few are no finding, but that is what they cost."))
+        f"{list_ranks(pauses.steps)}. They are no finding, but that is what they cost."))
   staged = totals.groups is not None and totals.groups.found.staged  # then it is their bubbles
   if abs(facts.spread) > 0.02 * facts.step_time.mean and not staged:
     notes.append(Sentence(Note.SPREAD,

@@ -23,6 +23,9 @@ _LONG_PAUSE = 0.5
 """A pause is one of the few where it takes this share of the mean step or more."""
 
 
+_UNMEASURED = "gaps between steps, of which no column shows the cause,"
+
+
 class FewPauses(NamedTuple):
   """What one cause took beyond its usual time."""
 
@@ -33,7 +36,7 @@ class FewPauses(NamedTuple):
 
 
 def few_pauses(facts: Facts) -> list[FewPauses]:
-  """Measured pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
+  """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
 
   A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
   hides costs nothing.
@@ -42,7 +45,8 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
   if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
     return []
   gap = np.nan_to_num(facts.totals.per_step["runtime"])
-  found = []
+  unmeasured = np.maximum(gap - np.median(gap[selected.mask]), 0.0)
+  causes: list[tuple[str, np.ndarray]] = []
   for name, cause in PAUSES.items():
     rows = run.host_causes.columns.get(name)
     if rows is None or not len(rows):
@@ -51,12 +55,16 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
     for row in rows:
       values = np.nan_to_num(row.astype(np.float64))
       lost += np.maximum(values - np.median(values[selected.mask]), 0.0) / len(rows)
-    lost = np.where(selected.mask, np.minimum(lost, gap), 0.0)
-    long = lost >= _LONG_PAUSE * step_time.mean
+    lost = np.minimum(lost, gap)
+    unmeasured = np.maximum(unmeasured - lost, 0.0)
+    causes.append((cause.label, lost))
+  found = []
+  for label, lost in [*causes, (_UNMEASURED, unmeasured)]:
+    long = selected.mask & (lost >= _LONG_PAUSE * step_time.mean)
     seconds = float(lost[long].sum())
     share = seconds / (step_time.mean * selected.size)
     if share >= COSTLY:
-      found.append(FewPauses(cause.label, seconds, share, run.steps[long]))
+      found.append(FewPauses(label, seconds, share, run.steps[long]))
   return sorted(found, key=lambda pauses: -pauses.share)
 
 
@@ -64,8 +72,8 @@ _FEW_STEPS = 0.1
 """Steps that hold half of the waiting are few up to this share; of exponential jitter, 19 % of the
 steps hold half."""
 _MOST_OF_IT = 0.6
-"""One rank is last in this part of the steps at least, and holds this part of the waiting, if that
-is said of it."""
+"""One rank holds this part of the waiting, and where that isn't in few steps is last in this part
+of them, if that is said of it."""
 
 
 class Unnamed(NamedTuple):
@@ -74,9 +82,8 @@ class Unnamed(NamedTuple):
   share: float  # of the step
   steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
   few: bool  # whether these are few
-  # the rank that is last in most of the steps, if most of the waiting is for it
-  rank: int | None = None
-  often: float = 0.0  # share of the steps in which it is
+  rank: int | None = None  # that most of the waiting is for
+  often: float = 0.0  # share of the steps in which it is last
 
 
 def unnamed_waiting(facts: Facts) -> Unnamed | None:
@@ -91,12 +98,12 @@ def unnamed_waiting(facts: Facts) -> Unnamed | None:
   order = np.argsort(-whole, kind="stable")
   number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
   totals = facts.totals
-  rank = int(totals.last.argmax())
+  few = number <= _FEW_STEPS * selected.size
+  rank = int(totals.blame.argmax())
   often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
-  held = float(whole[totals.last_rank == rank].sum()) / max(float(whole.sum()), 1e-12)
-  most = often >= _MOST_OF_IT and held >= _MOST_OF_IT
-  return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]),
-                 number <= _FEW_STEPS * selected.size, rank if most else None, often)
+  most = (few or often >= _MOST_OF_IT) and totals.blame[rank] >= _MOST_OF_IT * totals.blame.sum()
+  return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
+                 rank if most else None, often)
 
 
 _QUEUE_SHARE = 0.3

@@ -81,11 +81,12 @@ def _on_those_seen(facts: Facts) -> Sentence:
   pauses = few_pauses(facts)
   if pauses:
     return Sentence(Verdict.FEW_PAUSES,
-        f"No lasting fault, but few long pauses: {pauses[0].cause} took {percent(pauses[0].share)} "
+        f"No lasting fault, but long pauses: {pauses[0].cause} took {percent(pauses[0].share)} "
         f"of the time in {plural(len(pauses[0].steps), 'step')}; see the notes.")
   unnamed = unnamed_waiting(facts)
   if unnamed:
-    where = ("comes from few steps" if unnamed.few else
+    where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
+             else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks by turns, without a cause that shows")
     return Sentence(Verdict.UNNAMED_WAITING,
@@ -180,6 +181,9 @@ def _of_mode(facts: Facts, finding: Finding) -> str:
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == JITTER:
     return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
+            f"{_lower(finding.advice)}")
+  if finding.ranks:
+    return (f"Every step waits {cost} for {subject}, which stops now and then: "
             f"{_lower(finding.advice)}")
   late = sorted({rank for other in facts.findings for rank in other.ranks})
   whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"

@@ -43,7 +43,11 @@ def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown):
 def test_what_one_process_of_four_does_counts_for_a_quarter():
   run = paused(900.0, [50, 150], "gc")
   run.host_causes.columns["gc"][1:] = 0.0
-  assert numbers(only(diagnose(run).notes, Note.FEW_PAUSES))[0] == 450
+  notes = [note for note in diagnose(run).notes if note.code == Note.FEW_PAUSES]
+  (gc,) = [note for note in notes if PAUSES["gc"].label in note]
+  # What no column shows is on three of the four.
+  (rest,) = [note for note in notes if note is not gc]
+  assert numbers(gc)[0] == 450 and numbers(rest)[0] == 1350
 
 
 def test_a_pause_that_the_devices_hide_costs_nothing():
@@ -54,9 +58,34 @@ def test_a_pause_that_the_devices_hide_costs_nothing():
   assert diagnosis.verdict.code == Verdict.HEALTHY and Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
-def test_pauses_without_a_cause_that_was_measured_are_no_few_pauses():
-  diagnosis = diagnose(paused(900.0, [50, 150], None))
-  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
+@pytest.mark.parametrize("at", [[50, 150], list(range(40, STEPS, 20))])
+def test_pauses_of_all_ranks_without_a_cause_that_was_measured_are_not_called_healthy(at):
+  diagnosis = diagnose(paused(400.0 / len(at), at, None))
+  share = 400 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  assert [round(100 * share), len(at)] == numbers(diagnosis.verdict)[:2]
+  assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
+
+
+def test_what_a_column_shows_of_a_pause_is_not_told_as_unmeasured():
+  diagnosis = diagnose(paused(900.0, [50, 150], "checkpoint"))
+  assert codes(diagnosis.notes).count(Note.FEW_PAUSES) == 1
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+@pytest.mark.parametrize("stops", [4, 8])
+def test_the_rank_that_stops_now_and_then_is_named_where_gaps_are_not_recorded_too(gaps, stops):
+  """The others wait for it, whether its stops are known as gaps or count as compute."""
+  random = np.random.default_rng(0)
+  compute = 30 * (1 + 0.01 * random.standard_normal((RANKS, 200)))
+  gap = np.full((RANKS, 200), 0.1)
+  gap[2, 200 // stops // 2::200 // stops] += 1600 / stops
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS),
+                 gap=gap * MS if gaps else None)
+  diagnosis = diagnose(run)
+  assert 2 in numbers(diagnosis.verdict)
+  assert diagnosis.verdict.code not in (Verdict.HEALTHY, Verdict.PERSISTENT)
+  assert all(finding.ranks == (2,) for finding in diagnosis.findings)
 
 
 def test_pauses_that_are_a_finding_are_not_told_twice():

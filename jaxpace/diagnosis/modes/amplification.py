@@ -12,7 +12,7 @@ from jaxpace.diagnosis.episodes import confidence
 from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.waiting_places import most_waited
-from jaxpace.diagnosis.wording import percent
+from jaxpace.diagnosis.wording import hosts_of, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -22,6 +22,9 @@ _RAISED, _SHORTEST = 2.0, 0.3
 _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential
 jitter has a third."""
+_STOPS, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
+"""A rank stops now and then if the others wait for it for this share of the step in so many steps,
+and it holds this part of the waiting."""
 
 
 def find(case: Case, seconds: float, suspected: float) -> Finding | None:
@@ -42,8 +45,12 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
   worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
+  stopping = _stopping(case) if worst > _RARE else None
+  alone = () if stopping is None else (stopping,)
   evidence = [
-      _last_rank(case),
+      _last_rank(case) if stopping is None else Sentence(Evidence.LAST_RANK,
+          f"{percent(float(totals.blame[stopping] / totals.blame.sum()))} of the waiting is for "
+          f"rank {stopping}."),
       Sentence(Evidence.WORST_TENTH,
           f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
           + ("rare long pauses, not everyday jitter." if worst > _RARE
@@ -69,16 +76,19 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for "
       "longer gaps between steps"
       + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
-  hosts: tuple[str, ...] = ()
+  hosts = hosts_of(run, alone)
   by_host = _blame_by_host(case)
-  if len(by_host) > 1:
+  if len(by_host) > 1 and not alone:
     host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
     if part > 2 * expected and part > 0.2:
       evidence.append(Sentence(Evidence.MOSTLY_HOST,
           f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
           "the ranks."))
       hosts = (host,) if part > 0.6 and not lateness.episodes and not lateness.turns else ()
-  if worst > _RARE:
+  if alone:
+    advice = ("Look for what stops it: host interrupts, garbage collection, checkpoints, "
+              "recompilation.")
+  elif worst > _RARE:
     advice = ("Look for what stops ranks now and then for long: host interrupts, garbage "
               "collection, checkpoints, recompilation; let all ranks do it in the same step.")
   else:
@@ -87,8 +97,18 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
               "chances to wait.")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
-      mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=(), hosts=hosts,
+      mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=alone, hosts=hosts,
       evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
+
+
+def _stopping(case: Case) -> int | None:
+  """The one rank that holds nearly all of the waiting, in some long stops; None: there is none."""
+  totals = case.totals
+  rank = int(totals.blame.argmax())
+  whole = np.where(case.selected.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
+  stops = int(((whole >= _STOPS * case.step_time) & (totals.last_rank == rank)).sum())
+  alone = stops >= _FEWEST and totals.blame[rank] >= _NEARLY_ALL * totals.blame.sum()
+  return rank if alone else None
 
 
 def _last_rank(case: Case) -> Sentence:
