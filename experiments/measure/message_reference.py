@@ -83,12 +83,17 @@ def ring(ranks: Sequence[int], size: float) -> tuple[tuple[Message, ...], ...]:
 
 def _exchanges(ranks: Sequence[int], distances: Iterable[tuple[int, float]], size: float
                ) -> tuple[tuple[Message, ...], ...]:
-  """Ranks beyond a power of two hand theirs in first, and get the result last."""
-  core = 1 << (len(ranks).bit_length() - 1)
-  extra = range(core, len(ranks))
-  inward = tuple(Message(ranks[i], ranks[i - core], size) for i in extra)
-  outward = tuple(Message(ranks[i - core], ranks[i], size) for i in extra)
-  middle = tuple(tuple(Message(ranks[i], ranks[i ^ d], b) for i in range(core))
+  """As MPICH does it: of as many pairs of neighbours as there are ranks beyond a power of two, the
+  first hands its values to the second and gets the result last."""
+  beyond = len(ranks) - (1 << (len(ranks).bit_length() - 1))
+  taking_part, inward, outward = [], (), ()
+  for i, rank in enumerate(ranks):
+    if i < 2 * beyond and i % 2 == 0:
+      inward += (Message(rank, ranks[i + 1], size),)
+      outward += (Message(ranks[i + 1], rank, size),)
+    else:
+      taking_part.append(rank)
+  middle = tuple(tuple(Message(rank, taking_part[i ^ d], b) for i, rank in enumerate(taking_part))
                  for d, b in distances)
   return tuple(part for part in (inward, *middle, outward) if part)
 

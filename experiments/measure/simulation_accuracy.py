@@ -4,16 +4,17 @@
 
 The reference is `experiments.measure.message_reference`, which shares no code with the package;
 where SimGrid's Python module can be imported (`pip install simgrid`) the same jobs run in it, too.
-An error is the package's time over the reference's, less 1. `--before` names the JSON file of
-another version, whose errors stand beside these.
+An error is the package's time over the reference's, less 1. With `--only WORDS` the cases that hold
+these words are played, and the others stay as they are in the file.
 """
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,6 @@ OUT = pathlib.Path("docs/measurements/simulation_accuracy.json")
 CARD = 12.5e9
 LATENCIES = {"node_latency": 3e-6, "rack_latency": 8e-6, "spine_latency": 12e-6}
 _STEPS, _COUNTED = 24, slice(2, 12)
-
 
 
 class Case(NamedTuple):
@@ -171,8 +171,10 @@ def several() -> Iterator[Case]:
                  (Sending(one, 1e8, 10e-3), second))
   for algorithm in PLAIN:
     one, other = halves(3, 6)
-    yield jobs(group, f"{algorithm}, 4:1, racks of 6, alike", algorithm, fabric(12, 6, 4),
-               (Sending(one, 1e8, 10e-3), Sending(other, 1e8, 10e-3)))
+    for over, words, start in ((4, "alike", 0.0), (8, "alike", 0.0),
+                               (4, "the second 7 ms later", 7e-3)):
+      yield jobs(group, f"{algorithm}, {over}:1, racks of 6, {words}", algorithm,
+                 fabric(12, 6, over), (Sending(one, 1e8, 10e-3), Sending(other, 1e8, 10e-3, start)))
     one, other = halves(4, 8)
     yield jobs(group, f"{algorithm}, 4:1, 1 MB, alike", algorithm, fabric(16, 8, 4),
                (Sending(one, 1e6, 1e-3), Sending(other, 1e6, 1e-3)))
@@ -183,6 +185,12 @@ def several() -> Iterator[Case]:
     one, other = halves(2, 4)
     yield jobs(group, f"hierarchical, {over}:1, 4 ranks a node, alike", "hierarchical",
                fabric(8, 4, over, 4), (Sending(one, 1e8, 5e-3), Sending(other, 1e8, 5e-3)))
+  for algorithm, each, start in itertools.product(PLAIN, (3, 4), (0.0, 7e-3)):
+    words = f"each {start * 1e3:.0f} ms after the one before" if start else "alike"
+    yield jobs("three jobs on a trunk", f"{algorithm}, 3:1, racks of {3 * each}, {words}",
+               algorithm, fabric(6 * each, 3 * each, 3),
+               tuple(Sending(nodes, 1e8, 10e-3, start * j)
+                     for j, nodes in enumerate(halves(each, 3 * each, 3))))
   for algorithm in PLAIN:
     yield jobs("four jobs on a trunk", f"{algorithm}, 4:1, each 3 ms after the one before",
                algorithm, fabric(16, 8, 4), tuple(Sending(nodes, 1e8, 10e-3, 3e-3 * j)
@@ -219,6 +227,12 @@ def measure(chosen: list[Case]) -> list[dict[str, Any]]:
   return rows
 
 
+def _kept(file: pathlib.Path) -> list[dict[str, Any]]:
+  """The cases of a file, each with the day on which it was played."""
+  earlier = json.loads(file.read_text(encoding="utf-8"))
+  return [{"date": earlier["date"], **row} for row in earlier["cases"]]
+
+
 def _furthest(found: list[float], expected: list[float]) -> float:
   """Of several jobs the error of the one that is farthest off."""
   return max((f / e - 1 for f, e in zip(found, expected, strict=True)), key=abs)
@@ -226,7 +240,7 @@ def _furthest(found: list[float], expected: list[float]) -> float:
 
 def page(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
-  rows, before = figures["cases"], figures.get("before") or {}
+  rows = figures["cases"]
   compared = [abs(row["simgrid_from_reference"])
               for row in rows if row["simgrid_from_reference"] is not None]
   lines = measured.introduction("How far simulated steps are from playing every message", figures)
@@ -238,40 +252,33 @@ def page(figures: dict[str, Any]) -> list[str]:
       "by event, and shares no code with the package.",
       f"SimGrid played {len(compared)} of the {len(rows)} cases, too, and is within "
       f"{max(compared):.4%} of the reference." if compared else "SimGrid was not at hand.", ""]
-  if before:
-    lines += ["*before*: the version in which a job's use of a link was its mean over the whole "
-              "collective, rounds ended for all ranks together, and trees were pipelined in pieces "
-              "small enough.", ""]
+  days = collections.Counter(row.get("date", figures["date"]) for row in rows)
+  if len(days) > 1:
+    played = ", ".join(f"{count} on {day}" for day, count in sorted(days.items()))
+    lines += [f"Cases played: {played}.", ""]
   lines += ["## By kind", ""]
   groups = {name: [row for row in rows if row["group"] == name]
             for name in dict.fromkeys(r["group"] for r in rows)}
   lines += measured.table(
-      ["kind", "cases", "errors before", "errors"],
-      [[name, len(own), _span([before.get(_key(row)) for row in own]),
-        _span([row["error"] for row in own])]
-       for name, own in groups.items()])
+      ["kind", "cases", "errors"],
+      [[name, len(own), _span([row["error"] for row in own])] for name, own in groups.items()])
   for name, own in groups.items():
     if name.startswith("one all-reduce") and "tree" not in name:
       continue
     lines += [f"## {name[0].upper()}{name[1:]}", ""]
     lines += measured.table(
-        ["case", "reference, ms", "package, ms", "error before", "error"],
-        [[row["about"], _ms(row["reference_s"]), _ms(row["package_s"]),
-          _percent(before.get(_key(row))), _percent(row["error"])] for row in own])
+        ["case", "reference, ms", "package, ms", "error"],
+        [[row["about"], _ms(row["reference_s"]), _ms(row["package_s"]), _percent(row["error"])]
+         for row in own])
   return lines
 
 
-def _key(row: Mapping[str, Any]) -> str:
-  return f"{row['group']}: {row['about']}"
+def _span(errors: list[float]) -> str:
+  return f"{_percent(min(errors))} to {_percent(max(errors))}"
 
 
-def _span(errors: list[float | None]) -> str | None:
-  known = [error for error in errors if error is not None]
-  return f"{_percent(min(known))} to {_percent(max(known))}" if known else None
-
-
-def _percent(error: float | None) -> str | None:
-  return None if error is None else f"{error + 0.0:+.2%}".replace("%", " %").replace("-", "−")
+def _percent(error: float) -> str:
+  return f"{error + 0.0:+.2%}".replace("%", " %").replace("-", "−")
 
 
 def _ms(seconds: list[float]) -> str:
@@ -281,17 +288,19 @@ def _ms(seconds: list[float]) -> str:
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
+  out, only, chosen = pathlib.Path(flags.FLAGS.out), flags.FLAGS.only, cases()
+  kept = {(row["group"], row["about"]): row for row in (_kept(out) if only else ())}
+  again = [case for case in chosen if (case.group, case.about) not in kept
+           or any(words in f"{case.group}: {case.about}" for words in only)]
+  rows = kept | {(row["group"], row["about"]): row for row in measure(again)}
   figures = {**measured.circumstances("experiments.measure.simulation_accuracy"),
-             "cases": measure(cases())}
-  if flags.FLAGS.before:
-    earlier = json.loads(pathlib.Path(flags.FLAGS.before).read_text(encoding="utf-8"))
-    figures["before"] = {_key(row): row["error"] for row in earlier["cases"]}
-  measured.write(figures, page(figures), pathlib.Path(flags.FLAGS.out))
+             "cases": [rows[case.group, case.about] for case in chosen]}
+  measured.write(figures, page(figures), out)
 
 
 def define_flags() -> None:
   """Defines this program's flags."""
-  flags.DEFINE_string("before", "", "JSON file of another version, to be shown beside this one.")
+  flags.DEFINE_multi_string("only", [], "Play the cases with these words alone, keep the others.")
   flags.DEFINE_string("out", str(OUT), "JSON file; a page is written beside it.")
 
 

@@ -52,8 +52,9 @@ class Several(NamedTuple):
   """Jobs ready to run; pure, for `jax.jit` and `jax.vmap`."""
 
   run: Callable[[jax.Array, Sequence[Job], LinkShares, Any, Any], tuple[Steps, ...]]
-  """(key, jobs, shares, starts [J] s, last [J] steps) -> what happened to each job: leaves [steps,
-  ...], NaN in rows a job never got to. A job leaves after its `last` steps, others go on."""
+  """(key, jobs, shares, starts [J] s idle before the first step, last [J] steps) -> what happened
+  to each job: leaves [steps, ...], NaN in rows a job never got to. A job leaves after its `last`
+  steps, others go on."""
 
 
 class _Playing(NamedTuple):
@@ -61,6 +62,7 @@ class _Playing(NamedTuple):
 
   state: JobState
   draft: Draft
+  idle: jax.Array  # [] bool, before its first step, to which that time doesn't count
   sending: jax.Array  # [] bool, else waiting for its last rank
   bucket: jax.Array  # [] int32
   stretch: jax.Array  # [] int32, of the bucket
@@ -146,13 +148,13 @@ def _by_stretch(shares: LinkShares) -> tuple[jax.Array, jax.Array, jax.Array]:
 def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: int) -> _Playing:
   state = part.init(key, job)
   draft = part.draw(key, job, state)
-  draft = draft._replace(ready=draft.ready + start)
   _, row = jax.eval_shape(part.finish, state, draft, draft.ready, draft.transfers)
   blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype),
                        row)
-  return _Playing(state, draft, jnp.bool_(False), jnp.int32(0), jnp.int32(0),
-                  part.meet(draft.ready[:, 0]), jnp.float32(0), jnp.zeros_like(draft.transfers),
-                  blank)
+  idle = start > _ZERO
+  left = jnp.where(idle, start, part.meet(draft.ready[:, 0]))
+  return _Playing(state, draft, idle, jnp.bool_(False), jnp.int32(0), jnp.int32(0), left,
+                  jnp.float32(0), jnp.zeros_like(draft.transfers), blank)
 
 
 def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.Array,
@@ -184,7 +186,8 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
   place = jnp.where(over, p.state.step, np.int32(steps))
   kept = jax.tree.map(lambda old, new: old.at[place].set(new, mode="drop"), p.steps, row)
 
-  clock = jnp.where(over, _ZERO, clock)
+  began = ended & p.idle
+  clock = jnp.where(over | began, _ZERO, clock)
   bucket = jnp.where(over, np.int32(0), p.bucket + sent.astype(jnp.int32))
   ready = part.meet(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
   waiting = jnp.maximum(ready - clock, _ZERO)
@@ -192,6 +195,6 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
   stretch = jnp.where(sent, np.int32(0), p.stretch + passed.astype(jnp.int32))
   # What rounding left of one stretch, or took beyond it, is the next one's.
   begun = jnp.maximum(work * pieces[stretch] + jnp.where(passed, left, _ZERO), _ZERO)
-  left = jnp.where(sent, waiting, jnp.where(ended, begun, left))
-  sending = jnp.where(sent, False, p.sending | ended)
-  return _Playing(state, draft, sending, bucket, stretch, left, clock, exits, kept)
+  left = jnp.where(sent | began, waiting, jnp.where(ended, begun, left))
+  sending = jnp.where(sent | began, False, p.sending | ended)
+  return _Playing(state, draft, p.idle & ~began, sending, bucket, stretch, left, clock, exits, kept)

@@ -61,8 +61,8 @@ def ring(ranks: Sequence[int], size: float) -> list[MessageRound]:
 
 
 def recursive_doubling(ranks: Sequence[int], size: float) -> list[MessageRound]:
-  """log2(P) exchanges of everything; ranks beyond a power of two first hand theirs to one that
-  takes part."""
+  """log2(P) exchanges of everything; ranks beyond a power of two first hand theirs to a neighbour
+  that takes part."""
   at, folded, unfolded = _fold(ranks, size)
   return [*folded, *(MessageRound(at, at[np.arange(len(at)) ^ (1 << k)], size)
                      for k in range(_bits(len(at)))), *unfolded]
@@ -267,14 +267,18 @@ def _count_busy(busy: np.ndarray, sources: np.ndarray, targets: np.ndarray, seco
 def _fold(ranks: Sequence[int], size: float
           ) -> tuple[np.ndarray, list[MessageRound], list[MessageRound]]:
   """The largest power of two of the ranks, and the rounds by which the others hand in and get
-  back."""
+  back.
+
+  Neighbours fold, as in MPICH: of the first ranks each second one takes part for the one before it,
+  which as a rule is in the same rack.
+  """
   at = np.asarray(ranks)
-  core = 1 << _bits(len(at))
-  extra = len(at) - core
+  extra = len(at) - (1 << _bits(len(at)))
   if not extra:
     return at, [], []
-  return (at[:core], [MessageRound(at[core:], at[:extra], size)],
-          [MessageRound(at[:extra], at[core:], size)])
+  out, into = at[:2 * extra:2], at[1:2 * extra:2]
+  return (np.concatenate([into, at[2 * extra:]]), [MessageRound(out, into, size)],
+          [MessageRound(into, out, size)])
 
 
 def _tree(count: int) -> np.ndarray:

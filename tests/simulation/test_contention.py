@@ -61,6 +61,16 @@ def test_two_jobs_take_what_playing_every_message_takes(algorithm, more, within)
     assert part.steps.step_time[:10].mean() == pytest.approx(expected[part.job], rel=within)
 
 
+def test_the_mean_step_leaves_out_what_passes_before_a_job_starts(tmp_path, capsys):
+  given = config("recursive_doubling", steps=40)
+  given["jobs"]["b"]["start"] = 17e-3
+  apart = simulated(tmp_path, capsys, {**given, "shared_fabric": False})
+  # 10 ms of compute and two rounds of 8 ms inside the racks: the trunk is never taken by both.
+  assert apart["b"]["mean"] == pytest.approx(42e-3, rel=1e-5)
+  both = simulated(tmp_path, capsys, given)
+  assert [job["mean"] for job in both.values()] == pytest.approx([42e-3, 42e-3], rel=1e-5)
+
+
 def test_messages_that_cross_nothing_shared_need_no_stretches():
   """A ring takes the same of the trunk throughout, and so does what is sent without touching it."""
   ring, doubling = (scenario.shares(list(read(config(name), lambda text: None).jobs))

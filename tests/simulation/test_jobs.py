@@ -56,6 +56,15 @@ def test_two_equal_jobs_take_what_the_oracle_says(fraction, offset):
     np.testing.assert_allclose(history.step_time[5:15], expected, rtol=2e-4)
 
 
+@pytest.mark.parametrize("start", [0.25, 7.3])
+def test_what_passes_before_a_job_starts_is_in_no_step(start):
+  """And the other job's steps are as without."""
+  other, late = play([job(1.0, 0.4), job(1.0, 0.4)], 20, [0, start], coupled=False)
+  np.testing.assert_allclose(other.step_time, 1.0, rtol=1e-5)
+  np.testing.assert_allclose(late.step_time, 1.0, rtol=1e-5)
+  assert late.step_time.mean() == pytest.approx(other.step_time.mean(), rel=1e-5)
+
+
 def test_uncoupled_jobs_are_each_as_alone():
   jobs = [job(1.0, 0.4), job(1.3, 0.4)]
   apart = play(jobs, 20, [0, 0], coupled=False)
