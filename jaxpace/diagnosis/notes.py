@@ -84,9 +84,9 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
         f"are damaged: {number} of theirs left out, as long as on no other rank."))
   if facts.preempted >= CROWDED:
     notes.append(Sentence(Note.CROWDED_PROCESSORS,
-        f"Other programs run on the hosts' processors: up to {facts.preempted:.0f} involuntary "
-        "switches of a process a step. Ragged gaps and transfers are put down to that, not to the "
-        "job or the fabric."))
+        f"Processes share the hosts' processors: up to {facts.preempted:.0f} involuntary switches "
+        "of one a step. Ragged gaps and transfers are put down to that, not to the job or the "
+        "fabric."))
   plan = run.plan
   for (name, reason), times in untimed(run).items():
     if reason == NO_SLOT:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpace.diagnosis.codes import Note, Sentence
-from jaxpace.diagnosis.modes.case import LOCALITY, PERSISTENT, Case, Finding
+from jaxpace.diagnosis.mechanism import crowded_processors
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, LOCALITY, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.modes.straggler import excess
 from jaxpace.diagnosis.wording import joined, milliseconds
 from jaxpace.hosts.locality.tree import parse_list
@@ -74,6 +75,9 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   # comes last.
   kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY))
                or _told(case, f, least, rounds))
+  if observed and devices > cores and crowded_processors(case):
+    kept = tuple(_by_the_machine(f, devices, cores) if f.mode == AMPLIFICATION and not f.ranks
+                 else f for f in kept)
   if observed and len(kept) == len(findings):
     return Sampled(kept)
   note = (Sentence(Note.TURNS,
@@ -82,6 +86,15 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
       "out from all others."))
   return Sampled(kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
                  else "", (note,))
+
+
+def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
+  """Waiting for ranks by turns where devices are preempted for each other: whatever their work."""
+  return dataclasses.replace(
+      finding, causes=("shared_cores",),
+      advice=(f"{devices} devices take turns on {cores} cores, so that another one is last in each "
+              "step: that is the machine, whatever the job's work. Give each device a core of its "
+              "own, and see what waiting is left."))
 
 
 def never_meet(run: Run) -> list[str]:

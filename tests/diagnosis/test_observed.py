@@ -17,6 +17,7 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.report_json import to_json
+from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.testing.made_up_observed import (
   LayerFault,
   ObservedJob,
@@ -29,6 +30,7 @@ from jaxpace.testing.made_up_observed import (
 from jaxpace.trace import many_collectives, rundir
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
+from tests.lib.said import numbers
 
 JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=4, steps=240, noise=0.01, uneven=0.3, every=3,
                   seed=1)
@@ -128,6 +130,26 @@ def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm
   assert diagnosis.shares["runtime"] == pytest.approx(share, rel=0.03)
   (finding,) = [f for f in diagnosis.findings if f.mode == JITTER]
   assert finding.share == pytest.approx(lost / diagnosis.step_time.mean, rel=0.05)
+
+
+@pytest.mark.parametrize("cores, switched, machine",
+                         [("0-1", 40.0, True), ("0-3", 40.0, False), ("0-1", 0.5, False)])
+def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_work(
+    tmp_path, cores, switched, machine):
+  """Four forced devices of one process: the host's counters tell whether they wait for cores."""
+  job = ObservedJob(steps=200, processes=1, hosts=1, noise=0.005,
+                    faults=(LayerFault("jitter", 12e-3),))
+  write(tmp_path, job)
+  run = read_run(tmp_path)
+  columns = run.host_causes.columns | {"nivcsw": np.full((1, len(run.steps)), switched, np.float32)}
+  place = Locality(process=0, hostname="host0", cpu=Cpu(allowed=cores),
+                   devices=tuple(Device(platform="cpu") for _ in range(job.ranks)))
+  found = diagnose(dataclasses.replace(
+      run, locality=(place,), host_causes=dataclasses.replace(run.host_causes, columns=columns)))
+  assert found.findings[0].mode == AMPLIFICATION
+  assert ("shared_cores" in found.findings[0].causes) == machine
+  assert (numbers(found.findings[0].advice)[:2] == [4, 2]) == machine
+  assert ("sequence lengths" in found.verdict) != machine
 
 
 def test_pure_data_parallel_in_a_loop(tmp_path):
