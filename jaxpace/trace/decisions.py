@@ -40,9 +40,8 @@ def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[s
       continue
     at, inside = axis.index(data.column("step").to_numpy()[rows])
     keep = np.ones(len(rows), bool) if inside is None else inside
-    if "attempt" in data.column_names:
-      newest = attempt[rank, np.clip(at, 0, axis.size - 1)]
-      keep &= data.column("attempt").to_numpy()[rows] == newest
+    newest = attempt[rank, np.clip(at, 0, axis.size - 1)]
+    keep &= data.column("attempt").to_numpy()[rows] == newest
     for name in names:
       if name in data.column_names:
         columns[name.removeprefix("decision_")][at[keep]] = data.column(name).to_numpy(

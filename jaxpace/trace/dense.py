@@ -240,7 +240,7 @@ class _Placed:
 def _place(data: Mapping[str, np.ndarray], axis: StepAxis, attempt: np.ndarray) -> _Placed:
   """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
   steps, ranks = data["step"], data["rank"]
-  attempts = data.get("attempt", np.zeros(len(steps))).astype(np.int16)
+  attempts = data["attempt"].astype(np.int16)
   at, inside = axis.index(steps)
   inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
   keep: np.ndarray | slice = slice(None)
@@ -287,8 +287,8 @@ def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | No
   """Name and bytes of each slot, from the first rows that have them."""
   names: dict[int, tuple[str, int | None]] = {}
   for data in table.read(["collective", "name", "bytes"]):
-    if not {"collective", "name"} <= set(data.column_names):
-      break
+    if "name" not in data.column_names:
+      continue
     slots = integers(data.column("collective"))
     for slot in wanted - set(names):
       hits = np.flatnonzero(slots == slot)

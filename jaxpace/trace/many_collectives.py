@@ -116,8 +116,7 @@ def _count(table: TableFiles, axis: dense.StepAxis, planned: dict[int, int], pro
   seen = np.zeros(highest + 1, bool)
   for data in table.read(["step", "collective"], (int(axis.steps[0]), int(axis.steps[-1]))):
     at, inside = axis.index(data.column("step").to_numpy())
-    slots = (data.column("collective").to_numpy() if "collective" in data.column_names
-             else np.zeros(len(at), np.int64))
+    slots = data.column("collective").to_numpy()
     sound = (slots >= 0) & (slots <= highest)
     keep = sound if inside is None else sound & inside
     at, slots = at[keep], slots[keep]
@@ -158,14 +157,13 @@ def read(table: TableFiles, ranks: int, chosen: Chosen,
       found = np.minimum(np.searchsorted(chosen.steps, at), size - 1)
       at = np.where(chosen.steps[found] == at, found, -1)
     rank = columns["rank"]
-    slot = columns.get("collective", np.zeros(len(at), np.int64))
+    slot = columns["collective"]
     keep = (at >= 0) & (rank >= 0) & (rank < ranks) & (slot >= 0) & (slot < len(place_of_slot))
     keep &= place_of_slot[np.where(keep, slot, 0)] >= 0
     kept: np.ndarray | slice = slice(None) if keep.all() else np.flatnonzero(keep)
     rank = rank[kept].astype(np.int64)
     cells = (place_of_slot[slot[kept]] * ranks + rank) * size + at[kept]
-    attempts = (columns["attempt"][kept].astype(np.int16) if "attempt" in columns
-                else np.zeros(len(cells), np.int16))
+    attempts = columns["attempt"][kept].astype(np.int16)
     enters, leaves = columns["enter_ns"][kept], columns["exit_ns"][kept]
     known = flat[cells]
     if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):

@@ -48,8 +48,7 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
     columns = [integers(rows.column(name)) for name in _COLUMNS]
     at, inside = axis.index(columns[0])
     keep = np.ones(len(at), bool) if inside is None else inside
-    if "attempt" in rows.column_names:
-      keep = keep & (integers(rows.column("attempt")) == newest[np.where(keep, at, 0)])
+    keep = keep & (integers(rows.column("attempt")) == newest[np.where(keep, at, 0)])
     parts.append([values[keep] for values in columns])
   step, slot, turn, heard, told = ([np.concatenate(each).astype(np.int64)
                                    for each in zip(*parts, strict=True)]

@@ -40,9 +40,7 @@ def read_host_causes(table: TableFiles, axis: StepAxis, attempt: np.ndarray,
     at, on_axis = axis.index(data.column("step").to_numpy()[rows])
     keep = np.ones(len(rows), bool) if on_axis is None else on_axis
     ranks = ranks[rows]
-    if "attempt" in data.column_names:
-      keep &= data.column("attempt").to_numpy()[rows] == attempt[
-          ranks, np.clip(at, 0, axis.size - 1)]
+    keep &= data.column("attempt").to_numpy()[rows] == attempt[ranks, np.clip(at, 0, axis.size - 1)]
     rows, at, row = rows[keep], at[keep], row_of_rank[ranks[keep]]
     for name, cause in causes.items():
       if name in data.column_names and pa.types.is_integer(data.schema.field(name).type):

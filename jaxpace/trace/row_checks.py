@@ -22,6 +22,8 @@ from jaxpace.trace.whole_numbers import values_and_known
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
           "collective": (1 << 16) - 1, "turn": (1 << 15) - 1}
 """The largest of each of the whole numbers that say what a row is of; the smallest is 0."""
+ABSENT = {"attempt": 0, "collective": 0}
+"""What stands for these where a part lacks them: the first attempt, the only collective."""
 _USERS = ("host_", "decision_")
 """Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they
 hold floats."""

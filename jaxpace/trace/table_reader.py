@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, check_regular
 from jaxpace.trace.part_files import PartFile
-from jaxpace.trace.row_checks import LIMITS, Soundness, name_fault, type_fault
+from jaxpace.trace.row_checks import ABSENT, LIMITS, Soundness, name_fault, type_fault
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
@@ -73,7 +73,8 @@ class TableFiles:
     """Yields the rows, at most a row group at a time.
 
     Args:
-      columns: names wanted; those a part lacks are absent from its tables.
+      columns: names wanted; of those that a part lacks its tables have what
+        `row_checks.ABSENT` says, and not the others.
       keep: lowest and highest step wanted; row groups wholly outside are not read.
     """
     for part, meta in self._files:
@@ -100,7 +101,7 @@ class TableFiles:
             continue
           for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present,
                                          use_threads=False):
-            yield self._sound.rows(pa.Table.from_batches([batch]))
+            yield _completed(self._sound.rows(pa.Table.from_batches([batch])), columns)
     except FileNotFoundError:
       # The job still runs and has merged this part into another since it was listed.
       self.vanished += 1
@@ -188,6 +189,13 @@ def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
   if groups and max(groups) > _LARGEST_GROUP:
     return f"it has a row group of {max(groups):,} bytes, more than {_LARGEST_GROUP:,}"
   return meta
+
+
+def _completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+  for name in columns:
+    if name in ABSENT and name not in rows.column_names:
+      rows = rows.append_column(name, pa.array(np.full(len(rows), ABSENT[name])))
+  return rows
 
 
 def _check_footer(path: pathlib.Path, size: int) -> None:

@@ -4,6 +4,7 @@ can be repeated."""
 from __future__ import annotations
 
 import copy
+import decimal
 import json
 import os
 import pathlib
@@ -103,7 +104,7 @@ def change_json(chance: random.Random, path: pathlib.Path) -> str:
   if chance.random() < 0.3:
     path.write_bytes(change_text(chance, text))
     return "text"
-  lines = path.suffix == ".jsonl"
+  lines = path.suffix in (".jsonl", ".log")
   documents = [json.loads(line) for line in text.splitlines()] if lines else [json.loads(text)]
   at = chance.randrange(len(documents))
   documents[at] = change_document(chance, documents[at])
@@ -145,7 +146,8 @@ def column(chance: random.Random, name: str, rows: int):
   """Other values for a column."""
   numbers = np.random.default_rng(chance.randrange(2**32))
   how = chance.choice(("zero", "negative", "largest", "smallest", "random", "wide", "unsigned",
-                       "float", "text", "null", "bool", "nested", "few", "binary", "some"))
+                       "float", "text", "null", "bool", "nested", "few", "binary", "some", "ones",
+                       "nothing", "decimal", "instants"))
   made = {
       "zero": lambda: pa.array(np.zeros(rows, np.int64)),
       "negative": lambda: pa.array(-numbers.integers(1, 2**40, rows)),
@@ -155,6 +157,10 @@ def column(chance: random.Random, name: str, rows: int):
       "wide": lambda: pa.array(numbers.integers(0, chance.choice((100, 10**5, 2**31, 2**62)),
                                                 rows)),
       "unsigned": lambda: pa.array(numbers.integers(0, 2**64, rows, dtype=np.uint64)),
+      "ones": lambda: pa.array(np.full(rows, 2**64 - 1, np.uint64)),
+      "nothing": lambda: pa.nulls(rows),
+      "decimal": lambda: pa.array([decimal.Decimal(1)] * rows),
+      "instants": lambda: pa.array(np.zeros(rows, "datetime64[ns]")),
       "float": lambda: pa.array(chance.choice((np.full(rows, np.nan), numbers.normal(size=rows),
                                                np.full(rows, 3.0)))),
       "text": lambda: pa.array([chance.choice(TEXTS).encode("utf-8", "replace").decode()
@@ -230,11 +236,37 @@ def change_part(chance: random.Random, files: list[pathlib.Path]) -> str:
   return said
 
 
-def damage(chance: random.Random, run: pathlib.Path) -> list[str]:
-  """Does one to three things to the files of a run; says which."""
+def change_bytes(chance: random.Random, path: pathlib.Path) -> str:
+  """Changes a file of no format that is known here: some bytes, most often of its beginning, or
+  where it ends."""
+  changed = bytearray(path.read_bytes())
+  how = chance.choice(("flipped", "flipped", "cut", "twice", "zeros", "words"))
+  if how == "cut":
+    del changed[chance.randrange(len(changed) + 1):]
+  elif how == "twice":
+    changed = changed * 2
+  elif how == "zeros":
+    at = chance.randrange(len(changed) + 1)
+    changed[at:at + 4096] = bytes(4096)
+  elif how == "words":
+    for _ in range(chance.randint(1, 4)):
+      at = 4 * chance.randrange(len(changed) // 4 + 1)
+      changed[at:at + 4] = chance.choice((b"\xff" * 4, b"\0" * 4, b"\1\0\0\0", b"\0\0\0\x80"))
+  for _ in range(chance.randint(1, 20) if how == "flipped" else 0):
+    if changed:
+      at = chance.randrange(min(len(changed), chance.choice((400, 9000, len(changed)))))
+      changed[at] ^= 1 << chance.randrange(8)
+  path.write_bytes(changed)
+  return how
+
+
+def damage(chance: random.Random, run: pathlib.Path, inputs: bool = False) -> list[str]:
+  """Does one to three things to the files of a run, or to its `inputs`; says which."""
   said = []
+  root = run / "inputs" if inputs else run
   for _ in range(chance.randint(1, 3)):
-    files = sorted(path for path in run.rglob("*") if path.is_file() and not path.is_symlink())
+    files = sorted(path for path in root.rglob("*") if path.is_file() and not path.is_symlink()
+                   and (inputs or run / "inputs" not in path.parents))
     groups = sorted({(path.parent, path.suffix) for path in files}, key=str)
     folder, suffix = chance.choice(groups)
     own = [path for path in files if (path.parent, path.suffix) == (folder, suffix)]
@@ -245,9 +277,11 @@ def damage(chance: random.Random, run: pathlib.Path) -> list[str]:
         said.append(f"{name}: {kind_of_file(chance, path)}")
       elif suffix == ".parquet":
         said.append(f"{name}: {change_part(chance, own if chance.random() < 0.5 else [path])}")
-      else:
+      elif suffix in (".json", ".jsonl", ".log") and chance.random() < 0.9:
         said.append(f"{name}: {change_json(chance, path)}")
-    except (OSError, ValueError, RecursionError, pa.ArrowException) as error:
+      else:
+        said.append(f"{name}: {change_bytes(chance, path)}")
+    except (OSError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
       # damaged before: once is enough
       said.append(f"{name}: damaged twice ({type(error).__name__})")
   return said

@@ -22,6 +22,7 @@ import warnings
 
 from jaxpace.cli.main import main
 from jaxpace.trace import rundir
+from jaxpace.trace.flight import read
 from tests.cli import hostile
 
 MEMORY = 3 << 29
@@ -46,12 +47,21 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
       "forecast": ["forecast", str(run), "--ranks", "8,64"],
       "replay": ["replay", str(run), "--pacer", "pace_early_ranks()"],
       "doctor": ["doctor", str(run)],
+      "control": ["control", str(run), "--nodes", "1"],
       "record": [],
+      "floor": ["report", str(run), "--floor", str(run / "inputs" / "fabric.json")],
+      **{f"topology {name}": ["doctor", "--topology", str(run / "inputs" / name)]
+         for name in TOPOLOGIES},
+      "nccl": ["read-nccl", str(run / "inputs" / "nccl"), "--to", str(scratch / "nccl")],
   }
 
 
-WEIGHTS = {"report": 6, "page": 4, "watch": 4, "compare": 2, "compare to": 1, "forecast": 2,
-           "replay": 1, "doctor": 1, "record": 1}
+TOPOLOGIES = ("nccl.xml", "hwloc.xml", "smi.txt")
+WEIGHTS = {"report": 8, "page": 2, "watch": 8, "compare": 2, "compare to": 1, "forecast": 2,
+           "replay": 0.3, "doctor": 3, "control": 3, "record": 2, "floor": 2, "nccl": 5,
+           **{f"topology {name}": 2 for name in TOPOLOGIES}}
+OF_INPUTS = {"floor", "nccl", *(name for name in WEIGHTS if name.startswith("topology"))}
+"""Commands that read the inputs; for the others the run is damaged."""
 
 
 def record(run: pathlib.Path) -> int:
@@ -92,6 +102,8 @@ def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
          last: int | None) -> int:
   """Tries seed after seed until the time is over."""
   warnings.simplefilter("error")  # an overflow is a wrong number
+  # Runs that hang are watched for so long to see who still writes: nobody does.
+  read.WATCHED_SECONDS = 0.01
   signal.signal(signal.SIGALRM, _too_long)
   for name, argv in commands(sound, sound, scratch).items():  # everything is imported, and compiled
     if argv:
@@ -102,15 +114,17 @@ def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
   resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
   end, seed, failures, slowest = time.monotonic() + seconds, first, [], ("", 0.0)
   tried: dict[str, int] = {}
+  files = 0
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
   while time.monotonic() < end and (last is None or seed <= last):
     chance = random.Random(seed)
     run = scratch / f"run \x1b[31m{seed % 2}"
     shutil.rmtree(run, ignore_errors=True)
     shutil.copytree(sound, run)
-    said = hostile.damage(chance, run)
     lines = commands(run, sound, scratch)
     name = chance.choices(list(WEIGHTS), list(WEIGHTS.values()))[0]
+    said = hostile.damage(chance, run, name in OF_INPUTS)
+    files += len({one.partition(":")[0] for one in said})
     faulthandler.dump_traceback_later(4 * SECONDS, exit=True)
     wrong, taken = attempt(name, lines[name], run)
     faulthandler.cancel_dump_traceback_later()
@@ -122,8 +136,8 @@ def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
         break
     seed += 1
   after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  print(json.dumps({"tried": sum(tried.values()), "by_command": tried, "next_seed": seed,
-                    "failures": failures, "slowest": slowest,
+  print(json.dumps({"tried": sum(tried.values()), "files": files, "by_command": tried,
+                    "next_seed": seed, "failures": failures, "slowest": slowest,
                     "grown_mib": (after - before) // 1024}))
   return 1 if failures else 0
 

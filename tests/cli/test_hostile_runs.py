@@ -6,6 +6,7 @@ seed each time.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -23,57 +24,12 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace import rundir
+from tests.cli.sound_runs import JOB, write_inputs, write_observed, write_sound
 from tests.quick import QUICK
 
-JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
-                             sample_steps=5, faults=(Fault("compute", 8e-3, (1,)),
-                                                     Fault("contention", 5e-3, begin=0.5)))
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
-
-
-def write_sound(path: pathlib.Path) -> None:
-  """A run with every file that a job can leave in its directory."""
-  made_up_runs.write(path, JOB)
-  info = json.loads((path / "run.json").read_text())
-  plan = info.get("plan") or {}
-  plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0,
-           "overflow": 0, "marks": [{"kind": "start", "segment": "gap", "collective": None},
-                                    {"kind": "enter", "segment": "forward", "collective": 0}],
-           "unstamped": [{"name": "psum", "primitive": "psum", "bytes": 8,
-                          "reason": "inside scan"}],
-           "notices": ["one", "two"], "decisions": ["delay"]}
-  info |= {"plan": plan, "processes": 2, "devices": 4, "config": {"lr": 0.1, "layers": [1, 2]},
-           "attempts": [{"attempt": 0, "started_unix_ns": 1, "processes": 2, "devices": 4}],
-           "settings": {"axis": ["data"], "mesh": {"data": 4}, "max_delay": 0.02, "slots": 16,
-                        "pacer": None}}
-  (path / "run.json").write_text(json.dumps(info))
-  for folder in ("locality", "watchdog"):
-    (path / folder).mkdir()
-  late = {"process": 1, "state": "outside", "host": "host1", "pid": 7, "last_step": 3,
-          "phase": "data", "seconds": 4.0, "stack": "File x"}
-  for process in range(2):
-    (path / "locality" / f"{process}.json").write_text(json.dumps({
-        "run": info["run"], "schema": 1, "hostname": f"host{process}", "memory_bytes": 2**34,
-        "cpu": {"model": "a", "online": "0-3", "allowed": "0-3", "sockets": ["0-3"]},
-        "numa": [{"node": 0, "cpus": "0-3", "memory_bytes": 2**34}],
-        "nics": [{"name": "eth0", "rate_gbps": 100.0}]}))
-    (path / "watchdog" / f"{process}.jsonl").write_text("\n".join(json.dumps(event) for event in (
-        {"event": "late", "run": info["run"], "when_unix_ns": 10**18, "step": 4, "waited": 5.0,
-         "late": [late], "arrived": [0], "process": process},
-        {"event": "resumed", "run": info["run"], "when_unix_ns": 10**18 + 1, "seconds": 7.0,
-         "process": process})))
-  (path / "links.json").write_text(json.dumps({
-      "schema": 1, "when_unix_ns": 10**18, "message_bytes": 1024, "taken_seconds": 1.0,
-      "hosts": ["a", "b", "c"], "seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3],
-                                            [1e-3, 5e-3, None]], "culprits": [], "cannot_tell": "",
-      "median_seconds": [[None, 1e-3, 1e-3], [1e-3, None, 5e-3], [1e-3, 5e-3, None]]}))
-  (path / "control.json").write_text(
-      json.dumps({"pacing": "on", "max_delay": 0.01, "ranks": "0-3"}))
-  (path / "control.applied.jsonl").write_text(
-      json.dumps({"step": 3, "unix_ns": 1, "settings": {"pacing": "on"}}) + "\n")
 
 
 @pytest.fixture(scope="module")
@@ -84,17 +40,20 @@ def sound(tmp_path_factory):
 
 
 @pytest.mark.long
-def test_fuzz_every_file_of_a_run(sound, tmp_path):
+@pytest.mark.parametrize("write", [write_sound, write_observed], ids=["instrumented", "observed"])
+def test_fuzz_every_file_of_a_run_and_what_commands_are_given(tmp_path, write):
+  write(tmp_path / "run")
+  write_inputs(tmp_path / "run" / "inputs")
   seconds, seed = ((float(SECONDS), int(time.time()) * 1000) if SECONDS
                    else (4.0 if QUICK else 20.0, 1))
   done = subprocess.run(
-      [sys.executable, "-m", "tests.cli.hostile_worker", str(sound), str(tmp_path), str(seconds),
-       str(seed)],
+      [sys.executable, "-m", "tests.cli.hostile_worker", str(tmp_path / "run"), str(tmp_path),
+       str(seconds), str(seed)],
       cwd=ROOT, capture_output=True, text=True, timeout=seconds + 400, check=False,
       env={**os.environ, "JAX_PLATFORMS": "cpu"})
   assert done.stdout.strip(), done.stderr[-4000:]
   found = json.loads(done.stdout.splitlines()[-1])
-  print({name: found[name] for name in ("tried", "by_command", "next_seed", "slowest",
+  print({name: found[name] for name in ("tried", "files", "by_command", "next_seed", "slowest",
                                         "grown_mib")})
   assert not found["failures"], f"{len(found['failures'])} of {found['tried']}:\n" + "\n".join(
       found["failures"][:5])
@@ -176,6 +135,57 @@ def test_steps_without_a_sign_are_read_as_others(sound, tmp_path, capsys):
   status, out, _ = jaxpace(capsys, "report", run)
   assert status == 0
   assert "whose step is not a number from 0 to" in " ".join(out.split())
+
+
+@pytest.fixture(scope="module")
+def hung(tmp_path_factory):
+  path = tmp_path_factory.mktemp("hung") / "run"
+  write_observed(path)
+  return path
+
+
+@pytest.mark.parametrize("column", ["process", "step", "rank", "attempt", "gc_ns"])
+def test_numbers_beyond_64_bits_with_a_sign(sound, tmp_path, capsys, column):
+  run = copied(sound, tmp_path)
+  for table in ("steps", *(() if column == "gc_ns" else ("collectives",))):
+    alter(run, table, **{column: lambda rows: pa.array(np.full(rows, 2**64 - 1, np.uint64))})
+  all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
+
+
+def test_rows_of_an_observed_step_that_do_not_say_whose_they_are(hung, tmp_path, capsys):
+  run = copied(hung, tmp_path)
+  for file in (run / "steps").glob("*.parquet"):
+    pq.write_table(pq.read_table(file).drop_columns(["process"]), file)
+  assert all_end_well(capsys, run, hung, commands=(("report",), ("watch", "--once"))) == []
+
+
+@pytest.mark.parametrize("column", ["collective", "attempt", "process", "name", "bytes", "axis"])
+@pytest.mark.parametrize("described", [True, False])
+def test_one_part_of_several_lacks_a_column(hung, tmp_path, capsys, described, column):
+  run = copied(hung, tmp_path)
+  file = min((run / "collectives").glob("*.parquet"))
+  data = pq.read_table(file)
+  if column in data.column_names:
+    pq.write_table(data.drop_columns([column]), file)
+  if not described:
+    (run / "run.json").unlink()
+  # With what is left there may be too few steps to compare.
+  said = all_end_well(capsys, run, hung, commands=(("report",), ("watch", "--once")))
+  assert [one for one in said if not one.startswith("jaxpace compare: ")] == []
+
+
+def test_round_trips_that_take_no_time(sound, tmp_path, capsys):
+  made_up_runs.write(tmp_path / "run", dataclasses.replace(JOB, steps=50))
+  alter(tmp_path / "run", "hosts", tcp_rtt_ns=0)
+  assert all_end_well(capsys, tmp_path / "run", sound, commands=(("report",),)) == []
+
+
+def test_a_note_of_what_was_applied_that_nests_deeply(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for text in ("[" * 10_000, '{"step": ' + "[" * 900 + "]" * 900 + "}", "[]", "null", "3"):
+    (run / "control.applied.jsonl").write_text(text + "\n")
+    status, out, err = jaxpace(capsys, "control", run)
+    assert (status, err) == (0, "") and "applied  nothing yet" in out
 
 
 @pytest.mark.parametrize("column", ["step", "rank", "exit_ns", "name"])

@@ -59,7 +59,7 @@ class SlowTransfers(NamedTuple):
   @property
   def queued(self) -> bool:
     """Whether data queue longer on the way in the contended stretch than outside of it."""
-    return self.trips is not None and self.trips[0] >= tcp.LONGER * self.trips[1]
+    return self.trips is not None and self.trips[0] > tcp.LONGER * self.trips[1]
 
 
 def look(case: Case) -> SlowTransfers | None:
@@ -107,7 +107,8 @@ def _queued(busy: tcp.BusyConnections, spans: list[tuple[int, int]],
   transfers are quick."""
   level = np.array([tcp.round_trip(busy, span) for span in spans])
   usual = np.nanmin(level[~slow]) if np.isfinite(level[~slow]).any() else np.nan
-  return ~slow & (level >= tcp.LONGER * usual)
+  # Above it: round trips of 0 ns throughout tell nothing.
+  return ~slow & (level > tcp.LONGER * usual)
 
 
 def _busy_stretch(case: Case, transfer: np.ndarray,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+
+from jaxpace.files.documents import parse
 
 _LOST_PEER = re.compile(
     r"gloo .*failed|connection closed by peer|connection reset by peer|coordination service|"
@@ -112,7 +113,7 @@ def exit_status(status: int) -> int:
 def read_announcement(path: Path, index: int) -> Failure | None:
   """Returns what a worker announced, or None if it announced nothing."""
   try:
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = parse(path.read_bytes())
     return Failure(index, int(found["when_ns"]), None, str(found["exception"]))
   except (OSError, ValueError, KeyError, TypeError):
     return None

@@ -9,6 +9,7 @@ import pathlib
 from typing import Any
 
 from jaxpace.files import atomic_write
+from jaxpace.files.documents import parse
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_bytes, read_end
 from jaxpace.live.control.request import ControlRequest, RequestError
@@ -82,7 +83,6 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -
 def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
   with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-    text = read_end(path.with_name(APPLIED), _LONGEST).decode("utf-8", errors="replace")
-    entry = json.loads(text.splitlines()[-1])
+    entry = parse(read_end(path.with_name(APPLIED), _LONGEST).splitlines()[-1])
     return int(entry["step"]), ControlRequest.from_json(entry["settings"])
   return None

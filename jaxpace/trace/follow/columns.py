@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.files.schemas import TIME
 from jaxpace.trace.host_causes import PAUSES
-from jaxpace.trace.row_checks import LIMITS, is_whole, name_fault, type_fault
+from jaxpace.trace.row_checks import ABSENT, LIMITS, is_whole, name_fault, type_fault
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.whole_numbers import filled
 
@@ -45,7 +45,8 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
   Args:
     path: its file.
     needed: columns that it must have.
-    wanted: columns to read; those that it lacks are absent.
+    wanted: columns to read; of those that it lacks there is what `row_checks.ABSENT` says, and not
+      the others.
 
   Raises:
     PermissionError: it can't be read.
@@ -78,6 +79,8 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
   schema, meta = file.schema_arrow, file.metadata
   if name_fault(schema.names) or any(map(type_fault, schema)) or meta.num_rows > 16 * _SMALL:
     return None
+  if any(map(pa.types.is_unsigned_integer, schema.types)):
+    return None
   types = dict(zip(schema.names, schema.types, strict=True))
   present = [name for name in wanted if name in types]
   if meta.num_row_groups != 1 or not meta.num_rows or not types.keys() >= set(needed):
@@ -87,20 +90,22 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
   for at, name in enumerate(schema.names):
     if name not in KEYS and name not in CAUSES:
       continue
-    found = group.column(at).statistics
-    if found is None or not found.has_null_count or found.null_count:
+    said = group.column(at).statistics
+    if said is None or not said.has_null_count or said.null_count:
       if name in KEYS:
         return None
-      if found is not None and found.null_count == meta.num_rows and name in present:
+      if said is not None and said.null_count == meta.num_rows and name in present:
         present.remove(name)
       continue
-    if found.has_min_max and (low := found.min) == found.max:
+    if said.has_min_max and (low := said.min) == said.max:
       constant[name] = low
   read = file.read_row_group(0, columns=[name for name in present if name not in constant],
                              use_threads=False)
-  return {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant
-          else _numbers(read.column(name))
-          for name in present}
+  found = {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant
+           else _numbers(read.column(name))
+           for name in present}
+  return found | {name: np.full(meta.num_rows, value, np.int64) for name, value in ABSENT.items()
+                  if name in wanted and name not in types}
 
 
 def _sound(name: str, values: np.ndarray) -> bool:

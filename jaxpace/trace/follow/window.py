@@ -92,7 +92,7 @@ class Window:
       return False
     rows, ranks, at = placed
     enter, leave = data["enter_ns"][rows], data["exit_ns"][rows]
-    slots = data["collective"][rows] if "collective" in data else np.zeros(len(rows), np.int64)
+    slots = data["collective"][rows]
     for slot in np.unique(slots).tolist():
       own = slots == slot
       times = self._slots.get(slot)
@@ -194,7 +194,7 @@ class Window:
     own = own[owners >= 0]
     causes = HostCauses(owners[owners >= 0].astype(np.int64), {
         name: values[np.ix_(own, at)]
-        for name, values in self._causes.items()})
+        for name, values in self._causes.items()} if own.size else {})
     # Where the attempt's beginning is in it, its warm-up is told as such.
     middle = low > self.first
     return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=processes,
@@ -210,7 +210,7 @@ class Window:
              leads: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Rows that count, their ranks and their places in the ring; None if there are none."""
     steps, ranks = data["step"], data["rank"]
-    attempts = data["attempt"] if "attempt" in data else np.zeros(len(steps), np.int64)
+    attempts = data["attempt"]
     sound = ((steps >= 0) & (steps < _LARGEST_STEP) & (ranks >= 0) & (ranks < RANKS)
              & (attempts < 1 << 15))
     room = max(self._ranks, _ROOM // self.size)
