@@ -303,6 +303,13 @@ def bounds(figures: Any) -> list[str]:
             for cell, loss in zip(cells, over_tcp, strict=True))]
 
 
+def measured_and_modelled(figures: Any) -> list[str]:
+  """What colliding costs at 1.13: over TCP, and on a link that is shared without loss, percent."""
+  measured = json.loads((FOLDER / "turns_tcp.json").read_text())["parts"][0]["by_ratio"]
+  (cell,) = (cell for cell in figures["cells"] if cell["ratio"] == 1.13)
+  return [f"{100 * measured['1.13']['summary']['loss'][0]:.1f}", f"{100 * cell['shared']:.1f}"]
+
+
 def by_message(figures: Any) -> list[str]:
   """What first come, first served by message recovers, and loses, at 1.13 and 1.3, percent."""
   cells = {cell["ratio"]: cell for cell in figures["cells"]}

@@ -125,6 +125,8 @@ FIGURES = (
            "the paper's: -0.6 to +11 %", "table1.json", pacing.table1),
     Figure("… with both jobs taking turns, simulated only", "the paper's: -0.6 to +11 %",
            "table1_turns.json", pacing.turns),
+    Figure("… at 64 nodes, a uniform prior over all couplings: 5th percentile, median, 95th",
+           "", "table1_posterior.json", pacing.posterior),
     Figure("… on real processes: aligned housekeeping over nothing, 2 to 16 of them", "",
            "emulated.json", pacing.emulated),
     Figure("Guard: false alarms in 10,000 steps looked at one by one", "at most 5 %",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable
 from typing import Any
@@ -143,6 +144,23 @@ def turns(figures: Any) -> Found:
               for nodes in _PAPER]
     words.append(f"worlds {name}, middle: {', '.join(percent(gain) for gain in middle)}")
   return Found("; ".join(words) + "; the baseline does not tell which", None)
+
+
+def posterior(figures: Any) -> Found:
+  """The prior, then the posterior within ever narrower tolerances."""
+  runs: dict[str, list[dict[str, Any]]] = {}
+  for run in sorted(figures["runs"], key=lambda run: -(run["tolerance"] or math.inf)):
+    wide = run["tolerance"]
+    name = f"within {wide:g} tolerance{'s' * (wide != 1)}" if wide else "prior"
+    runs.setdefault(name, []).append(run)
+  words = []
+  for name, some in runs.items():
+    gains = [gain for run in some for gain in run["sizes"]["64"]["both"]["gain"]]
+    ends = statistics.quantiles(gains, n=20, method="inclusive")
+    words.append(f"{name} {', '.join(percent(ends[at]) for at in (0, 9, 18))}"
+                 + (f" ({' and '.join(str(run['ancestors']) for run in some)} of the first draws "
+                    "are left)" if name != "prior" else ""))
+  return Found("; ".join(words), None)
 
 
 def emulated(figures: Any) -> Found:

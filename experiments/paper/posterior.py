@@ -167,9 +167,7 @@ def gains(made: worlds.World, steps: int, struck: tuple[float, float], seed: int
                turns.played(False, steps, turns.scene(drawn, arm, arm.obeys), arm.ear,
                             turns.states(False)))
       figures = turns.figures_of(found, bare, computed, arm)
-      result[str(nodes)][name] = {field: figures[field]
-                                  for field in ("gain", "cv", "bare_cv", "neighbour_gain")
-                                  if field in figures}
+      result[str(nodes)][name] = {field: figures[field] for field in ("gain", "cv")}
   return result
 
 
@@ -185,7 +183,7 @@ def run(args: Any) -> None:
   same = all(before.get(name) == value for name, value in setting.items())
   figures["runs"] = before["runs"] if same else []
   done = {(entry["part"], entry["seed"]) for entry in figures["runs"]}
-  for seed, population, tolerance in [(0, args.played, None), *RUNS]:
+  for seed, population, tolerance in [(0, RUNS[0][1], None), *RUNS]:
     part = "posterior" if tolerance else "prior"
     if (part, seed) in done:
       continue

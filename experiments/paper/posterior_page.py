@@ -49,7 +49,8 @@ def samples(figures: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
   """The runs by what they are a sample of: the prior, then within ever narrower tolerances."""
   result: dict[str, list[dict[str, Any]]] = {}
   for run in sorted(figures["runs"], key=lambda run: -(run["tolerance"] or np.inf)):
-    name = f"within {run['tolerance']:g} tolerances" if run["tolerance"] else "prior"
+    wide = run["tolerance"]
+    name = f"within {wide:g} tolerance{'s' * (wide != 1)}" if wide else "prior"
     result.setdefault(name, []).append(run)
   return result
 
@@ -89,19 +90,26 @@ def said(figures: dict[str, Any]) -> list[str]:
     words.append(
         f"The {'run' if len(ancestors) == 1 else f'{len(ancestors)} independent runs'} {name} "
         f"{'has' if len(ancestors) == 1 else 'have'} a median of {medians} at {largest} nodes, in "
-        f"worlds that descend from {' and '.join(map(str, ancestors))} of the first draws: the "
-        "least that can be taken for an effective sample size"
-        + (f", and fewer than {FEW}, so **this is no figure to rely on**."
-           if min(ancestors) < FEW else "."))
+        f"worlds that descend from {' and '.join(map(str, ancestors))} of the first draws"
+        + (", which is the least that can be taken for an effective sample size."
+           if min(ancestors) >= FEW else
+           f": the effective sample size may be as small, and below {FEW} **this is no figure to "
+           "rely on**."))
   widths = {name: np.subtract(*np.percentile(gain(found[name], largest), (95, 5)))
             for name in (prior, posterior[0])} if posterior else {}
   if widths:
     lost = column(figures, found[posterior[0]], "lost")
+    little = lost < _LOST[1]
     words.append(
         f"{posterior[0].capitalize()} the gain at {largest} nodes still spans "
         f"{100 * widths[posterior[0]]:.0f} points, where the prior alone spans "
-        f"{100 * widths[prior]:.0f}. Its rank correlation with the capacity that is assumed lost "
-        f"while both send is {rank_correlation(lost, gain(found[posterior[0]], largest)):+.2f}.")
+        f"{100 * widths[prior]:.0f}"
+        + (": the baseline does not narrow it. " if widths[posterior[0]] >= widths[prior] else ". ")
+        + "It goes with what is assumed lost while both send (rank correlation "
+        f"{rank_correlation(lost, gain(found[posterior[0]], largest)):+.2f}): in the "
+        f"{little.sum()} worlds that lose less than {100 * _LOST[1]:.0f} % the median gain is "
+        + (f"{100 * np.median(gain(found[posterior[0]], largest)[little]):+.1f} %."
+           if little.any() else "unknown."))
   return textwrap.wrap(" ".join(words), 116)
 
 

@@ -66,4 +66,5 @@ def test_the_page_shows_the_prior_beside_the_posterior_and_says_when_it_is_no_fi
   flat = " ".join(page.split())
   assert "within 2 tolerances has a median of +15.0 % at 64 nodes" in flat
   assert flat.count("no figure to rely on") == 1 and "12 of the first draws" in flat
-  assert "rank correlation with the capacity that is assumed lost while both send is +1.00" in flat
+  assert "(rank correlation +1.00)" in flat
+  assert "in the 0 worlds that lose less than 10 % the median gain is unknown" in flat
