@@ -93,7 +93,8 @@ def _compiled(step: Step, name: str, mesh: Mesh,
 
   def handler(request: compiling.Request) -> Any:
     ranks = {device: place for place, device in enumerate(request.devices)}
-    made.append(program.stamped(request, 1, name, ranks, program.ON_STREAM) if marked else None)
+    put = program.ON_STREAM
+    made.append(program.stamped(request, lambda: 1, name, ranks, put) if marked else None)
     return request.compile() if made[-1] is None else made[-1].executable
 
   def function(state: Any, batch: Any) -> Any:

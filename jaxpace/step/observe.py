@@ -210,11 +210,11 @@ class Observed(Marked):
   def _compile(self, request: compiling.Request) -> Any:
     """Compiles with marks what can have them, and everything else as it is."""
     compiled = self._compiled.setdefault(threading.get_ident(), [])
-    number, made, warn = marks.next_program(), None, True
+    made, warn = None, True
     if request.partitions == 1:
       reason = "it runs on one device, so there is nobody to wait for."
     else:
-      reason, made = self._agreed_on(request, number)
+      reason, made = self._agreed_on(request)
       if made is None and not reason:
         reason, warn = "it has no collectives, so there is nobody to wait for.", False
     if made is not None:
@@ -229,13 +229,12 @@ class Observed(Marked):
     executable = request.compile()
     ranks = marks.ranks()
     compiled.append((ObservedProgram(
-        number=number, name=self._title() or request.name,
+        number=0, name=self._title() or request.name,
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
         collectives=(), bare=reason), warn))
     return executable
 
-  def _agreed_on(self, request: compiling.Request, number: int
-                 ) -> tuple[str, program.Stamped | None]:
+  def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
     """What `_try` returns, if it is alike on all processes that run the program.
 
     Raises:
@@ -243,7 +242,7 @@ class Observed(Marked):
     """
     began, refused = time.monotonic(), None
     try:
-      reason, made = self._try(request, number)
+      reason, made = self._try(request)
     except DifferentError as error:
       reason, made, refused = str(error), None, error
     if not self._agreed:
@@ -272,7 +271,7 @@ class Observed(Marked):
     if marked:
       return marked[-1].number
     last = max(reversed(compiled), key=lambda one: len(one[0].ranks))[0]
-    self._add(last)
+    self._add(dataclasses.replace(last, number=marks.next_program()))
     said = f"{last.name} runs as it was, without marks: {last.bare}"
     if compiled[-1][1]:
       self._warn(said)
@@ -280,15 +279,13 @@ class Observed(Marked):
       _LOG.info("%s", said)
     return None
 
-  def _try(self, request: compiling.Request, number: int) -> tuple[str, program.Stamped | None]:
+  def _try(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
     """The program with marks; or why there is none, empty where it has no collectives."""
-    if number >= marks.MOST_PROGRAMS:
-      return f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs.", None
     try:
       if reason := marks.unavailable(self.clock):
         return reason, None
       put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-      made = program.stamped(request, number, self._title() or request.name, marks.ranks(), put)
+      made = program.stamped(request, _number, self._title() or request.name, marks.ranks(), put)
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -362,6 +359,14 @@ class ObservedCompiled:
     if name.startswith("_"):
       raise AttributeError(name)
     return getattr(self._compiled, name)
+
+
+def _number() -> int:
+  """A number for a program that gets marks."""
+  number = marks.next_program()
+  if number >= marks.MOST_PROGRAMS:
+    raise ValueError(f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs")
+  return number
 
 
 _tokens = itertools.count()

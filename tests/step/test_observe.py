@@ -271,3 +271,21 @@ def test_a_step_compiled_ahead_of_time_is_counted_however_often_it_was_compiled_
     compiled(*args)
     counts.append(sum(observed.executions.values()) - before)
   assert counts == [1, 1, 1]
+
+
+def test_programs_are_numbered_one_after_another():
+  step, args = steps.data_parallel()
+
+  def with_small_programs(*args):
+    # Compiled on one device while the step is traced: no number is theirs.
+    with jax.ensure_compile_time_eval():
+      scale = jnp.sin(jnp.float32(len(jax.devices()) + 0.25)) ** 2
+    params, loss = step(*args)
+    return params, loss * scale
+
+  observed = jaxpace.observe(jax.jit(with_small_programs))
+  observed(*args)
+  halved = jax.tree.map(lambda leaf: leaf[:len(leaf) // 2], args[1:])
+  observed(args[0], *jax.device_put(halved, jax.tree.map(lambda leaf: leaf.sharding, args[1:])))
+  first, second = (one.number for one in observed.plan.programs)
+  assert second == first + 1

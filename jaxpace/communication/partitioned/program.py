@@ -49,6 +49,7 @@ class Compiled(NamedTuple):
   """A program with marks, and what the compiler's text says of it."""
 
   executable: Any
+  number: int
   found: Sequence[Found]
   """Its collectives, with the tags of their marks."""
   notices: tuple[str, ...]
@@ -64,17 +65,18 @@ class Put(NamedTuple):
 
   clock: str
   """As in `ObservedProgram`."""
-  compiled: Callable[[Request, int], Compiled | None]
-  """Compiles a program with marks that carry a number; None where it has no collectives."""
+  compiled: Callable[[Request, Callable[[], int]], Compiled | None]
+  """Compiles a program with marks that carry a number, which is asked for where the program has
+  collectives; None where it has none."""
 
 
-def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
+def stamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
             put: Put | None = None) -> Stamped | None:
   """Compiles a program with marks.
 
   Args:
     request: what JAX is about to compile.
-    number: number of the program, which its marks carry.
+    number: returns the number of the program, which its marks carry; called where it gets marks.
     name: name of the function.
     ranks: rank of each device.
     put: how marks are put in; by the handler for CPUs unless given.
@@ -93,7 +95,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
   mesh = mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   program = ObservedProgram(
-      number=number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
+      number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
       collectives=_described(made.found, mesh, rank_of), clock=put.clock,
       start_tag=stamping.START_TAG, end_tag=stamping.END_TAG, notices=made.notices,
       unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
@@ -102,7 +104,7 @@ def stamped(request: Request, number: int, name: str, ranks: Mapping[Any, int],
   return Stamped(made.executable, program, made.differences)
 
 
-def _on_host(request: Request, number: int) -> Compiled | None:
+def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
   """Calls between what was compiled for CPUs: nothing else changes."""
   began = time.monotonic()
   text = text_of(request.compile())
@@ -113,15 +115,16 @@ def _on_host(request: Request, number: int) -> Compiled | None:
   if "token[]" in text.partition("\n")[0]:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
     raise stamping.StampingError("it has an ordered effect, such as io_callback(ordered=True)")
-  marked = thunks.marked(request.serialized(), number)
+  serialized, number = request.serialized(), numbered()
+  marked = thunks.marked(serialized, number)
   executable = request.load(marked.data)
   tags = {name: iter(each) for name, each in marked.enter_tags.items()}
   named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
-  return Compiled(executable, named, (), (), compiled - began, time.monotonic() - compiled)
+  return Compiled(executable, number, named, (), (), compiled - began, time.monotonic() - compiled)
 
 
-def _on_stream(request: Request, number: int) -> Compiled | None:
+def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None:
   """Kernels in what the partitioner made of the program, compiled again."""
   parts = dump.partitioned(request)
   began = time.monotonic()
@@ -130,13 +133,14 @@ def _on_stream(request: Request, number: int) -> Compiled | None:
     return None
   calls.called_once(parts.module)
   broadcasts.rejoin(parts.module)
+  number = numbered()
   marked = streaming.stamp(parts.module, number, parts.met)
   executable = request.compile(whole.whole(request.module, parts.module, request.partitions))
   text = text_of(executable)
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.marks_in(text), marked))
-  return Compiled(executable, _named(found, bare), notices, differences(bare, found),
+  return Compiled(executable, number, _named(found, bare), notices, differences(bare, found),
                   parts.seconds, time.monotonic() - began)
 
 
