@@ -81,11 +81,17 @@ def without_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray
     valid: [R, K] ranks whose step is known.
 
   Returns:
-    The waits, each rank's bubble taken out of its step's in proportion.
+    The waits, less what is waited anyway, each rank's in proportion: mean over ranks, what a step
+    takes longer for them.
   """
   whole = np.sum([waited.beyond for waited in waits], axis=0)
-  bubbles = _bubbles(found, waits, arrival, valid)[:, None]
-  part = np.divide(np.maximum(whole - bubbles, 0.0), whole, out=np.zeros_like(whole),
+  more = whole - _bubbles(found, waits, arrival, valid)[:, None]
+  # The late rank waits for less than its bubble, and of all together no more is waited than a step
+  # takes longer.
+  joined, later = Grouped(found.joined), np.maximum(more, 0.0)
+  most = joined.mean(later, valid)
+  scale = np.divide(joined.mean(more, valid), most, out=np.zeros_like(whole), where=most > 0)
+  part = np.divide(later * np.maximum(scale, 0.0), whole, out=np.zeros_like(whole),
                    where=whole > 0)
   return [waited._replace(early=waited.beyond * part, own=np.zeros_like(part)) for waited in waits]
 

@@ -91,7 +91,7 @@ PIPELINES = pytest.mark.parametrize("as_pairs", [True, False], ids=["pairs", "gr
 @PIPELINES
 def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
   mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
-  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))[1]
+  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=60))[1]
   assert document["verdict_code"] == Verdict.HEALTHY and not document["findings"]
   assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 8, abs=1e-3)
   assert 1 <= document["what_if"]["no_skew"]["speedup"] < 1.01
@@ -102,7 +102,7 @@ def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
 def test_one_slow_rank_of_a_pipeline_is_named_alone(tmp_path, as_pairs):
   mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
   late = Cause("late", 80e-3, (3,))
-  job = Job(mesh, places, (late,), noise=0.01, steps=100)
+  job = Job(mesh, places, (late,), noise=0.01, steps=60)
   played, document = report(tmp_path, job)
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
@@ -116,17 +116,15 @@ def test_one_slow_rank_of_a_pipeline_is_named_alone(tmp_path, as_pairs):
 
 
 @PIPELINES
-@pytest.mark.parametrize("stage", [1, 3])
-def test_a_slow_stage_of_a_pipeline_is_named(tmp_path, as_pairs, stage):
-  slow = [10e-3] * 4
-  slow[stage] = 15e-3
+def test_a_slow_last_stage_of_a_pipeline_is_named(tmp_path, as_pairs):
+  slow = [10e-3, 10e-3, 10e-3, 15e-3]
   mesh, places = pipeline(4, 2, 8, slow, as_pairs=as_pairs)
-  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=100))[1]
+  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=60))[1]
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler"
-  assert sorted(finding["ranks"]) == [2 * stage, 2 * stage + 1]
+  assert sorted(finding["ranks"]) == [6, 7]
   assert [row["rank"] for row in document["per_rank"] if row["late"]] == sorted(finding["ranks"])
-  even = Job(mesh, pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)[1], noise=0.01, steps=100)
+  even = Job(mesh, pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)[1], noise=0.01, steps=60)
   after = document["what_if"]["without_late_ranks"]
   assert after["step_time"] == pytest.approx(play(even).step_time(), rel=0.01)
   assert f"{after['speedup']:.2f} times" in document["verdict"]

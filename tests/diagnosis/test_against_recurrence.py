@@ -1,0 +1,121 @@
+"""Random jobs on random meshes: what a report says of them is what the recurrence says that is
+played without their causes, and its parts agree with each other."""
+
+import dataclasses
+import tempfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.diagnosis.codes import Verdict
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.what_if_request import parse
+from jaxpace.trace.reader import read_run
+from tests.diagnosis.recurrence import Cause, Job, gain, meeting, pipeline, play, write
+from tests.quick import examples
+
+STEPS = 120
+MOST_RANKS = 16
+
+
+def report(job, *without):
+  """What was played, and the report's JSON."""
+  with tempfile.TemporaryDirectory() as path:
+    played = write(f"{path}/run", job)
+    return played, to_json(diagnose(read_run(f"{path}/run"), asked=[parse(w) for w in without]))
+
+
+@st.composite
+def meshes(draw):
+  """Jobs of two or three axes, all of which collectives go along, in any order."""
+  sizes = draw(st.lists(st.sampled_from([2, 2, 3, 4]), min_size=2, max_size=3).filter(
+      lambda own: 4 <= _product(own) <= MOST_RANKS))
+  mesh = dict(zip(("data", "fsdp", "tensor"), sizes, strict=False))
+  more = draw(st.lists(st.sampled_from(sorted(mesh)), max_size=3))
+  axes = draw(st.permutations([*mesh, *more]))
+  places = tuple(meeting(mesh, axis, draw(st.sampled_from([5e-3, 15e-3, 30e-3])),
+                         draw(st.sampled_from([1e-3, 4e-3]))) for axis in axes)
+  return Job(mesh, places, steps=STEPS, noise=draw(st.sampled_from([1e-3, 0.01, 0.02])),
+             missing=draw(st.sampled_from([0.0, 0.0, 0.05])), seed=draw(st.integers(0, 99)))
+
+
+@st.composite
+def pipelines(draw):
+  """Even ones of two to four stages, as pairs or as groups."""
+  stages, micro = draw(st.integers(2, 4)), draw(st.integers(2, 6))
+  mesh, places = pipeline(stages, draw(st.integers(1, 2)), micro, [10e-3] * stages,
+                          as_pairs=draw(st.booleans()) or stages == 2)
+  return Job(mesh, places, steps=STEPS, noise=draw(st.sampled_from([1e-3, 0.01])),
+             missing=draw(st.sampled_from([0.0, 0.0, 0.05])), seed=draw(st.integers(0, 99)))
+
+
+def _product(sizes):
+  whole = 1
+  for size in sizes:
+    whole *= size
+  return whole
+
+
+def with_late(draw, job, number, place=True):
+  """The job with some ranks late by three tenths of its step."""
+  ranks = draw(st.lists(st.integers(0, job.ranks - 1), min_size=number, max_size=number,
+                        unique=True))
+  at = draw(st.integers(0, len(job.places) - 1)) if place else None
+  late = Cause("late", 0.3 * play(job).step_time(), tuple(ranks), at)
+  return dataclasses.replace(job, causes=(late,)), late
+
+
+def agrees(document):
+  """What holds of every report."""
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  what_if = document["what_if"]
+  for name in ("no_skew", "no_contention", "no_runtime_jitter", "without_late_ranks"):
+    assert what_if.get(name) is None or what_if[name]["speedup"] >= 1
+  assert all(one["speedup"] >= 1 for one in what_if["without_rank"].values())
+  named = {rank for finding in document["findings"] for rank in finding["ranks"]
+           if finding["mode"] == "persistent_straggler"}
+  assert named == {row["rank"] for row in document["per_rank"] if row["late"]}
+
+
+@settings(max_examples=examples(12))
+@given(st.one_of(meshes(), pipelines()))
+def test_a_healthy_job_names_nobody(job):
+  played, document = report(job)
+  agrees(document)
+  assert document["verdict_code"] == Verdict.HEALTHY and not document["findings"]
+  assert document["step_time"]["mean"] == pytest.approx(played.step_time(), rel=5e-3)
+
+
+@settings(max_examples=examples(24))
+@given(st.data(), st.one_of(meshes(), meshes(), pipelines()))
+def test_a_late_rank_is_named_with_what_it_costs(data, job):
+  job, late = with_late(data.draw, job, 1, place=not any(p.pairs or p.index_groups
+                                                         for p in job.places))
+  (rank,) = late.ranks
+  played, document = report(job)
+  agrees(document)
+  finding = document["findings"][0]
+  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [rank]
+  assert document["verdict"].startswith(f"Look at rank {rank} ")
+  alone = document["what_if"]["without_rank"][str(rank)]["speedup"]
+  assert alone == pytest.approx(gain(job, late), rel=0.015)
+  assert f"{alone:.2f} times as fast" in document["verdict"]
+  # Beyond what all wait if each has its part of the lateness: longer work, longer bubbles.
+  even = Cause("late", late.seconds / job.ranks, tuple(range(job.ranks)))
+  shared = play(dataclasses.replace(job, causes=(even,)))
+  waited = (played.waited() - shared.waited()) / played.step_time()
+  assert finding["share"] == pytest.approx(waited, rel=0.25, abs=0.01)
+
+
+@settings(max_examples=examples(12))
+@given(st.data(), st.one_of(meshes(), pipelines()).filter(lambda job: job.ranks > 2))
+def test_more_taken_out_gains_no_less(data, job):
+  job, late = with_late(data.draw, job, 2, place=False)
+  one, other = late.ranks
+  asked = report(job, f"rank:{one}", f"rank:{one},rank:{other}", f"rank:{one},rank:{other},jitter",
+                 f"rank:{one},skew")[1]
+  agrees(asked)
+  first, both, more, even = (answer["speedup"] for answer in asked["what_if"]["asked"])
+  assert 1 <= first <= both + 1e-9 and both <= more + 1e-3 and first <= even + 1e-3
