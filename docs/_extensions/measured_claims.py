@@ -74,7 +74,8 @@ CLAIMS = (
           read.profiled),
     Claim(README, "got back {} % of what they cost each other, at {} times the variation",
           "two_jobs.json", lambda f: [read.jobs(f)[0], read.jobs(f)[-1]]),
-    Claim(README, "one taking turns got back {} % of {} %: its own steps took {} % less, the other "
+    Claim(README, "one taking turns got back {} % of a loss of {} %: its own steps took {} % "
+                  "less, the other "
                   "job's {} %.", "turns_tcp.json",
           lambda f: [read.turns(f, "1.13", "one")[2], read.turns(f, "1.13", "one")[1],
                      *read.turns_by_job(f, "1.13", "one")]),
