@@ -76,8 +76,11 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY))
                or _told(case, f, least, rounds))
   if observed and devices > cores and crowded_processors(case):
-    kept = tuple(_by_the_machine(f, devices, cores) if f.mode == AMPLIFICATION and not f.ranks
-                 else f for f in kept)
+    # Of devices with equal work that run one after another, the mean one waits for at most that.
+    most = (1 - cores / devices) / 2
+    kept = tuple(_by_the_machine(f, devices, cores)
+                 if f.mode == AMPLIFICATION and not f.ranks and f.share <= most else f
+                 for f in kept)
   if observed and len(kept) == len(findings):
     return Sampled(kept)
   note = (Sentence(Note.TURNS,

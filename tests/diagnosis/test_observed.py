@@ -132,13 +132,15 @@ def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm
   assert finding.share == pytest.approx(lost / diagnosis.step_time.mean, rel=0.05)
 
 
-@pytest.mark.parametrize("cores, switched, machine",
-                         [("0-1", 40.0, True), ("0-3", 40.0, False), ("0-1", 0.5, False)])
+@pytest.mark.parametrize("cores, switched, seconds, machine", [
+    ("0-1", 40.0, 12e-3, True), ("0-3", 40.0, 12e-3, False), ("0-1", 0.5, 12e-3, False),
+    ("0-1", 40.0, 120e-3, False)])
 def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_work(
-    tmp_path, cores, switched, machine):
-  """Four forced devices of one process: the host's counters tell whether they wait for cores."""
+    tmp_path, cores, switched, seconds, machine):
+  """Four forced devices of one process: the host's counters tell whether they wait for cores; by
+  that, no more than a quarter of the step."""
   job = ObservedJob(steps=200, processes=1, hosts=1, noise=0.005,
-                    faults=(LayerFault("jitter", 12e-3),))
+                    faults=(LayerFault("jitter", seconds),))
   write(tmp_path, job)
   run = read_run(tmp_path)
   columns = run.host_causes.columns | {"nivcsw": np.full((1, len(run.steps)), switched, np.float32)}
