@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.trace.nccl.convert import convert
   from jaxpace.trace.nccl.jobs import NcclError
   from jaxpace.trace.nccl.records import read_dumps
-  from jaxpace.trace.plain_text import write_plain
+  from jaxpace.trace.plain_text import shortened, write_plain
   from jaxpace.trace.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
                 "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives "
                 "that all ranks' dumps have:", sys.stdout)
     for row in made.waits[:_SHOWN]:
-      write_plain(f"  rank {row.rank}{f' on {row.host}' if row.host else ''}: last in {row.last:,} "
-                  f"of {row.collectives:,} collectives; waited {row.waited:.3f} s for others",
-                  sys.stdout)
+      where = f" on {shortened(row.host)}" if row.host else ""
+      write_plain(f"  rank {row.rank}{where}: last in {row.last:,} of {row.collectives:,} "
+                  f"collectives; waited {row.waited:.3f} s for others", sys.stdout)
     sys.stdout.flush()
   except BrokenPipeError:
     give_up_output()

@@ -21,6 +21,18 @@ def plain(text: object, encoding: str = "utf-8") -> str:
   return shown.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def shortened(name: str, most: int = 40) -> str:
+  """Leaves the middle of a long name out, for lines that are to fit into a terminal.
+
+  >>> shortened("node-17"), shortened("ip-10-0-12-7.compute.a-long-domain.example", 20)
+  ('node-17', 'ip-10-0-1....example')
+  """
+  if len(name) <= most:
+    return name
+  begin = (most - 3 + 1) // 2
+  return f"{name[:begin]}...{name[begin + 3 - most:]}"
+
+
 def write_plain(text: str, stream: TextIO | None = None) -> None:
   """Prints lines in which there may be names that others wrote, the path of a run, say; nothing in
   them steers.

@@ -22,6 +22,9 @@ from jaxpace.trace.parts import parse_part_name
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
 _PROCESS_FILE = re.compile(r"^(\d+)\.json$")
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+_LONGEST = 200
+"""Characters of a folder's name."""
 
 
 class ForeignDirectoryError(OSError):
@@ -179,6 +182,8 @@ def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
 
 def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
   inside = path.parent.relative_to(directory).parts
+  # The run's id may be anything: a damaged file says it.
+  aside = _NO_NAME.sub("_", pathlib.Path(run).name).strip(".")[:_LONGEST] or "_"
   Folder(directory, *inside).rename(
-      path.name, path.name, Folder(directory, PREVIOUS, pathlib.Path(run).name, *inside))
+      path.name, path.name, Folder(directory, PREVIOUS, aside, *inside))
   return 1

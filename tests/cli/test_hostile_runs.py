@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.cells import cell_len
 
 from jaxpace.cli.main import main
 from jaxpace.testing import made_up_runs
@@ -375,6 +376,18 @@ def test_escapes_in_a_directorys_name_are_shown_not_obeyed(
   _, out, err = jaxpace(capsys, *argv)
   assert not [c for c in out + err if c < " " and c != "\n"]
   assert "\\x1b[31mrun" in "".join((out + err).split("\n"))
+
+
+@pytest.mark.parametrize("host", ["h" * 250, "ip-10-0-12-7." + "b" * 180 + ".example", "漢" * 90])
+def test_long_host_names_make_no_long_lines(sound, tmp_path, capsys, host):
+  run = copied(sound, tmp_path)
+  for name in ("process/1.json", "locality/1.json"):
+    document(run, name, lambda info: info.update(hostname=host))
+  event = (run / "watchdog" / "0.jsonl").read_text().replace("host1", host)
+  (run / "watchdog" / "0.jsonl").write_text(event)
+  for argv in (("report",), ("watch", "--once"), ("doctor",)):
+    status, out, _ = jaxpace(capsys, argv[0], run, *argv[1:])
+    assert status == 0 and max(map(cell_len, out.splitlines())) <= 100, argv
 
 
 @contextlib.contextmanager

@@ -57,3 +57,13 @@ def test_a_run_id_can_not_lead_out_of_the_directory(tmp_path):
   rundir.claim(tmp_path / "run", False, 0)
   assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
   assert (tmp_path / "run" / ".previous" / "escaped" / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "..", "x" * 190, "\ud800", "a/../.."])
+def test_a_run_id_that_can_be_no_folders_name_keeps_no_run_from_being_recorded(tmp_path, name):
+  rundir.write_json(tmp_path / "process" / "0.json", {"run": name, "schema_version": 1})
+  rundir.write_json(tmp_path / "run.json", {"run": name, "schema_version": 1})
+  assert rundir.claim(tmp_path, False, 0).attempt == 0
+  assert sorted(path.name for path in tmp_path.iterdir()) == [".previous", "process"]
+  aside, = (tmp_path / ".previous").iterdir()
+  assert sorted(path.name for path in aside.iterdir()) == ["process", "run.json"]

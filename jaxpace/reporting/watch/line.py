@@ -6,7 +6,7 @@ from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.live.alive import duration
 from jaxpace.diagnosis.live.look import Snapshot
 from jaxpace.diagnosis.wording import milliseconds
-from jaxpace.trace.plain_text import plain
+from jaxpace.trace.plain_text import plain, shortened
 
 
 def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
@@ -31,8 +31,8 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
       words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
     if numbers.late:
       latest = numbers.late[0]
-      words.append(f"latest rank {latest.rank}" + (f" on {latest.host}" if latest.host else "")
-                   + f" by {milliseconds(latest.lateness)};")
+      where = f" on {shortened(latest.host)}" if latest.host else ""
+      words.append(f"latest rank {latest.rank}{where} by {milliseconds(latest.lateness)};")
     if numbers.pacing.on is not None:
       effect = ("" if numbers.pacing.effect is None
                 else f", effect {100 * numbers.pacing.effect:+.1f} %")

@@ -182,6 +182,16 @@ def test_dumps_without_times_make_no_run_but_tell_who_comes_last(tmp_path, capsy
   assert not (tmp_path / "run").exists()
 
 
+def test_a_long_host_name_makes_no_long_line(tmp_path, capsys):
+  job = Job(verbose=False, start=False)
+  for rank, lines in job.lines.items():
+    job.lines[rank] = [text.replace('"hostname": "b"', f'"hostname": "node-17{"b" * 200}.example"')
+                       for text in lines]
+  assert main(["read-nccl", str(job.write(tmp_path / "dumps")), "--to", str(tmp_path / "run")]) == 2
+  row, = (line for line in capsys.readouterr().out.splitlines() if "last in 240 of 240" in line)
+  assert "rank 3 on node-17bb" in row and "bb.example: last" in row and len(row) <= 120
+
+
 def alike(number, ranks=2, size=64, comm="0x1"):
   return [Record(comm, rank, ranks, "a", rank, "AllReduce", i, size, 10.0, 1000 * i, 1000 * i + 10)
           for i in range(number) for rank in range(ranks)]
