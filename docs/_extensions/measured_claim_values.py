@@ -290,6 +290,18 @@ def turns(figures: Any, ratio: str, *arms: str, tcp: str = "cubic") -> list[str]
           *("0" if value == "-0" else value.replace("-", "−") for value in values)]
 
 
+def lost(figures: Any, ratio: str, arm: str) -> str:
+  """What turns over cubic lose of the loss besides, percent.
+
+  Raises:
+    ValueError: they recover some of it.
+  """
+  recovered = turns(figures, ratio, arm)[2]
+  if not recovered.startswith("−"):
+    raise ValueError(f"{arm} at {ratio} recovers {recovered} %")
+  return recovered.removeprefix("−")
+
+
 def bounds(figures: Any) -> list[str]:
   """At 1.13 and 1.3: the least loss of any order, and what comes back of the model's loss and of
   that measured over TCP, percent."""

@@ -80,7 +80,7 @@ CLAIMS = (
           lambda f: [read.turns(f, "1.13", "one")[2], read.turns(f, "1.13", "one")[1],
                      *read.turns_by_job(f, "1.13", "one")]),
     Claim(README, "At 30 % turns of both lost {} % more.", "turns_tcp.json",
-          lambda f: [read.turns(f, "1.3", "both")[2].removeprefix("−")]),
+          lambda f: [read.lost(f, "1.3", "both")]),
     Claim(README, "What a job would gain was off by {} and {} % in the median, by {} and {} % at "
                   "the 95th percentile", _LATEST,
           lambda f: [value for values in zip(*read.latest(f, read.median_and_worst), strict=True)
