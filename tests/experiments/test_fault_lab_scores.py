@@ -87,6 +87,10 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert summary["what_if_error_percent"]["twin"]["max_abs"] == pytest.approx(2)
   assert (summary["what_if_error_percent"]["same_run"]["max_abs"]
           == pytest.approx(100 * (1.02 / 0.99 - 1)))
+  (kind,) = summary["what_if_error_by_kind"]
+  assert kind == runs[0].injected[0].kind
+  assert (summary["what_if_error_by_kind"][kind]["twin"]
+          == summary["what_if_error_percent"]["twin"])
   assert summary["detection"] == {
       "faults": 3, "detected": 2, "within_30": 1, "noticed_within_30": 0, "median": 26.0,
       "p95": 38.6, "false_alarms_in_controls": 0, "of_disturbances": 0, "steps_of_controls": 0,

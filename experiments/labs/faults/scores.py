@@ -297,6 +297,7 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
       "contention_truth_error_points": _spread(
           np.array([100 * run.untouched for run in runs if run.untouched is not None])),
       "what_if_error_percent": {"twin": _spread(against_twin), "same_run": _spread(against_own)},
+      "what_if_error_by_kind": _what_if_by_kind(runs),
       "fading": fading(runs),
       "detection": {"faults": len(waited), "detected": len(found),
                     "within_30": sum(steps <= 30 for steps in found),
@@ -311,6 +312,16 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
                     "median": float(np.median(found)) if found else None,
                     "p95": float(np.percentile(found, 95)) if found else None},
       "undiagnosed": {run.name: run.trouble for run in runs if run.trouble}}
+
+
+def _what_if_by_kind(runs: Iterable[Judged]) -> dict[str, dict[str, Any]]:
+  """`what_if_errors` by kind of fault: the one fault that is taken out."""
+  found: dict[str, list[Judged]] = {}
+  for run in runs:
+    if run.what_if:
+      found.setdefault(run.injected[0].kind, []).append(run)
+  return {kind: dict(zip(("twin", "same_run"), map(_spread, what_if_errors(own)), strict=True))
+          for kind, own in sorted(found.items())}
 
 
 def _by_kind(runs: Iterable[Judged]) -> dict[str, list[int | None]]:
