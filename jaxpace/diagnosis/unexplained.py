@@ -15,6 +15,7 @@ from jaxpace.diagnosis.counters import quantiles
 from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
+from jaxpace.diagnosis.what_if import has_gaps
 from jaxpace.trace.host_causes import PAUSES
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -23,7 +24,9 @@ _LONG_PAUSE = 0.5
 """A pause is one of the few where it takes this share of the mean step or more."""
 
 
-_UNMEASURED = "gaps between steps, of which no column shows the cause,"
+_UNMEASURED = {
+    "runtime": "gaps between steps, of which no column shows the cause,",
+    "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
 
 
 class FewPauses(NamedTuple):
@@ -44,8 +47,11 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
   run, selected, step_time = facts.run, facts.selected, facts.step_time
   if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
     return []
-  gap = np.nan_to_num(facts.totals.per_step["runtime"])
-  unmeasured = np.maximum(gap - np.median(gap[selected.mask]), 0.0)
+  own = "runtime" if has_gaps(run) else "compute"  # which then holds the gaps
+  gap = np.nan_to_num(facts.totals.per_step[own])
+  # what all ranks do alike: one that pauses alone makes the others wait
+  alone = np.nan_to_num(facts.totals.earliness.sum(axis=0))
+  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
   for name, cause in PAUSES.items():
     rows = run.host_causes.columns.get(name)
@@ -59,7 +65,7 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
     unmeasured = np.maximum(unmeasured - lost, 0.0)
     causes.append((cause.label, lost))
   found = []
-  for label, lost in [*causes, (_UNMEASURED, unmeasured)]:
+  for label, lost in [*causes, (_UNMEASURED[own], unmeasured)]:
     long = selected.mask & (lost >= _LONG_PAUSE * step_time.mean)
     seconds = float(lost[long].sum())
     share = seconds / (step_time.mean * selected.size)

@@ -58,9 +58,11 @@ def test_a_pause_that_the_devices_hide_costs_nothing():
   assert diagnosis.verdict.code == Verdict.HEALTHY and Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
+@pytest.mark.parametrize("gaps", [True, False])
 @pytest.mark.parametrize("at", [[50, 150], list(range(40, STEPS, 20))])
-def test_pauses_of_all_ranks_without_a_cause_that_was_measured_are_not_called_healthy(at):
-  diagnosis = diagnose(paused(400.0 / len(at), at, None))
+def test_pauses_of_all_ranks_without_a_cause_that_was_measured_are_not_called_healthy(at, gaps):
+  run = paused(400.0 / len(at), at, None)
+  diagnosis = diagnose(run if gaps else dataclasses.replace(run, durations={}))
   share = 400 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
   assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
   assert [round(100 * share), len(at)] == numbers(diagnosis.verdict)[:2]
