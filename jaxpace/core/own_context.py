@@ -27,8 +27,10 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
 
 
 @contextlib.contextmanager
-def on(place: jax.Array | Mesh) -> Iterator[None]:
+def on(place: jax.Array | Mesh | None) -> Iterator[None]:
   """Enters the context: JAX's defaults, and as its mesh `place`, or the mesh of an array's devices.
+
+  None leaves the mesh as it is, for what is to stay on no device in particular.
 
   Some 60 us: once for all that a step needs.
   """
@@ -36,7 +38,8 @@ def on(place: jax.Array | Mesh) -> Iterator[None]:
     for name, value in _SETTINGS:
       if hasattr(jax, name):
         entered.enter_context(getattr(jax, name)(value))
-    entered.enter_context(jax.set_mesh(place if isinstance(place, Mesh) else _mesh_of(place)))
+    if place is not None:
+      entered.enter_context(jax.set_mesh(place if isinstance(place, Mesh) else _mesh_of(place)))
     yield
 
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpace.core import own_context
+
 
 def copied(tree: Any) -> Any:
   """Copies a tree's arrays on their devices: a donated one can be used again.
 
+  A step takes the copies as it takes the tree: laid out alike, by the same program.
+
   Raises:
     TypeError: it has a leaf that is no array, number or text.
   """
-  return jax.tree.map(_copied, tree)
+  with own_context.on(None):
+    return jax.tree.map(_copied, tree)
 
 
 def _copied(leaf: Any) -> Any:
+  if isinstance(leaf, jax.Ref):
+    return jax.new_ref(_copied(leaf[...]))
   if isinstance(leaf, jax.Array):
-    return jnp.copy(leaf)
+    return jax.device_put(leaf, may_alias=False)
   if isinstance(leaf, np.ndarray):
     return leaf.copy()
   if isinstance(leaf, (int, float, complex, str, bytes, np.generic)):
@@ -34,8 +41,12 @@ def differences(bare: Any, marked: Any) -> str:
 
   Arrays that were donated on either side are left out. NaNs are compared by their bits, too.
   """
-  before = jax.tree_util.tree_flatten_with_path(bare)[0]
-  after = jax.tree.leaves(marked)
+  with own_context.on(None):
+    before = jax.tree_util.tree_flatten_with_path(bare)[0]
+    return _differences(before, jax.tree.leaves(marked))
+
+
+def _differences(before: Sequence[tuple[Any, Any]], after: Sequence[Any]) -> str:
   if len(before) != len(after):
     return f"With marks the step gives {len(after)} arrays, and {len(before)} without."
   different: list[str] = []
@@ -56,12 +67,14 @@ def differences(bare: Any, marked: Any) -> str:
 
 def devices(tree: Any) -> list[Any]:
   """Devices that a tree's arrays lie on, in the order of their ids."""
-  found = {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.Array)
+  found = {device for leaf in jax.tree.leaves(tree) if isinstance(leaf, (jax.Array, jax.Ref))
            for device in leaf.sharding.device_set}
   return sorted(found, key=lambda device: device.id)
 
 
 def _parts(leaf: Any) -> Iterable[np.ndarray[Any, Any]]:
+  if isinstance(leaf, jax.Ref):
+    leaf = leaf[...]
   if not isinstance(leaf, jax.Array):
     return [np.asarray(leaf)]
   if leaf.is_deleted():

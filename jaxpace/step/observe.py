@@ -185,25 +185,34 @@ class Observed(Marked):
       time.sleep(_MOMENT)
 
   def _checked(self, args: Any, kwargs: Any) -> Any:
-    """The first call: without marks on copies of the arguments, then with marks; both compared."""
+    """The first call: with marks on copies of the arguments, then without; both compared.
+
+    What is returned, and what is changed in place, is the unmodified step's.
+    """
     self._check_due = False
+    different = unknown = ""
     try:
       copies = comparing.copied((args, kwargs))
-    except TypeError as error:
-      self._warn(f"Results are not compared: {error}")
-      return self._run(self.jitted, args, kwargs)
-    bare = self.jitted(*copies[0], **copies[1])
-    out = self._run(self.jitted, args, kwargs)
-    told = comparing.differences((bare, copies), (out, (args, kwargs)))
-    devices = comparing.devices((bare, out))
-    if agreeing.all_say(not told, f"{self._title()}, checked", devices, _WAIT_SECONDS):
+      marked = self._run(self.jitted, *copies)
+    except DifferentError:
+      raise
+    except Exception as error:
+      unknown = f"Results of the first step can't be compared: {_in_a_line(error)}"
+    out = self.jitted(*args, **kwargs)
+    if not unknown:
+      different = comparing.differences((out, (args, kwargs)), (marked, copies))
+    devices = comparing.devices((out, args, kwargs))
+    if agreeing.all_say(not (different or unknown), f"{self._title()}, checked", devices,
+                        _WAIT_SECONDS):
       return out
-    told = told or "With marks results of the first step differ on another process."
-    self._say_different([told])
-    if self.different == "marked":
-      return out
-    self._forget_marks(told)
-    return bare
+    if unknown:
+      self._warn(f"{unknown} So the step runs as it was.")
+    else:
+      different = different or "With marks results of the first step differ on another process."
+      self._say_different([different])
+    if unknown or self.different != "marked":
+      self._forget_marks(unknown or different)
+    return out
 
   # Compiling.
 
@@ -289,8 +298,7 @@ class Observed(Marked):
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
-      said = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
-      return f"{said}.", None
+      return _in_a_line(error), None
     if made is None or not made.differences:
       return "", made
     self._say_different(made.differences)
@@ -384,6 +392,10 @@ _MOMENT = 1e-3
 def _context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
   return jax.make_user_context(None)
+
+
+def _in_a_line(error: Exception) -> str:
+  return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
 
 
 def _jits(function: Any, deep: int = 0) -> bool:

@@ -2,12 +2,15 @@
 sentence."""
 
 import dataclasses
+import itertools
 import logging
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.communication.partitioned import collectives, compiling, program, thunks
@@ -130,13 +133,45 @@ def test_comparing_says_where_and_by_how_much():
   assert "gives 1 arrays, and 3" in comparing.differences(one, {"a": one["a"]})
 
 
-def test_arguments_that_cannot_be_copied_are_not_compared(caplog):
+@pytest.mark.parametrize("different", ["bare", "marked", "raise"])
+def test_a_step_whose_arguments_cannot_be_copied_runs_unmodified(caplog, different):
   class Odd:
     pass
   step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(lambda odd, *args: step(*args), static_argnums=0), check=True)
-  observed(Odd(), *args)
-  assert "not compared" in caplog.text and list(observed.executions.values()) == [1]
+  jitted = jax.jit(lambda odd, *args: step(*args), static_argnums=0)
+  observed = jaxpace.observe(jitted, check=True, different=different)
+  odd = Odd()
+  for _ in range(2):
+    assert steps.bits(observed(odd, *args)) == steps.bits(jitted(odd, *args))
+  assert "can't be compared: an argument holds Odd" in caplog.text
+  assert all(one.bare for one in observed.plan.programs) and not observed.executions
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_a_checked_step_changes_in_place_is_changed_once(monkeypatch, caplog, other):
+  if other:
+    monkeypatch.setattr(comparing, "_relative", lambda left, right: 0.5)
+    monkeypatch.setattr(comparing, "_parts", lambda leaf, count=itertools.count(): [
+        np.float32([next(count)])])
+  step, (params, x, y) = steps.data_parallel()
+
+  def counting(calls, params, x, y):
+    calls[...] += 1
+    params["w"][...] *= 0.5
+    return calls[...], step({**params, "w": params["w"][...]}, x, y)[1]
+
+  everywhere = NamedSharding(steps.mesh_of(data=4), P())
+  found = []
+  for made in (jax.jit, lambda step: jaxpace.observe(jax.jit(step), check=True)):
+    calls = jax.new_ref(jax.device_put(jnp.int32(0), everywhere))
+    # A copy: of an array that a `Ref` was made of JAX takes hold.
+    held = {**params, "w": jax.new_ref(jnp.copy(params["w"]))}
+    run = made(counting)
+    found.append([steps.bits(run(calls, held, x, y)) for _ in range(3)]
+                 + [steps.bits(held["w"][...])])
+  assert found[0] == found[1]
+  assert ("differ" in caplog.text) == other
+  assert all(bool(one.bare) == other for one in run.plan.programs)
 
 
 def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
