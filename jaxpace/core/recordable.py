@@ -41,6 +41,13 @@ class Marked(Recordable):
   clock: str = "auto"
   """Who writes the marks: "stream" for GPUs themselves, where that was asked for."""
 
-  executions: dict[int, int]
-  """Executions dispatched so far in this process, by number of the program: the k-th one to start
-  on a device is the k-th that was dispatched."""
+  runs: frozenset[int] = frozenset()
+  """Numbers of the programs with marks of which each call dispatches one; what is compiled beside
+  them, to cut arguments up say, is not among them."""
+
+  calls: int = 0
+  """Calls so far in this process that dispatched one of these: the k-th execution of any of them to
+  start on a device is of the k-th call."""
+
+  bare_calls: int = 0
+  """Calls that dispatched a program without marks: nothing is recorded of them."""

@@ -33,7 +33,13 @@ from jaxpace.diagnosis.selected_steps import (
 )
 from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Summed, Totals, add_up
-from jaxpace.diagnosis.untold import hidden, hidden_sentence, unseen, untold
+from jaxpace.diagnosis.untold import (
+  hidden,
+  hidden_sentence,
+  unrecorded,
+  unseen,
+  untold,
+)
 from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.waiting_places import where_waits_are
@@ -102,7 +108,8 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
         hidden=None if away is None else away.steps)
     case, sampled = _judged(case, doubted=untold_why is not None)
     lateness = case.lateness
-    found, preempted = sampled.findings, switches(run, selected)
+    found = () if unrecorded(run) else sampled.findings
+    preempted = switches(run, selected)
     found = tuple(_or_waiting(run, finding, never) for finding in found)
     if untold_why is not None:  # who is last by turns is told by the stamps that are in doubt
       found = tuple(finding for finding in found if finding.mode != findings_module.AMPLIFICATION)

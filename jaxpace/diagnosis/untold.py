@@ -10,19 +10,21 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
-from jaxpace.diagnosis.codes import Note, Sentence
+from jaxpace.diagnosis.codes import Note, Sentence, Verdict
 from jaxpace.diagnosis.modes.case import COSTLY
 from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps
 from jaxpace.diagnosis.totals import Summed
 from jaxpace.diagnosis.wording import hosts_of, named
 from jaxpace.trace.along_axis import laid_out
 from jaxpace.trace.problems import list_ranks, plural
-from jaxpace.trace.run import Run
+from jaxpace.trace.run import Process, Run
 
 # Chosen by hand; no measurement of them is published.
 _MOST = 0.5
 """Who is late can't be told where what ranks do before the collectives that don't tell takes this
 share of their busy time."""
+_LOST = 0.4
+"""A run is not judged of which a process lost this share of its rows."""
 _SEEN = 0.5
 """A rank is judged that is known in this share of the counted steps, at least."""
 
@@ -104,6 +106,30 @@ def unseen(summed: Summed, away: SilentStretches | None = None) -> np.ndarray:
   if away is not None:
     there[list(away.suspects)] = True
   return np.flatnonzero(there)
+
+
+def unrecorded(run: Run) -> Sentence | None:
+  """Refuses to judge a run of which many steps are missing; None where enough are there.
+
+  What is missing need not be like the rest: steps that another program ran, or that the writer
+  could not keep up with.
+  """
+  worst = max(run.processes, key=_lost_share, default=None)
+  if worst is None or _lost_share(worst) < _LOST:
+    return None
+  rows = [int(worst.info.get(name) or 0) // max(1, len(worst.ranks))
+          for name in ("lost_rows", "rows_written")]
+  return Sentence(Verdict.TOO_FEW_STEPS,
+      f"Too many steps are missing to judge: process {worst.process} recorded {rows[1]:,} and lost "
+      f"{rows[0]:,} of {plural(sum(rows), 'step')}, and those need not be like these. What kept "
+      "them from the record is in the notes and in the job's log.")
+
+
+def _lost_share(process: Process) -> float:
+  lost, written = (process.info.get(name) for name in ("lost_rows", "rows_written"))
+  if not isinstance(lost, int) or not isinstance(written, int) or lost <= 0:
+    return 0.0
+  return lost / (lost + max(0, written))
 
 
 class SilentStretches(NamedTuple):

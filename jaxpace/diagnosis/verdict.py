@@ -12,7 +12,7 @@ from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
 from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
-from jaxpace.diagnosis.untold import unseen_sentence
+from jaxpace.diagnosis.untold import unrecorded, unseen_sentence
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural
@@ -26,6 +26,8 @@ healthy."""
 def verdict_on(facts: Facts) -> Sentence:
   """Says what to do about the costliest finding, or that there is none; clears no rank that it
   can't see."""
+  if missing := unrecorded(facts.run):
+    return missing
   said = _on_those_seen(facts)
   # What names a rank does not clear it.
   named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION

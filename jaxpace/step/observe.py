@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -9,7 +10,7 @@ import logging
 import threading
 import time
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args
 
 import jax
@@ -83,7 +84,6 @@ class Observed(Marked):
     self.jitted = jitted
     self.check, self.different, self.clock = bool(check), different, clock
     self.plan: ObservedPlan = ObservedPlan()
-    self.executions: dict[int, int] = {}
     self._context: Any = _context()
     # Programs with marks have a place of their own in JAX's caches.
     self._token: Any = ("jaxpace.observe", next(_tokens))
@@ -98,8 +98,6 @@ class Observed(Marked):
     # By thread, while a call compiles: what came of it, and whether to warn where it is bare.
     self._compiled: dict[int, list[tuple[ObservedProgram, bool]]] = {}
     self._dispatched = Dispatched()
-    # Programs by what they were compiled for; JAX compiles none of them a second time.
-    self._ahead: dict[Any, int | None] = {}
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, as the jitted function does.
@@ -107,11 +105,14 @@ class Observed(Marked):
     Raises:
       DifferentError: with `different="raise"`, the program with marks is not the same.
     """
-    if self._unwatched or compiling.tracing():
+    if compiling.tracing():
       return self.jitted(*args, **kwargs)
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+    one_by_one = jax.config.jax_disable_jit  # type: ignore[attr-defined]
+    if one_by_one:
       # Each operation is a program of its own then: none of them is the step.
       self._warn("Steps run without marks and are not recorded while jax_disable_jit is on.")
+    if self._unwatched or one_by_one:
+      self._count(marked=False)
       return self.jitted(*args, **kwargs)
     if self._check_due:
       return self._checked(args, kwargs)
@@ -121,10 +122,7 @@ class Observed(Marked):
     """Lowers the step for such arguments; what its `compile()` returns has marks."""
     with self._context(self._token):
       lowered = self.jitted.lower(*args, **kwargs)  # type: ignore[attr-defined]
-    look = look_of(args, kwargs)
-    if look not in self._ahead and (known := self._dispatched.number(args, kwargs)) is not None:
-      self._ahead[look] = known
-    return ObservedLowered(self, lowered, look)
+    return ObservedLowered(self, lowered, look_of(args, kwargs))
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
@@ -157,31 +155,37 @@ class Observed(Marked):
         out = call(*args, **kwargs)
     finally:
       if self._compiled:
-        self._learn(args, kwargs)
-    dispatched = self._dispatched
-    number = dispatched.only
-    if number is None and dispatched.several:
-      number = dispatched.number(args, kwargs)
-    if number is not None:
-      self._count(number)
+        with _harmless():
+          self._learn(args, kwargs)
+    marked = True
+    if self._dispatched.some_bare:
+      with _harmless():
+        marked = self._dispatched.marked(look_of(args, kwargs))
+    self._count(marked)
     return out
 
-  def _count(self, number: int) -> None:
-    """Counts an execution; threads may run steps at the same time."""
+  def _count(self, marked: bool) -> None:
+    """Counts a call; threads may run steps at the same time."""
     with _lock:
-      self.executions[number] = self.executions.get(number, 0) + 1
+      if marked:
+        self.calls += 1
+      else:
+        self.bare_calls += 1
 
   def _learn(self, args: Any, kwargs: Any) -> None:
-    """Remembers which program these arguments run, if this thread or another is compiling."""
+    """Remembers whether such calls run marks, if this thread or another is compiling."""
     mine = threading.get_ident()
     if mine in self._compiled:
       with _lock:
-        if self._compiled[mine]:
-          self._dispatched.learn(args, kwargs, self._settle(self._compiled[mine]))
-        del self._compiled[mine]
+        try:
+          if self._compiled[mine]:
+            self._dispatched.learn(look_of(args, kwargs), self._settle(self._compiled[mine]))
+        finally:
+          del self._compiled[mine]
       return
+    look = look_of(args, kwargs)
     # Of two threads with new arguments that are alike one compiles, and is about to come here.
-    while self._compiled and not self._dispatched.knows(args, kwargs):
+    while self._compiled and not self._dispatched.knows(look):
       time.sleep(_MOMENT)
 
   def _checked(self, args: Any, kwargs: Any) -> Any:
@@ -199,8 +203,10 @@ class Observed(Marked):
     except Exception as error:
       unknown = f"Results of the first step can't be compared: {_in_a_line(error)}"
     out = self.jitted(*args, **kwargs)
-    if not unknown:
-      different = comparing.differences((out, (args, kwargs)), (marked, copies))
+    try:
+      different = "" if unknown else comparing.differences((out, (args, kwargs)), (marked, copies))
+    except Exception as error:
+      unknown = f"Results of the first step can't be compared: {_in_a_line(error)}"
     devices = comparing.devices((out, args, kwargs))
     if agreeing.all_say(not (different or unknown), f"{self._title()}, checked", devices,
                         _WAIT_SECONDS):
@@ -219,29 +225,34 @@ class Observed(Marked):
   def _compile(self, request: compiling.Request) -> Any:
     """Compiles with marks what can have them, and everything else as it is."""
     compiled = self._compiled.setdefault(threading.get_ident(), [])
-    made, warn = None, True
-    if request.partitions == 1:
-      reason = "it runs on one device, so there is nobody to wait for."
-    else:
+    reason, made = _ONE_DEVICE, None
+    if request.partitions > 1:
       reason, made = self._agreed_on(request)
-      if made is None and not reason:
-        reason, warn = "it has no collectives, so there is nobody to wait for.", False
     if made is not None:
-      with _lock:
-        self._add(made.program)
-      if not self.check:
-        for notice in made.program.notices:
-          if program.ROUNDING in notice:
-            self._warn(f"{made.program.name}: {notice}")
-      compiled.append((made.program, True))
+      with _harmless():
+        self._note_marked(made.program, compiled)
       return made.executable
     executable = request.compile()
+    with _harmless():
+      compiled.append((self._bare_program(request, reason or _ALONE), bool(reason)))
+    return executable
+
+  def _note_marked(self, made: ObservedProgram,
+                   compiled: list[tuple[ObservedProgram, bool]]) -> None:
+    with _lock:
+      self._add(made)
+    compiled.append((made, True))
+    if not self.check:
+      for notice in made.notices:
+        if program.ROUNDING in notice:
+          self._warn(f"{made.name}: {notice}")
+
+  def _bare_program(self, request: compiling.Request, reason: str) -> ObservedProgram:
     ranks = marks.ranks()
-    compiled.append((ObservedProgram(
+    return ObservedProgram(
         number=0, name=self._title() or request.name,
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
-        collectives=(), bare=reason), warn))
-    return executable
+        collectives=(), bare=reason)
 
   def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
     """What `_try` returns, if it is alike on all processes that run the program.
@@ -254,6 +265,10 @@ class Observed(Marked):
       reason, made = self._try(request)
     except DifferentError as error:
       reason, made, refused = str(error), None, error
+    except Exception as error:
+      # Anything that goes wrong in a compiler: the step itself must run.
+      _LOG.debug("observe", exc_info=True)
+      reason, made = _in_a_line(error), None
     if not self._agreed:
       # Compilers are not equally quick, nor do all hosts have the program in a cache.
       self._agreed = agreeing.all_say(made is not None, self._title() or request.name,
@@ -270,15 +285,16 @@ class Observed(Marked):
     name = str(getattr(self.jitted, "__name__", ""))
     return name if name.isidentifier() else ""
 
-  def _settle(self, compiled: list[tuple[ObservedProgram, bool]]) -> int | None:
-    """Number of the program that was compiled during a call; None where it has no marks.
+  def _settle(self, compiled: list[tuple[ObservedProgram, bool]]) -> bool:
+    """Whether the program that was compiled during a call has marks.
 
     Small programs may have been compiled before it, while the step was traced, and after it, to cut
     its arguments up: the step's own is the last of those that run on most devices.
     """
     marked = [one for one, _ in compiled if not one.bare]
     if marked:
-      return marked[-1].number
+      self.runs |= {marked[-1].number}
+      return True
     last = max(reversed(compiled), key=lambda one: len(one[0].ranks))[0]
     self._add(dataclasses.replace(last, number=marks.next_program()))
     said = f"{last.name} runs as it was, without marks: {last.bare}"
@@ -286,19 +302,14 @@ class Observed(Marked):
       self._warn(said)
     else:
       _LOG.info("%s", said)
-    return None
+    return False
 
   def _try(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
     """The program with marks; or why there is none, empty where it has no collectives."""
-    try:
-      if reason := marks.unavailable(self.clock):
-        return reason, None
-      put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-      made = program.stamped(request, _number, self._title() or request.name, marks.ranks(), put)
-    except Exception as error:
-      # Anything that goes wrong in a compiler: the step itself must run.
-      _LOG.debug("observe", exc_info=True)
-      return _in_a_line(error), None
+    if reason := marks.unavailable(self.clock):
+      return reason, None
+    put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
+    made = program.stamped(request, _number, self._title() or request.name, marks.ranks(), put)
     if made is None or not made.differences:
       return "", made
     self._say_different(made.differences)
@@ -319,7 +330,6 @@ class Observed(Marked):
     self.plan = ObservedPlan(tuple(
         dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
     self._unwatched = reason
-    self._dispatched = Dispatched()
 
   def _warn(self, said: str) -> None:
     if said not in self._warned:
@@ -340,10 +350,11 @@ class ObservedLowered:
       with observed._context(observed._token), compiling.watching(observed._compile):
         compiled = self._lowered.compile(*args, **kwargs)
     finally:
-      with _lock:
+      with _lock, _harmless():
         if found := observed._compiled.pop(threading.get_ident(), []):
-          observed._ahead[self._look] = observed._settle(found)
-    return ObservedCompiled(observed, compiled, observed._ahead.get(self._look))
+          observed._dispatched.learn(self._look, observed._settle(found))
+    # JAX compiles nothing a second time: a call may have done so, for arguments that look so.
+    return ObservedCompiled(observed, compiled, observed._dispatched.marked(self._look))
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith("_"):
@@ -354,13 +365,13 @@ class ObservedLowered:
 class ObservedCompiled:
   """A compiled step with marks; everything but the call is `jax.stages.Compiled`'s."""
 
-  def __init__(self, observed: Observed, compiled: Any, number: int | None):
-    self._observed, self._compiled, self._number = observed, compiled, number
+  def __init__(self, observed: Observed, compiled: Any, marked: bool):
+    self._observed, self._compiled, self._marked = observed, compiled, marked
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     out = self._compiled(*args, **kwargs)
-    if self._number is not None and not compiling.tracing():
-      self._observed._count(self._number)
+    if not compiling.tracing():
+      self._observed._count(self._marked)
     return out
 
   def __getattr__(self, name: str) -> Any:
@@ -380,6 +391,8 @@ def _number() -> int:
 _tokens = itertools.count()
 _lock = threading.Lock()
 """Held for a moment where threads that run steps at once would lose what the other wrote."""
+_ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
+_ALONE = "it has no collectives, so there is nobody to wait for."
 _WAIT_SECONDS = 120.0
 """How long processes wait for one another to agree, beside what compiling took them."""
 _DEEPEST = 3
@@ -392,6 +405,15 @@ _MOMENT = 1e-3
 def _context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
   return jax.make_user_context(None)
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+  """What goes wrong here is nothing to the step."""
+  try:
+    yield
+  except Exception:
+    _LOG.debug("observe", exc_info=True)
 
 
 def _in_a_line(error: Exception) -> str:

@@ -164,7 +164,10 @@ class Recorder(Recording):
       return
     if marked is not None:
       extra = self._host_columns(host_columns) if host_columns else host_columns
-      marked.record(writer, self._causes.sample(), extra)
+      try:
+        marked.record(writer, self._causes.sample(), extra)
+      except Exception as error:  # Whatever it is, training goes on.
+        writer.fail(error)
       if writer.termination.received:
         self.terminate(writer)
       return

@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
@@ -120,29 +120,13 @@ class Recording:
     self._opened = True
     if self.directory is None:
       return
-    process = jax.process_index()
-    identity = self._agree(process)
-    if identity is None:
-      return
-    self.run = identity.run
-    info = describe.process(identity, process)
-    run_info = (describe.run(identity, self._source, self._config, self.directory) if process == 0
-                else None)
-    place = places.read(process)
-    sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
-        gauges=places.gauges(place))) if self._hosts else None
-    writer = Writer(self.directory, identity, process, info, run_info,
-                    grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
     try:
-      self.directory.mkdir(parents=True, exist_ok=True)
-      if process != 0:
-        rundir.set_aside(self.directory, identity.run, process)
-      self.prepare(writer, identity)
-      writer.start()
-      places.write(self.directory, identity.run, place)
-    except Exception as error:
-      self.closed()
+      writer = self._begun(self.directory)
+    except Exception as error:  # Whatever it is, training goes on.
+      self._attempt(self.closed)
       self._not_recording(explain(error, self.directory))
+      return
+    if writer is None:
       return
     self._writer = writer
     self._causes.start()
@@ -150,6 +134,37 @@ class Recording:
       writer.termination.install()
     atexit.register(self._at_exit)
     self._pid = os.getpid()
+
+  def _begun(self, directory: pathlib.Path) -> Writer | None:
+    """Makes the run and starts its writer; None, with a warning, where it can't be recorded."""
+    process = jax.process_index()
+    identity = self._agree(process)
+    if identity is None:
+      return None
+    self.run = identity.run
+    info = describe.process(identity, process)
+    run_info = (describe.run(identity, self._source, self._config, directory) if process == 0
+                else None)
+    place = places.read(process)
+    sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
+        gauges=places.gauges(place))) if self._hosts else None
+    writer = Writer(directory, identity, process, info, run_info,
+                    grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
+    try:
+      directory.mkdir(parents=True, exist_ok=True)
+      if process != 0:
+        rundir.set_aside(directory, identity.run, process)
+      self.prepare(writer, identity)
+      writer.start()
+    except Exception:
+      writer.release()
+      raise
+    try:
+      places.write(directory, identity.run, place)
+    except OSError as error:
+      _LOG.warning("Where process %d runs is not written down: %s", process,
+                   explain(error, directory))
+    return writer
 
   def measure(self, cause: str) -> AbstractContextManager[None]:
     """Adds the time spent inside to the current step's `data_ns` or `checkpoint_ns`.
@@ -313,13 +328,23 @@ class Recording:
     self._causes.stop()
     try:
       # After an error the devices may never finish: a peer is dead, say.
-      self.bring_in_last(writer, time.monotonic() + self.grace_seconds if in_trouble else None)
+      deadline = time.monotonic() + self.grace_seconds if in_trouble else None
+      self._attempt(lambda: self.bring_in_last(writer, deadline))
     finally:  # Ctrl-C while waiting, say: what has come is written all the same.
-      self._finish(writer)
+      self._attempt(lambda: self._finish(writer))
+
+  def _attempt(self, part: Callable[[], None]) -> None:
+    """Does a part of the end; what goes wrong with it is nothing to training."""
+    try:
+      part()
+    except Exception as error:
+      _LOG.warning("The recording of %s did not end as it should: %s", self.directory,
+                   in_a_line(error))
+      _LOG.debug("The end of a recording", exc_info=True)
 
   def _finish(self, writer: Writer) -> None:
     if writer.close(CLOSE_SECONDS):
-      self.closed()
+      self._attempt(self.closed)
       self._unlock()
     else:
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory,

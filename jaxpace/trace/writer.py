@@ -86,6 +86,7 @@ class Writer:
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
     self._intake: Any = None
+    self._failure: Exception | None = None
     self._ready: list[tuple[decode.Columns, decode.Columns]] = []
     self._plan: Any = None
     self._last_flush = self._last_heartbeat = time.monotonic()
@@ -137,6 +138,11 @@ class Writer:
         (self._queue[0] if self._queue else batch).inherit(dropped, KEEP_SAMPLES)
       self._queue.append(batch)
       self._queued_bytes += batch.nbytes
+    self.poke()
+
+  def fail(self, error: Exception) -> None:
+    """Ends the recording, for something that went wrong beside it."""
+    self._failure = error
     self.poke()
 
   def add_lost(self, steps: int, ranks: int) -> None:
@@ -244,6 +250,8 @@ class Writer:
     return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
 
   def _take_in(self) -> None:
+    if self._failure is not None:
+      raise self._failure
     if self._intake and (polled := self._intake.poll()) is not None:
       self._add(polled)
     while True:

@@ -158,6 +158,15 @@ def _state() -> Callable[[], bool]:
   return core.trace_state_clean
 
 
+def settings() -> Any:
+  """JAX's settings, for each choice of which it compiles anew; None where this JAX doesn't say."""
+  try:
+    from jax._src import config
+    return config.trace_context()
+  except (ImportError, AttributeError):
+    return None
+
+
 def _install() -> None:
   global _installed
   if _installed:

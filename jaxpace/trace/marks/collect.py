@@ -7,6 +7,7 @@ from collections.abc import Callable, Container
 
 import numpy as np
 
+from jaxpace.core.marks import NUMBER
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.execution import marks
 from jaxpace.trace.marks.executions import NOTHING, Executions, Splitter
@@ -30,6 +31,9 @@ class Collector:
     self._splitters: dict[tuple[int, int], Splitter] = {}
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
+    self._latest = [0] * len(self._lanes)
+    self.gaps: list[int] = []
+    """ns of the last event before each loss of some."""
 
   @property
   def lanes(self) -> int:
@@ -51,9 +55,22 @@ class Collector:
     marks.current()
     self._drain(programs)
 
+  def skip(self, lane: int, program: int) -> None:
+    """Counts what a program has run so far as over; what of it comes all the same is read."""
+    self._passed[lane, program] = marks.executions(lane, program)
+
   def passed(self, lane: int, program: int) -> int:
     """Executions of a program that are over on a lane's device, lost ones counted."""
     return self._passed.get((lane, program), 0)
+
+  def began(self, lane: int, program: int, begin: int, end: int) -> np.ndarray:
+    """[end - begin] int64 ns at which executions with these numbers began; 0 where lost, or
+    taken."""
+    found = np.zeros(end - begin, np.int64)
+    for each in self._ended.get((lane, program), ()):
+      first, last = np.searchsorted(each.number, [begin, end])
+      found[each.number[first:last] - begin] = each.start_ns[first:last]
+    return found
 
   def take(self, lane: int, program: int, before: int) -> Executions:
     """Takes out the executions with numbers below `before`."""
@@ -66,8 +83,11 @@ class Collector:
     return part(joined, 0, count)
 
   def _drain(self, programs: Callable[[], Container[int]]) -> None:
+    # Before what is read: a start that was counted and does not come is lost.
+    started = {key: marks.executions(*key) for key in self._splitters}
     for lane, follower in enumerate(self._lanes):
       slots, blocks = self._ring.events[lane], self._ring.blocks
+      since: dict[int, int] | None = None
 
       def head(blocks: np.ndarray = blocks, lane: int = lane) -> int:
         return int(blocks["head"][lane])
@@ -77,16 +97,27 @@ class Collector:
       while follower.position < end:
         taken = follower.take(slots, head)
         if taken.lost:
+          self.gaps.append(self._latest[lane])
+          since = {}
           for (own, _), splitter in self._splitters.items():
             if own == lane:
               splitter.lose()
         if not len(taken.ns) and not taken.lost:
           break
         if len(taken.ns):
+          if since is not None:
+            _first_numbers(taken.ns, taken.tag, since)
           self._split(lane, taken.ns, taken.tag, programs())
+      if since is not None:
+        for (own, program), count in started.items():
+          if own == lane:
+            self._pass(lane, program, min(count, since.get(program, count)))
 
   def _split(self, lane: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)
+    times = ns[tag & _OWN != NUMBER]
+    if len(times):
+      self._latest[lane] = int(times[-1])
     for number in np.unique(program).tolist():
       if number not in programs:
         continue
@@ -97,11 +128,22 @@ class Collector:
       ended = self._splitters[key].feed(tag[own] & _OWN, ns[own])
       if not len(ended.number):
         continue
-      self._passed[key] = int(ended.number[-1]) + 1
+      self._pass(lane, number, int(ended.number[-1]) + 1)
       kept = self._ended.setdefault(key, [])
       kept.append(ended)
       while len(kept) > 1 and sum(len(each.ns) for each in kept) > MOST_MARKS:
         kept.pop(0)
+
+
+  def _pass(self, lane: int, program: int, count: int) -> None:
+    self._passed[lane, program] = max(count, self.passed(lane, program))
+
+
+def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> None:
+  """Notes of each program how many of its executions come before the first that begins here."""
+  starts = np.flatnonzero(tag & _OWN == NUMBER)
+  for at in starts.tolist():
+    found.setdefault(int(tag[at]) >> TAG_BITS, int(ns[at]))
 
 
 def join(parts: list[Executions]) -> Executions:

@@ -5,25 +5,27 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.core.detail import every
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.core.recordable import Marked
 from jaxpace.trace import decode
 from jaxpace.trace.intake import Losses, host_columns
+from jaxpace.trace.marks.calls import CallOrder
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
     DeviceSteps,
-    Range,
     StepCalls,
     calls_before,
     collective_columns,
@@ -40,16 +42,12 @@ _POLL_SECONDS = 0.25
 
 
 DispatchedStep = tuple[int, Sequence[tuple[int, int, int]], Sample, dict[str, float]]
-"""The fields of a `StepCalls`, those of its ranges in tuples: quick to make."""
-
-
-def _step_calls(dispatched: DispatchedStep) -> StepCalls:
-  step, ranges, sample, extra = dispatched
-  return StepCalls(step, tuple(Range(*one) for one in ranges), sample, extra)
+"""Number of a step; place of each observed function that it called, with the number of the first
+call and of the one after the last; what the host did, and the user's columns."""
 
 
 class Calls(NamedTuple):
-  """Steps that the loop has dispatched."""
+  """Steps that are over on all devices of this process."""
 
   steps: list[StepCalls]
 
@@ -60,14 +58,14 @@ class MarksIntake:
 
   wait_seconds: float | None = _POLL_SECONDS
 
-  def __init__(self, collector: Collector, programs: Callable[[], Iterable[ObservedProgram]],
+  def __init__(self, collector: Collector, observed: Sequence[Marked],
                directory: pathlib.Path, run: str, process: int, attempt: int, ranks: int,
                losses: Losses, detail: int | str):
     """Begins.
 
     Args:
       collector: reads the ring.
-      programs: tells the programs met so far; called from the writer's thread.
+      observed: the functions that steps call; asked for their programs by the writer's thread.
       directory: run directory; `marks/<process>.plan.json` says there what the marks mean.
       run: id of the run.
       process: index of this process.
@@ -76,25 +74,26 @@ class MarksIntake:
       losses: what could not be recorded is counted there.
       detail: write one step in so many in full, or "auto".
     """
-    self._collector, self._tell = collector, programs
+    self._collector, self._observed = collector, tuple(observed)
     self._directory, self._run = directory, run
     self._process, self._attempt, self._losses = process, attempt, losses
     self._programs, self._ranks = PlannedPrograms(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
     self.dispatched: collections.deque[DispatchedStep] = collections.deque()
     """Filled by the training loop, emptied here."""
+    self._waiting: collections.deque[DispatchedStep] = collections.deque()
     self._steps: list[StepCalls] = []
-    self._finished = 0
     self._previous: list[decode.Previous | None] = [None] * collector.lanes
     self._over = 0
     self._overtaken_at: float | None = None
-    self._told_bare: set[int] = set()
     self.last_step: int | None = None
+    self._meet()
+    self._orders = [CallOrder(collector, self._lanes_of(one), one.calls) for one in self._observed]
 
   @property
   def rows(self) -> int:
     """Rows of `steps` that can be written."""
-    return self._finished * self._collector.lanes
+    return len(self._steps) * self._collector.lanes
 
   @property
   def over(self) -> int:
@@ -102,21 +101,31 @@ class MarksIntake:
     return self._over
 
   def poll(self) -> Calls | None:
-    """Takes the steps that the loop has dispatched since the last time, and reads what is new in
-    the ring."""
-    steps = []
+    """Reads what is new in the ring, and takes the steps that are over; None where the loop has
+    dispatched none and none is."""
+    before = len(self._waiting)
     with contextlib.suppress(IndexError):
       while True:
-        steps.append(_step_calls(self.dispatched.popleft()))
+        self._waiting.append(self.dispatched.popleft())
+    fresh = len(self._waiting) > before
     # After the steps: what they ran has been met by then.
     self._meet()
     self._collector.collect(self._meet)
-    self._finish()
-    return Calls(steps) if steps else None
+    # After the ring: a call says which program it runs before the next call can leave a mark.
+    for order, one in zip(self._orders, self._observed, strict=True):
+      order.settle(self._lanes_of(one))
+    steps = self._finish()
+    return Calls(steps) if fresh or steps else None
+
+  def _lanes_of(self, one: Marked) -> dict[int, list[int]]:
+    """Lanes whose devices each program that an observed function's calls run is on."""
+    ranks = self._collector.ranks
+    return {number: [lane for lane, rank in enumerate(ranks) if rank in program.ranks]
+            for number in one.runs if (program := self._programs.by_number.get(number))}
 
   def _meet(self) -> dict[int, PlannedProgram]:
     """The programs met so far, by number."""
-    programs = list(self._tell())
+    programs = [program for one in self._observed if one.plan for program in one.plan.programs]
     if self._programs.meet(programs):
       write_plan(self._directory, self._process, self._run, self._attempt,
                  ObservedPlan(tuple(programs)))
@@ -150,12 +159,10 @@ class MarksIntake:
   def add(self, batch: Calls) -> None:
     """Takes steps in."""
     self._steps += batch.steps
-    self._finish()
 
   def decode(self, plan: MarkedPlan) -> tuple[decode.Columns, decode.Columns]:
     """Lays the finished steps out as rows, and forgets them."""
-    steps, self._steps = self._steps[:self._finished], self._steps[self._finished:]
-    self._finished = 0
+    steps, self._steps = self._steps, []
     numbers = np.array([step.step for step in steps], np.int64)
     devices = [device(steps, self._executions(lane, steps), self._programs, rank)
                for lane, rank in enumerate(self._collector.ranks)]
@@ -178,20 +185,28 @@ class MarksIntake:
     host = host_columns([(step.step, [step.sample], [step.extra]) for step in steps])
     return decode.join_host(decode.concatenate(rows), host), decode.concatenate(waits)
 
-  def _finish(self) -> None:
-    """Counts the steps that are over on all devices of this process."""
-    before = self._finished
-    while self._finished < len(self._steps) and (
-        self._is_over(self._steps[self._finished]) or self._never_comes()):
-      self._finished += 1
+  def _finish(self) -> list[StepCalls]:
+    """Takes out the steps that are over on all devices of this process, with what they ran."""
+    steps = []
+    while self._waiting and (self._is_over(self._waiting[0]) or self._never_comes()):
+      steps.append(self._step_calls(self._waiting.popleft()))
       self._overtaken_at = None
-    self._over += self._finished - before
+    self._over += len(steps)
+    return steps
+
+  def _step_calls(self, dispatched: DispatchedStep) -> StepCalls:
+    step, calls, sample, extra = dispatched
+    ranges = tuple(one for place, begin, end in calls
+                   for one in self._orders[place].ranges(begin, end))
+    unknown = sum(end - begin for _, begin, end in calls) - sum(
+        one.end - one.begin for one in ranges)
+    return StepCalls(step, ranges, sample, extra, unknown)
 
   def _never_comes(self) -> bool:
     """Whether later steps have been over for a while: what was dispatched for this one has failed,
     say."""
-    later = self._steps[self._finished + 1:self._finished + 1 + _LOOK_AHEAD]
-    if not any(self._awaited(step) and self._is_over(step) for step in later):
+    later = itertools.islice(self._waiting, 1, 1 + _LOOK_AHEAD)
+    if not any(step[1] and self._is_over(step) for step in later):
       self._overtaken_at = None
       return False
     now = time.monotonic()
@@ -199,23 +214,8 @@ class MarksIntake:
       self._overtaken_at = now
     return now - self._overtaken_at > _OVERTAKEN_SECONDS
 
-  def _is_over(self, step: StepCalls) -> bool:
-    return all(self._collector.passed(lane, number) >= end
-               for lane, number, end in self._awaited(step))
-
-  def _awaited(self, step: StepCalls) -> list[tuple[int, int, int]]:
-    """(lane, program, number of executions) that a step's marks come from."""
-    found = []
-    for one in step.ranges:
-      program = self._programs.by_number.get(one.program)
-      if program is None:
-        continue
-      if program.program.bare:
-        self._tell_bare(program.program)
-        continue
-      found += [(lane, one.program, one.end) for lane, rank in enumerate(self._collector.ranks)
-                if rank in program.ranks]
-    return found
+  def _is_over(self, dispatched: DispatchedStep) -> bool:
+    return all(self._orders[place].known >= end for place, _, end in dispatched[1])
 
   def _executions(self, lane: int, steps: list[StepCalls]) -> dict[int, Any]:
     ends: dict[int, int] = {}
@@ -250,10 +250,3 @@ class MarksIntake:
                   "collective of one step in %d, of the first ones and around slow ones; detail=1 "
                   "records all.", rows, stretch)
     self._programs.tell_detail({"every": self._detail.every, "asked": self._asked})
-
-  def _tell_bare(self, program: ObservedProgram) -> None:
-    if program.number not in self._told_bare:
-      self._told_bare.add(program.number)
-      _LOG.warning(
-          "%s runs as it was, without marks, so its steps are not recorded; training goes on: %s",
-          program.name, program.bare)

@@ -44,12 +44,14 @@ class MarkedSteps:
     self._observed = tuple(observed)
     self._detail, self._first = detail, first_step
     self._step = first_step or 0
-    self._before: dict[int, int] = {}
+    self._before = [one.calls for one in observed]
+    self._bare = sum(one.bare_calls for one in observed)
     self._handed = 0
     # A step's number and executions are its own, whatever thread says that it is over.
     self._turn = threading.Lock()
     self._intake: MarksIntake | None = None
     self._copier: RingCopier | None = None
+    self._ranks: list[int] = []
     self.lanes = 0
     """Devices of this process."""
 
@@ -68,11 +70,11 @@ class MarkedSteps:
       _LOG.warning("Steps are not recorded, training goes on: %s", reason)
       return
     self._copier = copied_ring(directory, identity)
-    self._before = self._counts()
+    self._before = [one.calls for one in self._observed]
     collector = Collector()
-    self.lanes = collector.lanes
+    self.lanes, self._ranks = collector.lanes, collector.ranks
     self._intake = MarksIntake(
-        collector, self.programs, directory, identity.run, process, identity.attempt,
+        collector, self._observed, directory, identity.run, process, identity.attempt,
         jax.device_count(), writer.losses, self._detail)
     writer.set_intake(self._intake)
 
@@ -80,17 +82,22 @@ class MarkedSteps:
     """Counts a step: what was dispatched since the last call."""
     with self._turn:
       before = self._before
-      ranges: list[tuple[int, int, int]] = []
-      for observed in self._observed:
-        for program, count in list(observed.executions.items()):
-          begin = before.get(program, 0)
-          if count != begin:
-            ranges.append((program, begin, count))
-            before[program] = count
+      called: list[tuple[int, int, int]] = []
+      bare = 0
+      for place, observed in enumerate(self._observed):
+        count, begin = observed.calls, before[place]
+        bare += observed.bare_calls
+        if count != begin:
+          called.append((place, begin, count))
+          before[place] = count
+      if bare != self._bare:
+        self._bare = bare
+        if not called:
+          writer.add_lost(1, self._ranks_with_marks())
       if self._intake is not None:
         dispatched = self._intake.dispatched
         # What is made of it the writer's thread makes: here the next step waits.
-        dispatched.append((self._step, ranges, sample, extra))
+        dispatched.append((self._step, called, sample, extra))
         self._handed += 1
         if len(dispatched) > _MOST_STEPS:
           with contextlib.suppress(IndexError):
@@ -98,6 +105,11 @@ class MarkedSteps:
             self._handed -= 1
             writer.add_lost(1, self.lanes)
       self._step += 1
+
+  def _ranks_with_marks(self) -> int:
+    """Ranks of this process of which a step with marks gives rows."""
+    ranks = {rank for program in self.programs() if not program.bare for rank in program.ranks}
+    return len(ranks.intersection(self._ranks))
 
   def bring_in(self, writer: Writer, deadline: float | None) -> None:
     """Waits until the devices have ended all steps, until `deadline` if there is one."""
@@ -132,10 +144,6 @@ class MarkedSteps:
     if self._copier is not None:
       self._copier.close()
       self._copier = None
-
-  def _counts(self) -> dict[int, int]:
-    return {program: count for observed in self._observed
-            for program, count in observed.executions.items()}
 
   def programs(self) -> list[ObservedProgram]:
     """The programs met so far. From any thread."""

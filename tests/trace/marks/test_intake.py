@@ -2,7 +2,8 @@
 
 import jax
 
-from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.core.recordable import Marked
 from jaxpace.trace.intake import Losses
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.intake import MarksIntake
@@ -13,16 +14,21 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
   step = Handmade(jax.devices()[:2])
   asked = []
 
-  def tell() -> list[ObservedProgram]:
-    # The loop compiles it and runs it just after the thread has asked what there is.
-    known = [step._program] if asked else []
-    if not asked:
+  class Asked(Marked):
+    """The loop compiles and runs the step just after the thread has asked what there is."""
+
+    runs = step.runs
+
+    @property
+    def plan(self) -> ObservedPlan:
       asked.append(True)
-      jax.block_until_ready(step(step.inputs()))
-    return known
+      if len(asked) == 2:
+        jax.block_until_ready(step(step.inputs()))
+        return ObservedPlan()
+      return ObservedPlan((step._program,) if len(asked) > 2 else ())
 
   collector = Collector()
-  taken = MarksIntake(collector, tell, tmp_path, "run", 0, 0, jax.device_count(), Losses(), 1)
+  taken = MarksIntake(collector, [Asked()], tmp_path, "run", 0, 0, jax.device_count(), Losses(), 1)
   (tmp_path / "marks").mkdir()
   assert taken.poll() is None
   lanes = [collector.ranks.index(rank) for rank in step._program.ranks]

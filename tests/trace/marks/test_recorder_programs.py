@@ -64,7 +64,7 @@ def test_a_step_whose_program_never_ran_is_lost_and_the_next_ones_are_not(tmp_pa
       jax.block_until_ready(step(step.inputs()))
       if k == 2:
         # dispatched, and then an input of it turned out to be an error
-        fails.executions[fails.number] += 1
+        fails.calls += 1
       recorder.record()
     deadline = time.monotonic() + 60
     while recorder.lost["lost_rows"] < 2 and time.monotonic() < deadline:
@@ -93,8 +93,11 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
 
   class Both(Handmade):
     def __init__(self):
-      self.executions = observed.executions
-      self.plan = observed.plan
+      self.plan, self.runs = observed.plan, observed.runs | other.runs
+
+    @property
+    def calls(self):
+      return observed.calls + other.calls
 
   both = Both()
   with Recorder(tmp_path, both) as recorder:
@@ -104,7 +107,6 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
       else:
         other(other.inputs())
         both.plan = ObservedPlan((*observed.plan.programs, *other.plan.programs))
-        both.executions = {**observed.executions, **other.executions}
       recorder.record()
   found = {}
   for row in table(tmp_path, "collectives"):
@@ -122,17 +124,13 @@ def test_a_step_that_is_compiled_twice_alike_is_one_in_the_tables(tmp_path):
     """The first call is of another program than the next, in the middle of the first step."""
 
     def __init__(self):
-      self.calls = 0
+      self.calls, self.runs = 0, step.runs | again.runs
 
     @property
     def plan(self):
       # As soon as a program is compiled, before it runs.
       return ObservedPlan(tuple(one for made in (step, again) if made.plan
                                 for one in made.plan.programs))
-
-    @property
-    def executions(self):
-      return {**step.executions, **again.executions}
 
     def __call__(self, x):
       out = (again if self.calls else step)(x)

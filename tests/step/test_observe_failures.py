@@ -1,0 +1,81 @@
+"""Whatever of the package fails in the user's process, training ends as it would without it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.communication.partitioned import compiling, dump, program, stamping, whole
+from jaxpace.core import own_context
+from jaxpace.execution import marks
+from jaxpace.step import comparing, observe
+from jaxpace.step.dispatched import Dispatched
+from jaxpace.trace import describe, places, rundir, step_causes
+from jaxpace.trace.host_sampler import HostSampler
+from jaxpace.trace.marks import collect, intake, steps
+from jaxpace.trace.marks.calls import CallOrder
+from jaxpace.trace.parts import PartStore
+from tests.step import observed_steps
+
+POINTS = {
+    "read back": (dump, "partitioned"), "put timestamps in": (stamping, "_around"),
+    "make whole": (whole, "whole"), "compile": (compiling.Request, "compile"),
+    "describe": (program, "_described"),
+    "plan": (observe.Observed, "_add"), "settle": (observe.Observed, "_settle"),
+    "clock": (marks, "unavailable"), "ranks": (marks, "ranks"), "learn": (Dispatched, "learn"),
+    "look": (observe, "look_of"), "copy": (own_context, "on"),
+    "compare": (comparing, "differences"),
+    "ring": (marks, "open_file"), "run": (rundir, "claim"), "place": (places, "read"),
+    "process": (describe, "process"), "share": (describe, "share"),
+    "sample": (HostSampler, "__init__"), "intake": (intake.MarksIntake, "__init__"),
+    "begin": (CallOrder, "__init__"), "record": (steps.MarkedSteps, "record"),
+    "causes": (step_causes.StepCauseMeter, "sample"), "collect": (collect.Collector, "collect"),
+    "order": (CallOrder, "settle"), "lay out": (intake, "device"), "meet": (intake, "write_plan"),
+    "write": (PartStore, "append"), "process file": (rundir, "write_json"),
+    "end": (steps.MarkedSteps, "bring_in_last"), "close ring": (marks, "close_file"),
+}
+
+
+class Failed(Exception):
+  """Of a point."""
+
+
+def sgd(w, x):
+  return w - jnp.float32(0.1) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+
+def arrays():
+  mesh = observed_steps.mesh_of(data=4)
+  x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+  return (jax.device_put(np.ones(4, np.float32), NamedSharding(mesh, P())),
+          jax.device_put(x, NamedSharding(mesh, P("data"))))
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_failure_at_any_point_leaves_training_as_it_is(tmp_path, monkeypatch, point):
+  where, name = POINTS[point]
+  failed = []
+  working = getattr(where, name)
+
+  def fails(*args, **kwargs):
+    # Unmodified programs are JAX's own to compile.
+    if point == "compile" and len(args) < 2:
+      return working(*args, **kwargs)
+    failed.append(point)
+    raise Failed(point)
+
+  w, x = arrays()
+  jitted, wanted = jax.jit(sgd), w
+  for _ in range(4):
+    wanted = jitted(wanted, x)
+  monkeypatch.setattr(where, name, fails)
+  observed = jaxpace.observe(jax.jit(sgd), check=point in ("copy", "compare"))
+  with jaxpace.recorded(tmp_path, observed) as recorded_step:
+    for _ in range(4):
+      w = jax.block_until_ready(recorded_step(w, x))
+  monkeypatch.undo()
+  assert observed_steps.bits(w) == observed_steps.bits(wanted)
+  assert failed
