@@ -28,7 +28,10 @@ def _copied(leaf: Any) -> Any:
   if isinstance(leaf, jax.Ref):
     return jax.new_ref(_copied(leaf[...]))
   if isinstance(leaf, jax.Array):
-    return jax.device_put(leaf, may_alias=False)
+    if leaf.is_fully_addressable:
+      return jax.device_put(leaf, may_alias=False)
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, [
+        jax.device_put(shard.data, may_alias=False) for shard in leaf.addressable_shards])
   if isinstance(leaf, np.ndarray):
     return leaf.copy()
   if isinstance(leaf, (int, float, complex, str, bytes, np.generic)):

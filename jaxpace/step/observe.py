@@ -194,31 +194,48 @@ class Observed(Marked):
     What is returned, and what is changed in place, is the unmodified step's.
     """
     self._check_due = False
-    different = unknown = ""
+    copies: Any = None
+    unknown = different = ""
     try:
       copies = comparing.copied((args, kwargs))
+    except Exception as error:
+      unknown = _in_a_line(error)
+    # Before anything runs on them: then all processes do, or none.
+    if not self._all_say(copies is not None, "copied", (args, kwargs)):
+      self._forget_marks(self._not_compared(unknown))
+      return self.jitted(*args, **kwargs)
+    try:
       marked = self._run(self.jitted, *copies)
     except DifferentError:
       raise
     except Exception as error:
-      unknown = f"Results of the first step can't be compared: {_in_a_line(error)}"
+      unknown = _in_a_line(error)
     out = self.jitted(*args, **kwargs)
-    try:
-      different = "" if unknown else comparing.differences((out, (args, kwargs)), (marked, copies))
-    except Exception as error:
-      unknown = f"Results of the first step can't be compared: {_in_a_line(error)}"
-    devices = comparing.devices((out, args, kwargs))
-    if agreeing.all_say(not (different or unknown), f"{self._title()}, checked", devices,
-                        _WAIT_SECONDS):
+    if not unknown:
+      try:
+        different = comparing.differences((out, (args, kwargs)), (marked, copies))
+      except Exception as error:
+        unknown = _in_a_line(error)
+    if self._all_say(not (different or unknown), "checked", (out, args, kwargs)):
       return out
     if unknown:
-      self._warn(f"{unknown} So the step runs as it was.")
-    else:
-      different = different or "With marks results of the first step differ on another process."
-      self._say_different([different])
-    if unknown or self.different != "marked":
-      self._forget_marks(unknown or different)
+      self._forget_marks(self._not_compared(unknown))
+      return out
+    different = different or "With marks results of the first step differ on another process."
+    self._say_different([different])
+    if self.different != "marked":
+      self._forget_marks(different)
     return out
+
+  def _all_say(self, yes: bool, what: str, arrays: Any) -> bool:
+    return agreeing.all_say(yes, f"{self._title()}, {what}", comparing.devices(arrays),
+                            _WAIT_SECONDS)
+
+  def _not_compared(self, why: str) -> str:
+    said = ("Results of the first step can't be compared: "
+            f"{why or 'arguments of another process can not be copied.'}")
+    self._warn(f"{said} So the step runs as it was.")
+    return said
 
   # Compiling.
 

@@ -45,3 +45,21 @@ def test_two_processes_observe_whatever_is_set(tmp_path):
       assert same, name
       assert bare == ([] if name == "no jit" else [""]), (name, bare)
       assert lost["lost_rows"] == 0 and lost["stopped"] is None, (name, lost)
+
+
+@pytest.mark.long
+def test_what_fails_in_one_process_leaves_training_as_it_is_in_both(tmp_path):
+  address = f"127.0.0.1:{jobs.free_high_port()}"
+  found = jobs.run(WORKER.with_name("observe_failures_worker.py"), [
+      jobs.clean_environment(ADDRESS=address, INDEX=str(index), RUN=str(tmp_path),
+                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
+      for index in range(2)])
+  assert [status for status, _ in found] == [0, 0], found
+  first, second = (jobs.facts(output) for _, output in found)
+  assert len(first) == len(second) == 11
+  for name in first:
+    assert first[name][0] and second[name][0], name
+    # Where one runs the step unmodified, both do.
+    marked = name in ("nothing", "ring", "record", "collect")
+    assert [bool(bare) for bare in first[name][1]] == [not marked], (name, first[name])
+    assert name == "observe" or [bool(bare) for bare in second[name][1]] == [not marked], name

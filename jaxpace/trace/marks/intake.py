@@ -26,6 +26,7 @@ from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.plans import write_plan
 from jaxpace.trace.marks.table import (
     DeviceSteps,
+    Range,
     StepCalls,
     calls_before,
     collective_columns,
@@ -196,11 +197,16 @@ class MarksIntake:
 
   def _step_calls(self, dispatched: DispatchedStep) -> StepCalls:
     step, calls, sample, extra = dispatched
-    ranges = tuple(one for place, begin, end in calls
-                   for one in self._orders[place].ranges(begin, end))
-    unknown = sum(end - begin for _, begin, end in calls) - sum(
-        one.end - one.begin for one in ranges)
-    return StepCalls(step, ranges, sample, extra, unknown)
+    ranges: list[Range] = []
+    unknown: set[int] = set()
+    for place, begin, end in calls:
+      found = self._orders[place].ranges(begin, end)
+      ranges += found
+      if sum(one.end - one.begin for one in found) < end - begin:
+        unknown.update(rank for number in self._observed[place].runs
+                       if (program := self._programs.by_number.get(number))
+                       for rank in program.ranks)
+    return StepCalls(step, tuple(ranges), sample, extra, frozenset(unknown))
 
   def _never_comes(self) -> bool:
     """Whether later steps have been over for a while: what was dispatched for this one has failed,

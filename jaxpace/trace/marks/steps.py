@@ -92,8 +92,8 @@ class MarkedSteps:
           before[place] = count
       if bare != self._bare:
         self._bare = bare
-        if not called:
-          writer.add_lost(1, self._ranks_with_marks())
+        if not called and (ranks := self._ranks_with_marks()):
+          writer.add_lost(1, ranks)
       if self._intake is not None:
         dispatched = self._intake.dispatched
         # What is made of it the writer's thread makes: here the next step waits.

@@ -46,8 +46,8 @@ class StepCalls(NamedTuple):
   ranges: tuple[Range, ...]
   sample: Sample
   extra: dict[str, float]
-  unknown: int = 0
-  """Calls of which no execution was found."""
+  unknown: frozenset[int] = frozenset()
+  """Ranks that ran a call of which no execution was found."""
 
 
 class DeviceSteps(NamedTuple):
@@ -86,7 +86,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   """
   count = len(steps)
   found = np.zeros(count, np.int64)
-  expected = np.array([step.unknown for step in steps], np.int64)
+  expected = np.array([rank in step.unknown for step in steps], np.int64)
   spans: list[tuple[np.ndarray, ...]] = []
   rows: list[tuple[np.ndarray, ...]] = []
   last = np.zeros(count, np.int64)

@@ -1,0 +1,86 @@
+"""One of two processes that observe and record a step; in the second one part after another fails.
+
+Prints as FACTS, for each part: whether parameters are those of the bare step, and why the step runs
+unmodified.
+"""
+
+import json
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
+jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import jaxpace  # noqa: E402
+from jaxpace.communication.partitioned import dump, program  # noqa: E402
+from jaxpace.execution import marks  # noqa: E402
+from jaxpace.step import agreeing, comparing, observe  # noqa: E402
+from jaxpace.trace.marks import collect, steps  # noqa: E402
+
+PARTS = {
+    "nothing": [], "read back": [(dump, "partitioned")], "compile": [(program, "text_of")],
+    "clock": [(marks, "unavailable")], "agree": [(agreeing.distributed, "barrier")],
+    "vote": [(dump, "partitioned"), (agreeing.distributed, "key_value_set")],
+    "compare": [(comparing, "copied")], "ring": [(marks, "open_file")],
+    "record": [(steps.MarkedSteps, "record")], "collect": [(collect.Collector, "collect")],
+    "observe": [],
+}
+second = jax.process_index() == 1
+# The others need not wait that long in a test.
+observe._WAIT_SECONDS = 5.0
+
+mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+rows = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+ones = np.ones(4, np.float32)
+
+
+def train_step(w, x):
+  grad = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+  return w - np.float32(0.1) * grad
+
+
+def laid_out(value, spec):
+  return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec),
+                                      lambda place: value[place])
+
+
+def local(array):
+  return [np.asarray(shard.data).tobytes() for shard in array.addressable_shards]
+
+
+def fails(*_, **__):
+  raise RuntimeError("no luck")
+
+
+w, x = laid_out(ones, P()), laid_out(rows, P("data"))
+bare, wanted = jax.jit(train_step), w
+for _ in range(3):
+  wanted = bare(wanted, x)
+
+facts = {}
+for name, parts in PARTS.items():
+  working = [(*part, getattr(*part)) for part in parts]
+  if second:
+    for part in parts:
+      setattr(*part, fails)
+  step, found = jax.jit(train_step), w
+  if name == "observe" and second:
+    # One process does not call it.
+    for _ in range(3):
+      found = step(found, x)
+    facts[name] = [local(found) == local(wanted), []]
+    continue
+  observed = jaxpace.observe(step, check=name == "compare")
+  with jaxpace.recorded(pathlib.Path(os.environ["RUN"]) / name, observed) as recorded_step:
+    for _ in range(3):
+      found = jax.block_until_ready(recorded_step(found, x))
+  for one in working:
+    setattr(*one)
+  facts[name] = [local(found) == local(wanted), [one.bare for one in observed.plan.programs]]
+print("FACTS " + json.dumps(facts))
