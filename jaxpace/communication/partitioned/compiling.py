@@ -72,6 +72,10 @@ class Request:
 
   def serialized(self) -> bytes:
     """What this module is compiled to, as bytes."""
+    import jax
+    if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+      # What was loaded from the cache is written without its kernels: it loads, and does not run.
+      return bytes(self.compile_apart({}).serialize())
     try:
       return bytes(self.compile().serialize())
     except Exception:
