@@ -119,3 +119,30 @@ def test_more_taken_out_gains_no_less(data, job):
   agrees(asked)
   first, both, more, even = (answer["speedup"] for answer in asked["what_if"]["asked"])
   assert 1 <= first <= both + 1e-9 and both <= more + 1e-3 and first <= even + 1e-3
+
+
+@settings(max_examples=examples(9))
+@given(st.data(), st.one_of(meshes(), pipelines()))
+def test_pauses_of_one_rank_are_its_own_and_worth_what_they_cost(data, job):
+  rank = data.draw(st.integers(0, job.ranks - 1))
+  pause = Cause("pause", play(job).step_time(), (rank,), every=8)
+  job = dataclasses.replace(job, causes=(pause,), missing=0.0)
+  document = report(job, "pauses")[1]
+  agrees(document)
+  finding = document["findings"][0]
+  assert finding["mode"] == "runtime_jitter" and finding["ranks"] == [rank]
+  assert document["what_if"]["asked"][0]["speedup"] == pytest.approx(gain(job, pause), rel=0.015)
+
+
+@settings(max_examples=examples(9))
+@given(st.data(), meshes())
+def test_a_crowded_axis_is_no_ranks_fault_and_worth_what_it_costs(data, job):
+  axis = data.draw(st.sampled_from(sorted(job.mesh)))
+  crowded = Cause("contention", 0.3 * play(job).step_time(), axis=axis, begin=0.5)
+  job = dataclasses.replace(job, causes=(crowded,))
+  played, document = report(job)
+  agrees(document)
+  (finding,) = document["findings"]
+  assert finding["mode"] == "fabric_contention" and not finding["ranks"]
+  truth = played.step_time(1) / play(job, [crowded]).step_time(1)
+  assert document["what_if"]["no_contention"]["speedup"] == pytest.approx(truth, rel=0.02)
