@@ -134,13 +134,13 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
 def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[T, K] what others wait elsewhere because of each group's slow transfers, divided as these are:
   by how much the group's floor is above the others' mean, and by how much it is above its floor."""
-  above = np.zeros(len(own.floor))
-  for c in np.unique(groups.collective):
-    rows = groups.collective == c
-    above[rows] = np.maximum(own.floor[rows] - np.nanmean(own.floor[rows]), 0.0)
+  above, known = np.zeros(len(own.floor)), np.isfinite(own.floor)
+  for c in np.unique(groups.collective[known]):
+    rows = known & (groups.collective == c)
+    above[rows] = np.maximum(own.floor[rows] - own.floor[rows].mean(), 0.0)
   contention = np.nan_to_num(own.contention)
   contention[:, 1:] += contention[:, :-1]  # what is slow at a step's end is waited for in the next
-  part = np.divide(contention, contention + np.nan_to_num(above)[:, None],
+  part = np.divide(contention, contention + above[:, None],
                    out=np.zeros_like(contention), where=contention > 0)
   return groups.slow * (1 - part), groups.slow * part
 

@@ -1,11 +1,14 @@
 """The floor of a transfer."""
 
+import types
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnosis import floor
 from jaxpace.diagnosis.codes import Note
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import find_floor, running_minimum
@@ -68,3 +71,13 @@ def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_
   run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
   one = MeasuredFabric((Level("one", 1, None, {}),), "made up")
   assert numbers(only(diagnose(run, fabric=one).notes, Note.FABRIC_UNUSED)) == [2]
+
+
+def test_a_collective_without_any_transfer_has_no_mean_and_no_warning():
+  groups = types.SimpleNamespace(collective=np.array([0, 0, 1]), slow=np.full((3, 4), 8.0))
+  own = types.SimpleNamespace(floor=np.array([1.0, 3.0, np.nan]),
+                              contention=np.array([[1.0] * 4, [1.0] * 4, [np.nan] * 4]))
+  quiet, contended = floor._slow(groups, own)
+  # 1 above the mean of 2; what is slow at a step's end is waited for in the next, too.
+  np.testing.assert_allclose(contended[:, 1:], [[8.0] * 3, [8.0 * 2 / 3] * 3, [0.0] * 3])
+  np.testing.assert_allclose(quiet + contended, 8.0)
