@@ -281,7 +281,8 @@ def damage(chance: random.Random, run: pathlib.Path, inputs: bool = False) -> li
         said.append(f"{name}: {change_json(chance, path)}")
       else:
         said.append(f"{name}: {change_bytes(chance, path)}")
-    except (OSError, ValueError, TypeError, RecursionError, pa.ArrowException) as error:
+    except (OSError, ValueError, TypeError, LookupError, RecursionError,
+            pa.ArrowException) as error:
       # damaged before: once is enough
       said.append(f"{name}: damaged twice ({type(error).__name__})")
   return said
