@@ -21,6 +21,7 @@ from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
 from jaxpace.step import agreeing, comparing
 from jaxpace.step.dispatched import Dispatched, look_of
+from jaxpace.step.jitted import check_jitted
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -71,7 +72,7 @@ class Observed(Marked):
 
   def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different,
                clock: ObserveClock = "auto"):
-    _is_jitted(jitted)
+    check_jitted(jitted)
     if different not in get_args(Different):
       raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
     if clock not in get_args(ObserveClock):
@@ -412,8 +413,6 @@ _ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
 _ALONE = "it has no collectives, so there is nobody to wait for."
 _WAIT_SECONDS = 120.0
 """How long processes wait for one another to agree, beside what compiling took them."""
-_DEEPEST = 3
-"""Functions around a jitted one, each in what the next closes over."""
 _MOMENT = 1e-3
 """Seconds between two looks whether another thread is done."""
 
@@ -435,32 +434,3 @@ def _harmless() -> Iterator[None]:
 
 def _in_a_line(error: Exception) -> str:
   return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
-
-
-def _jits(function: Any, deep: int = 0) -> bool:
-  """Whether a function is jitted, or wraps one that is, as what `nnx.pmap` returns does."""
-  while isinstance(function, functools.partial):
-    function = function.func
-  if hasattr(function, "lower"):
-    return True
-  if deep == _DEEPEST or not (deep or hasattr(function, "__wrapped__")):
-    return False
-  cells = getattr(function, "__closure__", None) or ()
-  held = [getattr(cell, "cell_contents", None) for cell in cells]
-  return any(_jits(value, deep + 1) for value in held if callable(value))
-
-
-def _is_jitted(jitted: Any) -> None:
-  if isinstance(jitted, Marked):
-    raise TypeError("jaxpace.observe was given a step that is observed already.")
-  if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
-    kind = type(jitted).__name__.lower()
-    raise TypeError(
-        f"jaxpace.observe was given a step that is {kind} already: marks go in before that. Give "
-        "it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile what it "
-        "returns: `observed.lower(state, batch).compile()`.")
-  if not callable(jitted) or not _jits(jitted):
-    raise TypeError(
-        f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
-        "train_step, ...))`. For a per-device function under shard_map, jit what "
-        "shard_map returns.")
