@@ -50,6 +50,12 @@ def test_a_program_of_another_compiler_is_refused(monkeypatch, caplog, data):
   run_as_it_was("the compiler's program can't be read", caplog)
 
 
+def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, caplog):
+  put_in = thunks.marked
+  monkeypatch.setattr(thunks, "marked", lambda *given: put_in(*given)._replace(enter_tags={}))
+  run_as_it_was("none of its collectives is found", caplog)
+
+
 def test_a_marked_program_that_does_not_load(monkeypatch, caplog):
   monkeypatch.setattr(thunks, "TARGET", "nobody_registered_this")
   step, args = steps.data_parallel()

@@ -121,6 +121,8 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
   tags = {name: iter(each) for name, each in marked.enter_tags.items()}
   named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
+  if not any(map(_timed, named)):
+    raise stamping.StampingError("none of its collectives is found among what it runs")
   return Compiled(executable, number, named, (), (), compiled - began, time.monotonic() - compiled)
 
 
