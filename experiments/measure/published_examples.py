@@ -1,240 +1,193 @@
-"""Runs one published example in a process of its own, on made-up data: of published_trainers.py."""
+"""Runs one published example in a process of its own, bare or observed: of published_trainers.py.
+
+Its file is executed as it is published, but for the example's edits: smaller numbers, and
+`_watched` around its step. That observes and records the step where it is asked to, keeps the bits
+of all arrays after each step, and ends the training after the steps that were asked for.
+"""
 
 from __future__ import annotations
 
 import collections
-import contextlib
-import dataclasses
 import hashlib
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import itertools
 import json
+import logging
+import os
 import pathlib
 import sys
+import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any
 from unittest import mock
 
 import jax
 import numpy as np
 
 import jaxpace
+from experiments.measure.published_cases import EXAMPLES, Example
 from jaxpace.trace.reader import read_run
 
 # Packages that examples use for data, vocabularies, logs, pictures and annotations alone.
-_ASIDE = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "clu", "grain", "sentencepiece",
-          "matplotlib", "tensorboard", "tensorboardX", "jaxtyping")
-_VOCABULARY, _LENGTH = 256, 16
+_ASIDE = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "tensorflow_probability", "clu",
+          "grain", "sentencepiece", "matplotlib", "tensorboard", "tensorboardX", "jaxtyping",
+          "wandb", "tiktoken", "transformers", "datasets", "huggingface_hub", "metrax", "tqdm",
+          "mlxu", "diffusers", "seqio", "t5", "pandas", "cv2", "torch", "gin", "tyro", "mujoco",
+          "omegaconf", "hydra", "jumanji", "navix", "colorama", "flashbax", "tenacity",
+          "flaxformer")
 
 
 class Finished(Exception):
   """The steps that were asked for have been taken."""
 
 
-class Example(NamedTuple):
-  """A published file, where its step is made and how its data are."""
+class Said(logging.Handler):
+  """Keeps what jaxpace warns of, with the number of steps taken by then."""
 
-  file: str
-  how: str
-  step: str
-  """Name of the compiled step in the file."""
-  before: str
-  """Line of the file before which the step is there to be observed."""
-  start: Callable[[types.ModuleType], Any] | None = None
-  """Trains; None where loading the file does."""
-  modules: Mapping[str, Callable[[], types.ModuleType]] = types.MappingProxyType({})
-  """Modules that stand in for files of the example: its data."""
+  def __init__(self) -> None:
+    super().__init__(logging.WARNING)
+    self.steps = 0
+    self.kept: list[tuple[int, str]] = []
+
+  def emit(self, record: logging.LogRecord) -> None:
+    self.kept.append((self.steps, record.getMessage()))
 
 
 class Digests:
   """Wraps a step: after each call, of every array its bits; ends the training after `steps`."""
 
-  def __init__(self, step: Any, steps: int, after: Callable[[], None]) -> None:
-    self._step, self._steps, self._after = step, steps, after
-    self.taken: list[dict[str, str]] = []
-    self.last: dict[str, np.ndarray] = {}
+  def __init__(self, step: Any, watch: Watch, held: Callable[[], Any]) -> None:
+    self._step, self._watch, self._held = step, watch, held
 
   def __getattr__(self, name: str) -> Any:
+    if name.startswith("_"):
+      raise AttributeError(name)
     return getattr(self._step, name)
 
+  def __get__(self, instance: Any, owner: Any = None) -> Any:
+    if instance is None:
+      return self
+    return Digests(self._step.__get__(instance, owner), self._watch, self._held)
+
   def __call__(self, *args: Any, **named: Any) -> Any:
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, named))):
+      return self._step(*args, **named)
+    self._watch.start()
     out = self._step(*args, **named)
-    self._after()
-    arrays = dict(_arrays((args, named, out)))
-    self.taken.append({path: hashlib.sha256(array.tobytes()).hexdigest()
-                       for path, array in arrays.items()})
-    if len(self.taken) == self._steps:
-      self.last = {path: array for path, array in arrays.items()
-                   if np.issubdtype(array.dtype, np.floating)}
-      raise Finished
+    self._watch.stepped(_arrays((args, named, out, self._held())))
     return out
 
 
+class Watch:
+  """What is done to an example's step: observed, recorded, its bits kept."""
+
+  def __init__(self, folder: pathlib.Path, steps: int, observed: bool) -> None:
+    self.folder, self.steps, self.observed = folder, steps, observed
+    self.said = Said()
+    self.taken: list[dict[str, str]] = []
+    self.last: dict[str, np.ndarray] = {}
+    self.step: Any = None
+    self._context: Any = None
+    logging.getLogger("jaxpace").addHandler(self.said)
+
+  def watched(self, step: Any, held: Callable[[], Any] = lambda: ()) -> Any:
+    """README's line around the step, where it is to be observed; `held`: its hidden state."""
+    return Digests(self._recorded(step) if self.observed else step, self, held)
+
+  def observe(self, step: Any) -> Any:
+    """The other form, for steps that something else wraps before they are called."""
+    if self.observed:
+      self.step = step = jaxpace.observe(step)
+    return step
+
+  def digested(self, step: Any, held: Callable[[], Any] = lambda: ()) -> Any:
+    """Around what wraps a step that was given to `observe`."""
+    if self.observed and not self._context:
+      self._context = jaxpace.Recorder(self.folder / "run", self.step)
+    return Digests(step, self, held)
+
+  def _recorded(self, step: Any) -> Any:
+    self._context = jaxpace.recorded(self.folder / "run", step)
+    self.step = self._context.step
+    return self._context
+
+  def start(self) -> None:
+    if self.observed and not self.taken and not self.said.steps:
+      self._context.__enter__()
+      self.said.steps = 0
+
+  def stepped(self, arrays: Iterator[tuple[str, np.ndarray]]) -> None:
+    if isinstance(self._context, jaxpace.Recorder):
+      self._context.record()
+    kept = dict(arrays)
+    self.taken.append({path: hashlib.sha256(array.tobytes()).hexdigest()
+                       for path, array in kept.items()})
+    self.said.steps = len(self.taken)
+    if len(self.taken) == self.steps:
+      self.last = {path: array for path, array in kept.items()
+                   if np.issubdtype(array.dtype, np.floating)}
+      raise Finished
+
+  def end(self) -> None:
+    if self._context is not None and self.taken:
+      self._context.__exit__(None, None, None)
+
+  def plan(self) -> dict[str, Any]:
+    """What observing found."""
+    programs = self.step.plan.programs
+    marked = [one for one in programs if not one.bare]
+    kinds = collections.Counter(one.kind + (" in a loop" if one.loops else "")
+                                for program in marked[-1:] for one in program.collectives)
+    return {"programs": len(programs), "collectives": dict(kinds),
+            "marks_a_step": marked[-1].marks if marked else 0,
+            "untimed": len(marked[-1].unstamped) if marked else 0,
+            "mesh": dict(marked[-1].mesh_axes) if marked else {},
+            "bare_reasons": [one.bare for one in programs if one.bare],
+            "notices": [notice for one in marked for notice in one.notices]}
+
+
 def _arrays(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-  """Arrays of a tree by path; of flax's modules, of their states; donated ones are gone."""
+  """Arrays of a tree by path, this process's part of each; of flax's modules, of their states;
+  of references, what they hold; donated ones are gone."""
   from flax import nnx
 
   def state(leaf: Any) -> Any:
     return nnx.to_pure_dict(nnx.state(leaf)) if isinstance(leaf, nnx.Pytree) else leaf
 
   tree = jax.tree.map(state, tree, is_leaf=lambda leaf: isinstance(leaf, nnx.Pytree))
-  for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-    if not isinstance(leaf, jax.Array) or leaf.is_deleted():
-      continue
-    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-      leaf = jax.random.key_data(leaf)
+  with jax.transfer_guard("allow"):
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+      if isinstance(leaf, jax.Ref):
+        leaf = jax.ref.get(leaf)
+      if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+        yield jax.tree_util.keystr(path), _local(leaf)
+
+
+def _local(leaf: jax.Array) -> np.ndarray:
+  """This process's part of an array, as plain numbers."""
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    leaf = jax.random.key_data(leaf)
+  if leaf.is_fully_addressable:
     array = np.asarray(leaf)
-    # numpy writes no bfloat16 to a file.
-    yield jax.tree_util.keystr(path), array.astype(np.float32) if array.dtype.kind == "V" else array
+  else:
+    array = np.stack([np.asarray(shard.data) for shard in leaf.addressable_shards])
+  # numpy writes no bfloat16 to a file.
+  return array.astype(np.float32) if array.dtype.kind == "V" else array
 
 
-def _tokens(step: int, rows: int, length: int = _LENGTH) -> np.ndarray:
-  """Text of a chain that a model can learn."""
-  rng = np.random.default_rng(step)
-  return ((rng.integers(1, _VOCABULARY, (rows, 1)) + np.arange(length) * 3)
-          % (_VOCABULARY - 1) + 1).astype(np.int32)
-
-
-class _Encoder:
-  def vocab_size(self) -> int:
-    return _VOCABULARY
-
-  def pad_id(self) -> int:
-    return 0
-
-  def tokenize(self, text: str) -> Any:
-    del text
-    return types.SimpleNamespace(numpy=lambda: np.array([3, 4, 2]))
-
-
-def _module(**names: Any) -> types.ModuleType:
-  made = types.ModuleType("made_up")
-  vars(made).update(names)
-  return made
-
-
-def _config(module: types.ModuleType, name: str) -> Any:
-  """An example's own config. By its path: `configs` is a package of this project, too."""
-  path = pathlib.Path(str(module.__file__)).parent / "configs" / f"{name}.py"
-  spec = importlib.util.spec_from_file_location(f"published_{name}", path)
-  assert spec and spec.loader
-  made = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(made)
-  return made.get_config()
-
-
-def _lm1b_data() -> types.ModuleType:
-  def get_datasets(n_devices: int, config: Any, vocab_path: str) -> Any:
-    del vocab_path
-    rows = n_devices * config.per_device_batch_size
-    batches = ({"inputs": _tokens(k, rows)} for k in itertools.count())
-    return batches, [], [], _Encoder()
-
-  return _module(get_datasets=get_datasets)
-
-
-def _lm1b(module: types.ModuleType) -> None:
-  config = _config(module, "default")
-  config.update(per_device_batch_size=2, max_target_length=_LENGTH, max_eval_target_length=_LENGTH,
-                max_predict_length=8, num_layers=2, qkv_dim=32, emb_dim=32, mlp_dim=64, num_heads=4,
-                vocab_size=_VOCABULARY, save_checkpoints=False, restore_checkpoints=False,
-                ici_fsdp_parallelism=4, ici_tensor_parallelism=2, ici_data_parallelism=1,
-                warmup_steps=10, use_bfloat16=False)
-  # Not of the step: they would run on their own data.
-  module.evaluate = lambda **named: {"loss": 0.0}
-  module.generate_prediction = lambda **named: ""
-  module.train_and_evaluate(config, str(pathlib.Path("lm1b").resolve()))
-
-
-def _gemma_data() -> types.ModuleType:
-  def get_datasets(config: Any, *, vocab_path: str | None = None, data_sharding: Any = None) -> Any:
-    del vocab_path
-    rows = jax.device_count() * config.per_device_batch_size
-
-    def batches() -> Iterator[dict[str, jax.Array]]:
-      for k in itertools.count():
-        text = _tokens(k, rows, _LENGTH + 1)
-        where = np.broadcast_to(np.arange(_LENGTH, dtype=np.int32), (rows, _LENGTH))
-        batch = {"inputs": text[:, :-1], "targets": text[:, 1:], "inputs_position": where,
-                 "inputs_segmentation": np.ones((rows, _LENGTH), np.int32)}
-        yield {name: jax.device_put(np.ascontiguousarray(one), data_sharding)
-               for name, one in batch.items()}
-
-    return batches(), [], _Encoder()
-
-  return _module(get_datasets=get_datasets)
-
-
-def _gemma(transforms: str) -> Callable[[types.ModuleType], None]:
-  def start(module: types.ModuleType) -> None:
-    config = _config(module, "tiny")
-    small = dict(config.transformer_params, num_layers=2, embed_dim=32, hidden_dim=64, num_heads=4,
-                 head_dim=8, attention_types=(1, 1))
-    config = dataclasses.replace(
-        config, transformer_params=small, vocab_size=_VOCABULARY, per_device_batch_size=2,
-        max_target_length=_LENGTH, save_checkpoints=False, restore_checkpoints=False,
-        fsdp_parallelism=4, tensor_parallelism=2, warmup_steps=10, use_bfloat16=False,
-        use_nnx_transforms=transforms)
-    module.train_and_evaluate(config, str(pathlib.Path("gemma").resolve()))
-
-  return start
-
-
-def _imagenet(module: types.ModuleType) -> None:
-  config = _config(module, "default")
-  config.update(model="_ResNet1", batch_size=16, num_train_steps=1000, steps_per_eval=1,
-                num_epochs=1.0, half_precision=False)
-
-  def batches(*args: Any, **named: Any) -> Iterator[dict[str, np.ndarray]]:
-    del args, named
-    devices = jax.local_device_count()
-    for k in itertools.count():
-      rng = np.random.default_rng(k)
-      yield {"image": rng.normal(size=(devices, 2, 32, 32, 3)).astype(np.float32),
-             "label": rng.integers(0, 1000, (devices, 2)).astype(np.int32)}
-
-  module.create_input_iter = batches
-  split = types.SimpleNamespace(num_examples=10**9)
-  module.tfds.builder = lambda name: types.SimpleNamespace(
-      info=types.SimpleNamespace(splits={"train": split, "validation": split}))
-  # Its first checkpoint is looked for with tensorflow's files, which may be stood in for.
-  module.restore_checkpoint = lambda state, workdir: state
-  module.train_and_evaluate(config, str(pathlib.Path("imagenet").resolve()))
-
-
-_LOOP = "  # Main Train Loop"
-EXAMPLES = {
-    "nnx_data_parallel": Example(
-        "nnx_toy_examples/04_data_parallel_with_jit.py", "nnx.jit", "train_step",
-        "def dataset(steps, batch_size):"),
-    "nnx_fsdp": Example(
-        "nnx_toy_examples/10_fsdp_and_optimizer.py", "nnx.jit", "train_step",
-        "X = np.linspace(-2, 2, 100)[:, None]"),
-    "lm1b": Example("lm1b/train.py", "jax.jit with shardings, FSDP x tensor", "jit_train_step",
-                    _LOOP, _lm1b, {"input_pipeline": _lm1b_data}),
-    "gemma": Example("gemma/train.py", "jax.jit, explicit mesh, FSDP x tensor", "jit_train_step",
-                     _LOOP, _gemma("no"), {"input_pipeline": _gemma_data}),
-    "gemma_nnx": Example(
-        "gemma/train.py", "nnx.jit, explicit mesh, FSDP x tensor", "jit_train_step", _LOOP,
-        _gemma("all"), {"input_pipeline": _gemma_data}),
-    "imagenet": Example("imagenet/train.py", "jax.pmap", "p_train_step",
-                        "  train_metrics = []", _imagenet,
-                        {"input_pipeline": lambda: _module(create_split=None)}),
-}
-
-
-def _stand_in() -> list[str]:
+def stand_in() -> list[str]:
   """Puts mocks in the place of packages that aren't installed; returns their names."""
   absent = [name for name in _ASIDE if importlib.util.find_spec(name) is None]
 
   class Loader(importlib.abc.Loader):
     def create_module(self, spec: Any) -> Any:
       made = mock.MagicMock(name=spec.name)
-      made.__path__, made.__spec__ = [], spec
+      made.__path__, made.__spec__, made.__name__ = [], spec, spec.name
+      # Libraries that ask whether an array is another framework's.
+      made.Tensor = made.Variable = type("Tensor", (), {})
       return made
 
     def exec_module(self, module: Any) -> None:
@@ -251,73 +204,98 @@ def _stand_in() -> list[str]:
   return absent
 
 
-def _edited(text: str, example: Example, observed: bool) -> tuple[str, list[str]]:
-  """The file's text with the lines that observe the step before `example.before`."""
-  lines = text.splitlines(keepends=True)
-  at = [i for i, line in enumerate(lines) if line.rstrip("\n") == example.before]
-  if not at:
-    raise SystemExit(f"{example.file} has no line {example.before!r}: it was rewritten since.")
-  step, indent = example.step, " " * (len(example.before) - len(example.before.lstrip()))
-  added = [f"{indent}{step} = _jaxpace.observe({step})\n"] if observed else []
-  watched = f"{indent}{step} = _watched({step})\n"
-  return "".join([*lines[:at[0]], *added, watched, *lines[at[0]:]]), added
+def text_of(path: pathlib.Path) -> str:
+  """A file's program; of a notebook, that of its cells."""
+  if path.suffix != ".ipynb":
+    return path.read_text()
+  cells = json.loads(path.read_text())["cells"]
+  return "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
 
 
-def _plan(step: Any) -> dict[str, Any]:
-  """What observing found, of the program that ran last."""
-  programs = step.plan.programs
-  program = programs[-1]
-  kinds = collections.Counter(one.kind + (" in a loop" if one.loops else "")
-                              for one in program.collectives)
-  return {"programs": len(programs), "collectives": dict(kinds), "marks_a_step": program.marks,
-          "untimed": len(program.unstamped), "mesh": dict(program.mesh_axes),
-          "bare_reasons": [each.bare for each in programs if each.bare],
-          "notices": [*program.notices]}
+def edited(text: str, example: Example) -> str:
+  """The file's text with the example's edits."""
+  for old, new in example.edits:
+    if old not in text:
+      raise SystemExit(f"{example.file} has no {old!r}: it was rewritten since.")
+    text = text.replace(old, new, 1)
+  return text
 
 
-def run(name: str, clone: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path) -> None:
-  """Trains; writes left.json and last.npz."""
-  example = EXAMPLES[name]
-  path = clone / "examples" / example.file
-  standing_in = _stand_in()
+class _Edited(importlib.machinery.SourceFileLoader):
+  """Loads the example's file with its edits, wherever in a package it lies."""
+
+  def __init__(self, path: pathlib.Path, example: Example, watch: Watch) -> None:
+    super().__init__(example.module, str(path))
+    self._example, self._watch = example, watch
+
+  def get_code(self, fullname: str) -> Any:
+    path = pathlib.Path(self.path)
+    return compile(edited(text_of(path), self._example), str(path), "exec")
+
+  def exec_module(self, module: types.ModuleType) -> None:
+    watch = self._watch
+    vars(module).update(_watched=watch.watched, _observe=watch.observe, _digested=watch.digested)
+    super().exec_module(module)
+
+
+def load(example: Example, sources: pathlib.Path, watch: Watch) -> types.ModuleType:
+  """Imports the example's file, its data stood in for."""
+  path = sources / example.file
+
+  class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, paths: Any = None, target: Any = None) -> Any:
+      del paths, target
+      return importlib.util.spec_from_file_location(
+          name, path, loader=_Edited(path, example, watch)) if name == example.module else None
+
+  sys.meta_path.insert(0, Finder())
+  for folder in example.paths or (str(pathlib.Path(example.file).parent),):
+    sys.path.insert(0, str(sources / folder))
   for module_name, make in example.modules.items():
     sys.modules[module_name] = make()
-  sys.path.insert(0, str(path.parent))
-  text, added = _edited(path.read_text(), example, observed)
+  return importlib.import_module(example.module)
+
+
+def join() -> None:
+  """Joins the other process, where there are two."""
+  if "TRAINER_PROCESS" in os.environ:
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(os.environ["TRAINER_COORDINATOR"], 2,
+                               int(os.environ["TRAINER_PROCESS"]))
+
+
+def run(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path) -> None:
+  """Trains; writes left.json and last.npz, each with the number of this process."""
+  example = EXAMPLES[name]
+  process = os.environ.get("TRAINER_PROCESS", "0")
+  join()
+  standing_in = stand_in()
+  jax.config.update("jax_traceback_filtering", "off")
   # The published files draw from it.
   np.random.seed(0)
-  recorders: list[Any] = []
-  seen: list[Digests] = []
-
-  def watched(step: Any) -> Any:
-    if observed:
-      recorders.append(jaxpace.Recorder(folder / "run", step))
-      recorders[-1].__enter__()
-    seen.append(Digests(step, steps, recorders[-1].record if recorders else lambda: None))
-    return seen[-1]
-
-  module = types.ModuleType("train")
-  module.__file__ = str(path)
-  sys.modules["train"] = module
-  vars(module).update(_jaxpace=jaxpace, _watched=watched)
-  with contextlib.suppress(Finished):
-    exec(compile(text, str(path), "exec"), vars(module))
+  watch, failed = Watch(folder, steps, observed), ""
+  try:
+    module = load(example, sources, watch)
     if example.start:
       example.start(module)
-  digests = seen[-1]
-  left: dict[str, Any] = {"digests": digests.taken, "lines_added": len(added) + 2 * len(recorders),
-                          "standing_in": standing_in, "reported_steps": None, "plan": {}}
-  if observed:
-    recorders[-1].__exit__(None, None, None)
-    left["plan"] = _plan(digests)
-    left["reported_steps"] = _steps_in(folder / "run")
-  np.savez(folder / "last.npz", **{str(i): array for i, array in enumerate(digests.last.values())})
-  (folder / "left.json").write_text(json.dumps(left))
+  except Finished:
+    pass
+  except BaseException as error:
+    failed = "".join(traceback.format_exception(error))
+  left: dict[str, Any] = {"digests": watch.taken, "standing_in": standing_in, "failed": failed,
+                          "said": watch.said.kept, "plan": {}, "rows": {}}
+  watch.end()
+  if watch.taken and observed:
+    left["plan"] = watch.plan()
+  np.savez(folder / f"last{process}.npz", allow_pickle=False, **watch.last)
+  (folder / f"left{process}.json").write_text(json.dumps(left))
 
 
-def _steps_in(run_folder: pathlib.Path) -> int:
-  """Steps of the run's rank 0 in its trace."""
-  return len(read_run(run_folder).steps)
+def rows_of(run_folder: pathlib.Path) -> list[int]:
+  """Steps that each rank has in its trace."""
+  run = read_run(run_folder)
+  run = run.whole or run
+  return [int((steps >= 0).sum()) for steps in run.attempt]
 
 
 if __name__ == "__main__":

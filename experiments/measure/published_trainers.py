@@ -1,14 +1,16 @@
-"""Flax's published examples, from their own files, bare and observed: the same bits?
+"""Published trainers, from their own files, bare and observed: the same bits, every step recorded?
 
-    git clone https://github.com/google/flax
-    python -m experiments.measure.published_trainers --flax=flax
+    git clone https://github.com/google/flax sources/flax
+    git clone https://github.com/jax-ml/jax sources/jax
+    ...
+    python -m experiments.measure.published_trainers --sources=sources
 
-Each trainer is the file as published, with nothing changed but the lines that observe and record
-its step (and smaller numbers in its config). The data are made up, and packages that an example
-needs for data, vocabulary and logs alone are stood in for where they are not installed. Each runs
-20 steps on eight forced devices, bare and observed, in a process of its own; after every step all
-arrays of the step's arguments and results are compared bit for bit. Writes
-docs/measurements/published_trainers.json and .md. Takes some minutes.
+Each trainer is the file as published, but for the lines that observe and record its step and for
+smaller numbers (experiments/measure/published_cases.py). The data are made up, and packages that
+an example needs for data, vocabulary and logs alone are stood in for where they are not installed.
+Each runs bare and observed, by one process with four forced devices and by two of two devices that
+gloo connects; after every step all arrays of the step's arguments and results are compared bit for
+bit. Writes docs/measurements/published_trainers.json and .md. Takes a minute for each trainer.
 """
 
 from __future__ import annotations
@@ -16,68 +18,143 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from absl import app, flags
 
 from experiments.lib import measured
-from experiments.measure.published_examples import EXAMPLES
+from experiments.measure.published_cases import EXAMPLES
+from experiments.measure.published_examples import rows_of
 
 _MODULE = "experiments.measure.published_trainers"
+_ROOT = pathlib.Path(__file__).parents[2]
+_LONGEST = 600
+"""Seconds after which an arm counts as standing still."""
+_MOMENT = 10
+"""Seconds that a process has to end after the other one ended badly."""
 
 
 def define_flags() -> None:
   """Defines this program's flags."""
-  flags.DEFINE_string("flax", "", "A clone of github.com/google/flax.")
+  flags.DEFINE_string("sources", "", "Folder of the clones: flax, jax, dm-haiku, ....")
   flags.DEFINE_list("trainers", ",".join(EXAMPLES), "Which to run.")
+  flags.DEFINE_list("processes", "1,2", "By how many processes: 1, 2 or both.")
   flags.DEFINE_integer("steps", 20, "Steps of each.", lower_bound=1)
+  flags.DEFINE_string("scratch", "", "Folder for what runs leave; bare ones there count again.")
+  flags.DEFINE_bool("resume", False, "Keep the rows of other trainers in --out.")
   flags.DEFINE_string("out", "docs/measurements/published_trainers.json",
                       "File the figures are written to.")
 
 
-def child(name: str, clone: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path
-          ) -> dict[str, Any]:
-  """One trainer in a process of its own; what it left in `folder`."""
-  command = [sys.executable, "-m", "experiments.measure.published_examples", name, str(clone),
+def arm(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path,
+        processes: int) -> list[dict[str, Any]]:
+  """One trainer in processes of its own; what each left in `folder`."""
+  command = [sys.executable, "-m", "experiments.measure.published_examples", name, str(sources),
              str(steps), "observed" if observed else "bare", str(folder)]
-  root = pathlib.Path(__file__).parents[2]
-  done = subprocess.run(
-      command, cwd=folder, capture_output=True, text=True, check=False,
-      env=os.environ | {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "PYTHONPATH": str(root),
-                        "XLA_FLAGS": "--xla_force_host_platform_device_count=8"})
-  left = folder / "left.json"
-  if not left.exists():
-    raise SystemExit(f"{name} ended early. The end of what it said:\n{done.stderr[-3000:]}")
-  return json.loads(left.read_text())
+  devices = EXAMPLES[name].devices // processes
+  shared = os.environ | {
+      "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "PYTHONPATH": str(_ROOT),
+      "KERAS_BACKEND": "jax", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+  if processes > 1:
+    with socket.socket() as probe:
+      probe.bind(("localhost", 0))
+      shared["TRAINER_COORDINATOR"] = f"localhost:{probe.getsockname()[1]}"
+  children = []
+  for process in range(processes):
+    own = shared | ({"TRAINER_PROCESS": str(process)} if processes > 1 else {})
+    output = (folder / f"output{process}.txt").open("w")
+    children.append(subprocess.Popen(command, cwd=folder, env=own, stdout=output,
+                                     stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+  _wait(children)
+  return [_left(folder, process) for process in range(processes)]
 
 
-def run(name: str, clone: pathlib.Path, steps: int) -> dict[str, Any]:
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> None:
+  """Waits for all; where one ends badly the others are given a moment."""
+  end = time.monotonic() + _LONGEST
+  while time.monotonic() < end and any(child.poll() is None for child in children):
+    if any(child.poll() for child in children):
+      end = min(end, time.monotonic() + _MOMENT)
+    time.sleep(0.1)
+  for child in children:
+    if child.poll() is None:
+      child.kill()
+      child.wait()
+
+
+def _left(folder: pathlib.Path, process: int) -> dict[str, Any]:
+  left = folder / f"left{process}.json"
+  if left.exists():
+    return json.loads(left.read_text())
+  output = (folder / f"output{process}.txt").read_text(errors="replace")
+  return {"digests": [], "failed": f"ended early or stood still:\n{output[-3000:]}", "said": [],
+          "plan": {}, "standing_in": []}
+
+
+def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: pathlib.Path
+        ) -> dict[str, Any]:
   """A trainer bare and observed, compared."""
-  with tempfile.TemporaryDirectory() as scratch:
-    arms = {}
-    for arm in ("bare", "observed"):
-      folder = pathlib.Path(scratch) / arm
-      folder.mkdir()
-      arms[arm] = child(name, clone, steps, arm == "observed", folder)
-    bare, observed = arms["bare"], arms["observed"]
-    different: dict[str, int] = {}
-    for k, (left, right) in enumerate(zip(bare["digests"], observed["digests"], strict=True)):
+  example = EXAMPLES[name]
+  row: dict[str, Any] = {
+      "trainer": name, "file": example.file, "how": example.how, "processes": processes,
+      "lines_changed": sum(1 for _, new in example.edits for line in new.splitlines()
+                           if "_watched" in line or "_observe" in line)}
+  folders = {which: scratch / f"{name}_{processes}_{steps}_{which}"
+             for which in ("bare", "observed")}
+  left = {}
+  for which, folder in folders.items():
+    if which == "bare" and (folder / "whole").exists():
+      left[which] = [_left(folder, process) for process in range(processes)]
+      continue
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    left[which] = arm(name, sources, steps, which == "observed", folder, processes)
+    failed = [one["failed"] for one in left[which] if one["failed"]]
+    if failed:
+      return {**row, "failed": f"{which}: {_clearest(failed)}"}
+    (folder / "whole").touch()
+  return row | _compared(left["bare"], left["observed"]) | {
+      "largest": _largest(folders, processes), **left["observed"][0]["plan"],
+      "said": left["observed"][0]["said"], "standing_in": left["bare"][0]["standing_in"],
+      **_reported(folders["observed"] / "run")}
+
+
+def _clearest(failed: list[str]) -> str:
+  """Of several failures the one that is not of another process's going away."""
+  return min(failed, key=lambda one: "gloo" in one.lower() or "closed" in one.lower())
+
+
+def _compared(bare: list[dict[str, Any]], observed: list[dict[str, Any]]) -> dict[str, Any]:
+  """Which arrays differ, and since which step; of all processes."""
+  different: dict[str, int] = {}
+  problem = ""
+  for process, (one, two) in enumerate(zip(bare, observed, strict=True)):
+    if len(one["digests"]) != len(two["digests"]):
+      problem = f"{len(one['digests'])} steps bare, {len(two['digests'])} observed"
+    for k, (left, right) in enumerate(zip(one["digests"], two["digests"], strict=False)):
       if left.keys() != right.keys():
-        raise SystemExit(f"{name}: step {k} has other arrays when observed.")
+        problem = f"step {k} has other arrays when observed"
       for path in left:
-        if left[path] != right[path]:
-          different.setdefault(path, k)
-    last = [np.load(pathlib.Path(scratch) / arm / "last.npz") for arm in arms]
-    largest = max((_relative(last[0][key], last[1][key]) for key in last[0].files), default=0.0)
-  return {"trainer": name, "file": EXAMPLES[name].file, "how": EXAMPLES[name].how,
-          "steps": len(bare["digests"]), "arrays": len(bare["digests"][-1]),
-          "different": different, "largest": largest, **observed["plan"],
-          "lines_added": observed["lines_added"], "reported_steps": observed["reported_steps"],
-          "standing_in": observed["standing_in"]}
+        if left[path] != right.get(path):
+          different.setdefault(f"{process}: {path}", k)
+  return {"steps": len(bare[0]["digests"]), "arrays": len(bare[0]["digests"][-1]),
+          "different": different, "problem": problem}
+
+
+def _largest(folders: dict[str, pathlib.Path], processes: int) -> float:
+  largest = 0.0
+  for process in range(processes):
+    one, two = (np.load(folder / f"last{process}.npz") for folder in folders.values())
+    largest = max([largest, *(_relative(one[key], two[key]) for key in one.files if key in two)])
+  return largest
 
 
 def _relative(one: np.ndarray, two: np.ndarray) -> float:
@@ -86,26 +163,50 @@ def _relative(one: np.ndarray, two: np.ndarray) -> float:
   return float(np.abs(one - two).max(initial=0.0) / (np.abs(one).max(initial=0.0) or 1.0))
 
 
+def _reported(folder: pathlib.Path) -> dict[str, Any]:
+  """What the report says, and how many steps each rank has in the trace."""
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(folder), "--json", "-"],
+                        capture_output=True, text=True, check=False, cwd=_ROOT,
+                        env=os.environ | {"JAX_PLATFORMS": "cpu"})
+  if done.returncode:
+    return {"reported_steps": 0, "verdict": "", "report_failed": done.stderr[-2000:]}
+  report = json.loads(done.stdout)
+  return {"reported_steps": min(rows_of(folder)), "verdict": report["verdict"]}
+
+
 def to_markdown(figures: dict[str, Any]) -> str:
   """The page."""
   lines = [
       *measured.introduction("Published trainers, bare and observed", figures),
-      f"Files of github.com/google/flax at {figures['commit']}, as they are but for the lines that "
-      "observe and record the step, and smaller numbers in their configs; data made up; what only "
-      "loads data, makes vocabularies or writes logs is stood in for where it isn't installed. "
-      "Eight forced CPU devices, each run in a process of its own. After every step all arrays of "
-      "the step's arguments and results are compared bit for bit. Steps in the trace: rows that "
-      "the recorder wrote for one rank.", ""]
+      "Files as they are published, at these commits, but for the lines that observe and record "
+      "the step, and smaller numbers; data made up; what only loads data, makes vocabularies or "
+      "writes logs is stood in for where it isn't installed. One process has all the devices, "
+      "forced on the CPU; two share them and are connected by gloo. After every step all arrays "
+      "of the step's arguments and results are compared bit for bit. Recorded: steps of the rank "
+      "with the fewest in the trace. Warned: jaxpace said before the first difference that bits "
+      "may differ or why the step runs without timestamps.", "",
+      *(f"- {name}: {commit}" for name, commit in figures["commits"].items()), ""]
   rows = []
   for row in figures["trainers"]:
-    kinds = ", ".join(f"{count} {kind}" for kind, count in row["collectives"].items())
-    rows.append([row["trainer"], row["how"], kinds or "none", row["untimed"], row["marks_a_step"],
-                 row["steps"], row["arrays"], len(row["different"]), f"{row['largest']:.1e}",
-                 row["reported_steps"], "; ".join(row["bare_reasons"])])
+    first = [row["trainer"], row["processes"], row["how"]]
+    if row.get("failed"):
+      rows.append([*first, "fails: " + row["failed"].strip().splitlines()[-1], *[""] * 8])
+      continue
+    kinds = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items())
+    rows.append([*first, kinds or "none", row.get("untimed", 0), row.get("marks_a_step", 0),
+                 f"{row['reported_steps']} of {row['steps']}", row["arrays"],
+                 len(row["different"]), f"{row['largest']:.1e}", warned(row),
+                 "; ".join(row.get("bare_reasons", []))])
   return "\n".join([*lines, *measured.table(
-      ["example", "how it is compiled", "collectives timed", "not timed",
-       "marks a step and device", "steps", "arrays", "that differ", "largest difference",
-       "steps in the trace", "ran bare, and why"], rows), ""])
+      ["example", "processes", "how it is compiled", "collectives timed", "not timed",
+       "timestamps a step and device", "recorded", "arrays", "that differ", "largest difference",
+       "warned", "programs without timestamps, and why"], rows), ""])
+
+
+def warned(row: dict[str, Any]) -> str:
+  """Whether jaxpace said something before the first difference; without one, while it ran."""
+  first = min(row["different"].values(), default=row["steps"] - 1)
+  return "yes" if any(step <= first for step, _ in row["said"]) else "no"
 
 
 def _commit(clone: pathlib.Path) -> str:
@@ -117,21 +218,38 @@ def _commit(clone: pathlib.Path) -> str:
 def main(argv: list[str]) -> None:
   del argv
   its = flags.FLAGS
-  clone = pathlib.Path(its.flax).expanduser().resolve()
-  if not its.flax or not (clone / "examples").is_dir():
-    raise SystemExit("--flax: give a clone of github.com/google/flax, the folder that holds "
-                     "examples/.")
-  figures: dict[str, Any] = {**measured.circumstances(_MODULE), "commit": _commit(clone),
-                             "steps": its.steps, "trainers": []}
+  sources = pathlib.Path(its.sources).expanduser().resolve()
+  clones = {EXAMPLES[name].file.split("/")[0] for name in its.trainers}
+  absent = sorted(name for name in clones if not (sources / name).is_dir())
+  if not its.sources or absent:
+    raise SystemExit(f"--sources: give the folder that holds clones of {', '.join(absent)}.")
+  out = pathlib.Path(its.out)
+  before = json.loads(out.read_text()) if its.resume else {"commits": {}, "trainers": []}
+  figures: dict[str, Any] = {
+      **measured.circumstances(_MODULE), "commits": before["commits"] | {
+          name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps,
+      "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers]}
+  scratch = pathlib.Path(its.scratch or tempfile.mkdtemp()).resolve()
   for name in its.trainers:
-    row = run(name, clone, its.steps)
-    figures["trainers"].append(row)
-    out = pathlib.Path(its.out)
-    # Written after each: what is finished is not lost.
-    measured.write(figures, to_markdown(figures).splitlines(), out)
-    print(f"{name}: {len(row['different'])} of {row['arrays']} arrays differ in {row['steps']} "
-          f"steps; {sum(row['collectives'].values())} collectives timed, {row['untimed']} not "
-          f"{row['bare_reasons'] or ''}", file=sys.stderr, flush=True)
+    for processes in map(int, its.processes):
+      row = run(name, sources, its.steps, processes, scratch)
+      figures["trainers"].append(row)
+      # Written after each: what is finished is not lost.
+      measured.write(figures, to_markdown(figures).splitlines(), out)
+      print(_line(row), file=sys.stderr, flush=True)
+
+
+def _line(row: dict[str, Any]) -> str:
+  start = f"{row['trainer']} by {row['processes']}: "
+  if row.get("failed"):
+    return start + f"fails, {row['failed'].strip().splitlines()[-1][:300]}"
+  return start + (
+      f"{len(row['different'])} of {row['arrays']} arrays differ in {row['steps']} steps"
+      f" ({row['largest']:.1e}), {row['reported_steps']} recorded, "
+      f"{sum(row.get('collectives', {}).values())} collectives timed, "
+      f"{row.get('untimed', 0)} not; {row.get('bare_reasons') or ''} {row['problem']} "
+      f"warned {row['said']}; {row['verdict']}"
+      f"{row.get('report_failed', '')}")
 
 
 if __name__ == "__main__":
