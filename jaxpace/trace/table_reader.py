@@ -169,6 +169,8 @@ def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
     meta = pq.read_metadata(part.path)
     fields = list(meta.schema.to_arrow_schema())
     names = [field.name for field in fields]
+    for group in range(meta.num_row_groups):
+      _statistics(meta, group, "")  # reads the names that its columns have there
   except PermissionError:
     raise
   except FileNotFoundError:

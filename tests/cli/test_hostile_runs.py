@@ -175,6 +175,14 @@ def test_one_part_of_several_lacks_a_column(hung, tmp_path, capsys, described, c
   assert [one for one in said if not one.startswith("jaxpace compare: ")] == []
 
 
+def test_a_footer_whose_row_group_names_a_column_in_no_text(sound, tmp_path, capsys):
+  run = copied(sound, tmp_path)
+  for file in (run / "hosts").glob("*.parquet"):
+    before, name, after = file.read_bytes().rpartition(b"retransmits")
+    file.write_bytes(before + name[:-1] + b"\x90" + after)
+  assert all_end_well(capsys, run, sound, commands=(("report",),)) == []
+
+
 def test_round_trips_that_take_no_time(sound, tmp_path, capsys):
   made_up_runs.write(tmp_path / "run", dataclasses.replace(JOB, steps=50))
   alter(tmp_path / "run", "hosts", tcp_rtt_ns=0)
