@@ -10,6 +10,7 @@ from typing import Any, Self, overload
 
 import jax
 
+from jaxpace.communication.partitioned import compiling
 from jaxpace.core.recordable import marked_of
 from jaxpace.step import checks
 from jaxpace.step.instrument import Instrumented
@@ -61,9 +62,11 @@ class RecordedObserved(Recorded):
     return getattr(self.step, name)
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, records it, and returns its results."""
+    """Runs one step, records it, and returns its results; only returns them while JAX traces."""
     out = self.step(*args, **kwargs)
-    self.recorder.record()
+    # Libraries trace a step for its shapes, before the loop or in it: no device runs it.
+    if not compiling.tracing():
+      self.recorder.record()
     return out
 
 

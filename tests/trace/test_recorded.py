@@ -217,6 +217,20 @@ def test_one_line_observes_and_records_a_jitted_step(tmp_path: pathlib.Path) -> 
   assert [one.kind for one in short.step.plan.programs[-1].collectives]
 
 
+def test_a_step_that_is_only_traced_is_not_recorded(tmp_path: pathlib.Path) -> None:
+  step, sharding, state = jitted_step()
+  first, *rest = batches()
+  short = jaxpace.recorded(tmp_path / "run", step)
+  # As summaries of a model do, before the loop and in it.
+  shapes = jax.eval_shape(short, state, jax.device_put(first, sharding))
+  assert [shape.shape for shape in shapes] == [(3,), ()]
+  with short:
+    for batch in rest:
+      jax.make_jaxpr(short)(state, jax.device_put(batch, sharding))
+      state, _ = short(state, jax.device_put(batch, sharding))
+  assert list(read_run(tmp_path / "run").steps) == list(range(len(rest)))
+
+
 def test_a_step_that_is_observed_already_is_recorded_as_it_is(tmp_path: pathlib.Path) -> None:
   step, sharding, state = jitted_step()
   observed = jaxpace.observe(step)
