@@ -195,7 +195,7 @@ _COOKBOOK = (("@jax.jit\ndef train_step", "@_watched\n@jax.jit\ndef train_step")
 def _mnist() -> types.ModuleType:
   rng = np.random.default_rng(0)
   labels = rng.integers(0, 10, 2048)
-  images = rng.normal(size=(2048, 784)).astype(np.float32) + labels[:, None] / 10
+  images = (rng.normal(size=(2048, 784)) + labels[:, None] / 10).astype(np.float32)
   targets = np.eye(10, dtype=np.float32)[labels]
   return _module(mnist=lambda: (images, targets, images[:256], targets[:256]))
 
