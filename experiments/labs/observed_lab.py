@@ -101,8 +101,18 @@ def once(number: int, made: tuple[Any, Any, Any, Any], steps: int, amount: int) 
   return {"number": number, "fault": kind, "rank": expected,
           "layer": layer if kind == "late in a layer" else None, "modes": modes, "blamed": blamed,
           "right": right, "steps_in_full": found.selected.size,
-          "named": f"turn {layer} of {LAYERS}" in at if kind == "late in a layer" else None,
+          "named": after(layer) in at if kind == "late in a layer" else None,
           "step_ms": 1e3 * found.step_time.mean if found.step_time else None}
+
+
+def after(layer: int) -> str:
+  """How the report names the collective that follows a layer's work.
+
+  A layer's weights are gathered before its work or beside it, so the work makes its device late at
+  the gather of the next turn; that of the last layer at the first one of the backward pass, whose
+  turns go from the last layer to the first.
+  """
+  return f"turn {(layer + 1) % LAYERS} of {LAYERS}"
 
 
 def page(figures: dict[str, Any]) -> list[str]:
