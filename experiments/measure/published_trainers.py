@@ -184,11 +184,13 @@ def to_markdown(figures: dict[str, Any]) -> str:
       "forced on the CPU; two share them and are connected by gloo. After every step all arrays "
       "of the step's arguments and results are compared bit for bit. Recorded: steps of the rank "
       "with the fewest in the trace. Warned: jaxpace said before the first difference that bits "
-      "may differ or why the step runs without timestamps.", "",
+      "may differ or why the step runs without timestamps. Trainers may be run one at a time and "
+      "the record resumed: the command, the date and the load above are the last one's, and each "
+      "row has the load average at its own start.", "",
       *(f"- {name}: {commit}" for name, commit in figures["commits"].items()), ""]
   rows = []
   for row in figures["trainers"]:
-    first = [row["trainer"], row["processes"], row["how"]]
+    first = [row["trainer"], row["processes"], row.get("load") or "not kept", row["how"]]
     if row.get("failed"):
       rows.append([*first, "fails: " + row["failed"].strip().splitlines()[-1], *[""] * 8])
       continue
@@ -198,7 +200,7 @@ def to_markdown(figures: dict[str, Any]) -> str:
                  len(row["different"]), f"{row['largest']:.1e}", warned(row),
                  "; ".join(row.get("bare_reasons", []))])
   return "\n".join([*lines, *measured.table(
-      ["example", "processes", "how it is compiled", "collectives timed", "not timed",
+      ["example", "processes", "load", "how it is compiled", "collectives timed", "not timed",
        "timestamps a step and device", "recorded", "arrays", "that differ", "largest difference",
        "warned", "programs without timestamps, and why"], rows), ""])
 
@@ -228,11 +230,13 @@ def main(argv: list[str]) -> None:
   figures: dict[str, Any] = {
       **measured.circumstances(_MODULE), "commits": before["commits"] | {
           name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps,
-      "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers]}
+      "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers
+                   or str(row["processes"]) not in its.processes]}
   scratch = pathlib.Path(its.scratch or tempfile.mkdtemp()).resolve()
   for name in its.trainers:
     for processes in map(int, its.processes):
-      row = run(name, sources, its.steps, processes, scratch)
+      load = round(os.getloadavg()[0], 1)
+      row = {**run(name, sources, its.steps, processes, scratch), "load": load}
       figures["trainers"].append(row)
       # Written after each: what is finished is not lost.
       measured.write(figures, to_markdown(figures).splitlines(), out)

@@ -51,7 +51,7 @@ def test_a_file_is_run_as_it_is_bare_and_observed(sources, processes):
       {"trainers": [row], "commits": {"flax": "abc"}, "command": "c", "date": "d",
        "load_average_at_start": 1.0,
        "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"}})
-  assert f"| nnx_data_parallel | {processes} | nnx.jit | 1 all-reduce | 0 |" in page
+  assert f"| nnx_data_parallel | {processes} | not kept | nnx.jit | 1 all-reduce | 0 |" in page
 
 
 @pytest.mark.long
