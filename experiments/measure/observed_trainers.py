@@ -112,7 +112,7 @@ def run(trainer: Trainer, steps: int) -> dict[str, Any]:
   program = observed.plan.programs[-1]
   return {"steps": steps, "arrays": len(arrays), "different": different,
           "after_one": sum(step == 0 for step in different.values()), "largest": largest,
-          "warnings": heard.said, "executions": sum(observed.executions.values()),
+          "warnings": heard.said, "executions": observed.calls,
           "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
           "collectives": _kinds(program), "marks_a_step": program.marks,
           "untimed": len(program.unstamped), "mesh": program.mesh_axes,

@@ -35,7 +35,7 @@ from jaxpace.trace.reader import read_run
 _ASIDE = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "tensorflow_probability", "clu",
           "grain", "sentencepiece", "matplotlib", "tensorboard", "tensorboardX", "jaxtyping",
           "wandb", "tiktoken", "transformers", "datasets", "huggingface_hub", "metrax", "tqdm",
-          "mlxu", "diffusers", "seqio", "t5", "pandas", "cv2", "torch", "gin", "tyro", "mujoco",
+          "mlxu", "diffusers", "seqio", "t5", "cv2", "torch", "gin", "tyro", "mujoco",
           "omegaconf", "hydra", "jumanji", "navix", "colorama", "flashbax", "tenacity",
           "flaxformer")
 

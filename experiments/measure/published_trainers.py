@@ -70,9 +70,9 @@ def arm(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pa
   children = []
   for process in range(processes):
     own = shared | ({"TRAINER_PROCESS": str(process)} if processes > 1 else {})
-    output = (folder / f"output{process}.txt").open("w")
-    children.append(subprocess.Popen(command, cwd=folder, env=own, stdout=output,
-                                     stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
+    with (folder / f"output{process}.txt").open("w") as output:
+      children.append(subprocess.Popen(command, cwd=folder, env=own, stdout=output,
+                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
   _wait(children)
   return [_left(folder, process) for process in range(processes)]
 

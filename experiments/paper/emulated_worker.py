@@ -102,7 +102,7 @@ class Loop:
           fulls, last = self.fulls.count, time.perf_counter()
         self.step()
         if keeper is not None:
-          keeper.step(self.pace)
+          keeper.step()
         if number >= SETTLE:
           now = time.perf_counter()
           times.append(round(now - last, 6))

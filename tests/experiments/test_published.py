@@ -22,10 +22,11 @@ def train_step(w, x):
 
 def dataset(steps, batch_size):
   for _ in range(steps):
-    yield np.random.normal(size=(batch_size, 4)).astype(np.float32)
+    x, y = np.random.normal(size=(batch_size, 4)), np.zeros(batch_size)
+    yield x, y
 
 w = jnp.ones(4)
-for x in dataset(1000, 16):
+for x, _ in dataset(1000, 16):
   w, _ = train_step(w, jax.device_put(x, NamedSharding(mesh, P("data"))))
 raise AssertionError("the training was not ended after the steps asked for")
 """

@@ -124,6 +124,7 @@ def test_whatever_is_done_to_its_ring_training_goes_on_and_a_killed_process_leav
       found.append(trained())
     awaited(whole)
     awaited(lambda: ringfile.read_ring(path).heads.tolist() == [20 * 11 * rounds] * 2)
+    awaited(lambda: any((run / "steps").glob("*.parquet")))  # rows are written every few seconds
   finally:
     process.kill()
     process.wait()
