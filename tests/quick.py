@@ -23,6 +23,8 @@ OPTIONS = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split
 KEPT = 200
 """Compiled programs that are kept for the next test that comes to the same one."""
 _compiled: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+_compiled_here: list[Any] = []
+"""What stands before JAX's own compile, once it does."""
 
 
 def examples(number: int) -> int:
@@ -39,8 +41,12 @@ def install() -> None:
     options, compile_one = compiler.get_compile_options, compiler.compile_or_get_cached
   except (ImportError, AttributeError):
     return
-  if not hasattr(compile_one, "__wrapped__"):
+  if not _compiled_here:
+    if getattr(compile_one, "__globals__", {}).get("__name__", "").startswith("jaxpace"):
+      raise RuntimeError("jaxpace.observe was called while tests were collected: all programs of "
+                         "the tests would be compiled anew. Call it in a test or a fixture.")
     compiler.compile_or_get_cached = _once(compile_one)
+    _compiled_here.append(compiler.compile_or_get_cached)
   if hasattr(options, "__wrapped__") or not known():
     return
 

@@ -33,23 +33,27 @@ def is_observed(observed):
   return [one.bare for one in observed.plan.programs] == [""]
 
 
-class Trainer:
+def trainer_class():
+  class Trainer:
 
-  def __init__(self, rate):
-    self.rate = rate
+    def __init__(self, rate):
+      self.rate = rate
 
-  @jaxpace.observe
-  @functools.partial(jax.jit, static_argnums=0)
-  def decorated(self, w, x):
-    return w - self.rate * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+    @jaxpace.observe
+    @functools.partial(jax.jit, static_argnums=0)
+    def decorated(self, w, x):
+      return w - self.rate * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
 
-  @functools.partial(jax.jit, static_argnums=0)
-  def put_in_later(self, w, x):
-    return sgd(w, x)
+    @functools.partial(jax.jit, static_argnums=0)
+    def put_in_later(self, w, x):
+      return sgd(w, x)
+
+  return Trainer
 
 
 def test_it_is_a_method_where_it_is_in_a_class(tmp_path):
   w, x = arrays()
+  Trainer = trainer_class()
   trainer = Trainer(jnp.float32(0.1))
   wanted = steps.bits(jax.jit(sgd)(w, x))
   assert steps.bits(trainer.decorated(w, x)) == wanted
