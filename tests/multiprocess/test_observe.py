@@ -32,15 +32,20 @@ def test_two_processes_put_the_same_marks_in_or_none():
   assert "no space left" in facts[1]["bare"][1]
 
 
-@pytest.mark.long
-def test_two_processes_observe_whatever_is_set(tmp_path):
+def outputs_of(worker, folder):
+  """What two processes of two devices each print."""
   address = f"127.0.0.1:{jobs.free_high_port()}"
-  found = jobs.run(WORKER.with_name("observe_context_worker.py"), [
-      jobs.clean_environment(ADDRESS=address, INDEX=str(index), RUN=str(tmp_path),
+  found = jobs.run(WORKER.with_name(worker), [
+      jobs.clean_environment(ADDRESS=address, INDEX=str(index), RUN=str(folder),
                              XLA_FLAGS="--xla_force_host_platform_device_count=2")
       for index in range(2)])
   assert [status for status, _ in found] == [0, 0], found
-  for _, output in found:
+  return [output for _, output in found]
+
+
+@pytest.mark.long
+def test_two_processes_observe_whatever_is_set(tmp_path):
+  for output in outputs_of("observe_context_worker.py", tmp_path):
     for name, (same, bare, lost) in jobs.facts(output).items():
       assert same, name
       assert bare == ([] if name == "no jit" else [""]), (name, bare)
@@ -49,13 +54,8 @@ def test_two_processes_observe_whatever_is_set(tmp_path):
 
 @pytest.mark.long
 def test_what_fails_in_one_process_leaves_training_as_it_is_in_both(tmp_path):
-  address = f"127.0.0.1:{jobs.free_high_port()}"
-  found = jobs.run(WORKER.with_name("observe_failures_worker.py"), [
-      jobs.clean_environment(ADDRESS=address, INDEX=str(index), RUN=str(tmp_path),
-                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
-      for index in range(2)])
-  assert [status for status, _ in found] == [0, 0], found
-  first, second = (jobs.facts(output) for _, output in found)
+  outputs = outputs_of("observe_failures_worker.py", tmp_path)
+  first, second = (jobs.facts(output) for output in outputs)
   assert len(first) == len(second) == 11
   for name in first:
     assert first[name][0] and second[name][0], name

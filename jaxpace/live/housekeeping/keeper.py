@@ -73,7 +73,7 @@ class Housekeeper:
         raise ValueError(f"{name}={limit!r} must be positive, or None for no ceiling.")
     self.every, self.wanted = every, mode
     self.mode = ALONE
-    self.steps = self._start = start
+    self.steps = start
     self.forced = 0
     self._begin = start + warmup
     self._collector = GarbageCollector()
