@@ -15,7 +15,7 @@ from jaxpace.core import marks as layout
 from jaxpace.execution import marks, native
 from jaxpace.execution.native import library
 
-PROGRAM = 4000
+PROGRAM = marks.next_program()
 
 
 @pytest.fixture(autouse=True)

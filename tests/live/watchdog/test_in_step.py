@@ -12,7 +12,7 @@ from jaxpace.trace.marks import plans
 from tests.trace.flight.machine import Machine, collective, program
 from tests.trace.flight.test_waits import flight_of
 
-NUMBER = 3950
+NUMBER = marks.next_program()
 
 
 @pytest.fixture

@@ -221,9 +221,9 @@ def test_own_marks_are_read_in_place(job):
   assert execution.unavailable() == ""
   ring = execution.current()
   from jaxpace.execution.native import library
-  of = program([collective(0, [(0, 1)])], 2, number=3901)
-  library.functions().jaxpace_mark_here(1, 3901, 0, 1)
-  library.functions().jaxpace_mark_here(1, 3901, 2, 1)
+  of = program([collective(0, [(0, 1)])], 2, number=execution.next_program())
+  library.functions().jaxpace_mark_here(1, of.number, 0, 1)
+  library.functions().jaxpace_mark_here(1, of.number, 2, 1)
   time.sleep(0.02)
   programs = ProgramsByKey()
   found = of_ring(ring.blocks, ring.events, 0, type(job.machine.plan)((of,)), programs)

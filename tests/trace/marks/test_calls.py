@@ -1,7 +1,5 @@
 """Which execution each call was, from marks alone: several programs, some devices, events lost."""
 
-import itertools
-
 import pytest
 
 from jaxpace.execution import marks
@@ -9,13 +7,11 @@ from jaxpace.execution.native import library
 from jaxpace.trace.marks.calls import CallOrder
 from jaxpace.trace.marks.collect import Collector
 
-_numbers = itertools.count(3900)
-
 
 @pytest.fixture
 def programs():
   assert marks.unavailable() == ""
-  return {name: next(_numbers) for name in "ab"} | {"other": next(_numbers)}
+  return {name: marks.next_program() for name in ("a", "b", "other")}
 
 
 def ran(programs, names, lanes):

@@ -13,7 +13,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.trace.marks import copier, ringfile
 from jaxpace.trace.marks.follow import Lane
 
-PROGRAM, TAG = 4001, 7
+PROGRAM, TAG = marks.next_program(), 7
 EVENT = PROGRAM << 20 | TAG
 
 

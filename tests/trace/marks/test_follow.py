@@ -108,7 +108,7 @@ def test_numbers_beyond_32_bits_are_followed():
 
 def test_what_the_native_code_writes_meanwhile_is_taken_whole():
   assert execution.unavailable() == ""
-  ring, program = execution.current(), 3999
+  ring, program = execution.current(), execution.next_program()
   lane = Lane(int(ring.heads()[3]))
   thread = threading.Thread(target=library.functions().jaxpace_mark_here,
                             args=(3, program, 9, 3_000_000))
