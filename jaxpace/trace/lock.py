@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import socket
+import weakref
 
 from jaxpace.files.folders import Folder
-from jaxpace.trace.processes import gone
 
 try:
   import fcntl
@@ -26,12 +27,14 @@ class DirectoryLock:
   """Held by process 0 of a recorded job, from `take` to `release`. The system frees it when the
   process dies.
 
-  Where the file system knows no locks nothing is locked. A child forked meanwhile inherits the
-  lock, but not its claim: once the process named in the file is gone, the lock is void.
+  Where the file system knows no locks nothing is locked. A forked child closes its copy of the
+  descriptor, so that it does not keep the lock when its parent is dead.
   """
 
-  def __init__(self, folder: Folder, descriptor: int | None):
-    self._folder, self._descriptor, self._pid = folder, descriptor, os.getpid()
+  def __init__(self, folder: Folder):
+    self._folder, self._descriptor = folder, -1
+    if hasattr(os, "register_at_fork"):
+      os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
 
   @staticmethod
   def take(directory: pathlib.Path) -> DirectoryLock:
@@ -44,54 +47,54 @@ class DirectoryLock:
       BusyError: another recorder, in this process or another, has it.
       OSError: the directory can't be written.
     """
-    folder = Folder(directory)
-    if fcntl is None:
-      return DirectoryLock(folder, None)
-    while True:
-      descriptor = folder.open_own(LOCK_FILE, os.O_RDWR)
-      try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError:
-        owner = os.read(descriptor, 200).decode(errors="replace").split()
-        os.close(descriptor)
-        if _may_run(owner):
-          raise BusyError(_busy(directory, owner)) from None
-        return DirectoryLock(folder, None)
-      except OSError:
-        os.close(descriptor)
-        return DirectoryLock(folder, None)
-      # else its last owner removed it between our opening and locking it
-      if _is_at(descriptor, folder):
-        os.ftruncate(descriptor, 0)
-        os.write(descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
-        return DirectoryLock(folder, descriptor)
-      os.close(descriptor)
+    lock = DirectoryLock(Folder(directory))
+    # Its last owner may remove the file between our opening and locking it.
+    while fcntl is not None and not lock._locked(directory):
+      pass
+    return lock
 
   def release(self) -> None:
     """Lets the next recorder in. Further calls, and calls in a forked child, do nothing."""
-    if self._descriptor is None or os.getpid() != self._pid:
-      return
+    if self._descriptor >= 0:
+      with contextlib.suppress(OSError):
+        self._folder.unlink(LOCK_FILE)
+      self._close()
+
+  def _locked(self, directory: pathlib.Path) -> bool:
+    """Whether the file that is locked, if locks are known here, is the one in the directory."""
+    self._descriptor = self._folder.open_own(LOCK_FILE, os.O_RDWR)
+    try:
+      fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      owner = os.read(self._descriptor, 200).decode(errors="replace").split()
+      self._close()
+      raise BusyError(_busy(directory, owner)) from None
+    except OSError:
+      self._close()
+      return True
+    if not _is_at(self._descriptor, self._folder):
+      self._close()
+      return False
+    os.ftruncate(self._descriptor, 0)
+    os.write(self._descriptor, f"{os.getpid()} {socket.gethostname()}\n".encode())
+    return True
+
+  def _close(self) -> None:
+    descriptor, self._descriptor = self._descriptor, -1
     with contextlib.suppress(OSError):
-      self._folder.unlink(LOCK_FILE)
-    with contextlib.suppress(OSError):
-      os.close(self._descriptor)
-    self._descriptor = None
+      os.close(descriptor)
+
+
+def _let_go(lock: weakref.ref[DirectoryLock]) -> None:
+  """In a forked child."""
+  if (mine := lock()) is not None and mine._descriptor >= 0:
+    mine._close()
 
 
 def _is_at(descriptor: int, folder: Folder) -> bool:
   try:
     return os.path.samestat(os.fstat(descriptor), folder.stat(LOCK_FILE))
   except FileNotFoundError:
-    return False
-
-
-def _may_run(owner: list[str]) -> bool:
-  """Whether the owner may still run; one on another host, or that hasn't said its name yet, may."""
-  if len(owner) != 2 or owner[1] != socket.gethostname():
-    return True
-  try:
-    return not gone(int(owner[0]), owner[1])
-  except ValueError:
     return False
 
 

@@ -1,11 +1,9 @@
-"""The processes of a run: what each says of itself, and whether one is still there."""
+"""The processes of a run: what each says of itself."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import re
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,23 +51,3 @@ def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
       problems.append(f"process/{file.name} belongs to another run: left out.")
     else:
       yield number, info
-
-
-def gone(pid: int, host: str | None) -> bool:
-  """Whether a process of this host has ended; False where that can't be told, as of another host's.
-
-  One that has ended and whose parent has not asked for its status yet is gone, too.
-  """
-  if pid <= 0 or host != socket.gethostname():
-    return False
-  try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
-    return True
-  except (OSError, OverflowError):
-    return False
-  try:
-    state = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-  except OSError:
-    return False
-  return state[:1] == ["Z"]

@@ -1,15 +1,10 @@
-"""What processes say of themselves, and whether they are still there."""
+"""What processes say of themselves."""
 
 import json
-import os
-import pathlib
-import socket
-import subprocess
-import sys
 
 import pytest
 
-from jaxpace.trace.processes import gone, read_processes
+from jaxpace.trace.processes import read_processes
 
 
 def write(folder, name, value):
@@ -47,19 +42,3 @@ def test_a_file_that_may_not_be_read_is_a_problem_or_an_error(tmp_path, monkeypa
   assert not list(read_processes(tmp_path, "a", problems)) and "Permission denied" in problems[0]
   with pytest.raises(PermissionError):
     list(read_processes(tmp_path, "a", [], denied=True))
-
-
-def test_a_process_is_gone_once_it_has_ended():
-  here = socket.gethostname()
-  child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
-                           stdin=subprocess.PIPE)
-  assert not gone(child.pid, here) and not gone(os.getpid(), here)
-  child.stdin.close()
-  if pathlib.Path("/proc/self/stat").exists():
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    # It has ended, and nobody has asked for its status yet.
-    assert gone(child.pid, here)
-  child.wait()
-  assert gone(child.pid, here)
-  # Another host's can't be told, nor what is no process's number.
-  assert not gone(child.pid, "elsewhere") and not gone(0, here) and not gone(1 << 70, here)

@@ -277,6 +277,14 @@ def test_a_dead_job_whose_child_lives_on_locks_nobody_out(tmp_path, caplog, hold
   assert not caplog.records
 
 
+def test_a_job_in_another_pid_namespace_keeps_its_lock(tmp_path, holder):
+  holder(tmp_path, "stay")
+  # Containers of one host may share its name, and neither sees the other's processes.
+  (tmp_path / ".lock").write_text(f"{2 ** 22 + 1} {socket.gethostname()}\n")
+  with pytest.raises(lock.BusyError, match=f"process {2 ** 22 + 1} on "):
+    lock.DirectoryLock.take(tmp_path)
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
   def unsupported(*_):
     raise OSError(errno.ENOLCK, "No locks available")
