@@ -40,8 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "nothing else")
   parser.add_argument("--topology", metavar="FILE",
                       help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL "
-                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE), `lstopo --of xml`, or "
-                           "`nvidia-smi topo -m`")
+                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE) or `nvidia-smi topo -m`")
   parser.add_argument("--root", metavar="DIR", default="/",
                       help="folder that holds a copy of another machine's /sys and /proc "
                            "(default: /)")

@@ -56,7 +56,7 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
   }
 
 
-TOPOLOGIES = ("nccl.xml", "hwloc.xml", "smi.txt")
+TOPOLOGIES = ("nccl.xml", "smi.txt")
 WEIGHTS = {"report": 8, "page": 2, "watch": 8, "compare": 2, "compare to": 1, "forecast": 2,
            "replay": 0.3, "doctor": 3, "control": 3, "record": 2, "floor": 2, "nccl": 5,
            **{f"topology {name}": 2 for name in TOPOLOGIES}}

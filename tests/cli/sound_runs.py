@@ -11,7 +11,6 @@ from jaxpace.testing import made_up_observed, made_up_runs
 from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace.marks import plans
 from tests.hosts.locality import topologies
-from tests.hosts.locality.test_nccl_topology import XML
 from tests.trace.flight.machine import Machine, collective, program
 from tests.trace.nccl.dumps import Job, batches
 
@@ -80,8 +79,7 @@ def write_observed(path: pathlib.Path) -> None:
 def write_inputs(path: pathlib.Path) -> None:
   """What others write and commands read: topologies, a fabric, dumps of NCCL."""
   path.mkdir()
-  (path / "nccl.xml").write_text(XML)
-  (path / "hwloc.xml").write_text(topologies.lstopo())
+  (path / "nccl.xml").write_text(topologies.DUMP)
   (path / "smi.txt").write_text(topologies.smi())
   (path / "fabric.json").write_text(json.dumps({"levels": [
       {"level": "host", "ranks": 4, "alpha": 3e-6, "beta": 5e-12, "algorithm": "ring"}]}))

@@ -7,17 +7,13 @@ from typing import NamedTuple
 
 from jaxpace.hosts.locality.nvml import bus_id
 from jaxpace.hosts.locality.tree import format_list
-from jaxpace.hosts.locality.types import Cpu, Gpu, Link, Nic, NumaNode
+from jaxpace.hosts.locality.types import Gpu, Link, Nic, NumaNode
 
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _LONGEST_NAME = 64
 _MASK = re.compile(r"^(?:0x)?[0-9a-f]{1,8}(?:,(?:0x)?[0-9a-f]{0,8})*$", re.IGNORECASE)
 _LONGEST_MASK = 1 << 12
 """Characters; 8,192 processors take 2,800."""
-MOST_NODES = 1024
-"""NUMA nodes that are read; the kernel has no more."""
-_MOST_GPUS, _MOST_NICS = 512, 4096
-"""Of one host, virtual functions included."""
 
 
 class TopologyError(ValueError):
@@ -25,7 +21,7 @@ class TopologyError(ValueError):
 
 
 class DevicePlace(NamedTuple):
-  """A device of which the file says where it is, but not what it is."""
+  """Where a device is, whatever it is."""
 
   pci: str
   path: tuple[str, ...] = ()
@@ -37,25 +33,14 @@ class DevicePlace(NamedTuple):
 class Described(NamedTuple):
   """What of a topology file is of use here."""
 
-  form: str
-  """Its format, as a user knows it."""
+  form: str  # its format, as a user knows it
   gpus: tuple[Gpu, ...] = ()
-  nics: tuple[Nic, ...] = ()
-  """A NIC of which only the bus id is known has that for its name."""
-  unclassed: tuple[DevicePlace, ...] = ()
-  others: int = 0
-  """Devices that are neither GPU nor NIC nor bridge."""
-  unreadable: int = 0
-  """Devices without a bus id that can be read."""
-  numbered: bool = False
-  """Whether GPUs have numbers ("GPU0") in place of bus ids."""
+  nics: tuple[Nic, ...] = ()  # one of which only the bus id is known has that for its name
+  unclassed: tuple[DevicePlace, ...] = ()  # devices of which the file doesn't say what they are
+  numbered: bool = False  # whether GPUs have numbers ("GPU0") in place of bus ids
+  # how far a GPU and a NIC are apart, where the file has words for it, one of `pci.DISTANCES`
   distances: tuple[tuple[tuple[str, str], str], ...] = ()
-  """How far a GPU and a NIC are apart, where the file says it in words: ((GPU, NIC), one of
-  `pci.DISTANCES`)."""
   numa: tuple[NumaNode, ...] = ()
-  cpu: Cpu = Cpu()
-  hostname: str | None = None
-  notes: tuple[str, ...] = ()
 
 
 def read_address(text: str | None) -> str | None:
@@ -89,29 +74,9 @@ def read_mask(text: str | None) -> str | None:
   >>> read_mask("00000003,0000ffff"), read_mask("0xf...f")
   ('0-15,32-33', None)
   """
-  value = mask_value(text)
-  return (None if value is None
-          else format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1")))
-
-
-def mask_value(text: str | None) -> int | None:
-  """A mask as a number; None for what is none, or is without an end."""
   if not text or len(text) > _LONGEST_MASK or not _MASK.match(text):
     return None
   value = 0
   for word in text.split(","):
     value = value << 32 | int(word or "0", 16)
-  return value
-
-
-def check_size(described: Described) -> Described:
-  """Returns it as it is.
-
-  Raises:
-    TopologyError: it has more cards than any host; each GPU is compared with each NIC.
-  """
-  if len(described.gpus) > _MOST_GPUS or len(described.nics) > _MOST_NICS:
-    raise TopologyError(
-        f"this file has {len(described.gpus):,} GPUs and {len(described.nics):,} NICs: no "
-        "host has.")
-  return described
+  return format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1"))

@@ -121,8 +121,6 @@ _FACTS: tuple[tuple[str, str, Callable[[Locality], Any]], ...] = (
      lambda p: _listed(f"x{gpu.link.width}" for gpu in p.gpus if gpu.link.width)),
     (WARNING, "NVLinks of a GPU",
      lambda p: _listed(str(gpu.nvlinks) for gpu in p.gpus if gpu.nvlinks is not None)),
-    (WARNING, "XGMI links of a GPU", lambda p: _listed(
-        str(gpu.xgmi_links) for gpu in p.gpus if gpu.xgmi_links is not None)),
     (WARNING, "NICs of the fabric", lambda p: _listed(
         f"{nic.kind} {nic.rate_gbps:g} Gbit/s" if nic.rate_gbps else nic.kind
         for nic in fabric_of(p.nics))),

@@ -102,9 +102,6 @@ def _gpu(gpu: Gpu) -> str:
   parts = [f"GPU {gpu.pci.removeprefix('GPU')}  {gpu.name or 'accelerator'}", _link(gpu.link)]
   if gpu.interconnect == "nvlink":
     parts.append(f"{gpu.nvlinks} NVLinks" if gpu.nvlinks else "NVLink")
-  if gpu.interconnect == "xgmi":
-    parts.append(f"{gpu.xgmi_links} XGMI link{'s' if gpu.xgmi_links > 1 else ''}" if gpu.xgmi_links
-                 else "XGMI")
   if gpu.nic:
     parts.append(f"nearest NIC {gpu.nic} ({gpu.nic_distance})")
   return ", ".join(filter(None, parts))

@@ -42,11 +42,6 @@ def devices(tree: Tree) -> Iterator[PciDevice]:
                       tree.number(f"{directory}/vendor") or 0)
 
 
-def ways(tree: Tree) -> dict[str, tuple[str, ...]]:
-  """The way from the host bridge down to every PCI device, by its bus id."""
-  return {device.address: path_of(device.directory) for device in devices(tree)}
-
-
 def is_accelerator(device: PciDevice) -> bool:
   """A GPU that computes, or a processing accelerator (class 0x12)."""
   return is_accelerator_class(device.cls, device.vendor)

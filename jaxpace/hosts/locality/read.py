@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_whole
-from jaxpace.hosts.locality import cgroup, host, join, kfd, nics, nvml, pci, topology_file
+from jaxpace.hosts.locality import cgroup, host, join, nics, nvml, pci, topology_file
 from jaxpace.hosts.locality.described import read_name
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
@@ -26,9 +26,8 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     process: index of this process in its job.
     devices: JAX devices of this process, or anything with their attributes; they are only looked
       at.
-    topology: file that describes the PCI tree: NCCL's or hwloc's XML, or the output of `nvidia-smi
-      topo -m`. It adds to what the machine shows; where none of its cards is on a machine without
-      GPUs, it alone is shown.
+    topology: file that describes the PCI tree: NCCL's XML, or the output of `nvidia-smi topo -m`.
+      It adds to what the machine shows; on a machine without GPUs it alone is shown.
     environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for
       another root.
 
@@ -47,19 +46,18 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     gpus = _join_nvml(gpus, told)
     sources.append("nvml")
   numa = host.read_numa(tree)
-  joined, name = (join.JoinedCards(gpus, found, {}),
-                  read_name(os.path.basename(topology or "")) or "the file")
+  joined = join.JoinedCards(gpus, found)
+  name = read_name(os.path.basename(topology or "")) or "the file"
   if described:
-    joined = join.join(join.Shown(gpus, found, pci.ways(tree), len(numa)), described, name)
+    joined = join.join(gpus, found, described, name, len(numa))
     if joined.ignored is None:
       sources.append("topology file")
   gpus, found = nics.nearest(joined.gpus, joined.nics, joined.distances), joined.nics
-  if described and (joined.alone or (joined.ignored is None and not tree.exists("/sys"))):
+  used = (joined.used,) if joined.used else ()
+  if described and joined.alone:
     # Nothing of this machine's processors and limits belongs to the cards.
-    return Locality(
-        process=process, hostname=described.hostname or name, cpu=described.cpu,
-        numa=described.numa, gpus=gpus, nics=found, sources=("topology file",),
-        topology_used=joined.used)
+    return Locality(process=process, hostname=name, numa=described.numa, gpus=gpus, nics=found,
+                    sources=("topology file",), topology_used=used)
   clock, clocks = host.read_clock(tree)
   return Locality(
       process=process,
@@ -69,7 +67,7 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
       memory_bytes=host.read_memory(tree), clock_source=clock, clock_sources=clocks,
       huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus,
       nics=found, devices=tuple(_place(describe_device(d), gpus, environment) for d in devices),
-      sources=tuple(sources), notes=tuple(notes), topology_used=joined.used,
+      sources=tuple(sources), notes=tuple(notes), topology_used=used,
       topology_ignored=joined.ignored)
 
 
@@ -77,7 +75,6 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
   """GPUs and other accelerators on the PCIe bus."""
   everything = list(pci.devices(tree))
   switched = any(pci.is_nvswitch(device) for device in everything)
-  xgmi = kfd.read_xgmi_links(tree)
   gpus = []
   for device in everything:
     if pci.is_accelerator(device):
@@ -86,14 +83,11 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
       lines = [line.partition(":") for line in information.splitlines()]
       facts = {key.strip(): value.strip() for key, _, value in lines}
       vendor = pci.vendor_name(device)
-      links = xgmi.get(device.address)
       interconnect = "nvlink" if switched and pci.is_nvidia(device) else None
-      if links is not None:
-        interconnect = "xgmi" if links else "pcie"
       gpus.append(Gpu(device.address, facts.get("Model") or (f"{vendor} GPU" if vendor else None),
                       facts.get("GPU UUID"), pci.numa_node(tree, device.directory), path,
                       pci.switch_of(path), pci.link(tree, device.directory),
-                      interconnect=interconnect, xgmi_links=links))
+                      interconnect=interconnect))
   return tuple(gpus)
 
 

@@ -1,19 +1,20 @@
-"""Reads a topology file of whatever format: NCCL's or RCCL's XML, hwloc's XML, the text of
-`nvidia-smi topo -m`."""
+"""Reads a topology file of either format: NCCL's XML, or the text of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
 import os
 import stat
+import xml.etree.ElementTree as xml
 
-from jaxpace.hosts.locality import hwloc_topology, nccl_topology, smi_topology
-from jaxpace.hosts.locality.described import Described, TopologyError, check_size, read_name
-from jaxpace.hosts.locality.xml_document import parse_xml
+from jaxpace.hosts.locality import nccl_topology, smi_topology
+from jaxpace.hosts.locality.described import Described, TopologyError, read_name
 
-_LARGEST = 32 << 20
-"""Bytes. Files of large machines have one or two million."""
-_WANTED = ("what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given, the XML of `lstopo --of "
-           "xml`, or the output of `nvidia-smi topo -m`")
+_LARGEST = 4 << 20
+"""Bytes. Files of large machines have some hundred thousand."""
+_MOST_GPUS, _MOST_NICS = 512, 4096
+"""Of one host, virtual functions included; each GPU is compared with each NIC."""
+_WANTED = ("what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given, or the output of "
+           "`nvidia-smi topo -m`")
 
 
 def read_topology(path: str) -> Described:
@@ -25,7 +26,7 @@ def read_topology(path: str) -> Described:
   # A name may hold what steers a terminal.
   shown = "".join(c if c.isprintable() else "?" for c in path)
   try:
-    return check_size(parse_topology(_read(path)))
+    return parse_topology(_read(path))
   except OSError as error:
     raise TopologyError(
         f"The topology file {shown} can't be read: {error.strerror or error}.") from error
@@ -39,23 +40,34 @@ def parse_topology(content: bytes) -> Described:
   Raises:
     TopologyError: it is of no format that is known, or beyond all limits.
   """
-  start = content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-  if not start:
-    raise TopologyError(f"the file is empty, it is no XML and no matrix. Give {_WANTED}.")
-  if not start.startswith(b"<"):
-    found = smi_topology.read_topology(content.decode(errors="replace"))
-    if found is None:
+  if content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
+    found = _parse_xml(content)
+  else:
+    matrix = smi_topology.read_matrix(content.decode(errors="replace"))
+    if matrix is None:
       raise TopologyError(
           f"this is no XML, and holds no whole matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
-    return found
-  root = parse_xml(content)
-  if root.tag == "system":
-    return nccl_topology.read_system(root)
-  if root.tag == "topology":
-    return hwloc_topology.read_topology(root)
-  raise TopologyError("this is XML, but no topology: its outermost element is "
-                      f"<{read_name(root.tag)}>, neither NCCL's <system> nor hwloc's <topology>. "
-                      f"Give {_WANTED}.")
+    found = matrix
+  if len(found.gpus) > _MOST_GPUS or len(found.nics) > _MOST_NICS:
+    raise TopologyError(
+        f"this file has {len(found.gpus):,} GPUs and {len(found.nics):,} NICs: no host has.")
+  return found
+
+
+def _parse_xml(content: bytes) -> Described:
+  if b"<!ENTITY" in content:
+    # Entities of entities make gigabytes of a kilobyte; no writer of topologies uses any.
+    raise TopologyError("this XML declares entities, which no topology needs: it isn't read.")
+  try:
+    root = xml.fromstring(content)
+    if root.tag == "system":
+      return nccl_topology.read_system(root)
+  except RecursionError:
+    raise TopologyError("this XML is nested deeper than any machine is.") from None
+  except (xml.ParseError, ValueError, LookupError) as error:
+    raise TopologyError(f"this is no XML ({error}).") from error
+  raise TopologyError("this is XML, but no topology of NCCL: its outermost element is "
+                      f"<{read_name(root.tag)}>, not <system>. Give {_WANTED}.")
 
 
 def _read(path: str) -> bytes:

@@ -30,12 +30,10 @@ class Gpu(NamedTuple):
   switch: str | None = None  # upstream port of the PCIe switch it hangs on
   link: Link = Link()
   nvlinks: int | None = None
-  # to its peers: "nvlink", "xgmi" (AMD's Infinity Fabric) or "pcie"
-  interconnect: str | None = None
+  interconnect: str | None = None  # to its peers: "nvlink" or "pcie"
   nic: str | None = None  # name of the nearest NIC
   # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": can't be told
   nic_distance: str | None = None
-  xgmi_links: int | None = None  # to other GPUs
 
 
 class Nic(NamedTuple):

@@ -1,5 +1,4 @@
-"""Topology files with the structure of those that clouds, NCCL, hwloc and nvidia-smi write, made up
-for tests."""
+"""Synthetic topology files with the structure of those that clouds, NCCL and nvidia-smi write."""
 
 from __future__ import annotations
 
@@ -75,60 +74,21 @@ def smi(*, tabs: bool = True, ansi: bool = False, names: tuple[str, ...] = (), l
   return "\n".join(lines)
 
 
-def lstopo(version: str = "2.0") -> str:
-  """hwloc's XML: a GPU and an InfiniBand card on one switch, a GPU on the other socket, HBM as a
-  node of its own."""
-  v1, v3 = version == "1", version.startswith("3")
-  gpu, net, rdma = ("12", "16", "32") if v3 else ("5", "2", "3")
-  head = "<topology>" if v1 else f'<topology version="{version}">'
-  first = _bridges("0000", "10", f"""
-    <object type="PCIDev" pci_busid="0000:13:00.0" pci_type="0302 [10de:2330] [10de:16c1] a1">
-      <object type="OSDev" name="cuda0" osdev_type="{gpu}"><info name="GPUModel" value="NVIDIA H100"/></object>
-      <object type="OSDev" name="nvml0" osdev_type="{gpu}"/>
-    </object>""", f"""
-    <object type="PCIDev" pci_busid="0000:14:00.0" pci_type="0207 [15b3:1021] [15b3:0023] 00">
-      <object type="OSDev" name="ibs1" osdev_type="{net}"/>
-      <object type="OSDev" name="mlx5_0" osdev_type="{rdma}"><info name="Port1State" value="4"/></object>
-    </object>""")  # noqa: E501
-  second = f"""
-    <object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="0000:[80-81]">
-      <object type="PCIDev" pci_busid="0000:81:00.0" pci_type="0302 [10de:2330] [10de:16c1] a1"/>
-      <object type="PCIDev" pci_busid="0000:82:00.0" pci_type="0200 [8086:1521] [8086:0001] 01">
-        <object type="OSDev" name="eno1" osdev_type="{net}"/></object>
-      <object type="PCIDev" pci_busid="0000:83:00.0" pci_type="0108 [144d:a808] [144d:a801] 00"/>
-      <object type="PCIDev" pci_busid="0000:84:00.0" pci_type="0300 [1a03:2000] [1a03:2000] 41"/>
-    </object>"""
-  nodes = [_node(0, "0x0000000f", 0x1, 270), _node(1, "0x000000f0", 0x2, 270),
-           _node(2, "0x0000000f", 0x4, 64)]
-  packages = []
-  for i, (cards, cpuset) in enumerate(((first, "0x0000000f"), (second, "0x000000f0"))):
-    own = [nodes[i], nodes[2]] if i == 0 and not v1 else [nodes[i]]
-    nodeset = "0x00000005" if i == 0 and not v1 else f"0x0000000{i + 1}"
-    inner = own[0].replace("/>", f">{cards}</object>") if v1 else "".join(own) + cards
-    package = "Socket" if v1 else "Package"
-    packages.append(f'<object type="{package}" os_index="{i}" cpuset="{cpuset}" '
-                    f'nodeset="{nodeset}"><info name="CPUModel" value="Some CPU"/>{inner}</object>')
-  return ('<?xml version="1.0" encoding="UTF-8"?>\n<!DOCTYPE topology SYSTEM '
-          f'"hwloc{version[0]}.dtd">\n{head}\n'
-          '<object type="Machine" os_index="0" cpuset="0x000000ff" nodeset="0x00000007"><info '
-          f'name="HostName" value="node17"/>{"".join(packages)}</object>\n'
-          '<distances2hetero nbobjs="2" kind="25" name="NVLinkBandwidth"/></topology>\n')
-
-
-def _bridges(domain: str, bus: str, *cards: str) -> str:
-  """A host bridge, a root port and a switch with a card below each of its ports."""
-  at = int(bus, 16)
-  ports = "".join('<object type="Bridge" bridge_type="1-1" '
-                  f'pci_busid="{domain}:{at + 2:02x}:0{i}.0" bridge_pci="{domain}:[13-13]" '
-                  f'pci_type="0604 [1000:c030] [1000:a064] b0">{card}</object>'
-                  for i, card in enumerate(cards))
-  return (f'<object type="Bridge" bridge_type="0-1" depth="0" bridge_pci="{domain}:[{bus}-14]">'
-          f'<object type="Bridge" bridge_type="1-1" pci_busid="{domain}:{bus}:01.0" '
-          'pci_type="0604 [8086:352a] [0:0] 11">'
-          f'<object type="Bridge" bridge_type="1-1" pci_busid="{domain}:{at + 1:02x}:00.0" '
-          f'pci_type="0604 [1000:c030] [1000:a064] b0">{ports}</object></object></object>')
-
-
-def _node(number: int, cpuset: str, nodeset: int, gigabytes: int) -> str:
-  return (f'<object type="NUMANode" os_index="{number}" cpuset="{cpuset}" '
-          f'nodeset="0x{nodeset:08x}" local_memory="{gigabytes << 30}"/>')
+DUMP = """<system version="1">
+  <cpu numaid="0" affinity="00000000,0000ffff" arch="x86_64" vendor="AuthenticAMD" familyid="175" modelid="1">
+    <pci busid="ffff:ff:01.0" class="0x060400" vendor="0xffff" device="0xffff" link_speed="" link_width="0">
+      <pci busid="0000:00:04.0" class="0x030200" device="0x20b2" link_speed="16.0 GT/s PCIe" link_width="16">
+        <gpu dev="0" sm="80" rank="0" gdr="1"><nvlink target="0000:00:05.0" count="12" tclass="0x030200"/></gpu>
+      </pci>
+      <pci busid="0101:00:00.0" class="0x020700" device="0x101c" link_speed="16.0 GT/s PCIe" link_width="16">
+        <nic><net name="mlx5_0" dev="0" speed="200000" port="1" guid="0x8c15030003fd1500" gdr="1"/></nic>
+      </pci>
+    </pci>
+  </cpu>
+  <cpu numaid="1" arch="x86_64">
+    <pci busid="0000:00:05.0" class="0x030200" link_speed="16.0 GT/s PCIe" link_width="16"><gpu dev="1" sm="80"/></pci>
+    <nic><net name="eth0" dev="1" speed="10000" guid="0x0"/></nic>
+  </cpu>
+</system>"""  # noqa: E501
+"""What NCCL dumps: a GPU and an InfiniBand card on one switch, a GPU on the other socket, a NIC
+without a place."""
