@@ -214,7 +214,8 @@ def commands() -> list[str]:
     made = (figures if "date" in figures
             else next((v for v in figures.get("by_congestion", {}).values()), figures))
     load = made.get("load_average_at_start", made.get("load_at_start"))
-    when = [made.get("date"), None if load is None else f"load average {load:.1f}"]
+    when = [made.get("date"), None if load is None else f"load average {load:.1f}",
+            f"the program is in commit {figures['commit']}" if "commit" in figures else None]
     said = ", ".join(text for text in when if text)
     page = path.with_suffix(".md")
     shown = f"[{path.stem}]({page.name if page.exists() else path.name})"

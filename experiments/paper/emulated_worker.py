@@ -3,6 +3,7 @@ collector's pauses."""
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import json
@@ -18,7 +19,6 @@ import numpy as np
 from jax.sharding import AxisType
 
 import jaxpace
-from experiments.measure.pauses_worker import Fulls, Heap
 
 SETTLE = 2
 """Steps at the beginning of each block that don't count."""
@@ -26,6 +26,7 @@ WARM_UP = 96
 """Steps of the pacers before anything is measured."""
 OFF, AGAIN, PACERS, HOUSEKEEPING, BOTH = ARMS = ("neither", "neither again", "pacers",
                                                  "housekeeping", "both")
+_BATCH = 100  # objects made at once: the collector counts objects made less objects freed
 _MOST = 400
 """Rounds whose order is drawn; more are not run."""
 
@@ -60,6 +61,50 @@ def gated(pacer: jaxpace.Pacer, every: int) -> jaxpace.Pacer:
     return decision._replace(delay=jnp.where(obeyed, decision.delay, np.float32(0))), state
 
   return jaxpace.Pacer(pacer.init, update)
+
+
+class Heap:
+  """Objects that live for a while and are replaced in bursts, as examples in a shuffle buffer
+  are."""
+
+  def __init__(self, size: int, churn: int, seed: int):
+    self._draw = random.Random(seed)
+    self._churn = churn
+    self._alive: collections.deque[list[list[int]]] = collections.deque(
+        self._make() for _ in range(size // (_BATCH + 1)))
+    self._least = len(self._alive)
+
+  def replace(self) -> None:
+    """One step's worth: a random number of new objects, and as many old ones gone."""
+    count = round(self._draw.uniform(0.5, 1.5) * self._churn / (_BATCH + 1))
+    self._alive.extend(self._make() for _ in range(count))
+    for _ in range(min(count, len(self._alive) - self._least)):
+      self._alive.popleft()
+
+  def shift(self) -> None:
+    """Moves the interpreter's next collection to a random step: a block before may have brought all
+    into one step."""
+    for _ in range(self._draw.randrange(20)):
+      self.replace()
+
+  def _make(self) -> list[list[int]]:
+    return [[k] for k in range(_BATCH)]
+
+
+class Fulls:
+  """Counts the interpreter's full collections and their time."""
+
+  def __init__(self) -> None:
+    self.count, self.seconds, self._start = 0, 0.0, 0.0
+    gc.callbacks.append(self._see)
+
+  def _see(self, phase: str, info: dict[str, Any]) -> None:
+    if info["generation"] == 2:
+      if phase == "start":
+        self._start = time.perf_counter()
+      else:
+        self.count += 1
+        self.seconds += time.perf_counter() - self._start
 
 
 class Loop:

@@ -8,7 +8,7 @@ Some ten minutes of a processor each; what was interrupted goes on where it was.
 
 Only the baseline columns are fitted, by Monte Carlo: throughput within 2 %, CV within the larger of
 0.004 and 10 %, at all five sizes. How often pauses strike and how long they are comes from
-`experiments.measure.collections_measured`. Many worlds fit; each says something else about
+docs/measurements/collections.json. Many worlds fit; each says something else about
 coordination. The table shows the band over all that were found, the paper's columns beside it, and
 the null: the same worlds with every coupling switched off.
 """  # noqa: E501
@@ -55,8 +55,7 @@ def pauses(path: pathlib.Path) -> tuple[float, float]:
   try:
     rows = json.loads(path.read_text())["rows"]
   except (OSError, ValueError, KeyError) as error:
-    raise app.UsageError(f"{path} holds no measured collections ({error}): "
-                         "run python -m experiments.measure.collections_measured first.") from error
+    raise app.UsageError(f"{path} holds no measured collections: {error}.") from error
   row = rows[len(rows) // 2]
   return float(row["per_step"]), float(row["seconds_median"])
 

@@ -15,7 +15,7 @@ import math
 
 import numpy as np
 
-# Measured by `python -m experiments.measure.change_alarms`; the rest chosen by hand.
+# docs/measurements/change_alarms.md has what they do; the rest chosen by hand.
 FALSE_ALARM = 0.01
 """Chance that a job of quiet ranks gets any change-point at all, for Gaussian noise; measured in
 tests."""

@@ -49,7 +49,7 @@ def filling(hops: int, latency: float, transfer: float) -> float:
   In k pieces, 3/4 ((h - 1) transfer / k + (k - 1) latency): the ways of the first piece, on which
   links idle, and the latencies of the others, in part hidden behind one another; k is what makes it
   least. The form is that of Sanders, Speck and Träff (2009), the factor fits pipelines played piece
-  by piece, to 5 % of the whole from 4 ranks on (`experiments/measure/simulation_accuracy.py`).
+  by piece, to 5 % of the whole from 4 ranks on (docs/measurements/simulation_accuracy.md).
 
   Args:
     hops: h, messages from the deepest leaf to the root.

@@ -6,7 +6,7 @@ a quiet fabric it goes at full speed, takes a known share of every link meanwhil
 where others want more than is left, max-min fairly (`jaxpace.simulation.sharing`), by weights that
 stay as they are while a stretch is sent. All messages of a stretch slow down alike. No packets, no
 round trips, no losses; TCP's attraction, which makes the weight fall with what was sent, is
-modelled on a single link in `experiments/measure/fluid.py`.
+modelled on a single link for docs/measurements/two_jobs_simulated.md.
 
 Event-driven inside one compiled loop, from one instant at which something begins or ends to the
 next; times are float32 seconds since the job's last exit, never since the run began.

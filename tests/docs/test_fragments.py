@@ -22,7 +22,7 @@ NOT_RUN = {
     "def features(rows)": "a script that hangs: tests/multiprocess/test_hang.py runs it",
     "distributed.initialize()":
     "comes before devices are used; tests/multiprocess starts jobs with it in every way",
-    "with Lab(fabric.get_config())": "makes network namespaces; tests/experiments does so",
+    "with Lab(Topology(": "makes network namespaces; tests/experiments does so",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",
     "source = batches(300)": "the other loop of that script, run there",
     "links = jaxpace.probe_links": "takes seconds; tests/live/probe measures links",

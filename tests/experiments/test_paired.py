@@ -17,7 +17,6 @@ from experiments.lib.paired import (
   ratio_of_means,
   rounds_needed,
 )
-from experiments.measure import intervals
 
 
 def test_a_ratio_of_means_pairs_rounds() -> None:
@@ -56,34 +55,6 @@ def test_a_median_is_enclosed_by_two_of_many_values() -> None:
       inside += found.low <= 0 <= found.high
     assert inside / 1000 >= 0.935, count
   assert median_of_many(np.arange(5.0)) == Estimate(2.0, -math.inf, math.inf, 5)
-
-
-@pytest.fixture(scope="module")
-def covered() -> list[dict]:
-  return intervals.coverage(1000, sizes=(3, 5, 8, 12))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("rounds", [3, 5, 8, 12])
-def test_of_few_rounds_the_interval_holds_the_truth_as_often_as_it_says(covered, rounds) -> None:
-  """The bootstrap's, which it was, did not."""
-  own = {row["rounds_are"].split()[0]: row["coverage"]
-         for row in covered if row["rounds"] == rounds}
-  for shape in ("normal", "heavy"):
-    assert own[shape]["Student"] >= 0.93, shape
-    assert own[shape]["percentile, mean"] < 0.92 and own[shape]["BCa, mean"] < 0.92, shape
-  assert own["normal"]["Student"] <= 0.97
-
-
-@pytest.fixture(scope="module")
-def of_ratios() -> dict[int, dict]:
-  return {row["rounds"]: row for row in intervals.ratios(600)}
-
-
-@pytest.mark.parametrize("rounds", intervals.ROUNDS)
-def test_so_do_those_of_ratios_and_shares(of_ratios, rounds) -> None:
-  row = of_ratios[rounds]
-  assert all(share >= 0.925 for share in row["coverage"].values()), row
 
 
 @pytest.mark.parametrize(("half", "rounds", "margin"),

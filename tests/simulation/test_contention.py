@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from experiments.measure import message_reference as reference
 from jaxpace.cli.main import main
 from jaxpace.simulation import scenario
 from jaxpace.simulation.settings import read
+from tests.simulation import message_reference as reference
 
 RATE = 12.5e9
 HALVES = [(0, 1, 2, 3, 8, 9, 10, 11), (4, 5, 6, 7, 12, 13, 14, 15)]

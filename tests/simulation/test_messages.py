@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.measure import message_reference as reference
 from jaxpace.simulation import messages, schedules
 from jaxpace.simulation.fabric import Fabric
 from tests.quick import examples
+from tests.simulation import message_reference as reference
 
 RATE = 12.5e9
 LATENCIES = {"node_latency": 3e-6, "rack_latency": 8e-6, "spine_latency": 12e-6}

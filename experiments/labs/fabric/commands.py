@@ -13,8 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from experiments.labs.fabric.topology import Topology, pairs
-
 PREFIX = "jaxfab"
 """Of the names of all namespaces of all labs; nothing else may be called so."""
 FABRIC = "fabric"  # the namespace of the switches; no host is called so
@@ -22,20 +20,44 @@ SPINE = "spine"
 
 
 @dataclasses.dataclass(frozen=True)
-class Shaped:
-  """One shaped way of one link.
+class Topology:
+  """A lab to build.
 
   Attributes:
-    name: as reports call it, "rack0 up" or "a0 up".
-    place: host, or `FABRIC`.
-    interface: in that place's namespace; what leaves through it is shaped.
-    mbit: Mbit/s.
+    racks: host names of each rack, at most 9 small letters and digits, a letter first.
+    trunk_mbit: rate of each rack's uplink, each way, Mbit/s.
+    queue_kb: KB (1,000 bytes) that may wait in front of an uplink; what comes on top is dropped.
+    burst_kb: KB that a shaper lets through at once.
+    congestion: TCP congestion control of every route.
   """
 
-  name: str
-  place: str
-  interface: str
-  mbit: float
+  racks: tuple[tuple[str, ...], ...]
+  trunk_mbit: float
+  queue_kb: float = 128.0
+  burst_kb: float = 16.0
+  congestion: str = "cubic"
+
+  @property
+  def hosts(self) -> tuple[str, ...]:
+    """All hosts, rack by rack."""
+    return tuple(host for rack in self.racks for host in rack)
+
+  def address(self, host: str) -> str:
+    """IPv4 address of a host.
+
+    Raises:
+      ValueError: there is no such host.
+    """
+    for r, rack in enumerate(self.racks):
+      if host in rack:
+        return f"10.0.{r + 1}.{rack.index(host) + 1}"
+    raise ValueError(f"There is no host {host!r} in this lab; there are {', '.join(self.hosts)}.")
+
+  def hosts_file(self) -> str:
+    """What /etc/hosts says inside the lab: each host by its name, so that gloo binds to the right
+    address."""
+    lines = ["127.0.0.1 localhost", *(f"{self.address(host)} {host}" for host in self.hosts)]
+    return "\n".join(lines) + "\n"
 
 
 def namespace(lab: str, place: str) -> str:
@@ -48,20 +70,6 @@ def lab_of(namespace_name: str) -> str | None:
   prefix, _, rest = namespace_name.partition("-")
   lab, _, place = rest.partition("-")
   return lab if prefix == PREFIX and lab and place else None
-
-
-def shaped(topology: Topology) -> list[Shaped]:
-  """Everything that is shaped: the uplinks each way, then the hosts' links each way."""
-  found = []
-  if topology.trunk_mbit and len(topology.racks) > 1:
-    for rack in range(len(topology.racks)):
-      found += [Shaped(f"rack{rack} up", FABRIC, f"up{rack}", topology.trunk_mbit),
-                Shaped(f"rack{rack} down", FABRIC, f"down{rack}", topology.trunk_mbit)]
-  if topology.link_mbit:
-    for host in topology.hosts:
-      found += [Shaped(f"{host} up", host, "eth0", topology.link_mbit),
-                Shaped(f"{host} down", FABRIC, f"h-{host}", topology.link_mbit)]
-  return found
 
 
 def build(topology: Topology, lab: str) -> list[list[str]]:
@@ -77,8 +85,8 @@ def build(topology: Topology, lab: str) -> list[list[str]]:
   for rack, hosts in enumerate(topology.racks):
     for host in hosts:
       commands += _host(topology, lab, host, f"rack{rack}")
-  for way in shaped(topology):
-    commands += _shape(way, namespace(lab, way.place), topology)
+  for rack in range(len(topology.racks)):
+    commands += [_shape(fabric, interface, topology) for interface in (f"up{rack}", f"down{rack}")]
   return commands
 
 
@@ -113,31 +121,19 @@ def _switches(topology: Topology, fabric: str) -> list[list[str]]:
 def _host(topology: Topology, lab: str, host: str, rack: str) -> list[list[str]]:
   here, fabric, port = namespace(lab, host), namespace(lab, FABRIC), f"h-{host}"
   address = topology.address(host)
-  commands = [
+  return [
       ["ip", "-n", here, "link", "set", "lo", "up"],
       ["ip", "-n", here, "link", "add", "eth0", "type", "veth", "peer", "name", port, "netns",
        fabric],
       ["ip", "-n", fabric, "link", "set", port, "master", rack, "up"],
       ["ip", "-n", here, "address", "add", f"{address}/16", "dev", "eth0"],
-      ["ip", "-n", here, "link", "set", "eth0", "up"]]
-  if topology.congestion:
-    commands.append(["ip", "-n", here, "route", "replace", "10.0.0.0/16", "dev", "eth0", "src",
-                     address, "congctl", topology.congestion])
-  for job, algorithm in topology.job_congestion.items():
-    commands += [["ip", "-n", here, "route", "replace", f"{topology.address(to)}/32", "dev", "eth0",
-                  "src", address, "congctl", algorithm] for source, to in pairs(topology.jobs[job])
-                 if source == host]
-  return commands
+      ["ip", "-n", here, "link", "set", "eth0", "up"],
+      ["ip", "-n", here, "route", "replace", "10.0.0.0/16", "dev", "eth0", "src", address,
+       "congctl", topology.congestion]]
 
 
-def _shape(way: Shaped, name: str, topology: Topology) -> list[list[str]]:
-  rate, burst = f"{round(1e6 * way.mbit)}bit", f"{round(1e3 * topology.burst_kb)}b"
-  queue = f"{round(1e3 * topology.trunk_queue_kb)}b"
-  root = ["tc", "-n", name, "qdisc", "add", "dev", way.interface, "root", "handle", "1:"]
-  if topology.shaper == "tbf":
-    return [[*root, "tbf", "rate", rate, "burst", burst, "limit", queue]]
-  return [[*root, "htb", "default", "1", "r2q", "1000"],
-          ["tc", "-n", name, "class", "add", "dev", way.interface, "parent", "1:", "classid", "1:1",
-           "htb", "rate", rate, "ceil", rate, "burst", burst, "cburst", burst],
-          ["tc", "-n", name, "qdisc", "add", "dev", way.interface, "parent", "1:1", "bfifo",
-           "limit", queue]]
+def _shape(name: str, interface: str, topology: Topology) -> list[str]:
+  return ["tc", "-n", name, "qdisc", "add", "dev", interface, "root", "handle", "1:", "tbf",
+          "rate", f"{round(1e6 * topology.trunk_mbit)}bit",
+          "burst", f"{round(1e3 * topology.burst_kb)}b",
+          "limit", f"{round(1e3 * topology.queue_kb)}b"]

@@ -55,8 +55,7 @@ def why_not(algorithms: Collection[str] = ()) -> str | None:
   lacking = [name for name in algorithms if known and name not in known]
   if lacking:
     return (f"This kernel has no TCP congestion control {', '.join(lacking)}, it has "
-            f"{', '.join(known)}. Try: modprobe tcp_{lacking[0]}; or choose another in the config "
-            "(congestion).")
+            f"{', '.join(known)}. Try: modprobe tcp_{lacking[0]}.")
   return None
 
 
@@ -91,10 +90,8 @@ def explain(command: Sequence[str], said: str) -> str:
   failed = f"`{' '.join(command)}` failed: {' '.join(said.split()) or 'it said nothing'}"
   if (command[0] == "tc"
       and ("kind is unknown" in said or "No such file" in said or "not supported" in said)):
-    kind = "htb" if "htb" in command else "bfifo" if "bfifo" in command else "tbf"
-    other = "tbf" if kind == "htb" else "htb"
-    return (f"This kernel has no {kind} qdisc, with which the trunk is shaped. Try: modprobe "
-            f"sch_{kind}; or shaper={other!r} in the config. ({failed})")
+    return (f"This kernel has no tbf qdisc, with which the trunk is shaped. Try: modprobe sch_tbf. "
+            f"({failed})")
   if "not permitted" in said or "Permission denied" in said:
     return (f"{failed}. Root here may not make network namespaces: a container needs --privileged, "
             "or at least the capabilities NET_ADMIN and SYS_ADMIN.")

@@ -15,18 +15,24 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from experiments.labs.fabric import jobs
+from experiments.labs.fabric.commands import Topology
 from experiments.labs.fabric.lab import Lab
 from experiments.labs.faults import outside
 from experiments.labs.faults.outside import Done
 from experiments.labs.faults.spec import OUTSIDE, Fault, Layout, Spec
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.environment import LAUNCH_ID, PortReservation
+from jaxpace.hosts.launch.environment import (
+  ADDRESS,
+  COUNT,
+  INDEX,
+  LAUNCH_ID,
+  PortReservation,
+)
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
 _START_SECONDS, _RUN_SECONDS = 180.0, 60.0
 _TRAFFIC_PORT = 5201
-JOB = "job"
+_PORT = 29400  # the coordinator's; nobody else is in the lab's network
 
 
 class ClusterError(RuntimeError):
@@ -37,14 +43,29 @@ class Stopped(Exception):
   """The lab is being stopped."""
 
 
-def fabric(shape: Layout, trunk_mbit: float) -> dict[str, Any]:
-  """The config of a lab with a host for each process of a layout, on two racks, and one on each for
-  other traffic."""
+def fabric(shape: Layout, trunk_mbit: float) -> Topology:
+  """A lab with a host for each process of a layout, on two racks, and one on each for other
+  traffic."""
   hosts = [f"h{process}" for process in range(shape.processes)]
   half = (len(hosts) + 1) // 2
-  return {"racks": ((*hosts[:half], "t0"), (*hosts[half:], "t1")), "jobs": {JOB: tuple(hosts)},
-          "trunk_mbit": trunk_mbit, "trunk_queue_kb": 128.0, "burst_kb": 16.0,
-          "congestion": "cubic"}
+  return Topology(((*hosts[:half], "t0"), (*hosts[half:], "t1")), trunk_mbit)
+
+
+def environment_of(topology: Topology, process: int, processes: int,
+                   base: Mapping[str, str]) -> dict[str, str]:
+  """The environment in which a process on a host of a lab joins the others: what `jaxpace launch`
+  would set.
+
+  Args:
+    topology: of the lab.
+    process: which of them.
+    processes: how many.
+    base: environment to start from.
+  """
+  env = {name: value for name, value in base.items()
+         if not name.startswith(("JAX_COORDINATOR", "SLURM_", "OMPI_"))}
+  return {**env, ADDRESS: f"{topology.address('h0')}:{_PORT}", COUNT: str(processes),
+          INDEX: str(process), "JAX_PLATFORMS": "cpu"}
 
 
 class Cluster:
@@ -58,7 +79,7 @@ class Cluster:
       shape: the layout.
       setting: what a `worker` needs to know.
       logs: existing directory.
-      lab: up, with a job called `JOB`; None starts plain processes, to which nothing on the network
+      lab: up, made of `fabric`; None starts plain processes, to which nothing on the network
         can be done.
       mark: of all processes of this program, by which what is left of them is found.
       stop: set when the program is to end.
@@ -80,10 +101,9 @@ class Cluster:
                                "text": True}
     with self._logs[process].open("wb") as log:
       if self.lab:
-        env = {**jobs.environment(self.lab.topology, JOB, process, self._base),
+        env = {**environment_of(self.lab.topology, process, shape.processes, self._base),
                **self._devices(self._base)}
-        started = self.lab.popen(jobs.hosts_of(self.lab.topology, JOB)[process], command, env=env,
-                                 stderr=log, **options)
+        started = self.lab.popen(f"h{process}", command, env=env, stderr=log, **options)
       else:
         env = {**self._base, **self._devices(self._base)}
         if self._port:

@@ -21,9 +21,8 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.labs.faults.schedule import Schedule
 from experiments.labs.faults.spec import Spec
-from experiments.labs.faults.worker import Process, make_heap
-from experiments.lib.injection import LIMIT
-from jaxpace.execution import Clock, hold, resolve_clock, words
+from experiments.labs.faults.worker import Process, make_heap, slept_in
+from jaxpace.execution import Clock, resolve_clock
 
 LAYERS, WIDTH, BATCH = 3, 32, 16
 WORK, EXTRA = range(2)
@@ -39,14 +38,6 @@ def layer_of(spec: Spec) -> int | None:
 def mesh_of(devices: int) -> Mesh:
   """Parameters are sharded over two devices; what is more is data parallel."""
   return jax.make_mesh((devices // 2, 2), BOTH, axis_types=(AxisType.Auto,) * 2)
-
-
-def slept_in(clock: Clock, values: list[jax.Array],
-             seconds: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-  """Hands values on, with their gradients, after a sleep that begins once they are there; and how
-  long it was."""
-  before, after = clock.delay(seconds, LIMIT, words.zero(), *map(jax.lax.stop_gradient, values))
-  return hold(clock, after, values), words.seconds_between(before, after)
 
 
 def make_step(clock: Clock, mesh: Mesh) -> Any:

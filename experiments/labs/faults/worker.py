@@ -29,13 +29,21 @@ import jaxpace
 from experiments.labs.faults import network, places
 from experiments.labs.faults.schedule import Schedule, schedule
 from experiments.labs.faults.spec import Spec, from_json
-from experiments.lib.injection import held_back
 from jaxpace.execution import Clock, hold, resolve_clock, words
 
 WORK, SPIN, EXTRA = range(3)
 _HEAP_SECONDS = 5e-3  # a collection of the heap built here takes about as long
 _CHECKPOINT_BYTES = 1 << 18
 _SPUN = 256  # numbers a turn of the computation goes over
+_LIMIT = 1.0  # s, no injected delay is longer
+
+
+def slept_in(clock: Clock, values: list[jax.Array],
+             seconds: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+  """Hands values on, with their gradients, after a sleep that begins once they are there; and how
+  long it was: seconds between the delay's own two clock readings, float32 []."""
+  before, after = clock.delay(seconds, _LIMIT, words.zero(), *map(jax.lax.stop_gradient, values))
+  return hold(clock, after, values), words.seconds_between(before, after)
 
 
 def make_step(clock: Clock) -> Callable[..., Any]:
@@ -59,9 +67,9 @@ def make_step(clock: Clock) -> Callable[..., Any]:
     seconds = jax.lax.dynamic_index_in_dim(asked[0], state["step"], keepdims=False)
 
     def loss_fn(params: jax.Array) -> tuple[jax.Array, jax.Array]:
-      scale, worked = held_back(clock, jnp.float32(1), seconds[WORK])
+      [scale], worked = slept_in(clock, [jnp.float32(1)], seconds[WORK])
       scale, spun = spin(scale, seconds[SPIN])
-      scale, more = held_back(clock, scale, seconds[EXTRA])
+      [scale], more = slept_in(clock, [scale], seconds[EXTRA])
       return jnp.mean((scale * params - 1) ** 2), jnp.stack([worked, spun, more])
 
     (_, spent), grad = jax.value_and_grad(loss_fn, has_aux=True)(state["params"])

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpace
-from experiments.measure import watchdog as lab
 from jaxpace.live.watchdog.events import EventFile, read_events
+from tests.live.watchdog import real_jobs
 
 
 def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, caplog):
@@ -98,14 +98,20 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("scenario",
                          ["starving", "left", "zero stopped"])
-def test_real_processes(scenario):
-  found = lab.run(scenario, timeout=1.5, processes=2)
-  assert found["named"], "\n".join(found["log"])
-  late = found["events"][0]["late"][0]
+def test_real_processes(scenario, tmp_path):
+  expected = real_jobs.SCENARIOS[scenario]
+  events, logs = real_jobs.run(scenario, tmp_path, timeout=1.5, processes=2)
+  assert events, "\n".join(logs)
+  for event in events:
+    assert [one["process"] for one in event["late"]] == [expected.culprit], "\n".join(logs)
+    assert event["late"][0]["state"] == expected.state
+  late = events[0]["late"][0]
   if scenario == "starving":
-    assert "next_batch" in late["stack"] and late["last_step"] == lab._BAD_STEP
+    assert "next_batch" in late["stack"]
+  if scenario != "zero stopped":
+    assert late["last_step"] == real_jobs.BAD_STEP
   if scenario == "left":
-    assert late["last_step"] == lab._BAD_STEP and found["events"][0]["step"] == lab._BAD_STEP + 1
+    assert events[0]["step"] == real_jobs.BAD_STEP + 1
 
 
 def test_in_large_jobs_few_processes_read_at_a_time_and_late_ones_later():

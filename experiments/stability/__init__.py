@@ -1,1 +1,0 @@
-"""Structural stability of large synchronised jobs: growth, survival, knee, projection."""
