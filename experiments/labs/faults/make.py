@@ -81,7 +81,6 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
     return {}
   mark, stop = uuid.uuid4().hex, threading.Event()
   (directory / "logs").mkdir(exist_ok=True)
-  watchdog = processes.OrphanReaper(mark, 2.0)
   streams: list[threading.Thread] = []
   makers: list[_Maker] = []
   try:
@@ -106,8 +105,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
         for stream in streams:
           stream.join(30)
   finally:
-    processes.clear_away((), mark, 2.0)
-    watchdog.dismiss()
+    processes.clear_away(mark, 2.0)
   for maker in makers:
     if maker.error is not None:
       raise maker.error

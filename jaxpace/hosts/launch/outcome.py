@@ -27,64 +27,37 @@ HINTS: dict[int, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-  """One worker's unsuccessful end, or its announcement of one.
-
-  Attributes:
-    index: process index.
-    when_ns: CLOCK_MONOTONIC nanoseconds at which it was seen, or at which the worker announced it.
-    status: as `subprocess` has it: the exit status, or minus the signal's number; None while it
-      still runs.
-    announced: the exception that ends it ("ValueError: ..."), where the worker said so.
-  """
+  """One worker's unsuccessful end, or its announcement of one."""
 
   index: int
-  when_ns: int
-  status: int | None
-  announced: str | None = None
-
-
-def lost_its_peer(text: str) -> bool:
-  """Returns whether a worker's last words are those of one whose peer went away first."""
-  return _LOST_PEER.search(text) is not None
+  when_ns: int  # CLOCK_MONOTONIC, at which it was seen or announced
+  status: int | None  # as `subprocess` has it; None while it still runs
+  announced: str | None = None  # the exception that ends it, where the worker said so
 
 
 def is_follower(failure: Failure, last_words: str) -> bool:
-  """Returns whether a worker failed because another one had.
-
-  Args:
-    failure: its end.
-    last_words: the end of its log; not asked where the worker announced its exception.
-  """
+  """Returns whether a worker failed because another one had, by what it announced or, where it
+  announced nothing, by the end of its log."""
   if failure.status is not None and failure.status < 0 and -failure.status != signal.SIGABRT:
     # it was cut short: its log says nothing of why. JAX aborts when process 0 is gone, and says so.
     return False
-  return lost_its_peer(failure.announced or last_words)
+  return _LOST_PEER.search(failure.announced or last_words) is not None
 
 
-def first_cause(failures: Sequence[Failure], last_words: Sequence[str],
-                together_ns: int = 50_000_000) -> Failure:
-  """Returns the failure that the others follow from.
+def first_cause(failures: Sequence[Failure], last_words: Sequence[str]) -> Failure:
+  """Returns the failure that the others follow from: the earliest of those that don't complain of a
+  lost peer.
 
-  Followers, by what they say, come after all others: the kernel closes a dying process's
-  connections before it reports the death, so peers of a killed process may well fail earlier than
-  the launcher sees the kill. Of those that remain the earliest is the cause; a signal's victim
-  among those seen `together_ns` apart or less.
+  Peers of a killed process may well fail before the launcher sees the kill: the kernel closes a
+  dying process's connections first.
 
   Args:
     failures: at least one failure.
     last_words: the end of each one's log, in the same order.
-    together_ns: nanoseconds within which the order of events is not trusted.
-
-  Returns:
-    One of `failures`.
   """
   causes = [failure for failure, words in zip(failures, last_words, strict=True)
             if not is_follower(failure, words)]
-  causes = causes or list(failures)
-  earliest = min(failure.when_ns for failure in causes)
-  near = [failure for failure in causes if failure.when_ns - earliest <= together_ns]
-  return min(near, key=lambda failure: (failure.status is None or failure.status >= 0,
-                                        failure.when_ns, failure.index))
+  return min(causes or failures, key=lambda failure: (failure.when_ns, failure.index))
 
 
 def signal_name(number: int) -> str:

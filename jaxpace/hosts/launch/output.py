@@ -1,19 +1,18 @@
 """Shows workers' logs on the terminal while they grow, and reads the end of one.
 
-Workers' output goes to their log files by way of the scribe. Nothing passes through the launcher,
-so a slow terminal never slows a worker, and what a worker said is on disk whatever becomes of the
-launcher.
+Workers write their logs themselves. Nothing passes through the launcher, so a slow terminal never
+slows a worker, and what a worker said is on disk whatever becomes of the launcher.
 """
 
 from __future__ import annotations
 
 import os
-import select
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 
-CHUNK_BYTES = 1 << 16
-LINE_LIMIT_BYTES = 1 << 16
-"""A prefixed line longer than this is shown in pieces."""
+_CHUNK_BYTES = 1 << 16
+_TICK_SECONDS = 0.05
 
 
 class LogView:
@@ -32,17 +31,15 @@ class LogView:
     self._partial = b""
 
   def read(self) -> bytes:
-    """Returns the next piece of what is new, at most `CHUNK_BYTES` of log; empty when there is
-    nothing to show."""
-    chunk = self._file.read(CHUNK_BYTES)
-    # truncated under our feet
+    """Returns the next piece of what is new; empty when there is nothing to show."""
+    chunk = self._file.read(_CHUNK_BYTES)
     if not chunk and os.fstat(self._file.fileno()).st_size < self._file.tell():
-      self._file.seek(0)
-      chunk = self._file.read(CHUNK_BYTES)
+      self._file.seek(0)  # truncated under our feet
+      chunk = self._file.read(_CHUNK_BYTES)
     if self._prefix is None:
       return chunk
     *lines, self._partial = (self._partial + chunk).split(b"\n")
-    if len(self._partial) > LINE_LIMIT_BYTES:
+    if len(self._partial) > _CHUNK_BYTES:  # shown in pieces
       lines.append(self._partial)
       self._partial = b""
     return b"".join(self._prefix + line + b"\n" for line in lines)
@@ -54,73 +51,40 @@ class LogView:
     return (self._prefix or b"") + left + b"\n" if left else b""
 
 
-class LogScreen:
-  """Writes to a terminal, pipe or file without ever waiting for it, until `finish`.
+class Display(threading.Thread):
+  """Shows logs live, from a thread of its own: a launcher that waits for a paused terminal would
+  not see its workers die."""
 
-  A launcher that waits for a paused terminal would not see its workers die.
-  """
+  def __init__(self, views: Sequence[LogView], screen: int | None):
+    """Takes the logs to show and the descriptor to show them on; None shows nothing. Start it once
+    all workers are started: a process that forks has no threads."""
+    super().__init__(name="jaxpace-launch-output", daemon=True)
+    self._views, self._screen = views, screen
+    self._over = threading.Event()
 
-  def __init__(self, fd: int | None):
-    """Takes a file descriptor, or None where there is nothing to write to."""
-    self._fd = fd
-    self._pending = b""
-
-  @property
-  def ready(self) -> bool:
-    """Whether more should be offered."""
-    return self._fd is not None and not self._pending
-
-  def offer(self, data: bytes) -> None:
-    """Takes `data` and writes as much of it as goes without waiting."""
-    self._pending += data
-    self._write(wait=False)
-
-  def finish(self) -> None:
-    """Writes what is pending, waiting as long as it takes."""
-    self._write(wait=True)
-
-  def _write(self, wait: bool) -> None:
-    while self._pending and self._fd is not None:
-      try:
-        if not wait and not select.select([], [self._fd], [], 0)[1]:
-          return
-        # a pipe that is writable takes this much whole, so the write cannot block
-        written = os.write(self._fd, self._pending[:select.PIPE_BUF])
-        self._pending = self._pending[written:]
-      except (OSError, ValueError):  # the reader has left (`| head`): the job goes on, in its logs
-        self._fd, self._pending = None, b""
-
-
-class Display:
-  """The logs that are shown live."""
-
-  def __init__(self, views: list[LogView], screen: LogScreen):
-    """Takes the logs to show and where to show them."""
-    self._views = views
-    self._screen = screen
-
-  def update(self, pieces: int = 16) -> None:
-    """Shows what is new, at most `pieces` pieces of every log, as far as the screen takes it
-    without waiting."""
-    self._screen.offer(b"")
-    for view in self._views:
-      for _ in range(pieces):
-        if not self._screen.ready:
-          return
-        data = view.read()
-        if not data:
-          break
-        self._screen.offer(data)
+  def run(self) -> None:
+    """Shows what is new until the job is over, then what is left."""
+    over = False
+    try:
+      while not over:
+        over = self._over.wait(_TICK_SECONDS)
+        for view in self._views:
+          while data := view.read():
+            self._write(data)
+      for view in self._views:
+        self._write(view.finish())
+    except (OSError, ValueError):
+      for view in self._views:
+        view.finish()  # the reader has left (`| head`): the job goes on, in its logs
 
   def finish(self) -> None:
-    """Shows all that is left."""
-    for view in self._views:
-      self._screen.finish()
-      while self._screen.ready and (data := view.read()):
-        self._screen.offer(data)
-        self._screen.finish()
-      self._screen.offer(view.finish())
-    self._screen.finish()
+    """Shows all that is left, waiting for the terminal as long as it takes."""
+    self._over.set()
+    self.join()
+
+  def _write(self, data: bytes) -> None:
+    while data and self._screen is not None:
+      data = data[os.write(self._screen, data):]
 
 
 def tail(path: Path, lines: int, limit_bytes: int = 1 << 16) -> list[str]:

@@ -13,7 +13,7 @@ from jaxpace.hosts.launch.outcome import (
     describe_status,
     exit_status,
     first_cause,
-    lost_its_peer,
+    is_follower,
     read_announcement,
 )
 
@@ -48,14 +48,6 @@ def test_an_abort_of_a_process_that_lost_process_0_is_no_cause():
   assert first_cause(failures, ["step 7", "assertion failed"]).index == 1  # an abort of its own
 
 
-def test_seen_together_a_killed_one_comes_first():
-  failures = [Failure(0, 0, 1), Failure(1, 50 * MS, -9)]
-  assert first_cause(failures, ["ValueError: mine", "step 7"]).index == 1
-  failures = [Failure(0, 0, 1), Failure(1, 51 * MS, -9)]
-  assert first_cause(failures, ["ValueError: mine", "step 7"]).index == 0
-  assert first_cause(failures, ["ValueError: mine", "step 7"], together_ns=60 * MS).index == 1
-
-
 def test_an_announcement_counts_more_than_the_log():
   failures = [Failure(0, 0, None, GLOO), Failure(1, 2 * MS, None, "KeyError: 'label'")]
   assert first_cause(failures, ["KeyError", GLOO]).index == 1
@@ -64,13 +56,13 @@ def test_an_announcement_counts_more_than_the_log():
 @pytest.mark.parametrize("text", [GLOO, SERVICE, "Connection closed by peer",
                                   "Shutdown barrier has failed"])
 def test_last_words_of_a_follower(text):
-  assert lost_its_peer(text)
+  assert is_follower(Failure(0, 0, 1), text)
 
 
 @pytest.mark.parametrize("text", ["ValueError: shapes", "MemoryError", "", "Segmentation fault",
                                   "glue failed"])
 def test_last_words_of_a_cause(text):
-  assert not lost_its_peer(text)
+  assert not is_follower(Failure(0, 0, 1), text)
 
 
 @pytest.mark.parametrize(("status", "words", "code"), [

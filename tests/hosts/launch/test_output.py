@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.launch.output import LINE_LIMIT_BYTES, Display, LogScreen, LogView, tail
+from jaxpace.hosts.launch.output import Display, LogView, tail
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12))
@@ -39,9 +39,9 @@ def test_with_a_prefix_every_line_is_whole_and_has_it(tmp_path_factory, pieces):
 
 def test_an_endless_line_is_shown_in_pieces(tmp_path):
   log = tmp_path / "log"
-  log.write_bytes(b"x" * (3 * LINE_LIMIT_BYTES))
+  log.write_bytes(b"x" * (3 << 16))
   view = LogView(log, "[0] ")
-  assert sum(len(view.read()) for _ in range(4)) > 2 * LINE_LIMIT_BYTES
+  assert sum(len(view.read()) for _ in range(4)) > 2 << 16
   view.finish()
 
 
@@ -59,13 +59,11 @@ def test_a_reader_that_stands_still_is_not_waited_for(tmp_path):
   log = tmp_path / "log"
   log.write_bytes(b"y" * (1 << 20))
   read, write = os.pipe()
-  display = Display([LogView(log)], LogScreen(write))
-  for _ in range(5):
-    display.update()  # would block for ever
+  display = Display([LogView(log)], write)
+  display.start()  # and goes on here
   got = b""
   while len(got) < 1 << 20:
     got += os.read(read, 1 << 16)
-    display.update()
   display.finish()
   assert got == b"y" * (1 << 20)
   os.close(read)
@@ -77,8 +75,8 @@ def test_a_reader_that_has_left_is_forgotten(tmp_path):
   log.write_bytes(b"z" * 100)
   read, write = os.pipe()
   os.close(read)
-  display = Display([LogView(log)], LogScreen(write))
-  display.update()
+  display = Display([LogView(log)], write)
+  display.start()
   display.finish()
   os.close(write)
 
