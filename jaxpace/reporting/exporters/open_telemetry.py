@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.reporting.exporters.bounded import (
+from jaxpace.reporting.exporters.figures import (
   MOST_COLLECTIVES,
   MOST_DECISIONS,
   MOST_PHASES,
   MOST_RANKS,
   OTHER,
   Bounded,
+  figures,
 )
-from jaxpace.reporting.exporters.figures import figures
 from jaxpace.trace.decode import Columns
 
 

@@ -9,16 +9,17 @@ import pathlib
 import numpy as np
 
 from jaxpace.files import atomic_write
-from jaxpace.reporting.exporters.bounded import (
+from jaxpace.reporting.exporters.endpoint import Endpoint
+from jaxpace.reporting.exporters.figures import (
   MOST_COLLECTIVES,
   MOST_DECISIONS,
   MOST_PHASES,
   MOST_RANKS,
   OTHER,
+  BatchFigures,
   Bounded,
+  figures,
 )
-from jaxpace.reporting.exporters.endpoint import Endpoint
-from jaxpace.reporting.exporters.figures import BatchFigures, figures
 from jaxpace.trace.decode import Columns
 
 _BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0,
@@ -40,8 +41,8 @@ class Prometheus:
       port: of the HTTP endpoint; where another process of this host has it, the next free one. 0:
         any. None: none.
       address: to listen on. By default only this host can read the endpoint, which has no password.
-        It has one thread and at most 16 connections; one that says nothing for 5 s, or is the
-        oldest of too many, is hung up on.
+        It has at most 16 connections; one that says nothing for 5 s, or is the oldest of too many,
+        is hung up on.
       textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes
         `metrics/jaxpace-3.prom`.
 
