@@ -7,10 +7,10 @@ import json
 import pathlib
 import time
 
-from jaxpace.testing import made_up_observed, made_up_runs
-from jaxpace.testing.made_up_faults import Fault
 from jaxpace.trace.marks import plans
 from tests.hosts.locality import topologies
+from tests.synthetic import made_up_observed, made_up_runs
+from tests.synthetic.made_up_faults import Fault
 from tests.trace.flight.machine import Machine, collective, program
 from tests.trace.nccl.dumps import Job, batches
 

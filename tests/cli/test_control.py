@@ -11,9 +11,9 @@ import pytest
 from jaxpace.cli import control as command
 from jaxpace.live.control import file
 from jaxpace.live.control.request import ControlRequest
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.multiprocess.jobs import ROOT
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def control(*arguments) -> int:

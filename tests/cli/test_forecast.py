@@ -9,8 +9,8 @@ import pytest
 from jaxpace.cli import forecast as command
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.codes import Silence
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 @pytest.fixture(scope="module")

@@ -24,10 +24,10 @@ import pytest
 from rich.cells import cell_len
 
 from jaxpace.cli.main import main
-from jaxpace.testing import made_up_runs
 from jaxpace.trace import rundir
 from tests.cli.sound_runs import JOB, write_inputs, write_observed, write_sound
 from tests.quick import QUICK
+from tests.synthetic import made_up_runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")

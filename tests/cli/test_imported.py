@@ -3,8 +3,8 @@
 import subprocess
 import sys
 
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 _NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas", "difflib",
                "pyarrow.compute", "pyarrow.dataset", "numpy.random"}

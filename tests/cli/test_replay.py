@@ -12,9 +12,9 @@ from jaxpace.cli import pacer_expression
 from jaxpace.cli import replay as command
 from jaxpace.cli.pacer_expression import ExpressionError
 from jaxpace.core.types import Pacer
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.multiprocess.jobs import ROOT
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 OWN = """
 import jax.numpy as jnp

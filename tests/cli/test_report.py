@@ -15,9 +15,9 @@ from jaxpace.cli import report as command
 from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.files.folders import Folder
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace import reader
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 ROOT = pathlib.Path(__file__).parents[2]
 LATE = MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)

@@ -7,9 +7,9 @@ import shutil
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.flight import read
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 from tests.trace.flight.test_read import Directory
 
 ENDED = "What the job waited for last"

@@ -18,11 +18,11 @@ from experiments.lib.terminal import Terminal
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.reporting.watch import live
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.lib.said import numbers
 from tests.multiprocess.jobs import ROOT
 from tests.reporting.growing import Growing
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
 

@@ -7,9 +7,9 @@ import pytest
 
 from jaxpace.costs import fabric_file as fabric
 from jaxpace.costs.fabric_file import coefficients, quiet_seconds, read_fabric
-from jaxpace.testing import made_up_runs
 from jaxpace.trace.run import RunError
 from tests.diagnosis.traces import make_run
+from tests.synthetic import made_up_runs
 
 
 @pytest.mark.parametrize("p", [2, 8, 96])

@@ -10,10 +10,10 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import Summed, add_up
-from jaxpace.testing.made_up_runs import MadeUpJob, _host_columns, _host_samples, simulate
 from jaxpace.trace.read_host_samples import COLUMNS, HostSamples
 from jaxpace.trace.run import HostCauses, Run
 from tests.diagnosis.traces import make_run
+from tests.synthetic.made_up_runs import MadeUpJob, _host_columns, _host_samples, simulate
 
 
 def run_of(job: MadeUpJob):

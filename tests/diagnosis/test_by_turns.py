@@ -10,10 +10,10 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes.case import AMPLIFICATION
 from jaxpace.diagnosis.modes.jitter import LongGaps
 from jaxpace.diagnosis.wording import percent
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import case_of, run_of
 from tests.lib.said import only
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 STEPS = 300
 

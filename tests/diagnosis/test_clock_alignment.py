@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.clock_alignment import align
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=8, steps=900, processes=4, hosts=4, noise=0.1, collectives=2, late={3: 4e-3})
 RANKS_EACH = 2

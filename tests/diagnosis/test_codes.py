@@ -12,10 +12,10 @@ from jaxpace.diagnosis import codes
 from jaxpace.diagnosis.codes import ChangeCode, Evidence, HangCode, Note, Sentence, Silence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes import case
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.flight import told
 from tests.diagnosis.made_up import run_of
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 ROOT = pathlib.Path(__file__).parents[2]
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,

@@ -17,11 +17,11 @@ from jaxpace.diagnosis.compare.change import change, from_blocks
 from jaxpace.diagnosis.compare.compare import compare, series
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.diagnosis import SHARES
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import RunError
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 10**6), st.floats(0.1, 10))

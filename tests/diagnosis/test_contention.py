@@ -10,12 +10,12 @@ from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, M
 from jaxpace.diagnosis.codes import Evidence, Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job, with_bytes
 from tests.diagnosis.test_tcp import sampled
 from tests.lib.said import numbers, only
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 BURSTS = (Fault("contention", 9e-3, probability=0.2), Fault("contention", 22e-3, probability=0.2))
 

@@ -14,10 +14,10 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of, true_shares
 from tests.lib.said import numbers, only
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}

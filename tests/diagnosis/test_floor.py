@@ -12,10 +12,10 @@ from jaxpace.diagnosis import floor
 from jaxpace.diagnosis.codes import Note
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import find_floor, running_minimum
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_contention import with_bytes
 from tests.lib.said import numbers, only
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 @pytest.mark.parametrize("freaks", [[100], [100, 101]])

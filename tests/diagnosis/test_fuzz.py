@@ -16,8 +16,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxpace.cli import report as command
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
 
 JOB = made_up_runs.MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, host_columns=True,
                              sample_steps=5,

@@ -10,10 +10,10 @@ from jaxpace.__main__ import main
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.codes import Note, Verdict
 from jaxpace.diagnosis.meetings import meetings_of
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.meeting import Meeting
 from tests.diagnosis import grouped, made_up
 from tests.lib.said import numbers
+from tests.synthetic.made_up_runs import MadeUpJob
 
 STEPS = 240
 TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}

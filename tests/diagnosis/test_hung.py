@@ -9,9 +9,9 @@ from jaxpace.diagnosis.notes import hung
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.live.watchdog.events import late_event, read_events
 from jaxpace.live.watchdog.verdict import Late, LateProcess
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.lib.said import numbers
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def event(step, waited, *late, arrived=(0, 1)):

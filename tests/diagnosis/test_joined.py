@@ -12,10 +12,10 @@ from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSIS
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.live.probe.inference import Culprit
 from jaxpace.live.probe.links import ProbedLinks
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import barrier, make_run
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}

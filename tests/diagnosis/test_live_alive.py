@@ -10,9 +10,9 @@ from jaxpace.diagnosis.live.events import EventFollower
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.live.watchdog.events import EventFile, late_event
 from jaxpace.live.watchdog.verdict import Late, LateProcess
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.lib.said import numbers
 from tests.reporting.growing import Growing
+from tests.synthetic.made_up_runs import MadeUpJob
 
 UNIX = 1.7e9
 

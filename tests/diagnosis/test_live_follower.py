@@ -16,8 +16,6 @@ from jaxpace.diagnosis.live import follower as followers
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.reporting.watch.line import line
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.follow import parts, window
 from jaxpace.trace.follow.parts import PartFollower
 from jaxpace.trace.reader import read_run
@@ -25,6 +23,8 @@ from jaxpace.trace.run import MISSING
 from tests.cli.test_foreign_directories import flipped, gone, torn
 from tests.lib.said import numbers, only
 from tests.reporting.growing import Growing
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2,
                 late={2: 4e-3})

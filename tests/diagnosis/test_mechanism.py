@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.mechanism import of_lateness, of_pauses
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import HostCauses
 from tests.diagnosis.made_up import case_of, run_of
 from tests.lib.said import numbers
+from tests.synthetic.made_up_runs import MadeUpJob
 
 STEPS = 100
 

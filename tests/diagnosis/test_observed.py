@@ -18,7 +18,11 @@ from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSIS
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
-from jaxpace.testing.made_up_observed import (
+from jaxpace.trace import many_collectives, rundir
+from jaxpace.trace.parts import PartStore
+from jaxpace.trace.reader import read_run
+from tests.lib.said import numbers
+from tests.synthetic.made_up_observed import (
   LayerFault,
   ObservedJob,
   information,
@@ -27,10 +31,6 @@ from jaxpace.testing.made_up_observed import (
   simulate,
   write,
 )
-from jaxpace.trace import many_collectives, rundir
-from jaxpace.trace.parts import PartStore
-from jaxpace.trace.reader import read_run
-from tests.lib.said import numbers
 
 JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=4, steps=240, noise=0.01, uneven=0.3, every=3,
                   seed=1)

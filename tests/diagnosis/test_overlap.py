@@ -18,9 +18,9 @@ from jaxpace.diagnosis.report_json import to_json
 from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.sections import collectives
 from jaxpace.reporting.terminal import render
-from jaxpace.testing.made_up_overlap import OverlappingJob, simulate, write
 from jaxpace.trace.reader import read_run
 from tests.diagnosis.traces import barrier, make_run
+from tests.synthetic.made_up_overlap import OverlappingJob, simulate, write
 
 MS = 1_000_000
 

@@ -14,11 +14,11 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.reporting.terminal import render
-from jaxpace.testing import made_up_runs
 from jaxpace.trace.reader import read_run
 from tests.coordination.test_guard import GUARDED, run, steps_of
 from tests.coordination.test_trial import noisy
 from tests.diagnosis.traces import barrier, make_run
+from tests.synthetic import made_up_runs
 
 STEPS = 1200
 

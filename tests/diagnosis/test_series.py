@@ -24,13 +24,13 @@ from jaxpace.diagnosis.series.distribution import distribution
 from jaxpace.diagnosis.series.places import places
 from jaxpace.diagnosis.series.where import where
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.cut import cut
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.traces import barrier, make_run
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3},
                 contention=4e-3, contended=(0.5, 1.0),

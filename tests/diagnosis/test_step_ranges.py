@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.step_ranges import series_change
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import case_of, run_of
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 @pytest.mark.parametrize("pause", [None, 0, 1, -3, -1])

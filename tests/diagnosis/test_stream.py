@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from experiments.measure import stream_alarms
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.quick import examples
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 BASE = 20e-3
 

@@ -15,11 +15,11 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.tcp import BusyConnections
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job
 from tests.lib.said import numbers, only
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 CASE = SimpleNamespace(step_time=25e-3)
 WINDOWS = 12

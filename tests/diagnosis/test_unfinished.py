@@ -8,10 +8,10 @@ import pytest
 
 from jaxpace.diagnosis.codes import Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import MISSING
 from tests.diagnosis.made_up import run_of
 from tests.lib.said import numbers, only
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})
 

@@ -15,12 +15,12 @@ from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import COSTLY
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.diagnosis.traces import make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 STEP = 0.1
 NOISES = ("quiet", "lm1b", "slow start")

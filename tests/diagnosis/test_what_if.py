@@ -18,12 +18,12 @@ from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.what_if import Without, alternative, saved
 from jaxpace.diagnosis.what_if_request import WhatError, parse, resolve
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.run import MISSING, RunError
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import make_run
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 TICK = 3e-9
 """Durations are float32 seconds beside whole nanoseconds."""

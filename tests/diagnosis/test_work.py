@@ -13,9 +13,9 @@ from jaxpace.cli.main import main
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.reporting.terminal import render
-from jaxpace.testing import made_up_runs
 from jaxpace.trace.reader import read_run
 from tests.lib.said import numbers
+from tests.synthetic import made_up_runs
 
 STEPS = 300
 SHARED, EFFECT = "Work was shared", "Effect on the mean step:"

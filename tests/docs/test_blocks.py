@@ -19,10 +19,10 @@ import jax
 import pytest
 import yaml
 
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
 from tests.docs import names, shell
 from tests.docs.blocks import ROOT, Block, blocks, of, written
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
 
 SHOWN = {"output", "formula", "layout", "query", "json"}
 """What a block of text may be; the word after `text` says it, for an output or a layout with of

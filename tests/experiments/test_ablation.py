@@ -17,9 +17,9 @@ from experiments.labs.faults import judge
 from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.spec import STRAGGLER
 from experiments.lib import measured
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def target(place: str) -> Any:

@@ -18,11 +18,11 @@ from configs import fault_lab
 from experiments.labs.faults import cluster, judge, make, outside, plan, scores, truth
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec, layout
-from jaxpace.testing import made_up_faults as synthetic_faults
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.experiments.faults_made_up import fault_of, one, spec_of
+from tests.synthetic import made_up_faults as synthetic_faults
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from experiments.labs import stream_lab
 from experiments.lib import measured
-from jaxpace.testing import made_up_faults
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
+from tests.synthetic import made_up_faults
+from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def test_runs_of_a_seed_are_judged_together(tmp_path: pathlib.Path) -> None:

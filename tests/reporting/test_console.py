@@ -9,8 +9,8 @@ from rich.text import Text
 
 from jaxpace.cli.main import main
 from jaxpace.reporting.console import make_console
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 EVIL = "ev\x1b[31mil\u202e\x9b2J[red]x[/red]:smile:"
 # a table's cell, measured before, may be cut behind that

@@ -10,12 +10,12 @@ import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.testing import made_up_overlap, made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_overlap import OverlappingJob
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.multiprocess.jobs import ROOT
+from tests.synthetic import made_up_overlap, made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_overlap import OverlappingJob
+from tests.synthetic.made_up_runs import MadeUpJob
 
 PAGE = ROOT / "docs" / "sql.md"
 JOB = MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},

@@ -20,13 +20,13 @@ from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.step_times import read_bounds
 from tests.quick import examples
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
                 delays={0: 1e-3}, faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1,

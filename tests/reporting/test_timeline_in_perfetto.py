@@ -18,10 +18,10 @@ from experiments.lib import chromium
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import chrome, perfetto
 from jaxpace.reporting.timeline.build import build
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.step_times import read_bounds
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 CHROMIUM = chromium.find()
 JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},

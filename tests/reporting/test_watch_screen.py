@@ -14,8 +14,8 @@ from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot, Tol
 from jaxpace.reporting.watch import line as lines
 from jaxpace.reporting.watch import live
 from jaxpace.reporting.watch.screen import Screen, binned, pacing_words, sparkline
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.growing import Growing
+from tests.synthetic.made_up_runs import MadeUpJob
 
 EVIL = "h\x1b[2J[red]\x07\u202eab\r\nc\x9b1m"
 SHARES = {"compute": 0.5, "skew": 0.25, "transfer": 0.125, "contention": 0.0, "runtime": 0.125,

@@ -14,11 +14,11 @@ from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.simulation import replay_summary
 from jaxpace.simulation.replay import replay
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from tests.quick import QUICK
 from tests.step.running import P, mesh_of
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 # Decisions of a compiled step and of its replay are compared bit by bit.
 pytestmark = pytest.mark.optimized

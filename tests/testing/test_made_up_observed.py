@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpace.core.detail import is_detailed
-from jaxpace.testing.made_up_observed import LayerFault, ObservedJob, places, simulate, write
 from jaxpace.trace.reader import read_run
+from tests.synthetic.made_up_observed import LayerFault, ObservedJob, places, simulate, write
 
 JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=3, steps=60, noise=0.05, transfer_noise=0.2,
                   every=4, seed=3)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.testing.made_up_runs import MadeUpJob, simulate
+from tests.synthetic.made_up_runs import MadeUpJob, simulate
 
 
 @pytest.mark.parametrize("job", [

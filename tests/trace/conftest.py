@@ -1,6 +1,6 @@
 import pytest
 
-from jaxpace.testing import made_up_runs
+from tests.synthetic import made_up_runs
 from tests.trace.written import JOB
 
 

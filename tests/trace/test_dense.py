@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=2, steps=20, processes=1, hosts=1)
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.testing import made_up_runs
+from tests.synthetic import made_up_runs
 from tests.trace.written import JOB, parts, rewrite
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from jaxpace.diagnosis.codes import Verdict
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import RunError
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 from tests.trace.written import JOB, parts, rewrite, said
 
 

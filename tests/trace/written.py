@@ -4,7 +4,7 @@ import pathlib
 
 import pyarrow.parquet as pq
 
-from jaxpace.testing.made_up_runs import MadeUpJob
+from tests.synthetic.made_up_runs import MadeUpJob
 
 JOB = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
 

@@ -2,10 +2,10 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
-from jaxpace.testing import made_up_runs
 from jaxpace.trace import rundir
 from jaxpace.trace.reader import read_run
 from tests.hosts.locality import machines
+from tests.synthetic import made_up_runs
 
 
 def test_the_report_carries_the_warnings_of_where_the_run_ran(tmp_path):

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxpace.cli.main import main
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_faults import Fault
-from jaxpace.testing.made_up_runs import MadeUpJob
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_faults import Fault
+from tests.synthetic.made_up_runs import MadeUpJob
 
 STEPS = 1300
 RICH = MadeUpJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2,

@@ -17,9 +17,9 @@ from jaxpace.cli.main import main
 from jaxpace.reporting.html import figures, page, write
 from jaxpace.reporting.html.markup import element, prose, text
 from jaxpace.reporting.json_file import UnwritableError
-from jaxpace.testing import made_up_runs
-from jaxpace.testing.made_up_runs import MadeUpJob
 from tests.reporting.html.runs import NASTY, hostile, report, rich
+from tests.synthetic import made_up_runs
+from tests.synthetic.made_up_runs import MadeUpJob
 
 VOID = {"meta", "br"}
 SECTIONS = ["shares", "findings", "time", "ranks", "distribution", "pacing", "worth", "forecast",

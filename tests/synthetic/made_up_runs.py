@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from jaxpace.testing.made_up_faults import Extra, Fault, strike
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.parts import PartStore
+from tests.synthetic.made_up_faults import Extra, Fault, strike
 
 _NS = 1e9
 
