@@ -52,6 +52,7 @@ setuptools.setup(
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
     package_data={"jaxpace.execution.native": ["*.cc"], "jaxpace": ["py.typed"],
+                  "jaxpace.hosts.launch": ["on_path/jax_plugins/*.py"],
                   "jaxpace.reporting.html": ["assets/*"]},
     ext_modules=[
         setuptools.Extension(
@@ -94,7 +95,10 @@ setuptools.setup(
         "dev": ["ruff>=0.9", "mypy>=1.15", "import-linter>=2.1"],
         "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8.6"],
     },
-    entry_points={"console_scripts": ["jaxpace=jaxpace.cli.main:main"]},
+    # JAX has each of its plugins begin; this one looks for JAXPACE_RUN in the environment.
+    entry_points={"console_scripts": ["jaxpace=jaxpace.cli.main:main"],
+                  "jax_plugins": [
+                      "jaxpace = jaxpace.hosts.launch.on_path.jax_plugins.jaxpace_run"]},
     classifiers=[
         "Development Status :: 4 - Beta",
         "Intended Audience :: Science/Research",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
   from jaxpace.step.restoring import pace_target as pace_target
   from jaxpace.step.restoring import restore_pace as restore_pace
   from jaxpace.step.shares import shares as shares
+  from jaxpace.trace.observed import observed as observed
   from jaxpace.trace.recorded import recorded as recorded
   from jaxpace.trace.recorder import Recorder as Recorder
 
@@ -73,6 +74,7 @@ _HOMES = {
     "interleave_jobs": "coordination.interleave",
     "limit": "coordination.combinators",
     "observe": "step.observe",
+    "observed": "trace.observed",
     "only_ranks": "coordination.combinators",
     "pace_early_ranks": "coordination.early_ranks",
     "pace_target": "step.restoring",

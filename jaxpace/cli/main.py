@@ -46,6 +46,7 @@ COMMANDS = {
                        "make a run of what NCCL's Inspector plugin dumped"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
     "report": Entry("jaxpace.cli.report", "say where the step time of a recorded run went"),
+    "run": Entry("jaxpace.cli.run", "run any JAX program unchanged, and record its steps"),
     "simulate": Entry("jaxpace.cli.simulate",
                       "simulate jobs on a fabric, with the pacers of the live step"),
     "watch": Entry("jaxpace.cli.watch", "show a run in the terminal while it grows"),

@@ -19,7 +19,7 @@ from jaxpace.communication.partitioned import compiling, program
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
-from jaxpace.step import agreeing, comparing
+from jaxpace.step import agreeing, comparing, everywhere
 from jaxpace.step.dispatched import Dispatched, look_of
 from jaxpace.step.jitted import check_jitted
 
@@ -200,7 +200,7 @@ class Observed(Marked):
     try:
       copies = comparing.copied((args, kwargs))
     except Exception as error:
-      unknown = _in_a_line(error)
+      unknown = everywhere.in_a_line(error)
     # Before anything runs on them: then all processes do, or none.
     if not self._all_say(copies is not None, "copied", (args, kwargs)):
       self._forget_marks(self._not_compared(unknown))
@@ -210,13 +210,13 @@ class Observed(Marked):
     except DifferentError:
       raise
     except Exception as error:
-      unknown = _in_a_line(error)
+      unknown = everywhere.in_a_line(error)
     out = self.jitted(*args, **kwargs)
     if not unknown:
       try:
         different = comparing.differences((out, (args, kwargs)), (marked, copies))
       except Exception as error:
-        unknown = _in_a_line(error)
+        unknown = everywhere.in_a_line(error)
     if self._all_say(not (different or unknown), "checked", (out, args, kwargs)):
       return out
     if unknown:
@@ -259,6 +259,7 @@ class Observed(Marked):
                    compiled: list[tuple[ObservedProgram, bool]]) -> None:
     with _lock:
       self._add(made)
+    everywhere.add(made)
     compiled.append((made, True))
     if not self.check:
       for notice in made.notices:
@@ -286,7 +287,7 @@ class Observed(Marked):
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
-      reason, made = _in_a_line(error), None
+      reason, made = everywhere.in_a_line(error), None
     if not self._agreed:
       # Compilers are not equally quick, nor do all hosts have the program in a cache.
       self._agreed = agreeing.all_say(made is not None, self._title() or request.name,
@@ -327,7 +328,8 @@ class Observed(Marked):
     if reason := marks.unavailable(self.clock):
       return reason, None
     put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-    made = program.stamped(request, _number, self._title() or request.name, marks.ranks(), put)
+    made = program.stamped(request, everywhere.numbered, self._title() or request.name,
+                           marks.ranks(), put)
     if made is None or not made.differences:
       return "", made
     self._say_different(made.differences)
@@ -398,14 +400,6 @@ class ObservedCompiled:
     return getattr(self._compiled, name)
 
 
-def _number() -> int:
-  """A number for a program that gets marks."""
-  number = marks.next_program()
-  if number >= marks.MOST_PROGRAMS:
-    raise ValueError(f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs")
-  return number
-
-
 _tokens = itertools.count()
 _lock = threading.Lock()
 """Held for a moment where threads that run steps at once would lose what the other wrote."""
@@ -430,7 +424,3 @@ def _harmless() -> Iterator[None]:
     yield
   except Exception:
     _LOG.debug("observe", exc_info=True)
-
-
-def _in_a_line(error: Exception) -> str:
-  return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."

@@ -44,6 +44,9 @@ class Recording:
   `bring_in`, `bring_in_again`, `bring_in_last` and `closed`.
   """
 
+  opened = False
+  """Whether this process has opened any."""
+
   def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *,
                resume: bool = False, config: Any = None, grace_seconds: float = 5.0,
                handle_sigterm: bool = True, hosts: bool | float = True,
@@ -120,6 +123,7 @@ class Recording:
     self._opened = True
     if self.directory is None:
       return
+    Recording.opened = True
     try:
       writer = self._begun(self.directory)
     except Exception as error:  # Whatever it is, training goes on.
@@ -250,6 +254,11 @@ class Recording:
     if dying:
       writer.termination.raise_again()
 
+  @property
+  def share_name(self) -> str:
+    """Under which process 0 says which run this is; the same in every process."""
+    return f"jaxpace/recorder/{next(_counter)}"
+
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """Before the writer starts: may say who reads the stamps. For those that inherit."""
 
@@ -278,7 +287,7 @@ class Recording:
         text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
       except Exception as error:
         text = "!" + explain(error, self.directory)
-    text = describe.share(f"jaxpace/recorder/{next(_counter)}", text, _SHARE_SECONDS)
+    text = describe.share(self.share_name, text, _SHARE_SECONDS)
     if text is None:
       self._not_recording(
           "process 0 did not say which run this is. Every process must open the recorder.")

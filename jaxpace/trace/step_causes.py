@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from jaxpace.trace.host_causes import ASKED
 
-Sample = tuple[int, int, int, int | None, int | None]
+Sample = tuple[int | None, int | None, int | None, int | None, int | None]
 """One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was
 measured."""
 

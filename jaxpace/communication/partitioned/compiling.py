@@ -3,8 +3,9 @@ compiled.
 
 JAX has no public way to see what the partitioner made of a program, nor to compile something in its
 place. `watching` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which
-every compilation goes, for the thread that asks; others pass through. A handler gets a `Request`
-and returns an executable. So a step's signature, donation, callbacks and caches stay JAX's own.
+every compilation goes, for the thread that asks; `watch_all` puts one there for all threads that
+have none. A handler gets a `Request` and returns an executable. So a step's signature, donation,
+callbacks and caches stay JAX's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -27,9 +29,13 @@ class _Handlers(threading.local):
   handler: Callable[[Request], Any] | None = None
   before: Any = None
   """(the handler before this one, what was `before` then), from the innermost outwards."""
+  busy: bool = False
+  """Whether a handler is at work: what it compiles itself is not handed to one again."""
 
 
 _handlers = _Handlers()
+_everywhere: Callable[[Request], Any] | None = None
+"""What gets the modules of threads that have no handler."""
 _lock = threading.Lock()
 _installed = False
 
@@ -150,6 +156,19 @@ class watching:
     _handlers.handler, _handlers.before = _handlers.before
 
 
+def watch_all(handler: Callable[[Request], Any] | None) -> None:
+  """Hands what any thread compiles from now on to `handler`, except where `watching` has one; None
+  ends that. Forked children have none.
+
+  Raises:
+    RuntimeError: this JAX can't be watched.
+  """
+  global _everywhere
+  if handler is not None and not _installed:
+    _install()
+  _everywhere = handler
+
+
 def tracing() -> bool:
   """Whether a transformation (jit, grad, vmap, ...) is under way in this thread."""
   return not _state()()
@@ -186,16 +205,17 @@ def _install() -> None:
 
     @functools.wraps(compile_it)
     def handed_over(*args: Any, **kwargs: Any) -> Any:
-      handler = _handlers.handler
-      if handler is None:
+      handler = _handlers.handler or _everywhere
+      if handler is None or _handlers.busy:
         return compile_it(*args, **kwargs)
-      # What the handler compiles itself is not handed to it again.
-      _handlers.handler = None
+      _handlers.busy = True
       try:
         return handler(Request(compile_it, signature.bind(*args, **kwargs)))
       finally:
-        _handlers.handler = handler
+        _handlers.busy = False
 
+    if hasattr(os, "register_at_fork"):
+      os.register_at_fork(after_in_child=lambda: watch_all(None))
     compiler.compile_or_get_cached = handed_over
     _installed = True
 

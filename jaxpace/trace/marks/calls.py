@@ -72,6 +72,12 @@ class CallOrder:
     self._first, self._order = self._first + done, self._order[done:]
     return tuple(found)
 
+  def taken(self) -> list[tuple[int, int]]:
+    """Takes out all that is known: program and number of each execution, in their order."""
+    order, self._order = self._order, []
+    self._first += len(order)
+    return order
+
   def _passed(self, number: int, lanes: Sequence[int]) -> int:
     return min((self._collector.passed(lane, number) for lane in lanes), default=0)
 

@@ -72,6 +72,12 @@ class Collector:
       found[each.number[first:last] - begin] = each.start_ns[first:last]
     return found
 
+  def seconds(self, program: int) -> float:
+    """Time of a program's executions that were not taken, on the device that took longest."""
+    return max(sum(int((each.end_ns - each.start_ns).sum())
+                   for each in self._ended.get((lane, program), ()))
+               for lane in range(self.lanes)) * 1e-9
+
   def take(self, lane: int, program: int, before: int) -> Executions:
     """Takes out the executions with numbers below `before`."""
     kept = self._ended.get((lane, program))

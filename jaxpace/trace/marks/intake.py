@@ -61,7 +61,7 @@ class MarksIntake:
 
   def __init__(self, collector: Collector, observed: Sequence[Marked],
                directory: pathlib.Path, run: str, process: int, attempt: int, ranks: int,
-               losses: Losses, detail: int | str):
+               losses: Losses, detail: int | str, orders: Sequence[CallOrder] = ()):
     """Begins.
 
     Args:
@@ -74,6 +74,8 @@ class MarksIntake:
       ranks: devices of the job.
       losses: what could not be recorded is counted there.
       detail: write one step in so many in full, or "auto".
+      orders: for each function the order of its executions, where that has begun; by default it
+        begins now.
     """
     self._collector, self._observed = collector, tuple(observed)
     self._directory, self._run = directory, run
@@ -89,7 +91,8 @@ class MarksIntake:
     self._overtaken_at: float | None = None
     self.last_step: int | None = None
     self._meet()
-    self._orders = [CallOrder(collector, self._lanes_of(one), one.calls) for one in self._observed]
+    self._orders = list(orders) or [CallOrder(collector, self._lanes_of(one), one.calls)
+                                    for one in self._observed]
 
   @property
   def rows(self) -> int:

@@ -50,9 +50,10 @@ class MarkedPlan:
     bytes: [slots] int64, -1 where not known.
   """
 
-  def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any]):
+  def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any],
+               step: dict[str, Any] | None = None):
     """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
-    have them."""
+    have them, `step` which programs were found to be the step."""
     self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
     """Ranks that a program with marks runs on."""
     ranks = self.used[-1] + 1 if self.used else ranks
@@ -74,7 +75,9 @@ class MarkedPlan:
     mesh = _mesh(programs, ranks)
     self.axis = ",".join(mesh) if mesh else ",".join(dict.fromkeys(
         axis for each in programs for axis in each.program.mesh_axes))
-    self.settings = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
+    self.settings: dict[str, Any] = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
+    if step:
+      self.settings["step"] = step
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars, with the keys that readers know of other plans."""
@@ -101,6 +104,7 @@ class PlannedPrograms:
     """Begins with none; `ranks` is that of all devices."""
     self._ranks, self._slots, self._of = ranks, 0, 0
     self._detail: dict[str, Any] = {}
+    self._step: dict[str, Any] = {}
     self.by_number: dict[int, PlannedProgram] = {}
     self._plan: MarkedPlan | None = None
 
@@ -136,11 +140,16 @@ class PlannedPrograms:
       self._detail = detail
       self._plan = None
 
+  def tell_step(self, step: dict[str, Any]) -> None:
+    """Says which programs were found to be the step, for `run.json`."""
+    self._step, self._plan = step, None
+
   @property
   def plan(self) -> MarkedPlan:
     """The plan of now; the same object as long as nothing is new."""
     if self._plan is None:
-      self._plan = MarkedPlan(list(self.by_number.values()), self._ranks, self._detail)
+      self._plan = MarkedPlan(list(self.by_number.values()), self._ranks, self._detail,
+                              self._step)
     return self._plan
 
 

@@ -1,0 +1,164 @@
+"""`jaxpace run`: arguments and their checks. Processes are started by `jaxpace.hosts.launch`, and
+recorded by `jaxpace.trace.observed`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from jaxpace.hosts import launch
+from jaxpace.hosts.launch import environment
+from jaxpace.hosts.launch.job import Launch, LaunchError, find_program
+from jaxpace.hosts.launch.supervisor import Supervisor
+from jaxpace.reporting.refusal import refuse
+
+EPILOG = """\
+The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets
+timestamps; the one that takes most of the time, or the sequence that repeats, is recorded as the step. Without
+--nproc this process becomes the command's, so `srun jaxpace run --out RUN -- python train.py` records a job; where
+jaxpace is installed, JAXPACE_RUN=RUN in the environment does the same.
+
+With --nproc the script finds its place with `jaxpace.distributed.initialize()`, which also works under srun, mpirun,
+Kubernetes and plain python. One process failing ends the job: the others get SIGTERM, and SIGKILL after the grace
+time. The exit status is that of the process that failed first (128 + the signal's number if a signal killed it).
+
+examples:
+  jaxpace run -- python train.py
+  jaxpace run --out runs/demo --match 'train*' -- python -m trainer --steps 1000
+  jaxpace run --nproc 4 -- python train.py --config configs/digits.py
+  jaxpace run --nproc 2 --devices-per-process 4 --show all --no-record -- python train.py
+"""  # noqa: E501
+
+_RUN, _MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
+"""As in `jaxpace.trace.observed`, which imports JAX."""
+_MOST_DEVICES, _MOST_THREADS = 1024, 4096
+_LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
+"""Processes that are never too many, and those that a core may have: more are a slip, and would
+take the machine."""
+
+
+def _at_least(low: int, what: str, most: int | None = None) -> Callable[[str], int]:
+  def parse(text: str) -> int:
+    try:
+      value = int(text)
+    except ValueError:
+      raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if value < low:
+      raise argparse.ArgumentTypeError(f"{what} must be at least {low}, not {value}")
+    if most is not None and value > most:
+      raise argparse.ArgumentTypeError(f"{what} must be at most {most:,}, not {value:,}")
+    return value
+  return parse
+
+
+def _seconds(text: str) -> float:
+  try:
+    value = float(text)
+  except ValueError:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
+  if not (math.isfinite(value) and value >= 0):
+    raise argparse.ArgumentTypeError(f"seconds must be finite and not negative, not {text}")
+  return value
+
+
+def _port(text: str) -> int:
+  value = _at_least(0, "the port")(text)
+  if value > 65535:
+    raise argparse.ArgumentTypeError(f"the port must be at most 65535, not {value}")
+  return value
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds the arguments of `jaxpace run`."""
+  parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
+  parser.epilog = EPILOG
+  parser.add_argument("--out", type=Path, metavar="RUN",
+                      help="run directory (default: runs/<time>-<pid>)")
+  parser.add_argument("--match", default="", metavar="NAME",
+                      help="name of the step's program, such as train_step or 'train*', where it "
+                           "shall not be found")
+  parser.add_argument("--no-record", action="store_true", help="record nothing")
+  parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"),
+                      metavar="N", help="start so many processes on this machine, as one job")
+  parser.add_argument("--devices-per-process",
+                      type=_at_least(1, "the number of devices", _MOST_DEVICES), metavar="D",
+                      help="devices of each process: simulated ones on CPU, D of the machine's "
+                           "GPUs each otherwise (default: one GPU each where there are enough, "
+                           "else JAX's own choice)")
+  parser.add_argument("--logs", type=Path, metavar="DIR",
+                      help="directory of the logs, process-0.log and so on (default: "
+                           "runs/launch-<time>-<pid>)")
+  parser.add_argument("--show", choices=("first", "all", "none"), default="first",
+                      help="whose output appears live: process 0's, everyone's with the process "
+                           "number before each line, or nobody's (default: first)")
+  parser.add_argument("--grace", type=_seconds, default=10.0, metavar="S",
+                      help="seconds between SIGTERM and SIGKILL (default: 10)")
+  parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20,
+                      metavar="LINES",
+                      help="lines of the failed process's log to print (default: 20)")
+  parser.add_argument("--threads", type=_at_least(1, "the number of threads", _MOST_THREADS),
+                      metavar="T",
+                      help="XLA CPU threads of each process (default: the cores shared out, at "
+                           "least D + 1)")
+  parser.add_argument("--port", type=_port, default=0, metavar="P",
+                      help="TCP port of the coordinator on the loopback interface (default: a "
+                           "free one)")
+  parser.add_argument("--as-slurm", action="store_true",
+                      help="set the variables of a SLURM step as well, so that a script which "
+                           "calls jax.distributed.initialize() itself runs unchanged")
+  parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
+                      help=argparse.SUPPRESS)
+
+
+def run(args: argparse.Namespace) -> int:
+  """Runs `jaxpace run`.
+
+  Returns:
+    The exit status: 0, the failed worker's, 128 + a signal's number, or 2 for a slip in the
+    arguments. Without --nproc it does not return.
+  """
+  command = args.command[1:] if args.command[:1] == ["--"] else args.command
+  if wrong := find_program(command):
+    return refuse("run", wrong)
+  name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+  if not args.no_record:
+    _record(args.out or Path("runs") / name, args.match)
+  if args.nproc is None:
+    if args.devices_per_process:
+      os.environ["XLA_FLAGS"] = environment.with_device_count(
+          os.environ.get("XLA_FLAGS", ""), args.devices_per_process)
+    os.execvp(command[0], command)
+  return _launch(args, command, args.logs or Path("runs") / f"launch-{name}")
+
+
+def _record(directory: Path, match: str) -> None:
+  """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
+  folder = str(Path(launch.__file__).parent / "on_path")
+  path = os.environ.get("PYTHONPATH")
+  os.environ |= {_RUN: os.path.abspath(directory), _MATCH: match,
+                 "PYTHONPATH": os.pathsep.join([folder, *([path] if path else [])])}
+
+
+def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
+  """Starts the processes of a job and waits for them."""
+  cores = environment.available_cores()
+  most = max(_LEAST_BOUND, _PROCESSES_A_CORE * cores)
+  if args.nproc > most:
+    return refuse("run", f"--nproc {args.nproc:,} is more than this machine of {cores} cores "
+                         f"can run: at most {most:,}. Simulated devices are cheaper: "
+                         "--devices-per-process.")
+  threads = args.threads or environment.threads_for(
+      args.nproc, args.devices_per_process or 1, cores)
+  job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace,
+               tail_lines=args.tail, devices=args.devices_per_process, threads=threads,
+               port=args.port, as_slurm=args.as_slurm)
+  print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
+  try:
+    return Supervisor(job).run()
+  except LaunchError as error:
+    return refuse("run", str(error))

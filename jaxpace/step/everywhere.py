@@ -1,0 +1,129 @@
+"""Timestamps in every program with collectives that a process compiles, whoever calls it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from jaxpace.communication.partitioned import compiling, program
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.recordable import Marked
+from jaxpace.execution import marks
+
+_LOG = logging.getLogger("jaxpace")
+_lock = threading.Lock()
+_programs: tuple[ObservedProgram, ...] = ()
+"""All that this process compiled with timestamps: the ring is one per process, too."""
+
+
+def add(made: ObservedProgram) -> None:
+  """Takes note of a program that has timestamps."""
+  global _programs
+  with _lock:
+    _programs = (*_programs, made)
+
+
+class Everywhere(Marked):
+  """The programs of a process, as a recorder records them. From `start` to `stop` every program
+  with collectives over several devices is compiled with timestamps; all others are left alone.
+
+  No thread ever waits for another process here: programs with and without timestamps run the same
+  collectives in the same order. Whatever fails, the program runs unmodified.
+  """
+
+  def __init__(self, marked: Callable[[], None], warn: Callable[[str], None]):
+    """Prepares.
+
+    Args:
+      marked: called once there is a program with timestamps, before it runs, in the thread that
+        compiles it.
+      warn: takes a sentence on what can't be recorded, and why.
+    """
+    self._marked, self._warn = marked, warn
+    self._warned: set[str] = set()
+
+  @property
+  def plan(self) -> ObservedPlan:  # type: ignore[override]
+    """See `Marked`."""
+    return ObservedPlan(_programs)
+
+  @property
+  def runs(self) -> frozenset[int]:  # type: ignore[override]
+    """See `Marked`."""
+    return frozenset(one.number for one in _programs if not one.bare)
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how steps are observed, as plain JSON values."""
+    return {"observed": True, "everywhere": True, "marks": "auto"}
+
+  def start(self) -> None:
+    """Begins to watch what is compiled.
+
+    Raises:
+      RuntimeError: this JAX can't be watched.
+    """
+    compiling.watch_all(self._compile)
+    if self.runs:
+      self._begin()
+
+  def stop(self) -> None:
+    """Leaves what is compiled from now on alone."""
+    compiling.watch_all(None)
+
+  def _compile(self, request: compiling.Request) -> Any:
+    """Compiles with timestamps what can have them, and everything else unmodified."""
+    try:
+      made = self._with_marks(request)
+    except Exception as error:
+      # Whatever goes wrong, the program must run.
+      _LOG.debug("everywhere", exc_info=True)
+      self._say(f"{request.name} runs unmodified and is not recorded: {in_a_line(error)}")
+      made = None
+    if made is None:
+      return request.compile()
+    self._begin()
+    return made
+
+  def _begin(self) -> None:
+    try:
+      self._marked()
+    except Exception as error:
+      _LOG.debug("everywhere", exc_info=True)
+      self._say(f"Nothing is recorded: {in_a_line(error)}")
+
+  def _with_marks(self, request: compiling.Request) -> Any:
+    """The executable with timestamps; None where the program is to run unmodified."""
+    if request.partitions < 2:
+      return None
+    if reason := marks.unavailable():
+      self._say(f"Nothing is recorded: {reason}")
+      return None
+    made = program.stamped(request, numbered, request.name, marks.ranks())
+    if made is None or made.differences:
+      return None
+    add(made.program)
+    return made.executable
+
+  def _say(self, sentence: str) -> None:
+    if sentence not in self._warned:
+      self._warned.add(sentence)
+      self._warn(sentence)
+
+
+def numbered() -> int:
+  """A number for a program that gets marks.
+
+  Raises:
+    ValueError: there is none left.
+  """
+  number = marks.next_program()
+  if number >= marks.MOST_PROGRAMS:
+    raise ValueError(f"this process has more than {marks.MOST_PROGRAMS - 1} observed programs.")
+  return number
+
+
+def in_a_line(error: Exception) -> str:
+  """What an error says, as the end of a sentence."""
+  return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."

@@ -1,0 +1,148 @@
+"""Finds the step of a program that nobody described, from what its devices executed. Pure.
+
+A training loop repeats itself: the step is the program that takes most of the time, or the sequence
+of programs that repeats around it. Evaluation, initialization and checkpoints run now and then, and
+stand beside it.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import fnmatch
+import json
+import re
+from collections.abc import Mapping, Sequence
+
+_BESIDE = re.compile(
+    r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
+    r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
+"""Names of programs that are not the step, as long as there are others."""
+_UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
+"""Names of programs that end a step of several executions of the main one: after so many gradients.
+Any other that runs once in so many may as well be an evaluation."""
+_PART = 0.05
+"""A program that takes less than this fraction of the main one's time is no part of the step: small
+programs cut arguments up and average losses."""
+_REGULAR = 0.9
+"""Fraction of iterations in which a program runs equally often, if it is a part of the step."""
+_MOST_REPEATS = 32
+"""Executions of the main program in one step at most, as in gradient accumulation. A program that
+runs more rarely than once in so many is beside the step."""
+_FEWEST = 3
+"""Executions of the main program without which nothing repeats."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+  """What was taken for the step: programs by name, and where one step ends and the next begins."""
+
+  programs: tuple[str, ...]
+  """Names, the one that takes most of the time first."""
+  cut: str
+  """The program at which steps are cut; it runs once per step."""
+  after: bool
+  """Whether a step ends with that program; else it begins with it."""
+  why: str
+  """What it is and why, for people: "train_step, which takes ..."."""
+
+  def to_json(self) -> str:
+    """Returns it as text; `from_json` reads it."""
+    return json.dumps(dataclasses.asdict(self))
+
+  @staticmethod
+  def from_json(text: str) -> Step:
+    """Inverse of `to_json`."""
+    fields = json.loads(text)
+    return Step(tuple(fields["programs"]), fields["cut"], fields["after"], fields["why"])
+
+  def steps(self, order: Sequence[str], last: bool = False) -> tuple[list[tuple[int, int]], int]:
+    """Cuts executions into steps.
+
+    >>> Step(("micro", "update"), "update", True, "").steps(["micro", "eval", "update", "micro"])
+    ([(0, 3)], 3)
+
+    Args:
+      order: names of the programs executed, in order.
+      last: whether nothing follows, so that the last step may be over.
+
+    Returns:
+      Place of each step's first execution and of the one after its last, and how many executions
+      are dealt with. Some between these may be of programs that are beside the step.
+    """
+    if self.after:
+      ends = [at + 1 for at, name in enumerate(order) if name == self.cut]
+      return list(zip([0, *ends], ends, strict=False)), ends[-1] if ends else 0
+    begins = [at for at, name in enumerate(order) if name == self.cut]
+    if len(self.programs) == 1:
+      return [(at, at + 1) for at in begins], len(order)
+    if last and begins and set(self.programs) <= set(order[begins[-1]:]):
+      begins.append(len(order))
+    return list(zip(begins, begins[1:], strict=False)), begins[-1] if begins else len(order)
+
+
+def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") -> Step | None:
+  """Decides what the step is; None where nothing has repeated yet.
+
+  >>> find(["init", *["train_step"] * 4, "evaluate"], {"train_step": 3.0, "evaluate": 9.0}).programs
+  ('train_step',)
+  >>> find(["grad", "update"] * 4, {"grad": 3.0, "update": 1.0}).why
+  'grad and update, which repeat in turn and take 100 % of the time of 2 programs'
+
+  Args:
+    order: names of the programs executed so far, in order.
+    seconds: time that executions of each took in all.
+    match: pattern of the names of the step's programs, such as "train*"; empty where the step is to
+      be found.
+  """
+  candidates = _candidates(set(order), match)
+  counts = collections.Counter(name for name in order if name in candidates)
+  main = max((name for name, count in counts.items() if count >= _FEWEST),
+             key=lambda name: (seconds.get(name, 0.0), name), default=None)
+  if main is None:
+    return None
+  others = [name for name in counts if name != main
+            and (match or seconds.get(name, 0.0) >= _PART * seconds.get(main, 0.0))]
+  rare = {name: every for name in others
+          if (match or _UPDATE.search(name))
+          and 1 < (every := _repeats(order, name, main)) <= _MOST_REPEATS}
+  once = min(rare, key=lambda name: (rare[name], name)) if rare else main
+  times = {name: every for name in (main, *others) if (every := _repeats(order, once, name)) > 0}
+  ran = [name for name in order if name in times][:sum(times.values())]
+  after = times[ran[0]] > 1
+  cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
+  programs = tuple(dict.fromkeys((main, *ran)))
+  return Step(programs, cut, after, _why([
+      name if times[name] == 1 else f"{name} ({times[name]} times)" for name in programs],
+      sum(seconds.get(name, 0.0) for name in programs), seconds, match))
+
+
+def _candidates(names: set[str], match: str) -> set[str]:
+  if match:
+    return {name for name in names if fnmatch.fnmatchcase(name, match) or match in name}
+  return {name for name in names if not _BESIDE.search(name)} or names
+
+
+def _repeats(order: Sequence[str], each: str, other: str) -> int:
+  """How often `other` runs between two executions of `each`; 0 where that differs, or never."""
+  if each == other:
+    return 1
+  at = [place for place, name in enumerate(order) if name == each]
+  if len(at) < _FEWEST:
+    return 0
+  counts = collections.Counter(
+      sum(name == other for name in order[begin:end])
+      for begin, end in zip(at, at[1:], strict=False))
+  often, times = counts.most_common(1)[0]
+  return often if times >= _REGULAR * (len(at) - 1) else 0
+
+
+def _why(programs: Sequence[str], spent: float, seconds: Mapping[str, float], match: str) -> str:
+  one = len(programs) == 1
+  names = programs[0] if one else f"{', '.join(programs[:-1])} and {programs[-1]}"
+  if match:
+    return f"{names}, which {'matches' if one else 'match'} {match!r}"
+  part = spent / total if (total := sum(seconds.values())) else 1.0
+  of = f" of {len(seconds)} programs" if len(seconds) > 1 else ""
+  repeat = "takes" if one else "repeat in turn and take"
+  return f"{names}, which {repeat} {100 * part:.0f} % of the time{of}"

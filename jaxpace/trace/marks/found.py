@@ -1,0 +1,138 @@
+"""Steps that nobody counts: the writer's thread finds them among what the devices executed."""
+
+from __future__ import annotations
+
+import collections
+import time
+from collections.abc import Callable
+from typing import Any
+
+from jaxpace.core.recordable import Marked
+from jaxpace.execution import marks
+from jaxpace.trace.intake import Losses
+from jaxpace.trace.marks import finding
+from jaxpace.trace.marks.calls import CallOrder
+from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.finding import Step
+from jaxpace.trace.marks.intake import MarksIntake
+from jaxpace.trace.marks.table import Range, StepCalls
+
+_SURE_STEPS, _SURE_SECONDS = 8, 5.0
+"""What repeats so often, and for so long, is the step. Until then executions wait."""
+_MANY_STEPS = 64
+"""What repeats so often is, however quickly."""
+_ALL = 1 << 62
+
+Agree = Callable[[Step | None, bool], Step | None]
+"""Takes what this process found and whether it can wait no longer; returns what all take for the
+step, None as long as that isn't known."""
+
+
+class Executed:
+  """What programs of this process have executed from now on. Made before the first of them runs."""
+
+  def __init__(self, programs: Marked):
+    """Begins; `programs` are all that have timestamps."""
+    self.programs, self.collector = programs, Collector()
+    ranks = self.collector.ranks
+    lanes = {one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
+             for one in (programs.plan.programs if programs.plan else ()) if not one.bare}
+    self.order = CallOrder(self.collector, lanes, _ALL)
+    self._heads = marks.current().heads().tolist()
+
+  @property
+  def anything(self) -> bool:
+    """Whether anything has been executed."""
+    return bool(marks.current().heads().tolist() != self._heads)
+
+
+class FoundIntake(MarksIntake):
+  """Marked steps of a program that does not say what its step is. `over` is for other threads."""
+
+  def __init__(self, executed: Executed, directory: Any, run: str, process: int, attempt: int,
+               ranks: int, losses: Losses, match: str, agree: Agree):
+    """Begins; see `MarksIntake`.
+
+    Args:
+      executed: what has been executed since the recording began.
+      directory, run, process, attempt, ranks, losses: as there.
+      match: pattern of the names of the step's programs; empty where they are to be found.
+      agree: settles among all processes which step it is.
+    """
+    super().__init__(executed.collector, [executed.programs], directory, run, process, attempt,
+                     ranks, losses, "auto", [executed.order])
+    self._match, self._agree = match, agree
+    self._order: list[tuple[int, int]] = []
+    self._since: float | None = None
+    self._next = 0
+    self.found: Step | None = None
+    """What is taken for the step, once that is known."""
+    self.last = False
+    """Set by another thread: nothing will be executed any more."""
+
+  def unfinished(self) -> bool:
+    """Whether something has begun that is not over, or not taken in. For other threads."""
+    return any(marks.executions(lane, number) > self._collector.passed(lane, number)
+               for number, lanes in self._lanes_of(self._observed[0]).items() for lane in lanes)
+
+  def _finish(self) -> list[StepCalls]:
+    """Takes out the steps that are over on all devices of this process, with what they ran."""
+    self._order += self._orders[0].taken()
+    if self.found is None and not self._decided():
+      return []
+    assert self.found is not None
+    names = [self._name(number) for number, _ in self._order]
+    places, done = self.found.steps(names, self.last)
+    steps = [self._step(begin, end, names) for begin, end in places]
+    self._order = self._order[done:]
+    self._leave_others()
+    self._over += len(steps)
+    return steps
+
+  def _decided(self) -> bool:
+    if self._order and self._since is None:
+      self._since = time.monotonic()
+    found = self._find()
+    self.found = self._agree(found, self.last)
+    if self.found is None:
+      return False
+    self._programs.tell_step({"programs": list(self.found.programs), "why": self.found.why})
+    return True
+
+  def _find(self) -> Step | None:
+    """The step, as far as this process can tell; None as long as it isn't sure."""
+    names = [self._name(number) for number, _ in self._order]
+    lasted = time.monotonic() - (self._since or time.monotonic())
+    if not self.last and len(names) < _MANY_STEPS and (
+        len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
+      return None
+    seconds: dict[str, float] = collections.defaultdict(float)
+    for number in {number for number, _ in self._order}:
+      seconds[self._name(number)] += self._collector.seconds(number)
+    found = finding.find(names, seconds, self._match)
+    sure = found is not None and names.count(found.programs[0]) >= _SURE_STEPS
+    return found if self.last or sure else None
+
+  def _name(self, number: int) -> str:
+    return self._programs.by_number[number].program.name
+
+  def _step(self, begin: int, end: int, names: list[str]) -> StepCalls:
+    assert self.found is not None
+    ranges: list[Range] = []
+    for (program, number), name in zip(self._order[begin:end], names[begin:end], strict=True):
+      if name not in self.found.programs:
+        continue
+      if ranges and ranges[-1].program == program and ranges[-1].end == number:
+        ranges[-1] = ranges[-1]._replace(end=number + 1)
+      else:
+        ranges.append(Range(program, number, number + 1))
+    self._next += 1
+    return StepCalls(self._next - 1, tuple(ranges), (None, None, None, None, None), {})
+
+  def _leave_others(self) -> None:
+    """Forgets the marks of programs that are beside the step."""
+    assert self.found is not None
+    for number in self._observed[0].runs:
+      if number in self._programs.by_number and self._name(number) not in self.found.programs:
+        for lane in range(self._collector.lanes):
+          self._collector.take(lane, number, _ALL)

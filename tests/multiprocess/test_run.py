@@ -1,0 +1,134 @@
+"""`jaxpace run` on programs that know nothing of it."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.trace.reader import read_run
+from tests.multiprocess.jobs import clean_environment
+
+TRAIN = """
+import os, signal, sys, time
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+
+def main(steps, late):
+  mesh = jax.make_mesh((jax.device_count(),), ("data",))
+  w = jax.jit(lambda: jnp.ones((16, 16)), out_shardings=NamedSharding(mesh, P()))()
+  x = jax.jit(lambda: jnp.ones((16, 16)), out_shardings=NamedSharding(mesh, P("data")))()
+
+  @jax.jit
+  def grad(w, x):
+    return jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+  @jax.jit
+  def update(w, g):
+    return w - 1e-3 * g
+
+  @jax.jit
+  def evaluate(w, x):
+    return ((x @ w) ** 2).mean()
+
+  for step in range(steps):
+    w = update(w, grad(w, x))
+    if step % 5 == 0:
+      evaluate(w, x).block_until_ready()
+    if jax.process_index() == late:
+      w.block_until_ready()
+      time.sleep(0.02)
+  print(w.addressable_data(0).tobytes().hex())
+"""
+DATA_LOADER = """
+import multiprocessing
+
+def load(seed):
+  import jax
+  return float(jax.jit(lambda x: x * 2)(seed))
+"""
+
+
+def jaxpace_run(tmp_path, script, *options, python=("train.py",), **kwargs):
+  """Runs a script with four forced devices under `jaxpace run`."""
+  (tmp_path / "train.py").write_text(script)
+  environment = clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
+  return subprocess.Popen(
+      [sys.executable, "-m", "jaxpace.cli", "run", *options, "--", sys.executable, *python],
+      cwd=tmp_path, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE, **kwargs)
+
+
+def test_a_program_is_recorded_unchanged_and_ends_as_it_would(tmp_path):
+  script = TRAIN + "print(input())\nmain(20, None)\nsys.exit(7)\n"
+  seen = jaxpace_run(tmp_path, script, "--out", "seen")
+  out, errors = seen.communicate("a line\n", timeout=200)
+  bare = jaxpace_run(tmp_path, script, "--no-record")
+  assert bare.communicate("a line\n", timeout=200) == (out, "")
+  assert seen.returncode == bare.returncode == 7
+  first, last = errors.splitlines()
+  assert first.startswith("jaxpace: The step is grad") and "20 steps" in last
+  run = read_run(tmp_path / "seen")
+  assert len(run.steps) == 20 and run.ranks == 4
+
+
+def test_workers_of_a_data_loader_and_forks_are_not_recorded(tmp_path):
+  (tmp_path / "loader.py").write_text(DATA_LOADER)
+  script = TRAIN + """
+import loader
+if __name__ == "__main__":
+  with loader.multiprocessing.get_context("spawn").Pool(1) as pool:
+    assert pool.map(loader.load, [1.0, 2.0]) == [2.0, 4.0]
+  main(10, None)
+  if not os.fork():
+    sys.exit(0)
+  os.wait()
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen", python=("-m", "train"))
+  _, errors = job.communicate(timeout=200)
+  assert job.returncode == 0, errors
+  assert len(read_run(tmp_path / "seen").steps) == 10
+  assert not (tmp_path / "seen" / ".previous").exists()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("end, status", [
+    ("raise RuntimeError('boom')", 1), ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(3)", 3)])
+def test_however_a_program_ends_its_run_can_be_read(tmp_path, end, status):
+  script = TRAIN + f"""
+import glob
+main(100, None)
+while not glob.glob("seen/steps/*.parquet"):
+  time.sleep(0.1)
+{end}
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  _, errors = job.communicate(timeout=200)
+  assert job.returncode == status, errors
+  assert len(read_run(tmp_path / "seen").steps) > 0
+
+
+def test_what_cannot_be_recorded_is_one_sentence(tmp_path):
+  job = jaxpace_run(tmp_path, "import jax\nprint(jax.numpy.ones(3).sum())\n", "--out", "seen")
+  out, errors = job.communicate(timeout=200)
+  assert (job.returncode, out) == (0, "3.0\n")
+  assert errors.startswith("jaxpace: Nothing was recorded: ") and errors.count("\n") == 1
+  assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.long
+def test_of_two_processes_the_late_one_is_named(tmp_path):
+  script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")
+  (tmp_path / "train.py").write_text(script)
+  done = subprocess.run(
+      [sys.executable, "-m", "jaxpace.cli", "run", "--out", "seen", "--nproc", "2", "--as-slurm",
+       "--", sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(), text=True,
+      capture_output=True, timeout=240)
+  assert done.returncode == 0, done.stderr
+  run = read_run(tmp_path / "seen")
+  assert len(run.processes) == 2 and len(run.steps) == 150
+  late = [finding for finding in diagnose(run).findings
+          if finding.mode == "persistent_straggler"]
+  assert [finding.ranks for finding in late] == [(1,)]
