@@ -110,7 +110,7 @@ def main(argv: list[str]) -> None:
            else "nobody is made late")
   print(f"demo: {_NPROC.value} processes train a CNN on the digits images; {fault}.", flush=True)
   status = jaxpace_command(
-      ["launch", "--nproc", str(_NPROC.value), "--logs", str(workdir / "logs"), "--",
+      ["run", "--no-record", "--nproc", str(_NPROC.value), "--logs", str(workdir / "logs"), "--",
        *worker_command(workdir)])
   if status:
     sys.exit(status)

@@ -25,9 +25,9 @@ def launch(processes: int, dtypes: list[str], steps: int, module: str) -> list[d
   """Runs `module` as workers in several processes. Returns their rows, one a comparison: equal if
   on every process."""
   with tempfile.TemporaryDirectory() as root:
-    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
-               os.path.join(root, "logs"), "--", sys.executable, "-m", module, f"--worker={root}",
-               f"--dtypes={','.join(dtypes)}", f"--steps={steps}"]
+    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+               "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m", module,
+               f"--worker={root}", f"--dtypes={','.join(dtypes)}", f"--steps={steps}"]
     subprocess.run(command, check=True)
     found = [json.loads((pathlib.Path(root) / f"{n}.json").read_text()) for n in range(processes)]
   rows = []

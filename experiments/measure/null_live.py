@@ -231,8 +231,8 @@ def launch(processes: int, shape: str, rounds: int, warm_up: int) -> dict[str, A
   """Runs this program in several processes; process 0's blocks."""
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "found.json")
-    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
-               os.path.join(root, "logs"), "--", sys.executable, "-m",
+    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+               "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
                "experiments.measure.null_live", f"--worker={target}",
                f"--rounds={rounds}", f"--warm_up={warm_up}", f"--shapes={shape}"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)

@@ -273,8 +273,8 @@ def launch(processes: int) -> dict[str, Any]:
   """Runs this program in several processes and returns process 0's figures."""
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "figures.json")
-    command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes), "--logs",
-               os.path.join(root, "logs"), "--", sys.executable, "-m",
+    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+               "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
                "experiments.measure.overhead", f"--worker={target}", f"--rounds={_rounds.value}"]
     subprocess.run(command, check=True)
     figures = json.loads(pathlib.Path(target).read_text())

@@ -39,8 +39,8 @@ MODULE = "experiments.paper.emulated"
 def launch(processes: int, setup: Setup) -> list[list[dict[str, Any]]]:
   """Runs one number of processes; what each of them wrote."""
   with tempfile.TemporaryDirectory() as root:
-    subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(processes),
-                    "--logs", f"{root}/logs", "--", sys.executable, "-m", MODULE,
+    subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc",
+                    str(processes), "--logs", f"{root}/logs", "--", sys.executable, "-m", MODULE,
                     f"--worker={root}",
                     *(f"--{name}={value}" for name, value in setup._asdict().items())],
                    check=True, env={**os.environ, "JAX_PLATFORMS": "cpu"})

@@ -16,13 +16,13 @@ _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 EPILOG = """\
-Run it the way the job is run, on a quiet machine: alone, by `jaxpace launch`, srun, mpirun. Every process takes part,
+Run it the way the job is run, on a quiet machine: alone, by `jaxpace run`, srun, mpirun. Every process takes part,
 the first one prints and writes. Keep the file: `jaxpace forecast --fabric` reads it.
 
 examples:
   jaxpace bench --json bench.json
   jaxpace bench --devices 8 --kinds all_reduce --sizes 4K,1M
-  jaxpace launch --nproc 4 -- jaxpace bench --json bench.json
+  jaxpace run --nproc 4 -- jaxpace bench --json bench.json
 """  # noqa: E501
 
 
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     return refuse("bench", str(error))
   if len(devices) < 2:
     return refuse("bench", "there is one device, which has nobody to exchange with. Start several "
-                           "processes (`jaxpace launch --nproc 2 -- jaxpace bench`, srun, mpirun), "
+                           "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
                            "or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
   if place.index:

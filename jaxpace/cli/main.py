@@ -39,7 +39,6 @@ COMMANDS = {
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
     "forecast": Entry("jaxpace.cli.forecast",
                       "say how long a step would take at other numbers of ranks"),
-    "launch": Entry("jaxpace.cli.launch", "start a script in several processes on this machine"),
     "probe": Entry("jaxpace.cli.probe",
                    "measure the links between a job's hosts, and say which is slow"),
     "read-nccl": Entry("jaxpace.cli.read_nccl",
@@ -136,6 +135,9 @@ def _dispatch(argv: list[str]) -> int:
     kind = "option" if name.startswith("-") else "command"
     print(f"jaxpace: unknown {kind} {name!r}; {meant}", file=sys.stderr)
     return 2
+  if name != "run":
+    # What our own commands run on devices is no job to record.
+    os.environ.pop("JAXPACE_RUN", None)
   entry = COMMANDS[name]
   command = cast(Command, importlib.import_module(entry.module))
   parser = argparse.ArgumentParser(

@@ -10,7 +10,7 @@ from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
 Start it as you start the training, on the same hosts, in all processes:
-  jaxpace launch --nproc 4 -- jaxpace probe --run runs/demo
+  jaxpace run --nproc 4 -- jaxpace probe --run runs/demo
   srun jaxpace probe --run runs/demo
 Inside a training program, between two steps: jaxpace.probe_links("runs/demo").
 """

@@ -126,13 +126,18 @@ def run(args: argparse.Namespace) -> int:
   if wrong := find_program(command):
     return refuse("run", wrong)
   name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-  if not args.no_record:
+  if args.no_record:
+    os.environ.pop(_RUN, None)
+  else:
     _record(args.out or Path("runs") / name, args.match)
   if args.nproc is None:
     if args.devices_per_process:
       os.environ["XLA_FLAGS"] = environment.with_device_count(
           os.environ.get("XLA_FLAGS", ""), args.devices_per_process)
-    os.execvp(command[0], command)
+    try:
+      os.execvp(command[0], command)
+    except OSError as error:
+      return refuse("run", f"{command[0]} can't be run: {error.strerror}")
   return _launch(args, command, args.logs or Path("runs") / f"launch-{name}")
 
 

@@ -137,10 +137,6 @@ class observed:
     with self._lock:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
-      if self.gives_way and Recording.opened:
-        self._closed = True
-        self._say("This program opens a recorder of its own: it alone records.")
-        return
       # Now: nothing with timestamps has run that is to be recorded.
       self._recording.executed = Executed(self._programs)
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
@@ -152,7 +148,10 @@ class observed:
     assert executed is not None
     while not executed.anything and not self._over.wait(_LOOK_SECONDS):
       pass
-    if executed.anything:
+    if self.gives_way and Recording.opened:
+      self._closed = True
+      self._say("This program opens a recorder of its own: that alone records.")
+    elif executed.anything:
       self._recording.open()
 
   def _at_exit(self) -> None:

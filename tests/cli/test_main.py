@@ -22,7 +22,7 @@ def test_no_arguments_and_help_print_the_commands(capsys):
   bare = capsys.readouterr().out
   assert cli.main(["--help"]) == 0
   assert capsys.readouterr().out == bare
-  assert "launch" in bare and "report" in bare and "usage: jaxpace" in bare
+  assert "compare" in bare and "report" in bare and "usage: jaxpace" in bare
 
 
 def test_the_package_is_the_command():
@@ -38,7 +38,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["lanch"], "unknown command 'lanch'; did you mean `jaxpace launch`?"),
+    (["rnu"], "unknown command 'rnu'; did you mean `jaxpace run`?"),
     (["frobnicate"], f"unknown command 'frobnicate'; there are: {', '.join(cli.COMMANDS)}."),
     (["--frobnicate"], "unknown option '--frobnicate'")])
 def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, words):
@@ -48,7 +48,8 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "--nproc"), (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
+    ([], "no command after `--`"), (["--", "{tmp}/noformat"], "Exec format error"),
+    (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
     (["--nproc", "two", "--", "true"], "'two' is not a whole number"),
     (["--nproc", "2"], "no command after `--`"), (["--nproc", "2", "--"], "no command after `--`"),
     (["--nproc", "2", "--", "no-such-program"], "'no-such-program' was not found in PATH"),
@@ -64,13 +65,13 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py/a ")])
-def test_slips_of_launch_are_one_sentence_and_status_2(tmp_path, arguments, words):
+def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, arguments, words):
   (tmp_path / "plain.py").touch()
   (tmp_path / "noformat").write_bytes(b"\x00\x01")
   (tmp_path / "noformat").chmod(0o755)
   arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
   logs = [] if "--logs" in arguments else ["--logs", str(tmp_path / "logs")]
-  done = run("launch", *logs, *arguments)
+  done = run("run", "--no-record", *logs, *arguments)
   assert done.returncode == 2 and done.stdout == ""
   assert words.replace("{tmp}", str(tmp_path)) in done.stderr and "Traceback" not in done.stderr
 
@@ -81,19 +82,21 @@ def test_a_taken_port_is_a_sentence(tmp_path):
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     port = taken.getsockname()[1]
-    done = run("launch", "--nproc", "1", "--port", str(port), "--logs", str(tmp_path), "--", "true")
+    done = run("run", "--no-record", "--nproc", "1", "--port", str(port), "--logs",
+               str(tmp_path), "--", "true")
   assert done.returncode == 2 and f"port {port} cannot be used" in done.stderr
 
 
 def test_options_of_the_script_are_the_scripts(tmp_path):
-  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "--", "echo", "--nproc", "7", "--",
-             "--help")
+  done = run("run", "--no-record", "--nproc", "1", "--logs", str(tmp_path), "--", "echo", "--nproc",
+             "7", "--", "--help")
   assert done.stdout == "--nproc 7 -- --help\n"
-  done = run("launch", "--nproc", "1", "--logs", str(tmp_path), "echo", "no dashes", "--", "-h")
+  done = run("run", "--no-record", "--nproc", "1", "--logs", str(tmp_path), "echo", "no dashes",
+             "--", "-h")
   assert done.stdout == "no dashes -- -h\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["launch", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
 def test_help_does_not_wait_for_jax(arguments):
   code = f"""
 import sys
@@ -130,4 +133,4 @@ def test_a_reader_that_leaves_early_is_no_error():
 def test_an_interrupt_is_no_traceback(monkeypatch):
   monkeypatch.setattr(cli, "_dispatch", lambda argv: (_ for _ in ()).throw(KeyboardInterrupt))
   monkeypatch.setattr(sys, "stdout", io.StringIO())
-  assert cli.main(["launch"]) == 130
+  assert cli.main(["run"]) == 130

@@ -92,7 +92,7 @@ def _command(words: list[str]) -> None:
 def _jaxpace(words: list[str]) -> None:
   _need(words[0] in COMMANDS, ["jaxpace", *words], "is no command of jaxpace")
   own = words[1:]
-  if words[0] == "launch":
+  if words[0] == "run":
     at = own.index("--")
     own, started = own[:at], own[at + 1:]
     _command(started)

@@ -104,7 +104,7 @@ def test_commands_can_be_typed(block):
 
 @pytest.mark.parametrize("line", [
     "jaxpace repot runs/demo", "jaxpace report runs/demo --htm x",
-    "jaxpace launch --nproc 2 -- jaxpace bench --jsn x",
+    "jaxpace run --nproc 2 -- jaxpace bench --jsn x",
     "python -m experiments.examples.digits.mian",
     "python -m experiments.examples.digits.main --workdirs=a", "make dmo", "rm -rf /",
     "sbatch docs/examples/trian.sbatch train.py", "pip install 'jaxpace[metric]'",

@@ -31,9 +31,9 @@ def report(shown, tmp_path_factory):
   (folder / "train.py").write_text(head + loop + tail[tail.index("\nprint("):])
   environment = jobs.clean_environment(PYTHONPATH=str(jobs.ROOT), PATH=os.environ["PATH"])
   command = [sys.executable, "-m", "jaxpace"]
-  run = subprocess.run([*command, "launch", "--nproc", "2", "--", sys.executable, "train.py"],
-                       cwd=folder, text=True, env=environment, capture_output=True, check=False,
-                       timeout=300)
+  run = subprocess.run([*command, "run", "--nproc", "2", "--", sys.executable,
+                       "train.py"], cwd=folder, text=True, env=environment, capture_output=True,
+                       check=False, timeout=300)
   assert run.returncode == 0 and "loss 0." in run.stdout, run.stdout + run.stderr
   said = subprocess.run([*command, "report", "runs/first", "--json", "-"], cwd=folder, text=True,
                         env=environment, capture_output=True, check=True, timeout=120)

@@ -57,8 +57,8 @@ def assert_joined(results, source, devices_each=1):
 
 def launch(tmp_path, file, *options, nproc=2, env=None, before=()):
   process = subprocess.Popen(
-      [*before, sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs",
-       str(tmp_path / "logs"), *options, "--", sys.executable, str(file)],
+      [*before, sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(nproc),
+       "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file)],
       cwd=jobs.ROOT, env=env or jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT)
   [(status, output)] = jobs.finish([process])

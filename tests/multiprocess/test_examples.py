@@ -83,7 +83,7 @@ def test_what_the_documentation_names_exists():
   for target in re.findall(r"\]\(([^)#]+)\)", text):
     assert (jobs.ROOT / "docs" / target).exists(), target
   options = set(re.findall(r"`(--[a-z-]+)", text)) - {"--kill-on-bad-exit", "--oversubscribe"}
-  shown = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", "--help"], cwd=jobs.ROOT,
+  shown = subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--help"], cwd=jobs.ROOT,
                          text=True, capture_output=True, check=True).stdout
   assert options and all(option in shown for option in options)
   assert pathlib.Path(EXAMPLES / "train.sbatch").read_text().startswith("#!/bin/bash\n")

@@ -75,8 +75,8 @@ def hung_and_killed(folder, script):
   (folder / "train.py").write_text(script)
   with open(folder / "output", "w") as output:
     job = subprocess.Popen(
-        [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--", sys.executable,
-         "train.py"], cwd=folder,
+        [sys.executable, "-m", "jaxpace", "run", "--nproc", "2", "--",
+         sys.executable, "train.py"], cwd=folder,
         text=True, stdout=output, stderr=subprocess.STDOUT,
         env=jobs.clean_environment(PATH=os.environ["PATH"], PYTHONPATH=str(jobs.ROOT)))
     directory = folder / "runs" / "hang"

@@ -47,12 +47,12 @@ def default_signals():
 
 
 def start(tmp_path, script, *options, nproc=3, **kwargs):
-  """Starts `jaxpace launch` on a Python script given as text."""
+  """Starts `jaxpace run` on a Python script given as text."""
   file = tmp_path / "worker.py"
   file.write_text(
       "import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
-  command = [sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(nproc), "--logs",
-             str(tmp_path / "logs"), *options, "--", sys.executable, str(file)]
+  command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(nproc),
+             "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file)]
   process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              text=True, **kwargs)
   _started.append(process)
@@ -152,7 +152,7 @@ sys.exit('Gloo all-reduce failed: Connection closed by peer')
 """)
   assert status == 7
   assert "process 2 (pid" in err and "ended with exit status 7" in err
-  assert "jaxpace launch: process 0" not in err and "jaxpace launch: process 1" not in err
+  assert "jaxpace run: process 0" not in err and "jaxpace run: process 1" not in err
 
 
 def test_the_cause_is_named_though_the_launcher_saw_the_followers_first(tmp_path):
@@ -166,7 +166,7 @@ if i == 2:  # killed, but slow to die: its connections close first; the launcher
 sys.exit('Gloo all-reduce failed: Connection closed by peer')
 """)
   assert (status == 128 + signal.SIGKILL and "process 2 (pid" in err
-          and "jaxpace launch: process 0" not in err)
+          and "jaxpace run: process 0" not in err)
 
 
 def test_a_follower_alone_still_ends_the_job(tmp_path):
@@ -360,9 +360,9 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
     (["--nproc", "1", "--threads", "1000000"], "must be at most 4,096")])
 def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path, option, words):
   """A slip of the finger started processes until the machine gave up."""
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "launch", *option, "--logs",
-                         str(tmp_path / "logs"), "--", sys.executable, "-c", "pass"], cwd=ROOT,
-                        capture_output=True, text=True, timeout=30)
+  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--no-record", *option,
+                         "--logs", str(tmp_path / "logs"), "--", sys.executable, "-c", "pass"],
+                        cwd=ROOT, capture_output=True, text=True, timeout=30)
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
 
 

@@ -1,7 +1,7 @@
 """Trains the character transformer: `python -m experiments.examples.chars.main --workdir=runs/chars
 [--text=FILE]`.
 
-In several processes: `jaxpace launch --nproc 2 -- python -m experiments.examples.chars.main
+In several processes: `jaxpace run --nproc 2 -- python -m experiments.examples.chars.main
 --workdir=runs/chars`.
 """
 

@@ -1,6 +1,6 @@
 """Trains the character transformer on documents of different length, evened out over the ranks.
 
-    jaxpace launch --nproc 2 -- python -m experiments.examples.chars.train_documents --steps=200
+    jaxpace run --nproc 2 -- python -m experiments.examples.chars.train_documents --steps=200
     python -m experiments.examples.chars.train_documents --compare=documents.json
 
 Two forms of sharing work are in it. `jaxpace.balance` says which rank gets which documents, so that all have about as
@@ -138,7 +138,7 @@ def main(_: list[str]) -> None:
   its = flags.FLAGS
   if its.compare and not its.worker:
     sys.exit(subprocess.call([
-        sys.executable, "-m", "jaxpace.cli", "launch", "--nproc", str(its.processes), "--", sys.executable, "-m",
+        sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(its.processes), "--", sys.executable, "-m",
         "experiments.examples.chars.train_documents", *sys.argv[1:], "--worker"]))
   place = jaxpace.distributed.initialize()
   if its.compare:

@@ -1,6 +1,6 @@
 """Trains the digits CNN: `python -m experiments.examples.digits.main --workdir=runs/digits`.
 
-In several processes: `jaxpace launch --nproc 4 -- python -m experiments.examples.digits.main
+In several processes: `jaxpace run --nproc 4 -- python -m experiments.examples.digits.main
 --workdir=runs/digits`.
 """
 

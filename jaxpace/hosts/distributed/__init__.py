@@ -1,6 +1,6 @@
 """The job's processes: joining them, and the few words they exchange outside the training step.
 
-`initialize()` lets one script run unchanged under plain `python`, `jaxpace launch`, `srun`,
+`initialize()` lets one script run unchanged under plain `python`, `jaxpace run`, `srun`,
 `mpirun` and Kubernetes.
 """
 

@@ -30,7 +30,7 @@ def initialize(timeout: float = 300.0) -> Place:
   """Joins this process to its job, whatever started it. Call it before anything that uses a device.
 
   Looks, in this order, for the variables JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and
-  JAX_PROCESS_ID (`jaxpace launch` sets them), for what `jax.distributed.initialize` detects by
+  JAX_PROCESS_ID (`jaxpace run` sets them), for what `jax.distributed.initialize` detects by
   itself, and for the variables of other MPI launchers. Finding none of them it does nothing: the
   process is a job of its own. Calling it again does nothing.
 

@@ -23,7 +23,7 @@ class Place:
   Attributes:
     index: 0 to count - 1.
     count: number of processes.
-    source: what told it: "environment" (`jaxpace launch`, or the variables set by hand), "cluster"
+    source: what told it: "environment" (`jaxpace run`, or the variables set by hand), "cluster"
       (JAX's own detection of SLURM, Open MPI, Kubernetes or Cloud TPU), "mpi" (Open MPI 5 and other
       MPIs), "joined" (`jax.distributed` was initialized before) or "alone".
     coordinator: "host:port" of process 0 where it is known here.
@@ -49,7 +49,7 @@ def place_from_environment(env: Mapping[str, str]) -> Place | None:
     given = {ADDRESS: env.get(ADDRESS), COUNT: env.get(COUNT), INDEX: index}
     if missing := [name for name, value in given.items() if not value]:
       raise RuntimeError(f"{' and '.join(n for n in given if n not in missing)} set, but not "
-                         f"{' and '.join(missing)}. Set all three (`jaxpace launch` does), or none "
+                         f"{' and '.join(missing)}. Set all three (`jaxpace run` does), or none "
                          "to let JAX detect the cluster.")
     return Place(*_numbers(given, INDEX, COUNT), "environment",
                  _checked_address(str(given[ADDRESS])))

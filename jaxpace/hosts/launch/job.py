@@ -46,7 +46,7 @@ class LaunchError(Exception):
 def find_program(command: Sequence[str]) -> str | None:
   """Returns what is wrong with the command, as one sentence, or None if it can be run."""
   if not command:
-    return "no command after `--`; for example: jaxpace launch --nproc 2 -- python train.py"
+    return "no command after `--`; for example: jaxpace run --nproc 2 -- python train.py"
   program = command[0]
   if shutil.which(program):
     return None

@@ -232,4 +232,4 @@ class Supervisor:
   @staticmethod
   def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
-      print(f"jaxpace launch: {text}", file=sys.stderr, flush=True)
+      print(f"jaxpace run: {text}", file=sys.stderr, flush=True)

@@ -139,7 +139,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   chosen = measure.ends() if devices is None else list(devices)
   if len(chosen) < 2:
     raise ValueError("There is one process with one device: no link to probe. Start the job with "
-                     "`jaxpace launch`, srun or the like, and call "
+                     "`jaxpace run`, srun or the like, and call "
                      "jaxpace.distributed.initialize() first.")
   began = time.monotonic()
   times = measure.measure(chosen, message_bytes, repeats, seconds, progress)

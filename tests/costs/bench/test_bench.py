@@ -69,7 +69,7 @@ def test_on_the_devices_of_one_process(tmp_path, capsys):
 def test_two_processes_of_a_host(tmp_path):
   target = tmp_path / "bench.json"
   done = subprocess.run(
-      [sys.executable, "-m", "jaxpace", "launch", "--nproc", "2", "--logs",
+      [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", "2", "--logs",
        str(tmp_path / "logs"), "--", sys.executable, "-m", "jaxpace", "bench", "--json",
        str(target), "--sizes", "1K,16K", "--kinds", "all_reduce", "--repeats", "2"],
       cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
