@@ -53,7 +53,7 @@ def fabric(shape: Layout, trunk_mbit: float) -> Topology:
 
 def environment_of(topology: Topology, process: int, processes: int,
                    base: Mapping[str, str]) -> dict[str, str]:
-  """The environment in which a process on a host of a lab joins the others: what `jaxpace launch`
+  """The environment in which a process on a host of a lab joins the others: what `jaxpace run`
   would set.
 
   Args:
