@@ -48,7 +48,7 @@ def get_config() -> ml_collections.ConfigDict:
       "pacer": "",  # such as "pace_early_ranks(threshold=0.05)"
       # compressed(codec, keep, passes), local_steps(every), backup(wait_for),
       "strategy": {"kind": "synchronous"},
-      # bounded_staleness(staleness), parameter_server(servers): docs/strategies.md
+      # bounded_staleness(staleness), parameter_server(servers): docs/simulate.md
       "codec_rate": 1e12,  # B/s of a pass over gradients that are encoded or decoded
       "processes": "node",  # or "rank": one process a rank
       "far": 0.0,  # share of the compute by which the ranks of slow_paths are slower

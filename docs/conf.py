@@ -8,7 +8,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent / "_extensions"))
 project = "jaxpace"
 html_title = "jaxpace"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon",
-              "docstrings", "command_help", "measured_table"]  # these three are of _extensions
+              "docstrings", "from_code", "measured_table"]  # these three are of _extensions
 exclude_patterns = ["_extensions"]
 
 myst_heading_anchors = 3  # page.md#a-heading

@@ -10,9 +10,11 @@ from __future__ import annotations
 import measured_claim_values as read
 from measured_values import Claim
 
-README, WHEN_NOT, TRACE = "README.md", "docs/when_not.md", "docs/trace.md"
+README, WHEN_NOT, HOW_SURE = "README.md", "docs/when_not.md", "docs/how_sure.md"
+PACING, TRACE = "docs/pacing.md", "docs/trace.md"
 PAPER, INTERLEAVING = "docs/paper.md", "docs/interleaving.md"
-SLOW_HOST, OBSERVE, OBSERVED = "docs/how_to/slow_host.md", "docs/observe.md", "docs/observed.md"
+SLOW_HOST, OBSERVE = "docs/how_to/slow_host.md", "docs/observe.md"
+HOUSEKEEPING = "docs/how_to/housekeeping.md"
 _LAB = "fault_lab_seed4.json"
 _BUSY = "fault_lab_seed7.json"
 _LATEST = "fault_lab_seed5.json"
@@ -32,13 +34,13 @@ CLAIMS = (
                      "the {} intervals leaves zero out", "balanced.json", read.healthy_shared),
     Claim(README, "1.5 or 3 times slower, by CPU quotas, steps took {} or {} less", "balanced.json",
           lambda f: [read.shared_live(f, 1, 1, 1, slow)[0] for slow in (1.5, 3)]),
-    Claim(TRACE, "A mark takes {} ns by itself, and adds {} ns to a turn of a compiled loop. "
-                 "`recorder.record()` takes {} µs by itself",
+    Claim(TRACE, "A timestamp takes {} ns by itself, and adds {} ns to an iteration of a "
+                 "compiled loop. `recorder.record()` takes {} µs by itself",
           "marks_cost.json",
           lambda f: [f"{f['alone'][0]:.0f}", f"{f['in_a_program']['mark'][0]:.0f}",
                      f"{f['record']['median'][0]:.1f}"]),
     Claim(TRACE, "A step of 200 collectives leaves {} bytes in `steps`, and {} in `collectives` "
-                 "where it is written in full", "marks_cost.json",
+                 "where it is detailed", "marks_cost.json",
           lambda f: [f"{f['rows'][-1][name]:.0f}"
                      for name in ("steps_bytes", "collectives_bytes")]),
     Claim(README,
@@ -51,19 +53,19 @@ CLAIMS = (
                        for found in read.latest_sums(f, lambda one: read.headline(one)[-1:]))]),
     Claim(README, "By the timestamps alone it is {} of {}.", _LATEST,
           lambda f: read.latest_sums(f, lambda one: read.blamed(one, "bare"))),
-    Claim(WHEN_NOT, "came to {} to {}, and {} to {}; the right rank or host was blamed in {} of {} "
+    Claim(HOW_SURE, "came to {} to {}, and {} to {}; the right rank or host was blamed in {} of {} "
                     "cases in which somebody was to blame, and {} of {} healthy runs had a finding",
           _LATEST,
           lambda f: [*read.latest_from_to(
               f, lambda one: [read.f1(one, way) for way in ("counters", "all")]),
                      *read.latest_sums(f, lambda one: read.blamed(one, "all")),
                      *read.latest_sums(f, read.controls)]),
-    Claim(WHEN_NOT, "in the two later sets by {} and {} %, and by {} and {} %", _LATEST,
+    Claim(HOW_SURE, "in the two later sets by {} and {} %, and by {} and {} %", _LATEST,
           lambda f: [value for values in read.latest(f, read.median_and_worst)
                      for value in values]),
-    Claim(WHEN_NOT, "fault_lab_seed7.md) by {} and {} %", _BUSY, read.median_and_worst),
-    Claim(README, "a data-parallel step takes {} and {} longer, one with FSDP, scan and remat {} "
-                  "and {}", "observed_overhead.json", read.observed),
+    Claim(HOW_SURE, "fault_lab_seed7.md) by {} and {} %", _BUSY, read.median_and_worst),
+    Claim(README, "a data-parallel step takes {} and {} longer. One with FSDP, scan and remat "
+                  "takes {} and {}", "observed_overhead.json", read.observed),
     Claim(README,
           "a recorded step of 20 ms takes {} % longer with the native clock and one of 50 ms {} %",
           "overhead.json", lambda f: read.where(f)),
@@ -86,37 +88,23 @@ CLAIMS = (
           lambda f: [value for values in zip(*read.latest(f, read.median_and_worst), strict=True)
                      for value in values]),
     Claim(README, "by {} and {} %.", _BUSY, read.median_and_worst),
-    Claim("docs/what_if.md", "in two later sets of runs {} and {} % at the 95th percentile",
-          _LATEST, lambda f: [values[0] for values in read.latest(f, read.what_if)]),
-    Claim(WHEN_NOT, "macro-F1 of {} (with the hosts' counters) and {} (with a link probe", _LAB,
-          lambda f: [read.f1(f, "counters"), read.f1(f, "all")]),
-    Claim(WHEN_NOT, "({} of {} runs enter); {} and {} for faults of 5 % while they last. The right "
-                    "rank or host was blamed in {} of {} cases, and nobody in {} healthy runs; by "
-                    "stamps alone it was {}", _LAB,
-          lambda f: [*read.enter(f), read.f1(f, "counters", "macro_f1_active"),
-                     read.f1(f, "all", "macro_f1_active"), *read.blamed(f, "all"),
-                     read.controls(f)[1], read.f1(f, "bare")]),
-    Claim(WHEN_NOT, "On a busy machine it was {} and {}", "fault_lab_seed3.json",
-          lambda f: [read.f1(f, "counters"), read.f1(f, "all")]),
-    Claim(WHEN_NOT, "had a finding in {} of [{}]", "fault_lab.json", read.controls),
-    Claim(WHEN_NOT, "in {} of [{}](measurements/fault_lab_seed2.md) healthy runs",
+    Claim(HOW_SURE, "had a finding in {} of [{}]", "fault_lab.json", read.controls),
+    Claim(HOW_SURE, "and in {} of [{}](measurements/fault_lab_seed2.md) healthy runs",
           "fault_lab_seed2.json", read.controls),
-    *(Claim("docs/fault_lab.md", f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | "
+    *(Claim(HOW_SURE, f"| [{seed}](measurements/fault_lab_seed{seed}.md) | {made} | "
             + "{} | {} | {} of {} | {} of {} | {} |", f"fault_lab_seed{seed}.json", read.headline)
       for seed, made in ((3, "on a busy machine"), (4, "with real-time priority"),
                          (5, "the same, hogs later"), (6, "the same, hogs later"))),
-    Claim("docs/fault_lab.md", "| [7](measurements/fault_lab_seed7.md), a third of it | beside "
+    Claim(HOW_SURE, "| [7](measurements/fault_lab_seed7.md), a third of it | beside "
           "many other programs, without priority | {} | {} | {} of {} | {} of {} | {} |",
           "fault_lab_seed7.json", read.headline),
-    Claim("docs/fault_lab.md", "{} of {} move nothing in these runs", "ablation.json",
+    Claim(HOW_SURE, "{} of {} move nothing in these runs", "ablation.json",
           read.idle_rules),
-    Claim(OBSERVED, "{} of {} runs are right, and none of the {} healthy ones has a finding",
+    Claim(HOW_SURE, "{} of {} runs are right, and none of the {} healthy ones has a finding",
           "observed_processes.json",
           lambda f: [read.observed_processes(f)[at] for at in (0, 1, 4)]),
-    Claim(OBSERVED, "named in {} of {} of them", "observed_processes.json",
+    Claim(HOW_SURE, "named in {} of {} of them", "observed_processes.json",
           lambda f: read.observed_processes(f)[2:4]),
-    Claim("docs/what_if.md", "{} % at the 95th percentile ({} % with the hosts' counters only, {} "
-                             "% by the stamps alone)", _LAB, read.what_if),
     Claim(INTERLEAVING, "leaves a loss of {} % at 1.13 and {} % at 1.3: {} and {} % of the model's "
                         "loss come back, {} and {} % of the loss that was", "turns_bounds.json",
           read.bounds),
@@ -163,35 +151,35 @@ CLAIMS = (
           "table1_scenarios_fitted.json", read.by_message_in_scenes),
     Claim(PAPER, "this job alone loses no more than {} % in any of the {} worlds over 10,000",
           "table1_turns.json", read.guarded_loss),
-    Claim("docs/pacing.md", "frozen -{}, -{}, -{} % of the step", "pauses.json",
+    Claim(PACING, "frozen -{}, -{}, -{} % of the step", "pauses.json",
           lambda f: read.frozen(f)[:3]),
-    Claim("docs/pacing.md", "as it comes (`cost=0.001`) step -{} % [", "polling_pinned.json",
+    Claim(PACING, "as it comes (`cost=0.001`) step -{} % [", "polling_pinned.json",
           lambda f: read.polling(f)[:1]),
-    Claim("docs/pacing.md", "with ten times that, `cost=0.01`, **step -{} % [",
+    Claim(PACING, "with ten times that, `cost=0.01`, **step -{} % [",
           "polling_pinned.json", lambda f: read.polling(f)[1:2]),
-    Claim("docs/pacing.md", "{} to {} ms a step, alone {}: ", "two_jobs.json", read.job_steps),
-    Claim("docs/pacing.md", "bbr {}, reno {} % ({} starts each", "two_jobs.json",
+    Claim(PACING, "{} to {} ms per step, alone {}: ", "two_jobs.json", read.job_steps),
+    Claim(PACING, "bbr {}, reno {} % ({} starts each", "two_jobs.json",
           lambda f: read.jobs(f)[2:5]),
-    Claim("docs/pacing.md", "**CV {} times that without control", "two_jobs.json",
+    Claim(PACING, "**CV {} times that without control", "two_jobs.json",
           lambda f: read.jobs(f)[-1:]),
-    Claim("docs/pacing.md", "takes {} % [{}, {}] more of {} ms than the bare one on 2 processes, "
+    Claim(PACING, "takes {} % [{}, {}] more of {} ms than the bare one on 2 processes, "
                             "and "
                             "{} % [{}, {}] more of {} ms on 4", "overhead.json", read.shared),
     *(Claim(page, "instrumented without sharing, {} % [{}, {}] and {} % [{}, {}]",
             "overhead.json", read.unshared)
-      for page in ("docs/pacing.md", WHEN_NOT)),
-    Claim("docs/pacing.md", "Live, means, two devices in a process: {} % [{}, {}] with jitter, "
+      for page in (PACING, WHEN_NOT)),
+    Claim(PACING, "Live, means, two devices in a process: {} % [{}, {}] with jitter, "
                             "{} % "
                             "[{}, {}] with a straggler", "null_live_one.json", read.live_null),
-    Claim("docs/pacing.md", "regret at most {} steps in 1,000, {} in 10,000, {} in 50,000",
+    Claim(PACING, "regret at most {} steps in 1,000, {} in 10,000, {} in 50,000",
           "guard_simulated.json",
           lambda f: [read.regret(f, steps) for steps in ("1000", "10000", "50000")]),
-    Claim("docs/pacing.md", "the A/A of all {} means fails", "null_live.json", read.failed_means),
-    Claim("docs/pacing.md", "whose collections strike in {} to {} % of the steps", "pauses.json",
+    Claim(PACING, "the A/A of all {} means fails", "null_live.json", read.failed_means),
+    Claim(PACING, "whose collections strike in {} to {} % of the steps", "pauses.json",
           lambda f: read.ends([100 * run["oracle"]["chance"] for run in f["runs"]], 1)),
-    Claim(WHEN_NOT,
+    Claim(HOW_SURE,
           "off by {} % in the median and {} % at the 95th percentile ({} % with the counters only, "
-          "{} % by stamps alone)",
+          "{} % by timestamps alone)",
           _LAB, lambda f: [read.median_and_worst(f)[0], *read.what_if(f)]),
     Claim(WHEN_NOT, "it is {} % [{}, {}] of {} ms (A/A {} [{}, {}]) and {} % [{}, {}] of {} ms "
                     "(A/A {} [{}, {}]), of {} rounds", "overhead_starts.json", read.starts),
@@ -199,40 +187,41 @@ CLAIMS = (
           "takes {} % [{}, {}] more of {} ms on 2 gloo processes and {} % [{}, {}] more of {} ms "
           "on 4 than the bare one", "overhead.json", read.shared),
     Claim(WHEN_NOT, "takes {} s and {} GiB of memory", "html_1024.json", read.page_made),
-    Claim("docs/html.md", "html_1024.json)) | {} s | {} GiB |", "html_1024.json", read.page_made),
-    Claim("docs/html.md", "html_speed.json)) | {} s (20 allowed) | {} GiB |", "html_speed.json",
+    Claim("docs/how_to/read_a_report.md", "× 100,000 steps takes {} s and {} GiB of memory",
+          "html_speed.json",
           lambda f: [f"{f['wall_s']['median']:.1f}", f"{f['peak_gib']['median']:.1f}"]),
-    Claim(OBSERVED, "is reported in {} s with {} GiB of memory and {} s of processor time",
+    Claim(HOW_SURE, "is reported in {} s with {} GiB of memory and {} s of processor time",
           "observed_speed.json",
           lambda f: [*read.page_made(f), f"{f['cpu_s']['median']:.0f}"]),
     *(Claim(page, words + "{} ± {} %", "profiled_cost.json", read.profiled)
-      for page, words in ((WHEN_NOT, "made the loop "), (OBSERVE, "which slow the loop down by "))),
+      for page, words in ((WHEN_NOT, "on CPU made the loop "),
+                          (OBSERVE, "which slow the loop down by "))),
     Claim("docs/profiler.md", "was **{} % ± {} % slower**", "profiled_cost.json", read.profiled),
     *(Claim(page, words, "guard_simulated.json", read.to_show)
       for page, words in ((WHEN_NOT, "**{} steps** in the median, {} in one case of ten"),
-                          ("docs/guard.md", "median {}, 90th percentile {} |"))),
-    *(Claim("docs/guard.md", f"| at most {{}} steps | {most} |", "guard_simulated.json",
+                          (PACING, "median {}, 90th percentile {} |"))),
+    *(Claim(PACING, f"| at most {{}} steps | {most} |", "guard_simulated.json",
             lambda f, steps=steps: [read.regret(f, steps)])
       for steps, most in (("1000", 100), ("10000", 100), ("50000", 500))),
-    Claim(OBSERVE, "are measured: {} to {} ms a step of 4 to 21 ms", "observed_overhead.json",
+    Claim(OBSERVE, "are measured: {} to {} ms per step of 4 to 21 ms", "observed_overhead.json",
           lambda f: read.ends([row["percent"]["recorded"][0] / 100 * row["bare_ms"][0]
                            for row in f["rows"] if row["target_ms"] <= 20], 2)),
     Claim(OBSERVE, "takes {} to {} % of a core", "observed_overhead.json",
           lambda f: read.ends([row["writer_percent"] for row in f["rows"]], 1)),
     *(Claim(page, words, "observed_parts.json", read.record_behind)
       for page, words in ((OBSERVE, "`record()` takes {} to {} µs"), (TRACE, "[{} to {} µs]"))),
-    Claim(OBSERVED, "that layer is the largest in {} of {} cases", "observed_truth.json",
+    Claim(HOW_SURE, "that layer is the largest in {} of {} cases", "observed_truth.json",
           read.layers_of_four),
-    Claim(OBSERVED, "{} of {} runs are right, by a rule", "observed_lab.json",
+    Claim(HOW_SURE, "{} of {} runs are right, by a rule", "observed_lab.json",
           lambda f: [str(f["right"]), str(f["done"])]),
-    Claim(OBSERVED, "None of the {} healthy ones blames a rank, and {} have a finding",
+    Claim(HOW_SURE, "None of the {} healthy ones blames a rank, and {} have a finding",
           "observed_lab.json", read.healthy_observed),
-    Claim("docs/housekeeping.md", "strike there in {} to {} % of a process's steps", "pauses.json",
+    Claim(HOUSEKEEPING, "strike there in {} to {} % of a process's steps", "pauses.json",
           lambda f: read.ends([100 * run["oracle"]["chance"] for run in f["runs"]], 1)),
-    Claim("docs/housekeeping.md", "(measurements/collections.md) it is {} to {} %",
+    Claim(HOUSEKEEPING, "(../measurements/collections.md) it is {} to {} %",
           "collections.json",
           lambda f: read.short_ends([100 * row["per_step"] for row in f["rows"]])),
-    *(Claim("docs/housekeeping.md", f"| {processes} | {{}} | {{}} % [{{}}, {{}}] | ",
+    *(Claim(HOUSEKEEPING, f"| {processes} | {{}} | {{}} % [{{}}, {{}}] | ",
             "pauses.json", lambda f, processes=processes: read.control(f, processes))
       for processes in (2, 4, 8)),
     Claim(WHEN_NOT, "a recorded step of 20 ms takes {} % longer and one of 50 ms {} %",

@@ -1,4 +1,4 @@
-"""The pictures of docs/concepts.md, from numbers. Dashes, hatches and words say what colours
+"""The pictures of docs/how_it_works.md, from numbers. Dashes, hatches and words say what colours
 say."""
 
 from __future__ import annotations

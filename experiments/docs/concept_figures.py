@@ -1,4 +1,4 @@
-"""Draws the figures of docs/concepts.md from simulated jobs, as SVG, with the data beside them.
+"""Draws the figures of docs/how_it_works.md from simulated jobs, as SVG, with the data beside them.
 
     python -m experiments.docs.concept_figures
 

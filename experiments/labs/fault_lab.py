@@ -6,7 +6,7 @@ often that was right.
     stopped
     python -m experiments.labs.fault_lab --judge --runs=runs/fault_lab    # only diagnoses them, again and again
 
-Link and trunk faults need root: hosts are network namespaces then. See docs/fault_lab.md.
+Link and trunk faults need root: hosts are network namespaces then. See docs/how_sure.md.
 """  # noqa: E501
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ is the report right?
     chrt -r 5 python -m experiments.labs.observed_processes --make --runs=runs/observed --config.seed=1
     python -m experiments.labs.observed_processes --judge --runs=runs/observed
 
-Forty runs, ten of them healthy, made as those of the fault lab are (docs/fault_lab.md): layers in a
+Forty runs, ten of them healthy, made as those of the fault lab are (docs/how_sure.md): layers in a
 scan, remat, parameters sharded over one axis and the batch over both, each process on a host of its
 own where there are network namespaces.
 """  # noqa: E501

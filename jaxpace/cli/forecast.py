@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="numbers of ranks to forecast")
   parser.add_argument("--fabric", metavar="FILE",
                       help="what collectives cost: a file of `jaxpace bench --json`, or a "
-                           "description (docs/bench.md)")
+                           "description (docs/forecast.md)")
   parser.add_argument("--ranks-per-host", type=_count, metavar="N",
                       help="ranks of one host in the forecast jobs (default: as in the run)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"),

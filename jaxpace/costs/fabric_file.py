@@ -130,7 +130,7 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
   if (not isinstance(document, dict) or not isinstance(document.get("levels"), list)
       or not document["levels"]):
     raise RunError(
-        f"{path} describes no fabric: it has no list 'levels'. docs/bench.md shows the format.")
+        f"{path} describes no fabric: it has no list 'levels'. docs/forecast.md shows the format.")
   version = document.get("schema", SCHEMA)
   if isinstance(version, int) and version > SCHEMA:
     raise RunError(
@@ -142,7 +142,7 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
 
 def _level(entry: Any, where: str) -> Level:
   if not isinstance(entry, dict):
-    raise RunError(f"{where} is no object. docs/bench.md shows the format.")
+    raise RunError(f"{where} is no object. docs/forecast.md shows the format.")
   ranks, measured = entry.get("ranks"), entry.get("measured")
   for value in (ranks, measured):
     if value is not None and not is_whole(value, 1):

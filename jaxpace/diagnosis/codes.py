@@ -1,8 +1,7 @@
 """Stable codes of what the diagnosis says in sentences.
 
 A code keeps its meaning; the wording beside it may change from one release to the next. Programs
-and tests ask for codes. docs/reference/codes.md lists them; a test holds the list against this
-file.
+and tests ask for codes. docs/reference/codes.md is made of this file.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Verdict(_Code):
   """What the verdict of a report says. Of a finding in the headline it is the finding's mode."""
 
   PERSISTENT = "persistent_straggler", "the same ranks are late"
-  AMPLIFICATION = "synchronization_amplification", "ranks are late by turns"
+  AMPLIFICATION = "synchronization_amplification", "ranks are late in turn"
   CONTENTION = "fabric_contention", "transfers take longer than they need"
   LOCALITY = "locality", "ranks in a bad place are slow"
   JITTER = "runtime_jitter", "processes pause between steps"
@@ -42,7 +41,7 @@ class Verdict(_Code):
   NO_STEPS = "no_steps", "no step can be measured"
   TOO_FEW_STEPS = "too_few_steps", "fewer steps count than a judgement needs"
   NO_COLLECTIVES = "no_collectives", "no collective was recorded"
-  UNTOLD = "untold", "the stamps don't tell who waits for whom"
+  UNTOLD = "untold", "timestamps cannot show who waits for whom"
   UNTIMED = "untimed", "collectives of the step are not timed"
   DOUBT = "doubt", "a sampled run can't tell what was seen in it"
   UNSEEN_RANKS = "unseen_ranks", "nothing is known of some ranks; `not_judged` has them"
@@ -87,7 +86,7 @@ class Evidence(_Code):
 
   LATE = "late", "how late a rank arrives, and when"
   USUALLY_LAST = "usually_last", "in how many of the steps a rank is last"
-  AT = "at", "at which collective, turn of a loop and line of the model a rank is late"
+  AT = "at", "at which collective, iteration and line of the model a rank is late"
   MOST_WAITED = "most_waited", "at which collective most of the waiting is"
   MOST_CONTENDED = "most_contended", "along which axis of the mesh, and where, transfers are slow"
   WHERE = "where", "which part of the step is longer than the typical rank's"
@@ -111,7 +110,7 @@ class Evidence(_Code):
   PAUSES = "pauses", "how long gaps are as a rule, and on average"
   PAUSES_COST = "pauses_cost", "what a step loses in pauses, and in waiting for them"
   PAUSES_HELD = "pauses_held", "the part of the pauses that the named ranks hold"
-  PAUSE_ALIKE = "pause_alike", "all ranks pause alike"
+  PAUSE_ALIKE = "pause_alike", "all ranks pause equally"
   NO_CAUSE = "no_cause", "no cause that the loop measures takes that long"
   GC = "gc", "a process collects garbage"
   DATA = "data", "a process waits for data"
@@ -128,7 +127,7 @@ class Evidence(_Code):
   NEEDS_FLOOR = "needs_floor", "what is slow throughout shows against a known floor only"
   NO_COUNTERS = "no_counters", "no counters tell a slow link from a crowded fabric"
   SLOW_LINK = "slow_link", "one host's connections are busy much longer"
-  ALL_BUSY = "all_busy", "all hosts' connections are busy alike"
+  ALL_BUSY = "all_busy", "all hosts' connections are equally busy"
   BOTH_BUSY = "both_busy", "of two hosts, both are busy"
   NO_SINGLE_LINK = "no_single_link", "the counters name no single link"
   QUEUE = "queue", "round trips are longer in the contended stretch"
@@ -144,7 +143,7 @@ class Note(_Code):
   WARMUP = "warmup", "report: the first steps are left out"
   UNFINISHED = "unfinished", "report: the last steps are left out, rows are missing there"
   UNMEASURED = "unmeasured", "report: steps without a recorded exit before them"
-  IN_FULL = "in_full", "report: some steps are written in full, the others by their sums"
+  IN_FULL = "in_full", "report: some steps are detailed, of the others only totals are known"
   LOWER_BOUND = "lower_bound", "report: contention is a lower bound"
   QUEUE = "queue", "report: data queue on the way throughout"
   ONE_OFF = "one_off", "report: one step holds much of all the waiting"
@@ -152,7 +151,7 @@ class Note(_Code):
   FEW_PAUSES = "few_pauses", "report: few long pauses, and their steps"
   SPREAD = "spread", "report: ranks leave the collectives apart from each other"
   PACED = "paced", "report, forecast: delays are taken out of arrivals"
-  UNTOLD = "untold", "report, compare, watch: the stamps don't tell who waits for whom"
+  UNTOLD = "untold", "report, compare, watch: timestamps cannot show who waits for whom"
   GROUPS_APART = "groups_apart", "report, forecast: groups of ranks never meet"
   MEETING_UNKNOWN = "meeting_unknown", "report, forecast: run.json doesn't tell which ranks meet"
   POINT_TO_POINT = "point_to_point", "report: collectives from one rank to another"
@@ -163,7 +162,7 @@ class Note(_Code):
   CLOCK_JUMPED = "clock_jumped", "report: steps of ranks whose clock jumped are left out"
   CROWDED_PROCESSORS = "crowded_processors", "report: other programs run on the processors"
   NO_SLOT = "no_slot", "report: collectives without a slot count as compute"
-  NOT_STAMPED = "not_stamped", "report: a collective that was not stamped, and why"
+  NOT_STAMPED = "not_stamped", "report: a collective without timestamps, and why"
   PLAN_NOTICE = "plan_notice", "report: what `instrument` noticed of the step"
   NEVER_MEET = "never_meet", "report: of a sampled run, ranks don't all wait for each other"
   TURNS = "turns", "report: of a sampled run, devices take turns on few cores"

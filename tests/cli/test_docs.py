@@ -1,4 +1,4 @@
-"""What docs/replay.md says of pacers is real. (Commands and code of all pages are checked by
+"""What docs/simulate.md says of pacers is real. (Commands and code of all pages are checked by
 tests/docs.)"""
 
 import re
@@ -8,7 +8,7 @@ from tests.multiprocess.jobs import ROOT
 
 
 def test_every_expression_in_the_table_makes_a_pacer():
-  table = re.findall(r"^\| `([a-z_]+\(.*?)` \|", (ROOT / "docs" / "replay.md").read_text(),
+  table = re.findall(r"^\| `([a-z_]+\(.*?)` \|", (ROOT / "docs" / "simulate.md").read_text(),
                      re.MULTILINE)
   assert len(table) == 3
   for expression in table:

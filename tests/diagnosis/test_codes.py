@@ -22,10 +22,9 @@ KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silenc
          "evidence": Evidence, "note": Note}
 
 
-def test_the_docs_list_every_code_with_its_meaning_and_no_other():
-  page = (ROOT / "docs" / "reference" / "codes.md").read_text()
-  listed = re.findall(r"^\| `(\w+)` \| (\w+) \| (.+) \|$", page, re.M)
-  assert listed == [(str(code), kind, code.meaning) for kind, own in KINDS.items() for code in own]
+def test_every_code_says_what_it_means():
+  """docs/reference/codes.md is made of these."""
+  assert all(code.meaning and code.meaning[0].islower() for own in KINDS.values() for code in own)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -29,7 +29,7 @@ SHOWN = {"output", "formula", "layout", "query", "json"}
 what."""
 CHECKED = {"python", "sh", "sql", "yaml", "diff", "text"}
 PAGES_WITH_PROMPTS = sorted({block.page for block in blocks() if block.prompts})
-COMMANDS = [block for block in written("sh") if not block.text.startswith("#!")]
+COMMANDS = written("sh")
 OPTIONS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
 
 
@@ -157,19 +157,6 @@ def test_differences_are_those_of_the_examples():
     real.append([line for line in lines if not line.startswith("@@")])
   for block in written("diff"):
     assert block.text.splitlines() in real, block.where
-
-
-@pytest.mark.parametrize(("page", "shown"), [("slurm", "train.sbatch"), ("kubernetes", "job.yaml")])
-def test_a_file_that_is_shown_whole_is_the_file(page, shown):
-  text = (ROOT / "docs" / "examples" / shown).read_text()
-  assert text in [block.text for block in blocks() if block.page == f"docs/how_to/{page}.md"]
-
-
-def test_the_batch_script_is_a_script():
-  scripts = [block for block in written("sh") if block.text.startswith("#!")]
-  assert scripts
-  for block in scripts:
-    subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
 
 
 def _strings(folder: pathlib.Path) -> set[str]:

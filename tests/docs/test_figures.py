@@ -1,5 +1,5 @@
-"""The figures of docs/concepts.md: drawn are the experiment's numbers, and the page says what they
-mean."""
+"""The figures of docs/how_it_works.md: drawn are the experiment's numbers, and the page says what
+they mean."""
 
 import json
 

@@ -22,12 +22,9 @@ NOT_RUN = {
     "def features(rows)": "a script that hangs: tests/multiprocess/test_hang.py runs it",
     "distributed.initialize()":
     "comes before devices are used; tests/multiprocess starts jobs with it in every way",
-    "with Lab(Topology(": "makes network namespaces; tests/experiments does so",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",
     "source = batches(300)": "the other loop of that script, run there",
     "links = jaxpace.probe_links": "takes seconds; tests/live/probe measures links",
-    "from perfetto.trace_processor":
-    "a program that is downloaded; tests/reporting asks it where it is there",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""
 P = jax.P
@@ -99,7 +96,7 @@ def run(block: Block, script: dict[str, Any], folder: Any) -> dict[str, Any]:
                                     jax.NamedSharding(script["mesh"], P()))
     names["batch"] = jax.device_put(script["batch"], jax.NamedSharding(script["mesh"], P("data")))
     names["batches"] = [names["batch"]] * 3
-  if block.page == "docs/control.md" and "orbax" in block.text:
+  if block.page == "docs/how_to/control.md" and "orbax" in block.text:
     names["pace"], _ = script["step"](names["pace"], names["state"], script["batch"])
   if block.page == "docs/how_to/slow_host.md":
     names |= of_a_slow_host(script["mesh"])

@@ -37,9 +37,10 @@ def test_the_plain_script_knows_nothing_of_jaxpace(example: str) -> None:
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
 def test_the_documentation_shows_the_diff(example: str) -> None:
-  shown = (ROOT / "docs" / "examples.md").read_text()
+  page = "docs/how_to/existing_flax.md"
+  shown = (ROOT / page).read_text()
   changed = "\n".join(line for line in difference(example) if not line.startswith("@@"))
-  assert changed in shown, f"docs/examples.md is out of date; the diff of {example} is:\n{changed}"
+  assert changed in shown, f"{page} is out of date; the diff of {example} is:\n{changed}"
 
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
@@ -47,5 +48,5 @@ def test_to_observe_a_step_three_lines_change(example: str) -> None:
   lines = [line for line in difference(example, "train_observed") if not line.startswith("@@")]
   assert sum(line.startswith("+") for line in lines) == 3
   assert sum(line.startswith("-") for line in lines) == 2
-  for page in ("README.md", "docs/how_to/existing_flax.md"):
+  for page in ("README.md", "docs/observe.md", "docs/how_to/existing_flax.md"):
     assert "\n".join(lines) in (ROOT / page).read_text()

@@ -100,8 +100,8 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
       f"The runs were made with `--config.seed={figures['made']['seed']}`, at load averages of "
       f"{load[0]:.1f} to {load[2]:.1f} (median {load[1]:.1f}) on {figures['machine']['cores']} "
       "cores; each run's own is in its label. What the faults are and how truth is measured: "
-      "[fault_lab.md](../fault_lab.md). Other load is a fault that no label knows of: what it does "
-      "to controls is real, and counts as a false finding here.", ""]
+      "[how the lab works](../how_sure.md#how-the-lab-works). Other load is a fault that no label "
+      "knows of: what it does to controls is real, and counts as a false finding here.", ""]
   if figures["note"]:
     lines += [figures["note"], ""]
   lines += measured.table(("", *(_NAMES.get(name, name) for name in judgements)), _rows(judgements))

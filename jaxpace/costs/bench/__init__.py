@@ -1,2 +1,2 @@
 """Measures collectives over sizes on the devices at hand, and fits latency and bandwidth. See
-docs/bench.md."""
+docs/forecast.md."""

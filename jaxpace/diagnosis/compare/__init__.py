@@ -1,1 +1,1 @@
-"""What changed between two recorded runs. See docs/compare.md."""
+"""What changed between two recorded runs. See docs/how_to/compare.md."""

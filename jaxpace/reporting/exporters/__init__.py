@@ -1,5 +1,5 @@
 """Exporters: what a recorder records, for monitoring systems, while the job runs. See
-docs/metrics.md."""
+docs/watch.md."""
 
 from jaxpace.reporting.exporters.open_telemetry import OpenTelemetry
 from jaxpace.reporting.exporters.prometheus import Prometheus

@@ -1,4 +1,5 @@
-"""A directive that shows what `jaxpace COMMAND --help` says: `{command-help} report`."""
+"""Directives that show what the code says: `{command-help} report` is what `jaxpace report --help`
+prints, `{codes-table}` the codes of verdicts, notes and evidence with their meanings."""
 
 import contextlib
 import io
@@ -8,9 +9,21 @@ from unittest import mock
 
 from docutils import nodes
 from docutils.parsers.rst import Directive
+from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
 from jaxpace.cli import main
+from jaxpace.diagnosis.codes import (
+    ChangeCode,
+    Evidence,
+    HangCode,
+    Note,
+    Silence,
+    Verdict,
+)
+
+KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
+         "evidence": Evidence, "note": Note}
 
 
 def shown(command: str) -> str:
@@ -41,6 +54,22 @@ class CommandHelp(Directive):
     return [nodes.literal_block(text, text, language="text")]
 
 
+def codes() -> list[str]:
+  """The table of all codes, in Markdown."""
+  return ["| code | of a | says |", "|---|---|---|",
+          *(f"| `{code}` | {kind} | {code.meaning} |" for kind, of in KINDS.items() for code in of)]
+
+
+class CodesTable(Directive):
+  """All codes with their meanings."""
+
+  def run(self) -> list[nodes.Node]:
+    holder = nodes.container()
+    self.state.nested_parse(StringList(codes(), source="codes.py"), self.content_offset, holder)
+    return [*holder.children]
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
   app.add_directive("command-help", CommandHelp)
+  app.add_directive("codes-table", CodesTable)
   return {"parallel_read_safe": True}

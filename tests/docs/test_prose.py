@@ -1,0 +1,72 @@
+"""README.md and the pages of docs/: the field's words, sentences that can be read, and no more than
+somebody reads."""
+
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tests.docs.blocks import ROOT, pages
+
+PAGES = [page for page in pages() if "measurements" not in page.parts]
+MOST_WORDS, MOST_OF_ALL, LONGEST_SENTENCE = 2000, 36_000, 50
+LIMITS = {"docs/paper.md": 3500, "docs/interleaving.md": 1500}
+WORDS = {
+    r"stamp(s|ed|ing)?": "timestamp", r"marks?": "timestamp", r"lanes?": "device buffer",
+    r"turns of (a|the|its|their) loops?": "iterations", r"a turn": "per iteration",
+    r"in full": "detailed", r"by (the|their) sums": "aggregated", r"by turns": "in turn",
+    r"made[- ]up": "synthetic", r"(play|plays|played) again": "replay",
+    r"as (it|they) (was|were)": "unmodified", r"(\d (ms|µs|s)|seconds) a step": "per step",
+    r"(is|are|was|were) (told|said)": "name who says it, or what it shows",
+    r"untold": "inconclusive",
+    r"it is (told|said)": "say who says it", r"alike": "equal, or agree",
+    r"chores?": "periodic tasks", r"(very|quite|simply|basically|obviously|of course)": "nothing"}
+"""What not to write, and what instead."""
+
+
+def prose(text):
+  """The paragraphs of a page, tables and headings too, without code and the targets of links."""
+  for token in MarkdownIt("commonmark").enable("table").parse(text):
+    if token.type == "inline":
+      yield "".join(" " if child.type == "softbreak" else child.content
+                    for child in token.children or ()
+                    if child.type in ("text", "softbreak")).strip()
+
+
+def badly_said(text):
+  """Words of a page that another word is better than, with a few words around them."""
+  for paragraph in prose(text):
+    for pattern, better in WORDS.items():
+      for found in re.finditer(rf"\b({pattern})\b", paragraph, re.IGNORECASE):
+        around = paragraph[max(found.start() - 30, 0):found.end() + 20]
+        yield f"{around!r}: instead of {found[0]!r} write: {better}"
+
+
+def too_long(text):
+  """Sentences of more words than anybody wants to read."""
+  for paragraph in prose(text):
+    for sentence in re.split(r"(?<=[.!?:;])\s+", paragraph):
+      if len(sentence.split()) > LONGEST_SENTENCE:
+        yield sentence
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_is_plain_and_short(page):
+  text = page.read_text()
+  assert not [*badly_said(text), *too_long(text)]
+  assert len(text.split()) <= LIMITS.get(str(page.relative_to(ROOT)), MOST_WORDS)
+
+
+def test_all_pages_together_can_be_read():
+  assert sum(len(page.read_text().split()) for page in PAGES[1:]) <= MOST_OF_ALL
+
+
+@pytest.mark.parametrize("text", [
+    "It has a stamp.", "3 ms a step", "| a | was told |\n|---|---|\n| so they played again | b |"])
+def test_what_is_badly_said_is_noticed(text):
+  assert [*badly_said(text)]
+
+
+def test_code_and_targets_are_no_prose():
+  assert not [*badly_said("See [`stamp`](stamp.md) and `marks`.\n\n```sh\nstamp\n```\n")]
+  assert [*too_long("word " * 60 + "end.")]
