@@ -46,10 +46,6 @@ def get_config() -> ml_collections.ConfigDict:
       "start": 0.0,  # s
       "leaves": 0,  # after so many steps; 0: never
       "pacer": "",  # such as "pace_early_ranks(threshold=0.05)"
-      # compressed(codec, keep, passes), local_steps(every), backup(wait_for),
-      "strategy": {"kind": "synchronous"},
-      # bounded_staleness(staleness), parameter_server(servers): docs/simulate.md
-      "codec_rate": 1e12,  # B/s of a pass over gradients that are encoded or decoded
       "processes": "node",  # or "rank": one process a rank
       "far": 0.0,  # share of the compute by which the ranks of slow_paths are slower
       "noise": {

@@ -18,11 +18,6 @@ pacer can gain.
 
 Where the pacer is, or holds, `share_work`, forward and backward of rank r are as given for an even
 share of the micro-batches, and go with the number that it runs.
-
-Two ways of synchronising less are variants of the same step. With `local` H it is a round: H steps
-of compute, each with noise of its own, then the collectives. With `wait_for` k the collectives
-begin once k ranks are there; the others' gradients are dropped, and they go on with the next step
-when it begins.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -55,19 +50,16 @@ class Shape(NamedTuple):
   # of each noise component: what its pauses are, "" where not known; empty for none
   causes: tuple[str, ...] = ()
   per_process: int = 1  # ranks of a process: a pause with a cause strikes all of them; it divides R
-  local: int = 1  # H, steps of compute before the collectives; above 1 without overlap
-  # ranks that the collectives wait for; 0 for all. Fewer: without overlap and without a pacer
-  wait_for: int = 0
 
 
 class Job(NamedTuple):
   """The numbers of a job, a pytree: any may be traced, and given a leading axis for `jax.vmap`.
   Seconds."""
 
-  forward: Any  # [] s, of each local step
-  backward: Any  # [] s, of each local step
-  update: Any  # [] s, after the last collective; of all local steps
-  gap: Any  # [] s, between steps; of all local steps
+  forward: Any  # [] s
+  backward: Any  # [] s
+  update: Any  # [] s, after the last collective
+  gap: Any  # [] s, between steps
   transfers: Any  # [S] s, each bucket's own time on a quiet fabric
   noise: tuple[Any, ...] = ()  # components of `jaxpace.simulation.noise`
   traffic: Any = None  # `noise.Traffic`, or None
@@ -135,8 +127,6 @@ class Mechanics(NamedTuple):
   """(key, job, state) -> the step to come."""
   finish: Callable[[JobState, Draft, jax.Array, jax.Array], tuple[JobState, Steps]]
   """(state, draft, enter [R, S], exit [S]) -> the state after the step, and what happened in it."""
-  meet: Callable[[jax.Array], jax.Array]
-  """[R] when each rank is there -> [] when the collective begins."""
 
 
 class Simulation(NamedTuple):
@@ -170,7 +160,7 @@ def simulation(shape: Shape, pacer: Pacer | None = None, *, buckets: int = 1,
     leave = jnp.float32(0)
     for b in range(buckets):
       enters.append(jnp.maximum(draft.ready[:, b], leave))
-      leave = parts.meet(enters[-1]) + draft.transfers[b]
+      leave = jnp.max(enters[-1]) + draft.transfers[b]
       exits.append(leave)
     return parts.finish(state, draft, jnp.stack(enters, axis=1), jnp.stack(exits))
 
@@ -186,13 +176,6 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   ranks = shape.ranks
   if ranks < 1 or shape.per_node < 1 or ranks % shape.per_node:
     raise ValueError(f"per_node={shape.per_node} must divide ranks={ranks}, both at least 1.")
-  fewer = 0 < shape.wait_for < ranks
-  if shape.overlap and (fewer or shape.local > 1):
-    raise ValueError(
-        "overlap must be False with local steps and where not all ranks are waited for.")
-  if fewer and pacer is not None:
-    raise ValueError(
-        "A pacer needs steps in which all ranks meet: it can't pace a job that waits for some.")
   if shape.per_process < 1 or ranks % shape.per_process:
     raise ValueError(f"per_process={shape.per_process} must divide ranks={ranks}.")
   numbers = jnp.arange(ranks, dtype=jnp.int32)
@@ -218,20 +201,9 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
         job.noise, key, step, states, ranks, shape.causes, shape.per_process)
     return jnp.maximum(_ONE + share, _LEAST), pauses, caused, states
 
-  def meet(ready: jax.Array) -> jax.Array:
-    return jnp.sort(ready)[shape.wait_for - 1] if fewer else jnp.max(ready)
-
   def draw(key: jax.Array, job: Job, state: JobState) -> Draft:
     own = jax.random.split(jax.random.fold_in(key, 1))
-    if shape.local == 1:
-      slower, pauses, caused, noise = noise_of(job, own[0], state.step, state.noise)
-    else:
-      def local(states: Any, number: jax.Array) -> tuple[Any, Any]:
-        *drawn, states = noise_of(job, own[0], state.step * np.int32(shape.local) + number, states)
-        return states, tuple(drawn)
-
-      noise, each = jax.lax.scan(local, state.noise, jnp.arange(shape.local, dtype=jnp.int32))
-      slower, pauses, caused = jax.tree.map(lambda values: jnp.sum(values, axis=0), each)
+    slower, pauses, caused, noise = noise_of(job, own[0], state.step, state.noise)
     factor, traffic = _ONE, state.traffic
     if job.traffic is not None:
       factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
@@ -249,15 +221,6 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
              leave: jax.Array) -> tuple[JobState, Steps]:
     entered, delay, step_time = enter[:, 0], draft.delay, leave[-1]
     begun, compute, gap = jnp.max(enter, axis=0), draft.compute, draft.gap
-    if fewer:
-      # Who comes after the k-th is stopped when the step ends: what it has done by then is all it
-      # did.
-      there = entered <= meet(entered)
-      enter = jnp.where(there[:, None], enter, _NAN)
-      entered, begun = enter[:, 0], jnp.nanmax(enter, axis=0)
-      done_by = jnp.maximum(step_time - (draft.ready[:, -1] - draft.compute - gap), _ZERO)
-      gap = jnp.where(there, gap, jnp.minimum(gap, done_by))
-      compute = jnp.where(there, compute, jnp.minimum(compute, done_by - gap))
     undelayed = entered - delay
     asked, pacers, found = state.asked, state.pacer, state.found
     info: dict[str, jax.Array] = {}
@@ -275,14 +238,13 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
       decision, pacers = paced.update(seen, state.pacer)
       asked, info = decision.delay, decision.info
 
-    mean_of, most_of = (jnp.nanmean, jnp.nanmax) if fewer else (jnp.mean, jnp.max)
 
     def keep(values: jax.Array) -> jax.Array:
-      return values if by_rank else mean_of(values, axis=0)
+      return values if by_rank else jnp.mean(values, axis=0)
 
     out = Steps(
-        step_time=step_time, cost=most_of(entered) - most_of(undelayed),
-        earliness=mean_of(most_of(entered) - entered), transfers=leave - begun, exit=leave,
+        step_time=step_time, cost=jnp.max(entered) - jnp.max(undelayed),
+        earliness=jnp.mean(jnp.max(entered) - entered), transfers=leave - begun, exit=leave,
         enter=keep(enter), compute=keep(compute), gap=keep(gap), delay=keep(delay),
         asked=keep(state.asked), polling=keep(draft.polling),
         info={name: keep(values) for name, values in info.items()},
@@ -292,7 +254,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
                      draft.noise, draft.traffic)
     return after, out
 
-  return Mechanics(init, draw, finish, meet)
+  return Mechanics(init, draw, finish)
 
 
 def _shared(pacer: Any) -> jax.Array:

@@ -152,7 +152,7 @@ def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: i
   blank = jax.tree.map(lambda leaf: jnp.full((steps, *leaf.shape), np.float32(np.nan), leaf.dtype),
                        row)
   idle = start > _ZERO
-  left = jnp.where(idle, start, part.meet(draft.ready[:, 0]))
+  left = jnp.where(idle, start, jnp.max(draft.ready[:, 0]))
   return _Playing(state, draft, idle, jnp.bool_(False), jnp.int32(0), jnp.int32(0), left,
                   jnp.float32(0), jnp.zeros_like(draft.transfers), blank)
 
@@ -189,7 +189,7 @@ def _advance(part: Mechanics, key: jax.Array, job: Job, p: _Playing, wait: jax.A
   began = ended & p.idle
   clock = jnp.where(over | began, _ZERO, clock)
   bucket = jnp.where(over, np.int32(0), p.bucket + sent.astype(jnp.int32))
-  ready = part.meet(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
+  ready = jnp.max(jax.lax.dynamic_index_in_dim(draft.ready, bucket, axis=1, keepdims=False))
   waiting = jnp.maximum(ready - clock, _ZERO)
   work = jax.lax.dynamic_index_in_dim(draft.transfers, bucket, keepdims=False)
   stretch = jnp.where(sent, np.int32(0), p.stretch + passed.astype(jnp.int32))

@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxpace.hosts.locality.job import FOLDER
 from jaxpace.simulation.job import Steps
-from jaxpace.simulation.strategies.own import OwnSteps
 from jaxpace.simulation.surroundings import SIMULATED
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.parts import PartStore
@@ -44,7 +43,6 @@ class JobRecord(NamedTuple):
   places: list[dict[str, Any]] = []  # noqa: RUF012
   # what collectives take on a quiet fabric, as `jaxpace bench` writes it
   floor: dict[str, Any] | None = None
-  met: bool = True  # whether ranks meet in collectives
   # of each process: s its connections are busy in a s of transfer; empty: unknown
   busy: list[float] = []  # noqa: RUF012
 
@@ -90,18 +88,14 @@ class RunWriter:
     if recording.floor is not None and self._owns(self._path / FLOOR_FILE):
       rundir.write_json(self._path / FLOOR_FILE, recording.floor)
 
-  def write(self, steps: Steps | OwnSteps,
+  def write(self, steps: Steps,
             progress: Callable[[int, int], None] | None = None) -> None:
     """Appends steps, kept by rank; those a job never got to (NaN) are left out.
 
     Args:
-      steps: as a simulation with `by_rank` returns them; of ranks that go their own ways, all of
-        them.
+      steps: as a simulation with `by_rank` returns them.
       progress: called with the processes written and their number.
     """
-    if isinstance(steps, OwnSteps):
-      self._write_own(steps, progress)
-      return
     steps = cast(Steps, jax.tree.map(np.asarray, steps))
     count = int(np.isfinite(steps.step_time).sum())
     if not count:
@@ -110,8 +104,7 @@ class RunWriter:
     step_time = _ns(steps.step_time)
     # last exit of the step before
     base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])
-    came = np.isfinite(steps.enter)  # all, unless the job waits for some
-    enter = np.ma.masked_array(base[:, None, None] + _ns(np.where(came, steps.enter, 0)), ~came)
+    enter = base[:, None, None] + _ns(steps.enter)
     leave = base[:, None] + _ns(steps.exit)
     update = np.int64(round(self._made.update * _NS))
     gap = _ns(steps.gap)
@@ -125,7 +118,7 @@ class RunWriter:
     number = np.arange(self._step, self._step + count, dtype=np.int64)
     rows = {
         "start_ns": start, "end_ns": end, "forward_ns": forward, "backward_ns": compute - forward,
-        "sync_ns": _sum(leave[:, None] - enter), "update_ns": np.full_like(gap, update),
+        "sync_ns": (leave[:, None] - enter).sum(axis=2), "update_ns": np.full_like(gap, update),
         "gap_ns": np.ma.masked_array(gap, first), "delay_ns": _ns(steps.asked),
         "delay_applied_ns": _ns(steps.delay),
         **{f"{cause}_ns": _ns(values) for cause, values in sorted(steps.caused.items())},
@@ -185,33 +178,6 @@ class RunWriter:
                                "attempt": np.zeros(len(times), np.int32), "tcp_busy_ns": _ns(busy)})
     self._sent = float(sent[-1])
 
-  def _write_own(self, own: OwnSteps, progress: Callable[[int, int], None] | None) -> None:
-    """Steps of ranks that don't meet: no collectives, each rank's times on its own."""
-    update = np.int64(round(self._made.update * _NS))
-    begin, end, gap, compute = (_ns(values)
-                                for values in (own.begin, own.end, own.gap, own.compute))
-    both = self._made.forward + self._made.backward
-    forward = np.rint(compute * (self._made.forward / both if both else 0.0)).astype(np.int64)
-    first = np.zeros(gap.shape, bool)
-    first[0] = True
-    rows = {
-        "start_ns": begin + update + gap, "end_ns": end + update, "forward_ns": forward,
-        "backward_ns": compute - forward,
-        "sync_ns": np.maximum(end - begin - update - gap - compute, 0),
-        "update_ns": np.full_like(gap, update), "gap_ns": np.ma.masked_array(gap, first),
-        **{f"{cause}_ns": _ns(values) for cause, values in sorted(own.caused.items())}}
-    known = own.known()
-    for process, ranks in enumerate(self._processes):
-      here = known[:, ranks].T
-      number = np.broadcast_to(np.arange(len(known), dtype=np.int64), here.shape)[here]
-      keys = {"step": number, "rank": np.repeat(ranks.astype(np.int32), own.taken[ranks]),
-              "process": np.full(len(number), process, np.int32),
-              "attempt": np.zeros(len(number), np.int32)}
-      self._stores[process]["steps"].append(
-          {**keys, **{name: v[:, ranks].T[here] for name, v in rows.items()}})
-      if progress:
-        progress(process + 1, len(self._processes))
-
   def close(self) -> None:
     """Merges small parts."""
     for store in self._stores:
@@ -241,7 +207,7 @@ class RunWriter:
     collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data",
                     "bytes": made.bytes[c], "operands": 1, "dtypes": ["float32"],
                     "phase": "backward"}
-                   for c, name in enumerate(self._names()) if made.met]
+                   for c, name in enumerate(self._names())]
     return {
         "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": made.ranks,
         "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True,
@@ -253,12 +219,6 @@ class RunWriter:
                  "marks": [], "carrier": len(made.bytes) - 1,
                  "collectives": collectives, "notices": made.notices},
         "config": made.config}
-
-
-def _sum(values: Any) -> Any:
-  """[K, R, S] -> [K, R], null where anything is."""
-  missing = np.ma.getmaskarray(values).any(axis=2)
-  return np.ma.masked_array(np.ma.getdata(values).sum(axis=2), missing)
 
 
 def _ns(seconds: np.ndarray) -> np.ndarray:

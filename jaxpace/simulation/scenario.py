@@ -16,9 +16,6 @@ from jaxpace.simulation.failures import Survived, survive
 from jaxpace.simulation.job import Shape, Simulation, Steps, simulation
 from jaxpace.simulation.jobs import LinkShares, several
 from jaxpace.simulation.settings import JobSettings, Scenario
-from jaxpace.simulation.strategies.cluster import messages, service
-from jaxpace.simulation.strategies.own import OwnSteps, play_own
-from jaxpace.simulation.strategies.settings import BoundedStaleness, ParameterServer
 
 _PART_CELLS = 1 << 21
 """Rank-steps times buckets that are kept at once; about 100 bytes each."""
@@ -32,7 +29,7 @@ class Part(NamedTuple):
   """Some steps of one job."""
 
   job: int
-  steps: Steps | OwnSteps  # kept by rank, numpy
+  steps: Steps  # kept by rank, numpy
   done: int  # steps of the job so far, these included
 
 
@@ -46,8 +43,7 @@ class JobSummary(NamedTuple):
   cv: float
   alone: float  # mean step without noise, pacing and other jobs
   transfer: float  # mean, all buckets
-  # mean over ranks and steps, at the first bucket; of ranks that go their own ways, any waiting
-  earliness: float
+  earliness: float  # mean over ranks and steps, at the first bucket
   delay: float  # mean over ranks and steps
   cost: float  # mean L = max(A + d) - max(A)
   survived: Survived | None
@@ -61,9 +57,7 @@ def run(scenario: Scenario) -> Iterator[Part]:
   """
   together = _together(scenario)
   for group in together:
-    if scenario.jobs[group[0]].alone:
-      yield _own(scenario, group[0])
-    elif len(group) == 1:
+    if len(group) == 1:
       yield from _alone(scenario, group[0])
     else:
       yield from _shared(scenario, group)
@@ -87,41 +81,14 @@ def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, fl
       survive(step_times, settings.failures, seed) if settings.failures else None)
 
 
-def _own_summary(settings: JobSettings, own: OwnSteps) -> JobSummary:
-  """Of ranks that go their own ways: a step's mean is that in which as many gradients are made as
-  there are ranks."""
-  known, lengths = own.known(), own.lengths()
-  busy = (own.compute + own.gap)[known] + float(settings.job.update)
-  exchange = exchange_seconds(settings)
-  elapsed = float(own.end[known].max())
-  mean = elapsed * settings.shape.ranks / int(own.taken.sum())
-  return JobSummary(int(own.taken.max()), mean, float(np.median(lengths)),
-                    float(np.quantile(lengths, 0.99)), float(lengths.std() / lengths.mean()),
-                    alone(settings), exchange, float(np.mean(lengths - busy) - exchange), 0.0,
-                    0.0, None)
-
-
-def exchange_seconds(settings: JobSettings) -> float:
-  """s in which a rank that goes its own way sends its gradient and gets parameters, were it the
-  only one."""
-  if settings.alone is not None and isinstance(settings.strategy, ParameterServer):
-    sent = messages(settings.strategy, settings.alone, settings.shape.ranks).seconds
-    return float(sent) + float(service(settings.strategy, settings.alone))
-  return float(settings.job.transfers.sum())
-
-
 def alone(settings: JobSettings) -> float:
   """Seconds a step takes where nothing varies, nothing is paced and no other job is there."""
   job, overlap = settings.job, settings.shape.overlap
-  if settings.alone is not None:
-    busy = float(job.update) + float(job.gap) + float(job.forward) + float(job.backward)
-    return busy + exchange_seconds(settings)
-  local = settings.shape.local
-  begin = float(job.update) + float(job.gap) + local * float(job.forward)
+  begin = float(job.update) + float(job.gap) + float(job.forward)
   leave = 0.0
   for bucket in range(settings.buckets):
     done = (bucket + 1) / settings.buckets if overlap else 1.0
-    leave = max(leave, begin + done * local * float(job.backward)) + float(job.transfers[bucket])
+    leave = max(leave, begin + done * float(job.backward)) + float(job.transfers[bucket])
   return leave
 
 
@@ -142,7 +109,7 @@ def _key(scenario: Scenario) -> jax.Array:
 
 def _alone(scenario: Scenario, index: int) -> Iterator[Part]:
   settings = scenario.jobs[index]
-  total = min(scenario.steps, settings.leaves or scenario.steps) // settings.shape.local
+  total = min(scenario.steps, settings.leaves or scenario.steps)
   plan, advance = _compiled(settings.shape, settings.pacer, settings.buckets, scenario.max_delay)
   key = jax.random.fold_in(_key(scenario), index)
   state = plan.init(key, settings.job)
@@ -163,24 +130,13 @@ def _compiled(shape: Shape, pacer: Pacer | None, buckets: int,
   return plan, jax.jit(plan.run, static_argnums=3)
 
 
-def _own(scenario: Scenario, index: int) -> Part:
-  settings = scenario.jobs[index]
-  assert settings.alone is not None
-  assert isinstance(settings.strategy, (BoundedStaleness, ParameterServer))
-  total = min(scenario.steps, settings.leaves or scenario.steps)
-  shape, key = settings.shape, jax.random.fold_in(_key(scenario), index)
-  return Part(index, play_own(settings.strategy, settings.alone,
-                              float(settings.job.transfers.sum()), float(settings.job.gap), key,
-                              shape.ranks, total, shape.causes, shape.per_process), total)
-
-
 def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
   jobs = [scenario.jobs[index] for index in group]
   plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
                  buckets=[j.buckets for j in jobs],
-                 steps=[scenario.steps // j.shape.local for j in jobs],
+                 steps=[scenario.steps] * len(jobs),
                  max_delay=scenario.max_delay, by_rank=True)
-  last = [max(j.leaves // j.shape.local, 1) if j.leaves else 2**30 for j in jobs]
+  last = [j.leaves or 2**30 for j in jobs]
   histories = jax.jit(plan.run)(
       jax.random.fold_in(_key(scenario), group[0]), [j.job for j in jobs], shares(jobs),
       np.asarray([j.start for j in jobs], np.float32), np.asarray(last, np.int32))
@@ -261,13 +217,9 @@ class Adding:
   def __init__(self) -> None:
     self._step_times: list[np.ndarray] = []
     self._sums = dict.fromkeys(("transfer", "earliness", "delay", "cost"), 0.0)
-    self._own: OwnSteps | None = None
 
-  def add(self, steps: Steps | OwnSteps) -> None:
+  def add(self, steps: Steps) -> None:
     """Takes in the next part of the job."""
-    if isinstance(steps, OwnSteps):
-      self._own = steps
-      return
     self._step_times.append(np.asarray(steps.step_time, np.float64))
     self._sums["transfer"] += float(np.sum(steps.transfers, dtype=np.float64))
     self._sums["earliness"] += float(np.sum(steps.earliness, dtype=np.float64))
@@ -276,8 +228,6 @@ class Adding:
 
   def summary(self, settings: JobSettings, seed: int) -> JobSummary:
     """Returns the job in figures, of all parts so far."""
-    if self._own is not None:
-      return _own_summary(settings, self._own)
     step_times = np.concatenate(self._step_times)
     return summarise(settings, step_times,
                      {name: total / len(step_times) for name, total in self._sums.items()}, seed)

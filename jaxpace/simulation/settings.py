@@ -4,7 +4,6 @@ wrong and why."""
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -13,14 +12,12 @@ import numpy as np
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.core.types import Pacer
 from jaxpace.simulation import noise as noises
-from jaxpace.simulation import noise_settings, schedules, synchronising
+from jaxpace.simulation import noise_settings, schedules
 from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.failures import Failures
 from jaxpace.simulation.job import Job, Shape
-from jaxpace.simulation.strategies.cluster import Cluster
-from jaxpace.simulation.strategies.settings import Strategy
 
-MAX_BUCKETS, MAX_STEPS, MAX_CELLS, MAX_OWN_CELLS = 64, 10_000_000, 2**31, 2**24
+MAX_BUCKETS, MAX_STEPS, MAX_CELLS = 64, 10_000_000, 2**31
 PROCESSES = ("node", "rank")
 
 
@@ -38,9 +35,6 @@ class JobSettings:
   load: schedules.Load  # of one of its buckets
   pacer: Pacer | None
   pacer_text: str
-  strategy: Strategy
-  alone: Cluster | None
-  """What ranks run on that go their own ways; None where they meet."""
   start: float  # s
   leaves: int  # after so many steps; 0: never
   failures: Failures | None
@@ -68,8 +62,7 @@ class Scenario:
 _TOP = {"steps", "seed", "fabric", "jobs", "shared_fabric", "max_delay", "name"}
 _TIMES = {"forward": 10e-3, "backward": 20e-3, "update": 1e-3, "gap": 0.5e-3}
 _JOB = {*_TIMES, "nodes", "gradient_bytes", "buckets", "algorithm", "overlap", "polling", "noise",
-        "traffic", "pacer", "start", "leaves", "failures", "strategy", "codec_rate", "processes",
-        "far"}
+        "traffic", "pacer", "start", "leaves", "failures", "processes", "far"}
 
 
 def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scenario:
@@ -100,26 +93,12 @@ def read(config: Mapping[str, Any], make_pacer: Callable[[str], Pacer]) -> Scena
         raise SettingsError(f"jobs.{job.name}.nodes names node {node}, which job {taken[node]} "
                             "has: a node belongs to one job.")
       taken[node] = job.name
-    if job.alone and steps * job.shape.ranks > MAX_OWN_CELLS:
-      raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks that go their own ways "
-                          f"(job {job.name}) are more than the {MAX_OWN_CELLS:,} that are held at "
-                          "once. Simulate fewer steps or ranks.")
-    if steps < 2 * job.shape.local:
-      raise SettingsError(f"steps={steps:,} must be two rounds at least of "
-                          f"jobs.{job.name}.strategy.every={job.shape.local:,}.")
     cells = steps * job.shape.ranks * job.buckets
     if cells > MAX_CELLS:
       raise SettingsError(f"steps={steps:,} of {job.shape.ranks:,} ranks with {job.buckets} "
                           f"buckets are {cells:,} rows of job {job.name}; at most {MAX_CELLS:,} "
                           "can be recorded. Simulate fewer steps, ranks or buckets.")
   shared = truth("shared_fabric", config.get("shared_fabric", True))
-  for one, other in itertools.combinations(jobs, 2) if shared else ():
-    if (one.alone or other.alone) and ((one.load.usage > 0) & (other.load.usage > 0)).any():
-      free, by = (one, other) if one.alone else (other, one)
-      raise SettingsError(f"jobs.{free.name}.strategy: ranks that go their own ways send at any "
-                          f"time, and what that does to the links shared with job {by.name} is not "
-                          "simulated. Give the jobs racks of their own, or set shared_fabric "
-                          "to False.")
   return Scenario(steps, whole("seed", config.get("seed", 0), 0, 2**31 - 1), fabric,
                   shared, number("max_delay", config.get("max_delay", 0.25), 0, 10, "seconds"),
                   jobs)
@@ -159,10 +138,8 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
   size = number(f"{at}.gradient_bytes", given.get("gradient_bytes", 100e6), 0, 1e15, "bytes")
   algorithm = choice(f"{at}.algorithm", given.get("algorithm", "ring"), schedules.NAMES)
   members = [node * fabric.per_node + g for node in nodes for g in range(fabric.per_node)]
-  strategy = synchronising.read_strategy(f"{at}.strategy", given.get("strategy"), ranks)
-  sent = synchronising.sent(
-      strategy, algorithm, members, fabric, size, buckets,
-      number(f"{at}.codec_rate", given.get("codec_rate", 1e12), 1e6, 1e15, "bytes a second"))
+  load = schedules.load(
+      schedules.rounds(algorithm, members, size / buckets, fabric.per_node), fabric)
   times = {field: number(f"{at}.{field}", given.get(field, usual), 0, 3600, "seconds")
            for field, usual in _TIMES.items()}
   parts, causes = noise_settings.components(f"{at}.noise",
@@ -171,39 +148,22 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
   if far:
     slow = np.asarray([far if rank in fabric.slow_paths else 0.0 for rank in members], np.float32)
     parts, causes = (*parts, noises.Slow(slow)), (*causes, "")
-  local, wait_for = synchronising.local(strategy), synchronising.wait_for(strategy)
-  overlap = (truth(f"{at}.overlap", given.get("overlap", True)) and local == 1
-             and wait_for in (0, ranks))
   by_node = choice(f"{at}.processes", given.get("processes", "node"), PROCESSES) == "node"
-  shape = Shape(ranks, fabric.per_node, overlap, causes if any(causes) else (),
-                fabric.per_node if by_node else 1, local, wait_for)
+  shape = Shape(ranks, fabric.per_node, truth(f"{at}.overlap", given.get("overlap", True)),
+                causes if any(causes) else (), fabric.per_node if by_node else 1)
   text, pacer = _pacer(at, given.get("pacer") or "", make_pacer)
   traffic, failures = given.get("traffic"), given.get("failures")
-  if pacer and (wait_for not in (0, ranks) or synchronising.own_steps(strategy)):
-    raise SettingsError(f"{at}.pacer={text!r} must be '' with this strategy: a pacer needs steps "
-                        "in which all ranks meet.")
-  alone = None
-  if synchronising.own_steps(strategy):
-    for name_of, value in (("traffic", traffic), ("failures", failures),
-                           ("polling", given.get("polling"))):
-      if value:
-        raise SettingsError(
-            f"{at}.{name_of} must be left out with this strategy: it is about steps of the "
-            "whole job.")
-    alone = synchronising.cluster(fabric, members, times["forward"] + times["backward"],
-                                  times["update"], parts, size)
   job = Job(forward=np.float32(times["forward"]), backward=np.float32(times["backward"]),
-            update=np.float32(times["update"] * local + sent.coding),
-            gap=np.float32(times["gap"] * local),
-            transfers=np.full(buckets, sent.bucket.seconds, np.float32), noise=parts,
+            update=np.float32(times["update"]), gap=np.float32(times["gap"]),
+            transfers=np.full(buckets, load.seconds, np.float32), noise=parts,
             traffic=noise_settings.traffic(f"{at}.traffic", section(f"{at}.traffic", traffic))
             if traffic else None,
             polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10,
                                       "seconds lost a second")))
   return JobSettings(
       name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size,
-      algorithm=algorithm, load=sent.bucket, pacer=pacer, pacer_text=text, strategy=strategy,
-      alone=alone, start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
+      algorithm=algorithm, load=load, pacer=pacer, pacer_text=text,
+      start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
       leaves=whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
       failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes))
       if failures else None)

@@ -88,8 +88,6 @@ def test_what_a_pacer_holds_back_is_said_to_be_left_out(config, capsys):
     (["{config}", "--output", ""], "--output is empty"),
     (["{config}", "--set", "fabric.nodes=900000000"], "fabric.nodes=900,000,000 of per_node="),
     (["{config}", "--set", "fabric.seed=1.5"], "fabric.seed=1.5 must be a whole number"),
-    (["{config}", "--set", 'jobs.only.strategy={{"kind": []}}'],
-     "jobs.only.strategy.kind=[] must be one of"),
     (["{config}", "--output", "{folder}/broken.json"], "can't be written"),
     (["{config}", "--output", "{folder}/foreign"], "was not written by jaxpace")])
 def test_slips_get_a_sentence(config, tmp_path, capsys, arguments, said):

@@ -10,7 +10,6 @@ from jaxpace.costs.fabric_file import read_fabric
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.simulation import scenario, settings
 from jaxpace.simulation.record import FLOOR_FILE, RunWriter
-from jaxpace.simulation.strategies.own import OwnSteps
 from jaxpace.trace.reader import read_run
 
 PLAIN = {"steps": 400, "seed": 1, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 1e10}}
@@ -45,8 +44,7 @@ def record(directory, changes=None, fabric=None, steps=400, seed=1):
     writer.write(part.steps)
     parts.append(part.steps)
   writer.close()
-  whole = parts[0] if isinstance(parts[0], OwnSteps) else jax.tree.map(lambda *x: x[0], *parts)
-  return whole, read_run(directory)
+  return jax.tree.map(lambda *x: x[0], *parts), read_run(directory)
 
 
 def diagnosed(directory, changes=None, fabric=None, steps=400, seed=1, floor=False):
