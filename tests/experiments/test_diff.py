@@ -3,21 +3,35 @@ lines."""
 
 from __future__ import annotations
 
-import difflib
 import pathlib
 
 import pytest
+
+import jaxpace
+from experiments.examples import start
 
 ROOT = pathlib.Path(__file__).parents[2]
 MOST_LINES = 5
 
 
-def difference(example: str, after: str = "train_jaxpace") -> list[str]:
-  """Returns the lines of a unified diff between the plain script and another, without its
-  header."""
+def difference(example: str, patch: str = "paced") -> list[str]:
+  """Returns the lines of a patch, without its header."""
   folder = ROOT / "experiments" / "examples" / example
-  plain, other = ((folder / f"{name}.py").read_text().splitlines() for name in ("train", after))
-  return list(difflib.unified_diff(plain, other, lineterm="", n=0))[2:]
+  return (folder / f"{patch}.patch").read_text().splitlines()[2:]
+
+
+@pytest.mark.parametrize("example", ["digits", "chars"])
+@pytest.mark.parametrize("patch", ["paced", "observed"])
+def test_a_patch_makes_a_script_that_names_jaxpace(example: str, patch: str) -> None:
+  folder = ROOT / "experiments" / "examples" / example
+  assert start.script(folder, patch).jaxpace is jaxpace
+  assert not hasattr(start.script(folder), "jaxpace")
+
+
+def test_a_patch_that_does_not_fit_is_refused() -> None:
+  assert start.patched("a\nb\nc\n", "--- x\n+++ x\n@@ -2 +2,2 @@\n-b\n+B\n+b\n") == "a\nB\nb\nc\n"
+  with pytest.raises(ValueError, match="does not fit line 2"):
+    start.patched("a\nc\n", "--- x\n+++ x\n@@ -2 +2 @@\n-b\n+B\n")
 
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
@@ -45,7 +59,7 @@ def test_the_documentation_shows_the_diff(example: str) -> None:
 
 @pytest.mark.parametrize("example", ["digits", "chars"])
 def test_to_observe_a_step_three_lines_change(example: str) -> None:
-  lines = [line for line in difference(example, "train_observed") if not line.startswith("@@")]
+  lines = [line for line in difference(example, "observed") if not line.startswith("@@")]
   assert sum(line.startswith("+") for line in lines) == 3
   assert sum(line.startswith("-") for line in lines) == 2
   for page in ("README.md", "docs/observe.md", "docs/how_to/existing_flax.md"):

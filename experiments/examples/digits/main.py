@@ -6,21 +6,16 @@ In several processes: `jaxpace run --nproc 4 -- python -m experiments.examples.d
 
 from __future__ import annotations
 
+import pathlib
+
 from absl import app, flags
 from ml_collections import config_flags
 
 from experiments.examples import late, start
-from experiments.examples.digits import train, train_jaxpace, train_observed
 
 _CONFIG = config_flags.DEFINE_config_file("config", "configs/digits.py", "Hyperparameters.",
                                           lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", None,
-                               "Directory for metrics and, with jaxpace, the recorded run.",
-                               required=True)
-_OBSERVE = flags.DEFINE_bool("observe", False,
-                             "Run train_observed.py, which observes the step as it is.")
-_JAXPACE = flags.DEFINE_bool("jaxpace", True,
-                             "Run train_jaxpace.py; --nojaxpace runs the plain train.py.")
+_WORKDIR, _SCRIPT = start.define_flags()
 _LATE_RANK = flags.DEFINE_integer("late_rank", 0, "Rank to make late on purpose.", lower_bound=0)
 _LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 0 for not at all.",
                               lower_bound=0)
@@ -28,7 +23,7 @@ _LATE_MS = flags.DEFINE_float("late_ms", 0.0, "By how many milliseconds a step; 
 
 def main(_: list[str]) -> None:
   """Trains with the flags' settings."""
-  script = train_observed if _OBSERVE.value else train_jaxpace if _JAXPACE.value else train
+  script = _SCRIPT(pathlib.Path(__file__).parent)
 
   def train_digits() -> None:
     step = late.make_late(script.train_step, "data", _LATE_RANK.value, 1e-3 * _LATE_MS.value)
