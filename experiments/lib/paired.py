@@ -5,8 +5,7 @@ These figures are for noisy machines: the alternatives take turns in short block
 anew each round, and only ratios and differences within a round are used.
 
 Intervals are 95 % and Student's, over rounds: a percentile bootstrap over 3 to 12 of them holds the
-truth in 73 to 94 % of the cases (`python -m experiments.measure.intervals`,
-docs/measurements/intervals.md).
+truth in 73 to 94 % of the cases (docs/measurements/intervals.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The GPU's clock as far as it can be seen without a GPU: what it is lowered to, and what it
 refuses.
 
-That its kernels compile, and where XLA puts them, is for `experiments/labs/gpu_compiled.py`, which
-needs the CUDA compiler.
+That its kernels compile, and where XLA puts them, is in docs/measurements/gpu_compiled.md: it needs
+the CUDA compiler.
 """
 
 import re

@@ -17,7 +17,7 @@ from tests.step.running import P, arrivals, at, column, mesh_of, segments, times
 
 RANKS, STEPS, LATE = 4, 7, 2
 INJECTED = 30e-3
-# experiments.measure.truth measures how true timestamps are.
+# docs/measurements/truth.md has how true timestamps are.
 SURELY = 0.8
 """Part of an injected delay that must come back in the median step."""
 
