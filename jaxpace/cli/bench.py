@@ -7,9 +7,13 @@ import argparse
 import os
 import socket
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.cli import running
+from jaxpace.files import UserError
+
+if TYPE_CHECKING:
+  from jaxpace.live.probe.links import ProbedLinks
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
@@ -17,78 +21,84 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 EPILOG = """\
 Run it the way the job is run, on a quiet machine: alone, by `jaxpace run`, srun, mpirun. Every process takes part,
-the first one prints and writes. Keep the file: `jaxpace forecast --fabric` reads it.
+the first one prints and writes. Keep the file: `jaxpace report --floor` reads it.
+
+With --links the links between hosts are measured by pairs, as `jaxpace.probe_links("runs/demo")` does between two steps
+of a training program.
 
 examples:
   jaxpace bench --json bench.json
   jaxpace bench --devices 8 --kinds all_reduce --sizes 4K,1M
   jaxpace run --nproc 4 -- jaxpace bench --json bench.json
+  srun jaxpace bench --links --run runs/demo
 """  # noqa: E501
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace bench`."""
-  parser.description = ("Measures collectives over sizes, in a process, on a host, between hosts; "
-                        "fits α and β.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write the result as JSON; '-' writes it to standard output and "
-                           "nothing else")
+  running.add_json(parser, "the result")
   parser.add_argument("--sizes", type=_sizes, metavar="A,B,...", default=_SIZES,
                       help="bytes of the whole vector, with K, M or G for powers of 1,024 "
                            f"(default: {_SIZES})")
   parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
                       help=f"collectives to measure (default: {','.join(_KINDS)})")
   parser.add_argument("--repeats", type=_positive, metavar="N", default=9,
-                      help="samples a size (default: 9)")
+                      help="samples a size, or messages a pair of hosts (default: 9)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"), default="ring",
                       help="whose formula is fitted (default: ring)")
   parser.add_argument("--devices", type=_positive, metavar="N",
                       help="devices to make of each process's CPU")
+  links = parser.add_argument_group("links between hosts")
+  links.add_argument("--links", action="store_true",
+                     help="measure the links between the job's hosts instead, and say which is "
+                          "slow")
+  links.add_argument("--run", metavar="DIR",
+                     help="run directory to write links.json to (default: nowhere)")
+  links.add_argument("--kib", type=int, default=1024, metavar="N",
+                     help="KiB in a message (default: 1024)")
+  links.add_argument("--seconds", type=float, default=60.0, metavar="S",
+                     help="begin no new round after so long (default: 60)")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0, or 2 where there is nothing to measure or the JSON file can't be written.
-  """
+def run(args: argparse.Namespace) -> running.Answer | int:
+  """Runs the command. Process 0 prints what was found."""
   # JAX and numpy are imported here: `jaxpace --help` needs neither.
   if args.devices:
     os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
                                f"--xla_force_host_platform_device_count={args.devices}").strip()
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
   sizes = _sizes(args.sizes) if isinstance(args.sizes, str) else args.sizes
-  try:
-    if args.json:
-      check_target(args.json)
-  except UnwritableError as error:
-    return refuse("bench", str(error))
   import jax
 
   import jaxpace
   try:
     place = jaxpace.distributed.initialize()
+    if args.links:
+      links = _probe(args, place.index == 0)
+      return 0 if place.index else running.Answer(lambda: print(links.text()), links.to_json)
     devices = jax.devices()
-  except (RuntimeError, TimeoutError) as error:
-    return refuse("bench", str(error))
+  except (RuntimeError, TimeoutError, ValueError) as error:
+    raise UserError(str(error).splitlines()[0]) from error
   if len(devices) < 2:
-    return refuse("bench", "there is one device, which has nobody to exchange with. Start several "
-                           "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
-                           "or give --devices 8 to make 8 of this CPU.")
+    raise UserError("there is one device, which has nobody to exchange with. Start several "
+                    "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
+                    "or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
-  if place.index:
-    return 0
-  try:
-    if args.json != "-":
-      print(_text(document), flush=True)
-    if args.json:
-      write_document(document, args.json)
-  except UnwritableError as error:
-    return refuse("bench", str(error))
-  return 0
+  return 0 if place.index else running.Answer(lambda: print(_text(document), flush=True),
+                                              lambda: document)
+
+
+def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
+  """Measures the links of the job that this process was started in."""
+  from jaxpace.live.probe.links import probe_links
+
+  def progress(done: int, rounds: int) -> None:
+    if first and sys.stderr.isatty():
+      print(f"\r  round {done} of {rounds}", end="\n" if done == rounds else "", file=sys.stderr,
+            flush=True)
+
+  return probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
+                     seconds=args.seconds, progress=progress)
 
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,

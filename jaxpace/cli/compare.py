@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.cli import arguments, running
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -21,23 +21,17 @@ examples:
   jaxpace compare runs/main runs/branch --fail-above 3% --json compare.json
   jaxpace compare runs/demo runs/demo --steps-a :1000 --steps-b 1000:
 """  # noqa: E501
+LESS = "compare windows with --steps-a and --steps-b"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace compare`."""
-  from jaxpace.cli import arguments
-  parser.description = ("Says what changed from run A to run B: step time, shares, ranks, "
-                        "findings, with 95 % intervals.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("a", metavar="RUN_A", help="run directory that counts as normal")
   parser.add_argument("b", metavar="RUN_B", help="run directory to compare with it")
   parser.add_argument("--fail-above", type=_share, metavar="P%",
                       help="exit with status 1 where B is slower by more than this, such as 3%% "
                            "or 0.03")
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write the comparison as JSON; '-' writes it to standard output "
-                           "and nothing else")
+  running.add_json(parser, "the comparison")
   for letter in "ab":
     parser.add_argument(f"--steps-{letter}", type=arguments.window, metavar="A:B",
                         default=(None, None),
@@ -46,12 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="rows of the table of ranks, or 'all' (default: 10)")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status, as the epilog of its help says.
-  """
+def run(args: argparse.Namespace) -> running.Answer:
+  """Runs the command; the status is as the epilog of its help says."""
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.compare.compare import compare
   from jaxpace.diagnosis.compare.comparison_json import to_json
@@ -59,36 +49,16 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.live.probe.links import read_links
   from jaxpace.live.watchdog.events import read_events
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
-  from jaxpace.reporting.progress import Progress
   from jaxpace.trace.reader import read_run
-  from jaxpace.trace.run import RunError
 
-  progress = Progress()
-  path = args.a
-  try:
-    if args.json:
-      check_target(args.json)
-    diagnosed = []
-    for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
-      run = read_run(path, window=window, progress=progress.reading)
-      diagnosed.append(diagnose(run, progress.adding_up, links=read_links(path),
-                                events=read_events(path, run.id)))
-    found = compare(diagnosed[0], diagnosed[1], args.fail_above)
-  except (RunError, UnwritableError) as error:
-    progress.clear()
-    return refuse("compare", str(error))
-  except MemoryError:
-    progress.clear()
-    return refuse("compare",
-                  f"{path} needs more memory than there is: compare windows with --steps-a and "
-                  "--steps-b.")
-  progress.clear()
-  wrong = deliver(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found),
-                  args.json)
-  if wrong:
-    return refuse("compare", wrong)
-  return 1 if found.failed else 0
+  diagnosed = []
+  for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
+    recorded = read_run(path, window=window, progress=args.progress.reading)
+    diagnosed.append(diagnose(recorded, args.progress.adding_up, links=read_links(path),
+                              events=read_events(path, recorded.id)))
+  found = compare(diagnosed[0], diagnosed[1], args.fail_above)
+  return running.Answer(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found),
+                        int(found.failed))
 
 
 def _render(found: Comparison, console: Console, most: int | None) -> None:

@@ -8,9 +8,9 @@ import pathlib
 import sys
 from typing import Any
 
+from jaxpace.files import UserError
 from jaxpace.live.control import file
 from jaxpace.live.control.request import ControlRequest, RequestError, parse_ranks
-from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
 Writes RUN/control.json, which a job with `jaxpace.Control(RUN)` in its loop follows: a few seconds later the change
@@ -27,9 +27,6 @@ _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace control`."""
-  parser.description = "Changes the pacing of a running job."
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN",
                       help="run directory, or the .json file that the job follows")
   switch = parser.add_mutually_exclusive_group()
@@ -60,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
   """
   path = file.locate(args.run)
   if not path.parent.is_dir():
-    return refuse("control",
-                  f"There is no directory {path.parent}. Give the run directory that the job "
-                  "records to.")
+    raise UserError(f"There is no directory {path.parent}. Give the run directory that the job "
+                    "records to.")
   changes = {name: value for name, value in vars(args).items()
              if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step")
              and value is not None}
@@ -70,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     asked = ControlRequest() if args.reset else file.read(path)
   except RequestError as error:
     if args.enabled is not False:  # whatever stands there: pacing can be switched off
-      return refuse("control", f"{path}: {error}. With --reset it is written anew.")
+      raise UserError(f"{path}: {error}. With --reset it is written anew.") from error
     print(f"jaxpace control: {path}: {error}. It is written anew.", file=sys.stderr)
     asked = ControlRequest()
   try:
@@ -83,9 +79,9 @@ def run(args: argparse.Namespace) -> int:
       asked = ControlRequest.from_json(dataclasses.replace(asked, **plain).to_json())
       file.write(path, asked)
   except RequestError as error:
-    return refuse("control", f"{error}.")
+    raise UserError(f"{error}.") from error
   except OSError as error:
-    return refuse("control", f"{path} can't be written: {error.strerror or error}.")
+    raise UserError(f"{path} can't be written: {error.strerror or error}.") from error
   print(f"asked    {asked}")
   applied = file.last_note(path)
   if applied is None:
@@ -174,6 +170,3 @@ def _whole(text: str) -> int:
 
 def _step_or_none(text: str) -> int | str:
   return text if text == "none" else _whole(text)
-
-
-__all__ = ["add_arguments", "run"]

@@ -8,12 +8,15 @@ import os
 import pathlib
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.cli import running
+from jaxpace.files import UserError
 
 if TYPE_CHECKING:
   from rich.console import Console
+  from rich.tree import Tree
 
   from jaxpace.hosts.locality.concerns import Concern
+  from jaxpace.hosts.locality.outline import Outline
   from jaxpace.hosts.locality.types import Locality
 
 EPILOG = """\
@@ -29,15 +32,9 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace doctor`."""
-  parser.description = ("Shows GPUs, NICs, NUMA nodes, limits and clock of a host, and says what "
-                        "is wrong with them.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", nargs="?",
                       help="run directory (default: look at this machine)")
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write it as JSON; '-' writes it to standard output and "
-                           "nothing else")
+  running.add_json(parser, "it")
   parser.add_argument("--topology", metavar="FILE",
                       help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL "
                            "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE) or `nvidia-smi topo -m`")
@@ -50,30 +47,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="exit with status 1 if there is any warning")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0; 1 with --strict where there is a warning; 2 where there is nothing to look at or
-    a file can't be read or written.
-  """
+def run(args: argparse.Namespace) -> running.Answer:
+  """Runs the command; status 1 with --strict where there is a warning."""
   from jaxpace.hosts.locality.concerns import WARNING
   from jaxpace.hosts.locality.job import job_concerns
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import UnwritableError, check_target, write_document
 
-  try:
-    if args.json:
-      check_target(args.json)
-    places, problems = _look(args)
-    concerns = job_concerns(places)
-    if args.json != "-":
-      render(places, concerns, problems, make_console(), args.run)
-    if args.json:
-      write_document(document(places, concerns, problems), args.json)
-  except (_NothingError, UnwritableError) as error:
-    return refuse("doctor", str(error))
-  return int(args.strict and any(concern.level == WARNING for concern in concerns))
+  places, problems = _look(args)
+  concerns = job_concerns(places)
+  return running.Answer(
+      lambda: render(places, concerns, problems, make_console(), args.run),
+      lambda: document(places, concerns, problems),
+      int(args.strict and any(concern.level == WARNING for concern in concerns)))
 
 
 def document(places: list[Locality], concerns: list[Concern],
@@ -84,38 +69,30 @@ def document(places: list[Locality], concerns: list[Concern],
           "concerns": [concern.to_json() for concern in concerns], "problems": problems}
 
 
-class _NothingError(Exception):
-  """There is nothing to show: a sentence."""
-
-
 def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
-  from jaxpace.hosts.locality.described import TopologyError
   from jaxpace.hosts.locality.job import FOLDER, read_places
   from jaxpace.hosts.locality.read import read_locality
 
   if args.run is not None:
     if args.topology or args.devices or args.root != "/":
-      raise _NothingError("--topology, --root and --devices look at a machine; with RUN only what "
+      raise UserError("--topology, --root and --devices look at a machine; with RUN only what "
                           "was recorded is shown. Leave RUN or them out.")
     directory = pathlib.Path(args.run)
     if not directory.is_dir():
-      raise _NothingError(
+      raise UserError(
           f"there is no run at {args.run}: no such directory. Give the directory a Recorder "
           "wrote to.")
     places, problems = read_places(directory, _run_id(directory))
     if not places:
       why = f" {' '.join(problems)}" if problems else ""
-      raise _NothingError(
+      raise UserError(
           f"{args.run} does not say where its processes ran: it has no readable "
           f"{FOLDER}/*.json.{why}")
     return places, problems
   if not os.path.isdir(args.root):
-    raise _NothingError(f"--root {args.root} is no directory.")
+    raise UserError(f"--root {args.root} is no directory.")
   devices = _devices() if args.devices else ()
-  try:
-    return [read_locality(args.root, devices=devices, topology=args.topology)], []
-  except TopologyError as error:
-    raise _NothingError(str(error)) from error
+  return [read_locality(args.root, devices=devices, topology=args.topology)], []
 
 
 def _run_id(directory: pathlib.Path) -> str | None:
@@ -131,7 +108,7 @@ def _devices() -> list[Any]:
   except Exception as error:
     # RuntimeError of many kinds: no backend, a driver too old, a device held by another
     reason = next(iter(str(error).splitlines()), repr(error))
-    raise _NothingError(f"JAX gives no devices here: {reason}") from error
+    raise UserError(f"JAX gives no devices here: {reason}") from error
 
 
 def render(places: list[Locality], concerns: list[Concern], problems: list[str], console: Console,
@@ -140,7 +117,6 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
   from rich.padding import Padding
   from rich.text import Text
 
-  from jaxpace.cli.doctor_tree import host_tree
   from jaxpace.hosts.locality.concerns import WARNING
   from jaxpace.hosts.locality.job import host_name
   from jaxpace.hosts.locality.outline import outlines
@@ -148,7 +124,7 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
   if title:
     console.print(Text(title, style="bold"))
   for outline in outlines(places):
-    console.print(host_tree(outline))
+    console.print(_drawn(outline))
   hosts = {host_name(place) for place in places}
   for level, style in (("warning", "bold red"), ("note", "bold")):
     chosen = [concern for concern in concerns if concern.level == level]
@@ -165,3 +141,14 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
     console.print(Text(f"  - {problem}", style="yellow"))
   if not any(concern.level == WARNING for concern in concerns):
     console.print(Text("\nNo warnings.", style="green"))
+
+
+def _drawn(outline: Outline, above: Tree | None = None) -> Tree:
+  """Draws an outline, as a branch of `above` if given."""
+  from rich.text import Text
+  from rich.tree import Tree
+  tree = Tree(Text(outline.text), guide_style="dim") if above is None else above.add(
+      Text(outline.text))
+  for line in outline.below:
+    _drawn(line, tree)
+  return tree

@@ -7,21 +7,10 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, cast
 
+from jaxpace.cli import running
 from jaxpace.reporting.refusal import give_up_output
-
-
-class Command(Protocol):
-  """What a subcommand's module offers. It is imported only when its subcommand is called."""
-
-  def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments, its description and its examples."""
-    ...
-
-  def run(self, args: argparse.Namespace) -> int:
-    """Runs it; returns the exit status."""
-    ...
 
 
 class Entry(NamedTuple):
@@ -32,15 +21,11 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "bench": Entry("jaxpace.cli.bench", "measure collectives, and fit latency and bandwidth"),
+    "bench": Entry("jaxpace.cli.bench", "measure collectives, or the links between hosts"),
     "compare": Entry("jaxpace.cli.compare", "say what changed between two recorded runs"),
     "control": Entry("jaxpace.cli.control",
                      "change a running job's pacing: on, off, threshold, longest delay, ranks"),
     "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
-    "forecast": Entry("jaxpace.cli.forecast",
-                      "say how long a step would take at other numbers of ranks"),
-    "probe": Entry("jaxpace.cli.probe",
-                   "measure the links between a job's hosts, and say which is slow"),
     "read-nccl": Entry("jaxpace.cli.read_nccl",
                        "make a run of what NCCL's Inspector plugin dumped"),
     "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
@@ -139,13 +124,14 @@ def _dispatch(argv: list[str]) -> int:
     # What our own commands run on devices is no job to record.
     os.environ.pop("JAXPACE_RUN", None)
   entry = COMMANDS[name]
-  command = cast(Command, importlib.import_module(entry.module))
+  command = cast(running.Command, importlib.import_module(entry.module))
   parser = argparse.ArgumentParser(
       prog=f"jaxpace {name}", description=entry.help[0].upper() + entry.help[1:] + ".",
-      allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+      epilog=getattr(command, "EPILOG", None), allow_abbrev=False,
+      formatter_class=argparse.RawDescriptionHelpFormatter)
   command.add_arguments(parser)
   try:
     args = parser.parse_args(rest)
   except SystemExit as done:  # argparse has printed its sentence
     return done.code if isinstance(done.code, int) else 2
-  return command.run(args)
+  return running.call(name, command, args)

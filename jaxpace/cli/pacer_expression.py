@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jaxpace.core.types import Balancer, Pacer
+from jaxpace.files import UserError
 
 _OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
 _BALANCER = "such as 'share_by_speed(total_micro_batches=32, capacity=16)'"
@@ -23,7 +24,7 @@ _LONGEST, _MOST_RANKS = 10_000, 2**20
 _SIGNS: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
-class ExpressionError(ValueError):
+class ExpressionError(UserError, ValueError):
   """The expression names no pacer: a sentence that says what is wrong."""
 
 

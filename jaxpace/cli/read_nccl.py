@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from jaxpace.reporting.refusal import give_up_output, refuse
+from jaxpace.files import UserError
 
 EPILOG = """\
 NCCL's Inspector writes a JSON object for each collective and rank, of any program. With NCCL_INSPECTOR_DUMP_VERBOSE=1
@@ -21,10 +21,6 @@ _SHOWN = 10
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace read-nccl`."""
-  parser.description = ("Makes a run of the dumps of NCCL's Inspector plugin, for jaxpace report "
-                        "and the rest.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("dumps", metavar="DUMPS", nargs="+",
                       help="directories and files of all ranks' dumps")
   parser.add_argument("--to", metavar="RUN", required=True, help="run directory to write")
@@ -33,47 +29,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0, or 2 where the dumps make no run or it can't be written.
-  """
+  """Runs the command; status 2 where the dumps make no run."""
   from jaxpace.trace.nccl.convert import convert
-  from jaxpace.trace.nccl.jobs import NcclError
   from jaxpace.trace.nccl.records import read_dumps
   from jaxpace.trace.plain_text import shortened, write_plain
   from jaxpace.trace.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
-    return refuse("read-nccl",
-                  f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")
+    raise UserError(f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")
   dumps = read_dumps(args.dumps)
   if dumps.unreadable and not dumps.records:
-    return refuse("read-nccl", f"nothing can be read: {dumps.unreadable[0]}.")
+    raise UserError(f"nothing can be read: {dumps.unreadable[0]}.")
   write_plain(f"{plural(len(dumps.records), 'collective')} in {plural(dumps.files, 'file')}.",
               sys.stderr)
   try:
     made = convert(dumps, args.to, args.collectives_per_step)
-  except NcclError as error:
-    return refuse("read-nccl", str(error))
   except OSError as error:
-    return refuse("read-nccl", f"{args.to} can't be written: {error.strerror or error}.")
-  try:
-    for sentence in made.said:
-      write_plain(f"- {sentence}", sys.stdout)
-    if made.rows:
-      write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
-                  f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
-                  sys.stdout)
-      return 0
-    write_plain("No run was made: these dumps hold how long each kernel ran, not when. With "
-                "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives "
-                "that all ranks' dumps have:", sys.stdout)
-    for row in made.waits[:_SHOWN]:
-      where = f" on {shortened(row.host)}" if row.host else ""
-      write_plain(f"  rank {row.rank}{where}: last in {row.last:,} of {row.collectives:,} "
-                  f"collectives; waited {row.waited:.3f} s for others", sys.stdout)
-    sys.stdout.flush()
-  except BrokenPipeError:
-    give_up_output()
+    raise UserError(f"{args.to} can't be written: {error.strerror or error}.") from error
+  for sentence in made.said:
+    write_plain(f"- {sentence}", sys.stdout)
+  if made.rows:
+    write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
+                f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
+                sys.stdout)
+    return 0
+  write_plain("No run was made: these dumps hold how long each kernel ran, not when. With "
+              "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives "
+              "that all ranks' dumps have:", sys.stdout)
+  for row in made.waits[:_SHOWN]:
+    where = f" on {shortened(row.host)}" if row.host else ""
+    write_plain(f"  rank {row.rank}{where}: last in {row.last:,} of {row.collectives:,} "
+                f"collectives; waited {row.waited:.3f} s for others", sys.stdout)
   return 2

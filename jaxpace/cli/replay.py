@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.cli import arguments, running
 
 if TYPE_CHECKING:
   from jaxpace.simulation.replay_summary import HeldSummary, ReplaySummary
@@ -25,15 +25,11 @@ examples:
   jaxpace replay runs/demo --balancer 'share_by_speed(total_micro_batches=32, capacity=16)'
   jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
 """  # noqa: E501
+LESS = "replay a window of it with --steps A:B"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace replay`."""
-  from jaxpace.cli import arguments
-  parser.description = ("Says what a pacer would have done in a recorded run, and what that would "
-                        "have cost.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")
   which = parser.add_mutually_exclusive_group(required=True)
   which.add_argument("--pacer", metavar="EXPR", help="what to run, see below")
@@ -41,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                      help="share the work by speed instead, and say what that would have gained")
   which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE",
                      help="a pacer of your own; imports MODULE")
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write the result as JSON; '-' writes it to standard output and "
-                           "nothing else")
+  running.add_json(parser, "the result")
   parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1, with a pacer that is new at A (default: all)")
   parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
@@ -56,95 +50,86 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "be reproduced")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0, or 2 where there is nothing to replay, no such pacer, or the JSON file can't be
-    written.
-  """
+def run(args: argparse.Namespace) -> running.Answer:
+  """Runs the command."""
   # JAX, numpy and Parquet are imported here: `jaxpace --help` needs none of them.
   # an accelerator here may be busy with the job itself
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  from jaxpace.reporting.progress import Progress
-  progress = Progress()
-  progress.during("Starting")
+  args.progress.during("Starting")
   from jaxpace.cli import pacer_expression
+  from jaxpace.trace.reader import read_run
+
+  balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
+  pacer = None
+  if not balancer:
+    pacer = (pacer_expression.import_pacer(args.pacer_from) if args.pacer_from
+             else pacer_expression.make(args.pacer))
+  recorded = read_run(args.run, window=args.steps, progress=args.progress.reading)
+  laid_out = _laid_out(args, recorded)
+  args.progress.during("Compiling and replaying")
+  return (_balanced(args, recorded, balancer, laid_out) if balancer
+          else _paced(args, recorded, pacer, laid_out))
+
+
+def _laid_out(args: argparse.Namespace, run: Run) -> Any:
+  """[groups, R] ranks that synchronise with each other along the data axis.
+
+  Raises:
+    RunError: the run doesn't tell, or has collectives in which not all of them meet.
+  """
   from jaxpace.diagnosis.meetings import that_all_meet
+  from jaxpace.trace.along_axis import groups
+  from jaxpace.trace.run import RunError
+  parts = that_all_meet(run)
+  if parts is None:
+    raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: "
+                   "groups of several kinds, or transfers from rank to rank. A pacer's ranks all "
+                   "wait for all: nothing can be played.")
+  laid_out = groups(run.info, run.ranks)
+  if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
+    laid_out = _of_one_size(parts)
+  if laid_out is None:
+    raise RunError(f"run.json of {args.run} does not tell which of its {run.ranks} recorded "
+                   "ranks synchronise with each other along the data axis, so their arrivals "
+                   "can't be put together.")
+  return laid_out
+
+
+def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> running.Answer:
+  """Plays a pacer."""
   from jaxpace.diagnosis.selected_steps import count_steps
-  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
-  from jaxpace.trace.along_axis import groups
   from jaxpace.trace.plain_text import write_plain
-  from jaxpace.trace.reader import read_run
   from jaxpace.trace.run import RunError
 
-  named = args.pacer_from or args.pacer or args.balancer
+  named = args.pacer_from or args.pacer
+  found = run.info.get("settings")
+  settings = found if isinstance(found, dict) else {}
   try:
-    if args.json:
-      check_target(args.json)
-    balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
-    pacer = None
-    if not balancer:
-      pacer = (pacer_expression.import_pacer(named) if args.pacer_from
-               else pacer_expression.make(named))
-    recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-    parts = that_all_meet(recorded)
-    if parts is None:
-      raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: "
-                     "groups of several kinds, or transfers from rank to rank. A pacer's ranks all "
-                     "wait for all: nothing can be played.")
-    laid_out = groups(recorded.info, recorded.ranks)
-    if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
-      laid_out = _of_one_size(parts)
-    if laid_out is None:
-      raise RunError(f"run.json of {args.run} does not tell which of its {recorded.ranks} recorded "
-                     "ranks synchronise with each other along the data axis, so their arrivals "
-                     "can't be put together.")
-    settings = (recorded.info.get("settings") if isinstance(recorded.info.get("settings"), dict)
-                else {})
-    assert isinstance(settings, dict)
-    progress.during("Compiling and replaying")
-    if balancer:
-      return _balanced(args, recorded, balancer, laid_out)
-    assert pacer is not None
-    try:
-      replayed = replay(recorded, pacer, ranks=laid_out[0],
-                        max_delay=_number(settings.get("max_delay"), 0.25),
-                        slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
-                        as_recorded=args.as_recorded, progress=progress.replaying,
-                        max_hold=_number(settings.get("max_hold"), 0.25))
-    except (ValueError, TypeError) as error:
-      raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
-    summary = replay_summary.summarise(replayed, count_steps(recorded).mask)
-    if summary is None:
-      raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
-                     "nothing can be played again.")
-  except (RunError, UnwritableError, pacer_expression.ExpressionError) as error:
-    progress.clear()
-    return refuse("replay", str(error))
-  except MemoryError:
-    progress.clear()
-    return refuse("replay",
-                  f"{args.run} needs more memory than there is: replay a window of it with "
-                  "--steps A:B.")
-  finally:
-    progress.clear()
-  notes = [*_hold_notes(pacer, recorded, summary, args),
-           *_notes(recorded, summary, laid_out, not args.no_share)]
-  wrong = deliver(
-      lambda: write_plain(_text(args, recorded, summary, notes)),
-      lambda: replay_summary.to_json(summary, run=recorded.id, pacer=named,
-                                     shared=not args.no_share, as_recorded=args.as_recorded,
-                                     notes=notes), args.json)
-  return refuse("replay", wrong) if wrong else 0
+    replayed = replay(run, pacer, ranks=laid_out[0],
+                      max_delay=_number(settings.get("max_delay"), 0.25),
+                      slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
+                      as_recorded=args.as_recorded, progress=args.progress.replaying,
+                      max_hold=_number(settings.get("max_hold"), 0.25))
+  except (ValueError, TypeError) as error:
+    raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
+  summary = replay_summary.summarise(replayed, count_steps(run).mask)
+  if summary is None:
+    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
+                   "nothing can be played again.")
+  notes = [*_hold_notes(pacer, run, summary, args),
+           *_notes(run, summary, laid_out, not args.no_share)]
+  return running.Answer(
+      lambda: write_plain(_text(args, run, summary, notes)),
+      lambda: replay_summary.to_json(summary, run=run.id, pacer=named, shared=not args.no_share,
+                                     as_recorded=args.as_recorded, notes=notes))
 
 
-def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any) -> int:
+def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
+              ) -> running.Answer:
   """Plays the work shared by speed."""
   from jaxpace.diagnosis.selected_steps import count_steps
-  from jaxpace.reporting.json_file import deliver
   from jaxpace.simulation import replay_balancer
   from jaxpace.trace.plain_text import plain, write_plain
   from jaxpace.trace.run import RunError
@@ -167,9 +152,9 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any) 
            f"counts changed         {found.changes:>10} times; at the end {counts}"]
   lines += ["", "Notes", *(f"  - {note}" for note in notes)] if notes else []
   lines += ["", "What this cannot know", *(f"  - {line}" for line in replay_balancer.CANNOT_KNOW)]
-  wrong = deliver(lambda: write_plain("\n".join(lines)),
-                  lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes), args.json)
-  return refuse("replay", wrong) if wrong else 0
+  return running.Answer(
+      lambda: write_plain("\n".join(lines)),
+      lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes))
 
 
 def _of_one_size(parts: Any) -> Any:

@@ -6,13 +6,14 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.cli import arguments
-from jaxpace.reporting.refusal import give_up_output, refuse
+from jaxpace.cli import arguments, running
 
 if TYPE_CHECKING:
   from jaxpace.diagnosis.diagnosis import Diagnosis
+  from jaxpace.diagnosis.forecast.forecast import Forecast
   from jaxpace.diagnosis.hang import Hang
   from jaxpace.reporting.progress import Progress
+  from jaxpace.trace.run import Run
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -23,20 +24,16 @@ examples:
   jaxpace report runs/demo --json report.json
   jaxpace report runs/demo --steps 1000:2000 --ranks all
   jaxpace report runs/demo --without rank:3,host:b --without jitter
+  jaxpace report runs/demo --forecast 128,512,2048 --floor bench.json
   jaxpace report runs/demo --steps 1000:1200 --perfetto demo.pftrace
 """
+LESS = "report on a window of it with --steps A:B"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace report`."""
-  parser.description = ("Says where the step time of a recorded run goes, who is late, and what "
-                        "fixing it is worth.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory")
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write the report as JSON; '-' writes it to standard output and "
-                           "nothing else")
+  running.add_json(parser, "the report")
   parser.add_argument("--html", metavar="FILE",
                       help="also write the report as one page that needs no network, for a "
                            "browser; with charts")
@@ -55,53 +52,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, "
                            "host:NAME, skew, contention, jitter, pauses, pacing or a finding's "
                            "mode, or several joined by commas; may be given several times")
+  parser.add_argument("--forecast", type=_sizes, metavar="N,M,...",
+                      help="also say how long a step would take at these numbers of ranks, each "
+                           "with the same work as now; --floor says what collectives cost there")
+  parser.add_argument("--ranks-per-host", type=_count, metavar="N",
+                      help="ranks of one host in the forecast jobs (default: as in the run)")
+  parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"),
+                      help="how the collectives of the forecast go, where no --floor says "
+                           "(default: left open, wider intervals)")
   parser.add_argument("--perfetto", metavar="FILE",
                       help="also write one merged timeline of all ranks in these steps, for "
                            "https://ui.perfetto.dev")
   parser.add_argument("--chrome", metavar="FILE", help="the same timeline as Chrome's trace JSON")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0, or 2 where there is nothing to report on or a file can't be written.
-  """
+def run(args: argparse.Namespace) -> running.Answer | int:
+  """Runs the command."""
   # Parquet, numpy and rich are imported where they are needed: `jaxpace --help` needs none of them.
   from jaxpace.diagnosis.hang import find_hang
-  from jaxpace.diagnosis.what_if_request import WhatError
-  from jaxpace.reporting.json_file import UnwritableError
-  from jaxpace.reporting.progress import Progress
   from jaxpace.trace.flight.read import read_flight
   from jaxpace.trace.run import RunError
 
-  progress = Progress()
-  hang = None
+  hang = find_hang(read_flight(args.run))
   try:
-    hang = find_hang(read_flight(args.run))
-    diagnosis, drawn = _diagnosed(args, progress)
-  except (RunError, UnwritableError, WhatError) as error:
-    progress.clear()
-    if hang is not None and isinstance(error, RunError):
-      return _hang_only(args, hang, str(error))
-    return refuse("report", str(error))
-  except MemoryError:
-    progress.clear()
-    return refuse("report",
-                  f"{args.run} needs more memory than there is: report on a window of it with "
-                  "--steps A:B.")
-  progress.clear()
-  try:
-    _deliver(args, diagnosis, drawn, hang)
-  except BrokenPipeError:
-    give_up_output()  # the reader of a pipe (`| head`) has seen enough
-    return 0
-  except UnwritableError as error:
-    return refuse("report", str(error))
-  except OSError as error:
-    give_up_output()
-    return refuse("report", f"standard output can't be written: {error.strerror or error}.")
-  return 0
+    diagnosis, drawn = _diagnosed(args, args.progress)
+    found = _forecast(args, diagnosis.run) if args.forecast else None
+  except RunError as error:
+    if hang is None:
+      raise
+    return _hang_only(args, hang, str(error))
+  return _answer(args, diagnosis, drawn, hang, found)
 
 
 def _diagnosed(args: argparse.Namespace,
@@ -113,11 +93,8 @@ def _diagnosed(args: argparse.Namespace,
   from jaxpace.diagnosis.what_if_request import parse
   from jaxpace.live.probe.links import read_links
   from jaxpace.live.watchdog.events import read_events
-  from jaxpace.reporting.json_file import check_target
   from jaxpace.trace.reader import read_run
 
-  if args.json:
-    check_target(args.json)
   # Charts and timelines are imported for those who ask for them.
   if args.html is not None:
     from jaxpace.reporting.html import write as html
@@ -140,48 +117,77 @@ def _diagnosed(args: argparse.Namespace,
   return diagnosis, series(diagnosis, progress.drawing, fabric)
 
 
-def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> int:
+def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
+  """Step times at other numbers of ranks."""
+  from jaxpace.costs.fabric_file import read_fabric
+  from jaxpace.diagnosis.forecast.forecast import forecast
+  from jaxpace.diagnosis.forecast.sample import take_sample
+
+  return forecast(take_sample(run), args.forecast, per_host=args.ranks_per_host,
+                  fabric=read_fabric(args.floor) if args.floor else None,
+                  algorithm=args.algorithm, progress=args.progress.adding_up)
+
+
+def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
   """Reports on a job that hung before it had recorded a step."""
   from jaxpace.diagnosis.report_json import hang_only
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import deliver
   from jaxpace.reporting.terminal import render_hang
   from jaxpace.trace.plain_text import write_plain
 
-  try:
-    why = deliver(lambda: render_hang(hang, make_console()),
-                  lambda: hang_only(args.run, hang, problem), args.json)
-  except BrokenPipeError:
-    give_up_output()
-    return 0
-  if why:
-    return refuse("report", why)
-  write_plain(f"Nothing else can be reported: {problem}", sys.stderr)
-  return 0
+  def show() -> None:
+    render_hang(hang, make_console())
+    write_plain(f"Nothing else can be reported: {problem}", sys.stderr)
+
+  return running.Answer(show, lambda: hang_only(args.run, hang, problem))
 
 
-def _deliver(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
-             hang: Hang | None) -> None:
-  """Prints the report, and writes what was asked for."""
+def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
+            hang: Hang | None, found: Forecast | None) -> running.Answer:
+  """The report; and the page and timelines that were asked for are written beside it."""
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.json_file import write_document
   from jaxpace.reporting.terminal import render
   from jaxpace.trace.plain_text import write_plain
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
-  if args.json != "-":
+  if found:  # needs scipy, which other reports don't wait for
+    from jaxpace.diagnosis.forecast import forecast_json
+    document["forecast"] = forecast_json.to_json(found, diagnosis.run)
+
+  def show() -> None:
     render(diagnosis, make_console(), args.ranks, hang)
+    if found:
+      from jaxpace.reporting.forecast_table import render_forecast
+      render_forecast(found, make_console())
+
   if args.html:
     from jaxpace.reporting.html import write as html
 
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
-  if args.json:
-    write_document(document | ({"series": drawn} if args.series else {}), args.json)
   if args.perfetto or args.chrome:
     from jaxpace.reporting.timeline import write as timeline
 
     write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome),
                 sys.stderr)
-  sys.stdout.flush()
+  return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
+
+
+def _sizes(text: str) -> list[int]:
+  """Parses numbers of ranks.
+
+  >>> _sizes("128,512")
+  [128, 512]
+  """
+  try:
+    return list(dict.fromkeys(_count(part) for part in text.split(",")))
+  except argparse.ArgumentTypeError:
+    raise argparse.ArgumentTypeError(
+        f"{text!r} are no numbers of ranks: write them like 128,512,2048") from None
+
+
+def _count(text: str) -> int:
+  if not text.strip().isdecimal() or not 0 < int(text) < 1 << 24:
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 or more")
+  return int(text)

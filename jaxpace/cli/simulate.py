@@ -10,7 +10,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.cli import running
+from jaxpace.files import UserError
 
 if TYPE_CHECKING:
   from jaxpace.simulation.fabric import Fabric
@@ -28,17 +29,15 @@ examples:
   jaxpace simulate configs/simulate.py --output runs/simulated && jaxpace report runs/simulated/a
   jaxpace simulate configs/simulate.py --set steps=500 --set jobs.a.pacer='pace_early_ranks()'
 """  # noqa: E501
+LESS = "simulate fewer steps, or fewer ranks"
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
   """The config file can't be read: a sentence that says why."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace simulate`."""
-  parser.description = "Simulates jobs on a fabric, with the pacers of the live step."
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("config", metavar="CONFIG",
                       help="Python file with get_config(), or JSON file")
   parser.add_argument("--output", metavar="DIR", help="write each job as a recorded run")
@@ -48,23 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--pacer-from", metavar="[JOB=]MODULE:ATTRIBUTE", action="append", default=[],
                       help="pace the job (or all) with a pacer of your own; imports MODULE, and so "
                            "runs it")
-  parser.add_argument("--json", metavar="FILE",
-                      help="also write the figures as JSON; '-' writes them to standard output and "
-                           "nothing else")
+  running.add_json(parser, "the figures")
 
 
-def run(args: argparse.Namespace) -> int:
-  """Runs the command.
-
-  Returns:
-    Exit status: 0, or 2 where the config is wrong or something can't be written.
-  """
+def run(args: argparse.Namespace) -> running.Answer:
+  """Runs the command."""
   os.environ.setdefault("JAX_PLATFORMS", "cpu")  # an accelerator here may be busy with a job
-  from jaxpace.reporting.progress import Progress
-  progress = Progress()
+  progress = args.progress
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
-  from jaxpace.reporting.json_file import UnwritableError, check_target, deliver
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
@@ -76,8 +67,6 @@ def run(args: argparse.Namespace) -> int:
   try:
     if args.output == "":
       raise ConfigError("--output is empty: name a directory.")
-    if args.json:
-      check_target(args.json)
     config = load(args.config, args.set)
     named = _named(args.pacer_from, config)
     scenario = settings.read(config,
@@ -98,27 +87,18 @@ def run(args: argparse.Namespace) -> int:
     for writer in writers:
       writer.close()
     whole = True
-  except (ConfigError, settings.SettingsError, UnwritableError,
-          rundir.ForeignDirectoryError) as error:
-    progress.clear()
-    return refuse("simulate", str(error))
+  except (settings.SettingsError, rundir.ForeignDirectoryError) as error:
+    raise ConfigError(str(error)) from error
   except OSError as error:
-    progress.clear()
-    return refuse("simulate", f"{args.output} can't be written: {error.strerror or error}.")
-  except MemoryError:
-    progress.clear()
-    return refuse("simulate",
-                  "this needs more memory than there is: simulate fewer steps, or fewer ranks.")
+    raise ConfigError(f"{args.output} can't be written: {error.strerror or error}.") from error
   finally:
-    progress.clear()
     if not whole:
       for writer in writers:
         writer.discard()
   summaries = [each.summary(job, scenario.seed)
                for each, job in zip(adding, scenario.jobs, strict=True)]
-  wrong = deliver(lambda: write_plain(_text(args, scenario, summaries)),
-                  lambda: _document(scenario, summaries), args.json)
-  return refuse("simulate", wrong) if wrong else 0
+  return running.Answer(lambda: write_plain(_text(args, scenario, summaries)),
+                        lambda: _document(scenario, summaries))
 
 
 def load(path: str, changes: list[str]) -> dict[str, Any]:

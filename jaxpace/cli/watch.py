@@ -6,7 +6,7 @@ import argparse
 import pathlib
 import sys
 
-from jaxpace.reporting.refusal import refuse
+from jaxpace.files import UserError
 
 EPILOG = """\
 Reads the run directory's files and nothing else: the job is not touched, and may run anywhere that shares them. It may
@@ -22,10 +22,6 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace watch`."""
-  parser.description = ("Shows a run while it grows: step time, shares, late ranks, pacing, and "
-                        "faults as they begin.")
-  parser.epilog = EPILOG
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   parser.add_argument("run", metavar="RUN", help="run directory; it may be missing yet")
   parser.add_argument("--every", type=_seconds, metavar="SECONDS", default=1.0,
                       help="time between two looks (default: 1)")
@@ -46,7 +42,6 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.diagnosis.live.follower import Follower
   from jaxpace.reporting.watch import live
   from jaxpace.trace.reader import check_directory
-  from jaxpace.trace.run import RunError
 
   path = pathlib.Path(args.run)
   try:
@@ -59,14 +54,8 @@ def run(args: argparse.Namespace) -> int:
       live.on_terminal(follower, Console(highlight=False), args.every)
     else:
       live.in_lines(follower, args.every)
-  except RunError as error:
-    return refuse("watch", str(error))
   except PermissionError as error:
-    return refuse("watch", f"No permission to read {error.filename or path}. Ask its owner.")
-  except BrokenPipeError:
-    raise
-  except OSError as error:
-    return refuse("watch", f"{error.filename or 'standard output'}: {error.strerror or error}.")
+    raise UserError(f"No permission to read {error.filename or path}. Ask its owner.") from error
   return 0
 
 
@@ -100,6 +89,3 @@ def _steps(text: str) -> int:
   if not (text.isascii() and text.isdecimal()) or not 20 <= int(text) <= 10_000:
     raise argparse.ArgumentTypeError(f"{text!r} is no number of steps from 20 to 10000")
   return int(text)
-
-
-__all__ = ["add_arguments", "run"]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.pause_costs import measures_pauses
 from jaxpace.diagnosis.what_if import Without, has_gaps
+from jaxpace.files import UserError
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run, RunError
 
@@ -18,7 +19,7 @@ FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing 
          f"the report ({', '.join(_FINDINGS)})")
 
 
-class WhatError(ValueError):
+class WhatError(UserError, ValueError):
   """No part of a run is called that; the message is a sentence."""
 
 

@@ -6,13 +6,13 @@ import errno
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from jaxpace.files import atomic_write
+from jaxpace.files import UserError, atomic_write
 
 
-class UnwritableError(Exception):
+class UnwritableError(UserError):
   """The file can't be written; the message is a sentence that says why."""
 
 
@@ -35,36 +35,6 @@ def check_target(target: str) -> None:
     atomic_write.try_out(path.resolve())
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
-
-
-def deliver(show: Callable[[], None], document: Callable[[], dict[str, Any]],
-            target: str | None) -> str | None:
-  """Ends a command: shows its result on standard output, and writes it as JSON where that is asked
-  for.
-
-  Args:
-    show: prints the result; not called where the document itself goes to standard output.
-    document: makes the document; called only if there is a target.
-    target: file, "-" for standard output, None or "" for no document.
-
-  Returns:
-    None, or a sentence that says what could not be written.
-
-  Raises:
-    BrokenPipeError: the reader of standard output has left.
-  """
-  try:
-    if target != "-":
-      show()
-    if target:
-      write_document(document(), target)
-  except BrokenPipeError:
-    raise
-  except UnwritableError as error:
-    return str(error)
-  except OSError as error:
-    return f"standard output can't be written: {error.strerror or error}."
-  return None
 
 
 def write_document(document: dict[str, Any], target: str) -> None:

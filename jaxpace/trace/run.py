@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.files import UserError
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace.meeting import Meeting
 from jaxpace.trace.read_host_samples import HostSamples
@@ -20,7 +21,7 @@ MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
 
 
-class RunError(Exception):
+class RunError(UserError):
   """The run directory can't be read: a sentence that says what is wrong and what to do."""
 
 

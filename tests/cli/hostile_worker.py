@@ -44,7 +44,7 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
       "watch": ["watch", str(run), "--once"],
       "compare": ["compare", str(sound), str(run)],
       "compare to": ["compare", str(run), str(sound)],
-      "forecast": ["forecast", str(run), "--ranks", "8,64"],
+      "forecast": ["report", str(run), "--forecast", "8,64"],
       "replay": ["replay", str(run), "--pacer", "pace_early_ranks()"],
       "doctor": ["doctor", str(run)],
       "control": ["control", str(run), "--nodes", "1"],

@@ -16,9 +16,9 @@ from tests.synthetic.made_up_runs import MadeUpJob
 
 COMMANDS = {
     "report": ["report", "RUN", "--without", "rank:0", "--without", "jitter", "--json", "-"],
-    "forecast": ["forecast", "RUN", "--ranks", "2,64", "--json", "-"],
+    "forecast": ["report", "RUN", "--forecast", "2,64", "--json", "-"],
     "compare": ["compare", "RUN", "RUN", "--fail-above", "3%", "--json", "-"],
-    "fabric": ["forecast", "GOOD", "--ranks", "64", "--fabric", "RUN", "--json", "-"],
+    "fabric": ["report", "GOOD", "--floor", "RUN", "--json", "-"],
 }
 
 

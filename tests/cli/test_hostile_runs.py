@@ -96,7 +96,7 @@ def document(run, name, change) -> None:
 
 JSON_FILES = ("run.json", "process/0.json", "locality/0.json", "links.json", "watchdog/0.jsonl",
               "control.json", "control.applied.jsonl")
-EVERY = (("report",), ("watch", "--once"), ("forecast", "--ranks", "8"),
+EVERY = (("report",), ("watch", "--once"), ("report", "--forecast", "8"),
          ("replay", "--pacer", "pace_early_ranks()"))
 
 

@@ -1,6 +1,5 @@
 """`jaxpace replay` as a user meets it, and the expressions that name a pacer."""
 
-import argparse
 import json
 import os
 import subprocess
@@ -9,7 +8,7 @@ import sys
 import pytest
 
 from jaxpace.cli import pacer_expression
-from jaxpace.cli import replay as command
+from jaxpace.cli.main import main
 from jaxpace.cli.pacer_expression import ExpressionError
 from jaxpace.core.types import Pacer
 from tests.multiprocess.jobs import ROOT
@@ -43,9 +42,7 @@ def run(tmp_path):
 
 
 def replay(*arguments) -> int:
-  parser = argparse.ArgumentParser(prog="jaxpace replay")
-  command.add_arguments(parser)
-  return command.run(parser.parse_args([str(a) for a in arguments]))
+  return main(["replay", *map(str, arguments)])
 
 
 def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, capsys):

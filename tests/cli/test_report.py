@@ -1,6 +1,5 @@
 """`jaxpace report` as a user meets it."""
 
-import argparse
 import errno
 import json
 import math
@@ -11,7 +10,7 @@ import sys
 
 import pytest
 
-from jaxpace.cli import report as command
+from jaxpace.cli.main import main
 from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.files.folders import Folder
@@ -39,20 +38,15 @@ def large(tmp_path_factory):
 
 
 def report(*arguments) -> int:
-  parser = argparse.ArgumentParser(prog="jaxpace report")
-  command.add_arguments(parser)
-  return command.run(parser.parse_args([str(a) for a in arguments]))
+  return main(["report", *map(str, arguments)])
 
 
 def run_program(*arguments, **environment):
   variables = {k: v for k, v in os.environ.items()
                if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
-  code = ("import argparse, sys; from jaxpace.cli import report as command; p = "
-          "argparse.ArgumentParser(); command.add_arguments(p); "
-          "sys.exit(command.run(p.parse_args()))")
-  return subprocess.run([sys.executable, "-c", code, *map(str, arguments)], capture_output=True,
-                        text=True, encoding="utf-8", cwd=ROOT, env={**variables, **environment},
-                        check=False)
+  return subprocess.run([sys.executable, "-m", "jaxpace.cli", "report", *map(str, arguments)],
+                        capture_output=True, text=True, encoding="utf-8", cwd=ROOT,
+                        env={**variables, **environment}, check=False)
 
 
 def numbers(value):
@@ -179,9 +173,7 @@ def test_a_window(late, capsys, tmp_path):
     (["--steps", "-3:4"], None), (["--steps", "a:b"], "is no range"),
     (["--ranks", "0"], "is no number of ranks"), (["--ranks", "few"], "'all'")])
 def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
-  with pytest.raises(SystemExit) as stop:
-    report(late, *arguments)
-  assert stop.value.code == 2
+  assert report(late, *arguments) == 2
   assert words is None or words in capsys.readouterr().err
 
 
@@ -243,10 +235,7 @@ def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_p
 
 
 def test_a_reader_that_leaves_is_no_error(large):
-  code = ("import argparse, sys; from jaxpace.cli import report as command; p = "
-          "argparse.ArgumentParser(); command.add_arguments(p); "
-          "sys.exit(command.run(p.parse_args()))")
-  with subprocess.Popen([sys.executable, "-c", code, str(large), "--json",
+  with subprocess.Popen([sys.executable, "-m", "jaxpace.cli", "report", str(large), "--json",
                          "-"], stdout=subprocess.PIPE,
                         stderr=subprocess.PIPE, cwd=ROOT) as process:
     process.stdout.read(10)
@@ -258,10 +247,10 @@ def test_a_reader_that_leaves_is_no_error(large):
 def test_the_report_needs_no_jax(late):
   """The package's own __init__ aside, which may name jax's: the layers below must not pull it
   in."""
-  code = ("import sys, types, argparse; package = types.ModuleType('jaxpace'); package.__path__ = "
-          "['jaxpace']; sys.modules['jaxpace'] = package; from jaxpace.cli import report as "
-          "command; p = argparse.ArgumentParser(); command.add_arguments(p); "
-          "command.run(p.parse_args()); assert 'jax' not in sys.modules, 'jax was imported'")
+  code = ("import sys, types; package = types.ModuleType('jaxpace'); package.__path__ = "
+          "['jaxpace']; sys.modules['jaxpace'] = package; from jaxpace.cli.main "
+          "import main; main(['report', *sys.argv[1:]]); "
+          "assert 'jax' not in sys.modules, 'jax was imported'")
   done = subprocess.run([sys.executable, "-c", code, str(late)], capture_output=True, text=True,
                         cwd=ROOT, check=False)
   assert done.returncode == 0, done.stderr

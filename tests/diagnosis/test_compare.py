@@ -1,7 +1,6 @@
 """Comparisons against Welch's t of scipy, against what was changed, and as a user of CI meets
 them."""
 
-import argparse
 import dataclasses
 import json
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxpace.cli import compare as command
+from jaxpace.cli.main import main
 from jaxpace.diagnosis.codes import ChangeCode, Note, codes
 from jaxpace.diagnosis.compare.change import change, from_blocks
 from jaxpace.diagnosis.compare.compare import compare, series
@@ -131,9 +130,7 @@ def test_runs_of_different_kinds_are_compared_with_words():
 
 
 def call(*arguments):
-  parser = argparse.ArgumentParser(prog="jaxpace compare")
-  command.add_arguments(parser)
-  return command.run(parser.parse_args([str(a) for a in arguments]))
+  return main(["compare", *map(str, arguments)])
 
 
 def test_the_command_its_exit_status_and_json(tmp_path, capsys):
@@ -165,7 +162,4 @@ def test_the_command_its_exit_status_and_json(tmp_path, capsys):
 
 @pytest.mark.parametrize("text", ["3", "x%", "-1%", "nan%", "3%5"])
 def test_a_limit_that_is_no_share_is_refused(text):
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
-  with pytest.raises(SystemExit):
-    parser.parse_args(["a", "b", "--fail-above", text])
+  assert call("a", "b", "--fail-above", text) == 2

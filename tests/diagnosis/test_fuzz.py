@@ -1,7 +1,6 @@
 """Damaged run directories end in a sentence or in a report that says what is missing: no traceback,
 no NaN."""
 
-import argparse
 import contextlib
 import io
 import json
@@ -15,7 +14,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from jaxpace.cli import report as command
+from jaxpace.cli.main import main
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_faults import Fault
 
@@ -39,9 +38,7 @@ def sound(tmp_path_factory):
 
 
 def report(run, target) -> int:
-  parser = argparse.ArgumentParser(prog="jaxpace report")
-  command.add_arguments(parser)
-  return command.run(parser.parse_args([str(run), "--json", str(target)]))
+  return main(["report", str(run), "--json", str(target)])
 
 
 def finite(value) -> bool:

@@ -273,19 +273,19 @@ def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys
   assert late and {event["tid"] for event in late} == {names["rank 2"]}
 
 
-@pytest.mark.parametrize("command", ["forecast", "replay"])
+@pytest.mark.parametrize("command, option", [
+    ("report", ["--forecast", "8"]), ("replay", ["--pacer", "pace_early_ranks()"])])
 def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(
-    tmp_path, capsys, command):
-  arguments = {"forecast": ["--ranks", "8"], "replay": ["--pacer", "pace_early_ranks()"]}[command]
+    tmp_path, capsys, command, option):
   busy = noisy([[10e-3, 10e-3, 15e-3, 20e-3], [5e-3] * 4])
   enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _ROWS])
   grouped.write(tmp_path / "apart", enter, leave, collectives=[{"groups": _ROWS}] * 2)
-  assert main([command, str(tmp_path / "apart"), *arguments]) == 0
+  assert main([command, str(tmp_path / "apart"), *option]) == 0
   assert "2 groups of ranks that never meet: the first" in " ".join(capsys.readouterr().out.split())
   enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
   grouped.write(tmp_path / "mixed", enter, leave,
                 collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
-  assert main([command, str(tmp_path / "mixed"), *arguments]) == 2
+  assert main([command, str(tmp_path / "mixed"), *option]) == 2
   assert "groups of several kinds" in " ".join(capsys.readouterr().err.split())
 
 

@@ -1,7 +1,6 @@
 """What-if against the same job simulated again without the thing: exact, through all collectives of
 a step."""
 
-import argparse
 import dataclasses
 import json
 
@@ -10,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from jaxpace.cli import report as command
+from jaxpace.cli.main import main
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.pause_costs import paused
@@ -188,9 +187,7 @@ def test_what_cannot_be_taken_out_is_said(text):
     ("rank:x", "names no rank")])
 def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
   made_up_runs.write(tmp_path, MadeUpJob())
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
-  assert command.run(parser.parse_args([str(tmp_path), "--without", text])) == 2
+  assert main(["report", str(tmp_path), "--without", text]) == 2
   captured = capsys.readouterr()
   assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
 
@@ -198,12 +195,10 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
   made_up_runs.write(tmp_path / "run",
                      MadeUpJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
-  parser = argparse.ArgumentParser()
-  command.add_arguments(parser)
   target = tmp_path / "report.json"
   arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0",
                "--json", str(target)]
-  assert command.run(parser.parse_args(arguments)) == 0
+  assert main(["report", *arguments]) == 0
   out = capsys.readouterr().out
   what_if = json.loads(target.read_text())["what_if"]
   both, one = what_if["asked"]

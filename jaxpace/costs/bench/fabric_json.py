@@ -1,4 +1,4 @@
-"""The measured fabric as a JSON document, which `jaxpace forecast --fabric` reads."""
+"""The measured fabric as a JSON document, which `jaxpace report --floor` reads."""
 
 from __future__ import annotations
 

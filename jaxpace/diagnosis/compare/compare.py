@@ -218,7 +218,7 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
     notes.append(Sentence(Note.RANKS_DIFFER,
         f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: ranks are not set "
         "beside each other. More ranks wait longer for their last one and exchange more, without "
-        "anything being wrong; `jaxpace forecast` says how much."))
+        "anything being wrong; `jaxpace report --forecast` says how much."))
   if hosts[0] != hosts[1]:
     notes.append(Sentence(Note.HOSTS_DIFFER,
         f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"

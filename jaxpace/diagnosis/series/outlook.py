@@ -17,7 +17,7 @@ MOST_CELLS = 1 << 20
 
 
 def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
-  """Returns what `jaxpace forecast --json` gives for 2 to 64 times the ranks, or `silent`: why
+  """Returns what `jaxpace report --forecast` gives for 2 to 64 times the ranks, or `silent`: why
   there is none.
 
   A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from jaxpace.files import UserError
 from jaxpace.hosts.locality.nvml import bus_id
 from jaxpace.hosts.locality.tree import format_list
 from jaxpace.hosts.locality.types import Gpu, Link, Nic, NumaNode
@@ -16,7 +17,7 @@ _LONGEST_MASK = 1 << 12
 """Characters; 8,192 processors take 2,800."""
 
 
-class TopologyError(ValueError):
+class TopologyError(UserError, ValueError):
   """The file is no topology that can be read: a sentence that says what is wrong."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_number, is_whole
+from jaxpace.files import UserError
 
 MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
@@ -15,7 +16,7 @@ _MOST_RANGES, _MOST_LISTED = 2**16, 64
 """Ranges that are read; ranks that are written one by one, and not as ranges."""
 
 
-class RequestError(ValueError):
+class RequestError(UserError, ValueError):
   """The file asks for something that can't be: a sentence that says what."""
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from jaxpace.files import UserError
 from jaxpace.trace.nccl.records import Record
 from jaxpace.trace.problems import plural
 
@@ -21,7 +22,7 @@ Key = tuple[str, str]
 """A communicator, and a kind of collective in it: numbers are counted for each."""
 
 
-class NcclError(Exception):
+class NcclError(UserError):
   """The dumps don't make a run: a sentence that says why and what to do."""
 
 

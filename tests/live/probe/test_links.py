@@ -53,8 +53,8 @@ def test_slips_are_said(tmp_path, capsys, caplog):
       jaxpace.probe_links(**wrong)
   with pytest.raises(ValueError, match="one process with one device"):
     jaxpace.probe_links(devices=jax.devices()[:1])
-  assert main(["probe", "--kib", "0"]) == 2
-  assert "jaxpace probe: message_bytes=0" in capsys.readouterr().err
+  assert main(["bench", "--links", "--kib", "0"]) == 2
+  assert "jaxpace bench: message_bytes=0" in capsys.readouterr().err
   (tmp_path / "file").write_text("")
   links.write_links(tmp_path / "file", _links(np.ones((2, 2))))
   assert "not recorded" in caplog.text

@@ -1,0 +1,96 @@
+"""Runs a subcommand: its errors, its JSON document and its progress line, the same for all."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+from jaxpace.files import UserError
+from jaxpace.reporting.refusal import give_up_output, refuse
+
+
+class Answer(NamedTuple):
+  """What a subcommand found."""
+
+  show: Callable[[], None]
+  """Prints it; not called where the document itself goes to standard output."""
+  document: Callable[[], dict[str, Any]]
+  """Makes the JSON document; called only if somebody wants it."""
+  status: int = 0
+
+
+class Command(Protocol):
+  """What a subcommand's module offers, beside its `EPILOG`. It is imported only when its subcommand
+  is called."""
+
+  def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+    """Adds the subcommand's arguments."""
+    ...
+
+  def run(self, args: argparse.Namespace) -> Answer | int:
+    """Runs it. `args.progress` shows how far it is.
+
+    Raises:
+      UserError: it can't do what was asked.
+    """
+    ...
+
+
+def add_json(parser: argparse.ArgumentParser, what: str) -> None:
+  """Adds `--json`: the runner writes the answer's document there."""
+  parser.add_argument("--json", metavar="FILE",
+                      help=f"also write {what} as JSON; '-' writes it to standard output and "
+                           "nothing else")
+
+
+def call(name: str, command: Command, args: argparse.Namespace) -> int:
+  """Runs a subcommand and delivers its answer; whatever the user can mend is one sentence.
+
+  Returns:
+    The exit status; 2 where it could not do what was asked.
+
+  Raises:
+    BrokenPipeError: the reader of standard output has left.
+  """
+  from jaxpace.reporting.json_file import check_target
+  from jaxpace.reporting.progress import Progress
+
+  args.progress = Progress()
+  try:
+    if target := getattr(args, "json", None):
+      check_target(target)
+    answer = command.run(args)
+    args.progress.clear()
+    return _delivered(answer, target) if isinstance(answer, Answer) else answer
+  except BrokenPipeError:
+    raise
+  except UserError as error:
+    sentence = str(error)
+  except MemoryError:
+    less = getattr(command, "LESS", None)
+    sentence = "this needs more memory than there is" + (f": {less}." if less else ".")
+  except OSError as error:
+    why = error.strerror or error
+    sentence = f"{error.filename}: {why}." if error.filename else f"{why}."
+  finally:
+    args.progress.clear()
+  return refuse(name, sentence)
+
+
+def _delivered(answer: Answer, target: str | None) -> int:
+  from jaxpace.reporting.json_file import UnwritableError, write_document
+  try:
+    if target != "-":
+      answer.show()
+    if target:
+      write_document(answer.document(), target)
+    sys.stdout.flush()
+  except BrokenPipeError:
+    raise
+  except OSError as error:
+    give_up_output()
+    raise UnwritableError(
+        f"standard output can't be written: {error.strerror or error}.") from error
+  return answer.status
