@@ -217,7 +217,7 @@ class FoundRecording(Recording):
     if self._copier is not None:
       self._copier.close()
       self._copier = None
-    if self._intake is not None and jax.process_index() == 0:
+    if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else f"{self.directory} has no steps: no program ran three times.")
 

@@ -8,6 +8,9 @@ ignore.
 
 from __future__ import annotations
 
+# pyarrow imports pandas with its first array, where that is installed, and pandas this: too late
+# once Python shuts down, when a short run is written.
+import concurrent.futures.thread  # noqa: F401
 import logging
 import os
 import pathlib

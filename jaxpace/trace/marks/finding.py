@@ -45,6 +45,8 @@ class Step:
   """Whether a step ends with that program; else it begins with it."""
   why: str
   """What it is and why, for people: "train_step, which takes ..."."""
+  fraction: float = 1.0
+  """Of the time of all programs that may be the step, what these take."""
 
   def to_json(self) -> str:
     """Returns it as text; `from_json` reads it."""
@@ -54,7 +56,7 @@ class Step:
   def from_json(text: str) -> Step:
     """Inverse of `to_json`."""
     fields = json.loads(text)
-    return Step(tuple(fields["programs"]), fields["cut"], fields["after"], fields["why"])
+    return Step(**{**fields, "programs": tuple(fields["programs"])})
 
   def steps(self, order: Sequence[str], last: bool = False) -> tuple[list[tuple[int, int]], int]:
     """Cuts executions into steps.
@@ -112,9 +114,11 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
   after = times[ran[0]] > 1
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
   programs = tuple(dict.fromkeys((main, *ran)))
+  spent = sum(seconds.get(name, 0.0) for name in programs)
+  whole = sum(seconds.get(name, 0.0) for name in candidates)
   return Step(programs, cut, after, _why([
       name if times[name] == 1 else f"{name} ({times[name]} times)" for name in programs],
-      sum(seconds.get(name, 0.0) for name in programs), seconds, match))
+      spent, seconds, match), spent / whole if whole else 1.0)
 
 
 def _candidates(names: set[str], match: str) -> set[str]:

@@ -21,6 +21,8 @@ _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
 _MANY_STEPS = 64
 """What repeats so often is, however quickly."""
+_MOST_OF_TIME = 0.5
+"""What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
 
 Agree = Callable[[Step | None, bool], Step | None]
@@ -110,8 +112,12 @@ class FoundIntake(MarksIntake):
     for number in {number for number, _ in self._order}:
       seconds[self._name(number)] += self._collector.seconds(number)
     found = finding.find(names, seconds, self._match)
-    sure = found is not None and names.count(found.programs[0]) >= _SURE_STEPS
-    return found if self.last or sure else None
+    if found is None or self.last:
+      return found
+    often = names.count(found.programs[0]) >= _SURE_STEPS
+    # One execution of something else took longer: that may be the first step of all.
+    most = found.fraction >= _MOST_OF_TIME or bool(self._match)
+    return found if often and most else None
 
   def _name(self, number: int) -> str:
     return self._programs.by_number[number].program.name
