@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxpace.diagnosis.selected_steps import SelectedSteps
@@ -15,7 +13,6 @@ from jaxpace.trace.run import MISSING, Run
 CROWDED = 5.0
 """Involuntary switches a step of a process that shares its processors with other programs."""
 _FEWEST = 3
-_FEW_QUANTILES = 12
 
 
 def switches(run: Run, selected: SelectedSteps) -> float:
@@ -130,21 +127,6 @@ def median_per_window(run: Run, selected: SelectedSteps, name: str,
       if inside.any():
         own[window] = np.median(values[inside])
     found[process] = own
-  return found
-
-
-def quantiles(run: Run, selected: SelectedSteps, name: str,
-              probabilities: Sequence[float]) -> dict[int, np.ndarray]:
-  """Quantiles of a gauge over all its samples in the counted steps, by process; of few samples,
-  nothing."""
-  found: dict[int, np.ndarray] = {}
-  for process, (samples, first, last, _) in _windows(run, selected, 0, selected.blocks).items():
-    values = samples.columns.get(name)
-    if values is None:
-      continue
-    known = values[np.isfinite(values) & (samples.time_ns >= first) & (samples.time_ns <= last)]
-    if known.size >= _FEW_QUANTILES:
-      found[process] = np.quantile(known, probabilities)
   return found
 
 

@@ -25,7 +25,6 @@ from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.selected_steps import (
-  MIN_STEPS,
   SelectedSteps,
   count_steps,
   is_possible,
@@ -40,7 +39,6 @@ from jaxpace.diagnosis.untold import (
   unseen,
   untold,
 )
-from jaxpace.diagnosis.usually_last import unnamed, usually_last
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
 from jaxpace.diagnosis.waiting_places import where_waits_are
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
@@ -106,7 +104,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     case = Case(
         **vars(summed), lateness=lateness, phases=phases, floor=floor, links=links,
         hidden=None if away is None else away.steps)
-    case, sampled = _judged(case, doubted=untold_why is not None)
+    case, sampled = _judged(case)
     lateness = case.lateness
     found = () if unrecorded(run) else sampled.findings
     preempted = switches(run, selected)
@@ -142,19 +140,13 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
 
-def _judged(case: Case, doubted: bool) -> tuple[Case, Sampled]:
+def _judged(case: Case) -> tuple[Case, Sampled]:
   """The findings, and the case with whom they blame: nobody without whom no step would be shorter.
 
   Args:
     case: the run, with the ranks that are late by their means.
-    doubted: whether timestamps don't tell who is last.
   """
   sampled = hold_back(case, findings_module.find(case))
-  usual = (unnamed(usually_last(case), sampled.findings)
-           if case.selected.size >= MIN_STEPS and not doubted and not sampled.doubt else [])
-  if usual:
-    case = dataclasses.replace(case, lateness=find_late(case, usual))
-    sampled = hold_back(case, findings_module.find(case))
   late = _named(case, sampled.findings)
   if late and saved(case.run, case.selected, case.floor,
                     [Without(ranks=tuple(late))])[0] < LEAST * case.step_time:

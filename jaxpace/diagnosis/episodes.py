@@ -1,5 +1,4 @@
-"""When a rank is late: from which block to which, for good or for a while, and whether ranks take
-turns at it."""
+"""When a rank is late: from which block to which, for good or for a while."""
 
 from __future__ import annotations
 
@@ -21,19 +20,6 @@ CONFIDENCE = 0.99
 FEWEST_STEPS = 30
 """A rank that is late for fewer steps than these in a row, and in time before and after, isn't
 persistently late."""
-CHRONIC = 0.5
-"""A rank that is late in this share of the steps is late for good, whoever else is late in the
-rest."""
-TURNS = 3
-"""As many groups of ranks, late one after another, take turns: then the work wanders, and no rank
-is to blame."""
-FAINT, FAINT_SHARE = 0.25, 0.05
-"""A rank late by less than this part of what it is late by in another stretch, and less than this
-share of the step, is not late for that reason, which began with that stretch."""
-BRIEF = 0.5
-"""Nor one late by less than this part, for which the job waits for less than the square of that."""
-_SAME_TIME = 0.5
-
 
 class Episode(NamedTuple):
   """Neighbouring blocks in which one rank is late."""
@@ -144,7 +130,7 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
     late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
     joined: list[list[int]] = []
     for begin, end in (spans[i] for i in _grown(late, tested, blocks.step_time)):
-      if joined and joined[-1][1] == begin and _alike(blocks, rank, joined[-1], (begin, end)):
+      if joined and joined[-1][1] == begin:
         joined[-1][1] = end
       else:
         joined.append([begin, end])
@@ -155,21 +141,7 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
       test = blocks.test([rank], begin, end, len(ranks))[0]
       if end - begin >= min(SHORTEST, size) and number >= min(FEWEST_STEPS, steps):
         found.append(Episode(rank, begin, end, number, *test))
-  return [e for e in found if not any(
-      _faint(e.lateness, other.lateness, blocks) or e.lateness < BRIEF * other.lateness and
-      e.lateness * e.steps < BRIEF * BRIEF * other.lateness * other.steps
-      for other in found if other.rank == e.rank)]
-
-
-def _alike(blocks: Blocks, rank: int, *spans: Sequence[int]) -> bool:
-  """Whether a rank's lateness in neighbouring stretches may be one fault's, which became more or
-  less."""
-  lateness = [blocks.test([rank], begin, end, 1)[0].lateness for begin, end in spans]
-  return not _faint(min(lateness), max(lateness), blocks)
-
-
-def _faint(lateness: float, other: float, blocks: Blocks) -> bool:
-  return lateness < FAINT * other and lateness < FAINT_SHARE * blocks.step_time
+  return found
 
 
 def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> list[int]:
@@ -187,38 +159,6 @@ def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> l
         grown.add(at)
         at += step
   return sorted(grown)
-
-
-def blamed(episodes: Sequence[Episode], steps: int) -> list[Episode]:
-  """The episodes of ranks that are late for good or for a long while; none where ranks take turns.
-
-  Args:
-    episodes: who is late when.
-    steps: counted steps.
-  """
-  of_rank: dict[int, list[Episode]] = {}
-  for episode in episodes:
-    of_rank.setdefault(episode.rank, []).append(episode)
-  chronic = {rank for rank, own in of_rank.items() if sum(e.steps for e in own) >= CHRONIC * steps}
-  others = [rank for rank in of_rank if rank not in chronic]
-  groups: list[list[int]] = []
-  for rank in others:
-    for group in groups:
-      if _overlap(of_rank[rank], of_rank[group[0]]) >= _SAME_TIME:
-        group.append(rank)
-        break
-    else:
-      groups.append([rank])
-  again = max((len(of_rank[rank]) for rank in others), default=0)
-  if len(groups) >= TURNS or (len(groups) == TURNS - 1 and again > 1):
-    return [e for e in episodes if e.rank in chronic]
-  return list(episodes)
-
-
-def _overlap(one: Sequence[Episode], other: Sequence[Episode]) -> float:
-  """Blocks in common as a share of all blocks of the two."""
-  a, b = ({block for e in own for block in range(e.begin, e.end)} for own in (one, other))
-  return len(a & b) / max(1, len(a | b))
 
 
 def _mean_known(values: np.ndarray) -> np.ndarray:

@@ -94,7 +94,7 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  placed, rest = (hold(case.totals, case.selected, some, case.lateness.usual)
+  placed, rest = (hold(case.totals, case.selected, some)
                   for some in (own, others))
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
   # other (Shapley).

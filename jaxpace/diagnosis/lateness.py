@@ -12,27 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.changes import change_points, without_outages
-from jaxpace.diagnosis.counters import CROWDED, switches
-from jaxpace.diagnosis.episodes import CHRONIC, CONFIDENCE, Blocks, Episode, blamed, find_episodes
+from jaxpace.diagnosis.episodes import Blocks, Episode, find_episodes
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.stretches import whole_stretches
 from jaxpace.diagnosis.totals import ByGroup, Summed, Totals
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-HIDDEN = 0.25
-"""A rank whose lateness is less than this part of the latest one's at the time hides behind it: it
-isn't named."""
-LITTLE = 0.05
-"""So does one for which the job waits for less than this part of what it waits for that one."""
 PAUSES = 0.5
 """A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by
 no fixed amount."""
-
-CROWDED_LEAST = 0.03
-"""Where other programs run on the hosts' processors, ranks late for less than half of the run
-are named from this share of the step on: below it they are late where such a program happened to
-run."""
 
 
 class WaitedFor(NamedTuple):
@@ -59,15 +47,12 @@ class Lateness(NamedTuple):
   # [R] share of the blocks in which it was late by half of `EFFECT` or more
   persistence: np.ndarray
   late: np.ndarray  # ranks that are persistently late, costliest first
-  hidden: np.ndarray  # ranks that are persistently late as well, but by much less than the latest
   typical: np.ndarray  # the ranks the others are compared with
   persistent: np.ndarray  # [C] max over ranks of mean A, less mean A, while such a rank is late
   random: np.ndarray  # [C] what is left of mean max A - mean A
   episodes: tuple[Episode, ...]  # when the late ranks were late
   pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
-  turns: tuple[Episode, ...]  # ranks late one after another, of which none is to blame
   held: WaitedFor  # the persistent part
-  usual: tuple[int, ...]  # of the late ranks, those that are last in most steps, by no fixed amount
   gaps: float  # s of `random` that is for longer gaps
   random_by_block: np.ndarray  # [B]
   blocks: Blocks
@@ -77,25 +62,23 @@ class Lateness(NamedTuple):
     nobody = np.empty(0, np.int64)
     none = WaitedFor(np.zeros_like(self.persistent), 0.0, np.zeros_like(self.held.by_block))
     return self._replace(
-        late=nobody, hidden=nobody, persistent=none.by_collective,
-        random=self.random + self.persistent, episodes=(), held=none, usual=(),
+        late=nobody, persistent=none.by_collective,
+        random=self.random + self.persistent, episodes=(), held=none,
         gaps=self.gaps + self.held.for_gaps, random_by_block=self.random_by_block
         + self.held.by_block)
 
 
-def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
+def find_late(summed: Summed) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
     summed: the run, added up.
-    usual: ranks that are late whatever the tests of their means say: they are last in most of the
-      steps.
 
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
     exactly.
   """
-  run, selected, totals, step_time = summed.run, summed.selected, summed.totals, summed.step_time
+  selected, totals, step_time = summed.selected, summed.totals, summed.step_time
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
@@ -114,8 +97,8 @@ def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
     none = WaitedFor(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
     return Lateness(
         mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
-        hidden=nobody, typical=np.flatnonzero(eligible), persistent=none.by_collective,
-        random=earliness, episodes=(), pausing=(), turns=(), held=none, usual=(), gaps=0.0,
+        typical=np.flatnonzero(eligible), persistent=none.by_collective,
+        random=earliness, episodes=(), pausing=(), held=none, gaps=0.0,
         random_by_block=waiting, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
@@ -124,29 +107,19 @@ def find_late(summed: Summed, usual: Sequence[int] = ()) -> Lateness:
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
-  every = whole_stretches(run, selected, find_episodes(blocks, changes, selected.size), blocks)
-  pausing = tuple(e for e in every if e.rank not in usual and _pauses(summed, blocks, e))
-  steady = [e for e in every if e not in pausing and e.rank not in usual]
-  named = blamed(steady, selected.size)
-  brief = _brief(totals, selected, named) if switches(run, selected) >= CROWDED else []
-  if hold(totals, selected, brief).seconds < CROWDED_LEAST * step_time:
-    named = [e for e in named if e not in brief]
-  turns = tuple(e for e in steady if e not in named)
-  last = [e for rank in usual for e in _usual(totals, selected, every, rank)]
-  hidden = [e for e in named if _hides(e, [*named, *last])]
-  named += last
-  episodes = tuple(e for e in named if e not in hidden)
+  every = find_episodes(blocks, changes, selected.size)
+  pausing = tuple(e for e in every if _pauses(summed, blocks, e))
+  episodes = tuple(e for e in every if e not in pausing)
   late = np.array(costliest_first(episodes), np.int64)
-  behind = np.array(sorted({e.rank for e in hidden} - set(late.tolist())), np.int64)
-  held = hold(totals, selected, episodes, usual)
+  held = hold(totals, selected, episodes)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
   return Lateness(
       mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
       persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
-      hidden=behind, typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
-      random=random, episodes=episodes, pausing=pausing, turns=turns, held=held,
-      usual=tuple(usual), gaps=min(gaps, float(random.sum())),
+      typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
+      random=random, episodes=episodes, pausing=pausing, held=held,
+      gaps=min(gaps, float(random.sum())),
       random_by_block=waiting - held.by_block, blocks=blocks)
 
 
@@ -171,14 +144,12 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
   return sorted(cost, key=lambda rank: -cost[rank])
 
 
-def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
-         usual: Sequence[int] = ()) -> WaitedFor:
+def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode]) -> WaitedFor:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A,
   less mean A.
 
   Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and
-  the rest. Where one of the `usual` ranks is among them, who are late by no fixed amount, it is the
-  waiting in the steps in which the job waits for one of them.
+  the rest.
   """
   slots = len(totals.lateness)
   by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
@@ -188,19 +159,6 @@ def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode],
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
     number = int(steps[begin:end].sum())
-    if set(own) & set(usual) and totals.groups is not None:
-      seconds = (np.array([charged[own, begin:end].sum() for charged in totals.groups.charged])
-                 / max(1, selected.size))
-      by_collective += seconds
-      each_block[begin:end] += seconds.sum() * selected.size / max(1, number)
-      continue
-    if set(own) & set(usual):
-      last = selected.within(begin, end) & np.isin(totals.last_rank, own)
-      by_collective += np.nansum(totals.earliness[:, last], axis=1) / max(1, selected.size)
-      whole = np.where(last, np.nan_to_num(totals.earliness).sum(axis=0), 0.0)
-      each_block += selected.sums(whole) / np.maximum(steps, 1)
-      for_gaps += float(totals.waiting_gap[last].sum()) / max(1, selected.size)
-      continue
     present = totals.block_steps[own, begin:end].sum(axis=1)
     if not own or not number or not present.any():
       continue
@@ -247,35 +205,6 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   return seconds
 
 
-def _usual(totals: Totals, selected: SelectedSteps, every: Sequence[Episode],
-           rank: int) -> list[Episode]:
-  """When a rank is late that is last in most of the steps: as its mean tells if it does so, else
-  throughout.
-
-  Its lateness is then what the others wait for it, mean over the steps in which it is last.
-  """
-  own = [e for e in every if e.rank == rank]
-  if sum(e.steps for e in own) >= CHRONIC * int(totals.present[rank]):
-    return own
-  last = selected.mask & (totals.last_rank == rank)
-  often = selected.means(np.where(selected.mask, last, np.nan))
-  edges = [0, *change_points(often[None])[0], selected.blocks]
-  level = [float(np.nanmean(often[b:e])) for b, e in zip(edges[:-1], edges[1:], strict=True)]
-  high = [i for i, share in enumerate(level) if share >= CHRONIC]
-  begin, end = (edges[high[0]], edges[high[-1] + 1]) if high else (0, selected.blocks)
-  return [Episode(rank, begin, end, int(totals.block_steps[rank, begin:end].sum()),
-                  waited_for(totals, rank), CONFIDENCE, float(np.nanmean(often[begin:end])))]
-
-
-def waited_for(totals: Totals, rank: int) -> float:
-  """Seconds that each other rank waits for this one, mean over the steps in which it is last."""
-  ranks = int((totals.present > 0).sum())
-  joined = (totals.groups.found.joined if totals.groups is not None
-            else np.zeros(len(totals.present)))
-  others = int(((joined == joined[rank]) & (totals.present > 0)).sum()) - 1
-  return float(totals.blame[rank]) / max(1, int(totals.last[rank])) * ranks / max(1, others)
-
-
 def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
   run, selected, totals = summed.run, summed.selected, summed.totals
@@ -294,29 +223,6 @@ def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
   excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
   now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
   return now_and_then >= PAUSES * episode.lateness
-
-
-def _brief(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode]) -> list[Episode]:
-  """The episodes of ranks that are late in less than `CHRONIC` of their steps."""
-  steps = {e.rank: sum(own.steps for own in episodes if own.rank == e.rank) for e in episodes}
-  return [e for e in episodes if steps[e.rank] < CHRONIC * int(totals.block_steps[e.rank].sum())]
-
-
-def _hides(episode: Episode, named: Sequence[Episode]) -> bool:
-  """Whether another rank was much later during most of it, or costs many times as much for being
-  later."""
-
-  def much_later(other: Episode) -> bool:
-    together = min(other.end, episode.end) - max(other.begin, episode.begin)
-    return (other.lateness * HIDDEN > episode.lateness
-            and 2 * together >= episode.end - episode.begin)
-
-  def much_costlier(other: Episode) -> bool:
-    return (other.lateness > episode.lateness
-            and other.lateness * other.steps * LITTLE > episode.lateness * episode.steps)
-
-  return any(much_later(other) or much_costlier(other)
-             for other in named if other.rank != episode.rank)
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:

@@ -16,7 +16,7 @@ from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.stages import sentences as stage_sentences
-from jaxpace.diagnosis.unexplained import few_pauses, unexplained_queue, unnamed_waiting
+from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
 from jaxpace.diagnosis.untimed import NO_SLOT, untimed
 from jaxpace.diagnosis.untold import once
 from jaxpace.diagnosis.untold import sentence as untold_sentence
@@ -119,13 +119,6 @@ def _measured(facts: Facts) -> list[Sentence]:
         "Contention is a lower bound: the floor of a transfer is the lowest running median of "
         f"{facts.floor.width} steps of this run ({facts.floor.source}), not that of a "
         "quiet fabric."))
-  queue = unexplained_queue(facts)
-  if queue:
-    notes.append(Sentence(Note.QUEUE,
-        f"Data queue on the way: a round trip between the hosts takes {milliseconds(queue.trip)}, "
-        f"the shortest {milliseconds(queue.shortest)}, and transfers are {percent(queue.share)} of "
-        "the step. Whether that is this job's own traffic on a slow network or others' can't be "
-        "told without a known floor: `--floor` takes what `jaxpace bench` measured."))
   whole = totals.earliness.sum(axis=0)
   if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))

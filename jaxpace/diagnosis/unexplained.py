@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counters import quantiles
 from jaxpace.diagnosis.diagnosis import Facts
-from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER
+from jaxpace.diagnosis.findings import COSTLY, JITTER
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.what_if import has_gaps
 from jaxpace.trace.host_causes import PAUSES
@@ -110,38 +109,3 @@ def unnamed_waiting(facts: Facts) -> Unnamed | None:
   most = (few or often >= _MOST_OF_IT) and totals.blame[rank] >= _MOST_OF_IT * totals.blame.sum()
   return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
                  rank if most else None, often)
-
-
-_QUEUE_SHARE = 0.3
-"""Of the step that transfers take, at least: else little is to be gained."""
-_QUEUE_TIMES = 10.0
-"""A round trip takes as many times as long as the shortest one, at least."""
-
-
-class Queue(NamedTuple):
-  """Round trips between the hosts, medians, seconds."""
-
-  trip: float
-  shortest: float
-  share: float  # of the step that transfers take
-
-
-def unexplained_queue(facts: Facts) -> Queue | None:
-  """Round trips far over the shortest ones in a run of long transfers; None where they aren't, or
-  contention is known.
-
-  A job alone fills the queue of its own slowest link as others' traffic would: only a floor tells
-  the two apart.
-  """
-  run, found = facts.run, facts.findings
-  shares = facts.shares
-  if (shares is None or facts.floor.known or not run.collectives
-      or any(finding.mode == CONTENTION for finding in found)):
-    return None
-  share = shares["transfer"] + shares["contention"]
-  trips, shortest = (quantiles(run, facts.selected, name, (0.5,))
-                     for name in ("tcp_rtt_ns", "tcp_min_rtt_ns"))
-  if share < _QUEUE_SHARE or min(len(trips), len(shortest)) < 2:
-    return None
-  trip, least = (1e-9 * float(np.median(list(values.values()))) for values in (trips, shortest))
-  return Queue(trip, least, share) if trip >= _QUEUE_TIMES * least > 0 else None

@@ -185,7 +185,7 @@ def _of_mode(facts: Facts, finding: Finding) -> str:
     return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
             f"{_lower(finding.advice)}")
   if finding.ranks:
-    return (f"Every step waits {cost} for {subject}, which stops now and then: "
+    return (f"Every step waits {cost} for {subject}, which takes long now and then: "
             f"{_lower(finding.advice)}")
   late = sorted({rank for other in facts.findings for rank in other.ranks})
   whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
@@ -203,18 +203,12 @@ def _subject(finding: Finding) -> str:
 
 
 def _persistent(facts: Facts, finding: Finding) -> str:
-  ranks, lateness, totals = list(finding.ranks), facts.lateness, facts.totals
+  ranks, lateness = list(finding.ranks), facts.lateness
   after = mended(facts, finding)
   assert facts.step_time is not None and after is not None
   saved = (f"and without that a step would take {milliseconds(after.step_time)} instead of "
            f"{milliseconds(facts.step_time.mean)} ({after.speedup:.2f} times as fast).")
   several = len(ranks) > 1
-  if set(ranks) & set(lateness.usual):
-    often = float(totals.last[ranks].sum()) / max(1, int(totals.present[ranks].max()))
-    throughout = (finding.first_step, finding.last_step) == (None, None)
-    when = "" if throughout else f", {spell(finding.first_step, finding.last_step)}"
-    return (f"Look at {_subject(finding)}: {'one of them' if several else 'it'} is last in "
-            f"{percent(often)} of the steps{when}, {saved}")
   late = [max(e.lateness for e in lateness.episodes if e.rank == rank) for rank in ranks]
   amount = milliseconds(min(late))
   if several and milliseconds(max(late)) != amount:

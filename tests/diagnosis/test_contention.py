@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
-from jaxpace.diagnosis.codes import Evidence, Note, codes
+from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job, with_bytes
 from tests.diagnosis.test_tcp import sampled
-from tests.lib.said import numbers, only
+from tests.lib.said import only
 from tests.synthetic.made_up_faults import Fault
 from tests.synthetic.made_up_runs import MadeUpJob
 
@@ -88,51 +88,3 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   assert finding.hosts == estimated.hosts == ("host3",)
   assert estimated.share == pytest.approx(3e-3 / diagnosis.step_time.mean, abs=0.002)
   assert finding.share == pytest.approx((5.2e-3 - floor) / diagnosis.step_time.mean, abs=0.002)
-
-
-def test_where_data_queue_is_contended_though_half_of_the_transfers_are_quick():
-  """All transfers are slow for a while, then two of five to the end: their median is as on a quiet
-  fabric."""
-  run, truth = run_of(job(Fault("contention", 20e-3, begin=0.4, end=0.7),
-                          Fault("contention", 20e-3, begin=0.7, probability=0.4), steps=600))
-  (without,) = diagnose(run).findings
-  (finding,) = diagnose(sampled(run, lambda process, at: 0.3e-3 if at < 0.4 else 3e-3)).findings
-  assert (finding.share == pytest.approx(cost(truth), abs=0.01)
-          and without.share < cost(truth) - 0.03)
-  assert (finding.first_step, finding.last_step) == (pytest.approx(240, abs=5), None)
-
-
-def test_a_queue_that_nothing_explains_is_a_note():
-  """Transfers of 16 ms in a step of 47, alike from the first step to the last: no floor says
-  whether they are slow."""
-  run, _ = run_of(job(Fault("contention", 14e-3)))
-  queued = sampled(sampled(run, lambda process, at: 4e-3 + 1e-3 * process),
-                   lambda process, at: 1e-5, "tcp_min_rtt_ns")
-
-  def said(of, fabric=None):
-    diagnosis = diagnose(of, fabric=fabric)
-    return [note for note in diagnosis.notes if note.code == Note.QUEUE], diagnosis
-  (note,), diagnosis = said(queued)
-  assert diagnosis.findings == ()
-  share = diagnosis.shares["transfer"] + diagnosis.shares["contention"]
-  assert numbers(note) == [5.5, 0.01, round(100 * share)]
-  assert "--floor" in note
-  assert said(run)[0] == [], "no round trips were sampled"
-  assert (said(sampled(queued, lambda process, at: 6e-4,
-                       "tcp_min_rtt_ns"))[0] == []), "a long way, and no queue"
-  quick = run_of(job())[0]
-  few = sampled(sampled(quick, lambda process, at: 4e-3), lambda process, at: 1e-5,
-                "tcp_min_rtt_ns")
-  assert said(few)[0] == [], "transfers cost little"
-  quiet = Estimate(*[2e-3 / 14] * 3)
-  fabric = MeasuredFabric((Level("all", None, None,
-                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
-                          "bench.json")
-  notes, diagnosis = said(with_bytes(queued, 4096), fabric)
-  assert notes == [] and [f.mode for f in diagnosis.findings] == [CONTENTION]
-  slow_by_itself = Estimate(*[17e-3 / 14] * 3)
-  fabric = MeasuredFabric((Level("all", None, None,
-                                 {ALL_REDUCE: Cost(slow_by_itself, Estimate(0.0, 0.0, 0.0),
-                                                   RING)}),), "b")
-  notes, diagnosis = said(with_bytes(queued, 4096), fabric)
-  assert notes == [] and diagnosis.findings == () and diagnosis.floor.known

@@ -206,21 +206,8 @@ def test_late_ranks_in_a_bad_place_are_a_matter_of_locality():
     assert [f.mode for f in diagnose(placed(run, far)).findings] == [PERSISTENT]
 
 
-def test_ranks_of_a_bad_place_that_are_late_by_different_amounts_are_not_late_for_it_alone():
-  run, _ = run_of(job(Fault("compute", 4e-3, (1, 3, 5, 7)), Fault("compute", 9e-3, (5,))))
-  (finding,) = diagnose(placed(run, {1, 3, 5, 7})).findings
-  assert (finding.mode, finding.ranks[0]) == (PERSISTENT, 5)
-
-
 def test_a_bad_place_at_no_cost_is_no_finding():
   assert diagnose(placed(run_of(job())[0], {1, 3})).findings == ()
-
-
-def test_a_process_late_with_all_its_ranks_is_no_matter_of_the_place_of_one():
-  run, _ = run_of(job(Fault("compute", 9e-3, (4, 5))))  # host2's
-  (finding,) = diagnose(placed(run, {4})).findings
-  assert (finding.mode, finding.ranks) == (PERSISTENT, (4, 5))
-  assert [f.mode for f in diagnose(placed(run, {4, 5})).findings] == [LOCALITY]
 
 
 def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows():
@@ -276,14 +263,6 @@ def test_a_gap_that_is_long_in_every_step_is_no_jitter():
   waiting = diagnosis.lateness.random.sum()
   assert waiting > 0.02 * means(truth)[1]
   assert diagnosis.lateness.gaps < 0.5 * waiting
-
-
-def test_ranks_that_take_long_turns_are_not_to_blame():
-  diagnosis = diagnose(run_of(job(Fault("rotating", 8e-3, (0, 2, 4, 6, 7), period=60)))[0])
-  (finding,) = diagnosis.findings
-  assert (finding.mode, finding.ranks) == (AMPLIFICATION, ())
-  assert {e.rank for e in diagnosis.lateness.turns} == {0, 2, 4, 6, 7}
-  assert Evidence.TAKE_TURNS in codes(finding.evidence)
 
 
 def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():

@@ -22,6 +22,9 @@ _RAISED, _SHORTEST = 2.0, 0.3
 _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential
 jitter has a third."""
+_MOST, _FAR = 0.5, 2.0
+"""A rank is named that is last in this part of the steps, and that many standard deviations more
+often than by chance. Chosen by hand; no measurement of them is published."""
 _STOPS, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
 """A rank stops now and then if the others wait for it for this share of the step in so many steps,
 and it holds this part of the waiting."""
@@ -45,7 +48,7 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
   worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
-  stopping = _stopping(case) if worst > _RARE else None
+  stopping = _stopping(case) if worst > _RARE else _mostly_last(case)
   alone = () if stopping is None else (stopping,)
   evidence = [
       _last_rank(case) if stopping is None else Sentence(Evidence.LAST_RANK,
@@ -63,11 +66,6 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
           else step_ranges.series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
     evidence.append(Sentence(Evidence.SPELL, f"It is so {step_ranges.spell(first, last)}."))
-  if lateness.turns:
-    ranks = sorted({e.rank for e in lateness.turns})
-    evidence.append(Sentence(Evidence.TAKE_TURNS,
-        f"Ranks take turns at being late for a while (among them {list_ranks(ranks, 6)}): the work "
-        "wanders over the ranks, none of them is to blame."))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
             for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
@@ -84,8 +82,11 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       evidence.append(Sentence(Evidence.MOSTLY_HOST,
           f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
           "the ranks."))
-      hosts = (host,) if part > 0.6 and not lateness.episodes and not lateness.turns else ()
-  if alone:
+      hosts = (host,) if part > 0.6 and not lateness.episodes else ()
+  if alone and worst <= _RARE:
+    advice = ("See what it does that varies from step to step: data that it loads, work that it "
+              "gets more of than the others.")
+  elif alone:
     advice = ("Look for what stops it: host interrupts, garbage collection, checkpoints, "
               "recompilation.")
   elif worst > _RARE:
@@ -109,6 +110,21 @@ def _stopping(case: Case) -> int | None:
   stops = int(((whole >= _STOPS * case.step_time) & (totals.last_rank == rank)).sum())
   alone = stops >= _FEWEST and totals.blame[rank] >= _NEARLY_ALL * totals.blame.sum()
   return rank if alone else None
+
+
+def _mostly_last(case: Case) -> int | None:
+  """The rank that is last in most of the steps, clearly more often than by chance, and holds most
+  of the waiting; None: there is none.
+
+  By no fixed amount, or its mean would show it: a loader that prefetches, say.
+  """
+  totals = case.totals
+  rank, there = int(totals.blame.argmax()), int((totals.present > 0).sum())
+  steps = max(1, int(totals.present[rank]))
+  often = float(totals.last[rank]) / steps
+  beyond = (often - 1 / there) / np.sqrt((there - 1) / there**2 / steps)
+  return (rank if often >= _MOST and beyond >= _FAR and 2 * totals.blame[rank] >= totals.blame.sum()
+          and not case.lateness.episodes else None)
 
 
 def _last_rank(case: Case) -> Sentence:

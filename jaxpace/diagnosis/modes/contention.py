@@ -72,7 +72,7 @@ def look(case: Case) -> SlowTransfers | None:
   if not np.isfinite(transfer[case.selected.mask]).any():
     return None
   busy = tcp.read(case)
-  return (_stretch(case, transfer, busy) or _busy_stretch(case, transfer, busy)
+  return (_stretch(case, transfer, busy)
           or _throughout(case, transfer, busy) or _bursts(case, transfer, busy))
 
 
@@ -97,54 +97,8 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
   most = np.median(inside) >= np.quantile(outside, 0.9)
   if told is False or not (nearly_all or told and most):
     return None
-  return _slower(case, busy, spans, slow | _queued(busy, spans, slow),
+  return _slower(case, busy, spans, slow,
                  by_block - float(np.median(outside)))
-
-
-def _queued(busy: tcp.BusyConnections, spans: list[tuple[int, int]],
-            slow: np.ndarray) -> np.ndarray:
-  """[S] bool, spans in which data queue on the way as in the slow ones, though half of the
-  transfers are quick."""
-  level = np.array([tcp.round_trip(busy, span) for span in spans])
-  usual = np.nanmin(level[~slow]) if np.isfinite(level[~slow]).any() else np.nan
-  # Above it: round trips of 0 ns throughout tell nothing.
-  return ~slow & (level > tcp.LONGER * usual)
-
-
-def _busy_stretch(case: Case, transfer: np.ndarray,
-                  busy: tcp.BusyConnections) -> SlowTransfers | None:
-  """The same by the connections: a fabric that is crowded now and then makes few transfers long,
-  and all hosts busy.
-
-  Or it makes round trips longer, where other load on the hosts' processors hides how much longer
-  transfers are.
-  """
-  if not busy.carried:
-    return None
-  slow = _stretch_of(case, transfer, busy, busy.seconds, tcp.BUSIER) if len(
-      busy.processes) >= tcp.FEWEST_HOSTS else None
-  return (slow or (_stretch_of(case, transfer, busy, busy.trips, tcp.LONGER)
-                   if busy.trips is not None else None))
-
-
-def _stretch_of(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections, values: np.ndarray,
-                least: float) -> SlowTransfers | None:
-  """Slow where [P, W] busy times or round trips are `least` times as long as where they are
-  shortest."""
-  if not np.isfinite(values).any(axis=0).all():
-    return None
-  together = np.nanmean(values, axis=0)
-  points = change_points(together[None])[0]
-  edges = [0, *points, len(together)]
-  level = np.array([float(np.median(together[b:e]))
-                    for b, e in zip(edges[:-1], edges[1:], strict=True)])
-  slow = level >= least * level.min()
-  spans = _spans([int(busy.edges[point]) for point in points], case.selected.blocks)
-  if not slow.any() or slow.all() or not tcp.says_slower(busy, *_sorted(spans, slow)):
-    return None
-  by_block = case.block_means(transfer)
-  usual = _known(np.concatenate([by_block[begin:end] for begin, end in _sorted(spans, slow)[1]]))
-  return _slower(case, busy, spans, slow, by_block - usual.mean()) if usual.size else None
 
 
 def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray,
@@ -169,7 +123,7 @@ def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]],
   return SlowTransfers(
       seconds=seconds, confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))),
       begin=begin, end=end, level=float(inside.mean()), quiet=float(outside.mean()), bursts=0.0,
-      links=tcp.whose(case, busy, *_sorted(spans, slow)),
+      links=tcp.whose(case, busy, _sorted(spans, slow)[0]),
       trips=_trips(busy, *_sorted(spans, slow)))
 
 
@@ -219,7 +173,7 @@ def _throughout(case: Case, transfer: np.ndarray,
   known = _known(transfer[selected.mask])
   mean, (low, middle) = (float(_known(case.beyond_arrival[selected.mask]).mean()),
                          np.quantile(known, [0.05, 0.5]))
-  found, seconds, sure = tcp.whose(case, busy, [(0, selected.blocks)], []), 0.0, 0.0
+  found, seconds, sure = tcp.whose(case, busy, [(0, selected.blocks)]), 0.0, 0.0
   # What was measured while other load ran is no floor: transfers of the run that are quicker are
   # believed before it.
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
@@ -262,7 +216,7 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
   selected = case.selected
   known = transfer[selected.mask]
   known = known[np.isfinite(known) & (known > 0)]
-  if known.size < 20 or crowded_processors(case) and not tcp.trips_vary(case):
+  if known.size < 20 or crowded_processors(case):
     return None
   order = np.sort(np.log(known))
   number = np.arange(1, len(order))
@@ -281,10 +235,8 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
   whole = case.beyond_arrival
   level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean())
                   for which in (True, False))
-  if tcp.idle(busy, quiet, (level - quiet) * slow):
-    return None
   beyond = np.where(is_slow, whole - quiet, 0.0)
   sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
   return SlowTransfers(
       seconds=(level - quiet) * slow, confidence=sure, begin=0, end=selected.blocks, level=level,
-      quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)], []))
+      quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)]))

@@ -21,8 +21,6 @@ from jaxpace.trace.run import Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-_ALIKE = 0.4
-"""Ranks that suffer from one cause are late alike: the least late by this part of the latest."""
 _NETWORK = ("far_nic", "shared_nic", "link_width", "link_speed", "far_socket")
 """Concerns that can make what a host sends slow."""
 _SAYS = {
@@ -83,28 +81,12 @@ def late_in_place(case: Case, places: Sequence[Bad]) -> tuple[Bad, list[Episode]
     named = {e.rank for e in own}
     if named != bad.ranks or not own:
       continue
-    if _whole_process_late(case, bad, everyone):
-      continue
-    lateness = [max(e.lateness for e in own if e.rank == r) for r in named]
     others = {e.rank for e in everyone} - named
     # One late rank of many in a bad place may be chance; all those in it, and more of them than
     # others, is not.
-    if (min(lateness) >= _ALIKE * max(lateness) and len(others) <= len(named)
-        and len(others) + len(named) < run.ranks):
+    if len(others) <= len(named) and len(others) + len(named) < run.ranks:
       return bad, own
   return None
-
-
-def _whole_process_late(case: Case, bad: Bad, late: Sequence[Episode]) -> bool:
-  """Whether a process is late with all of its ranks, alike, though only some of them are in the bad
-  place."""
-  run, lateness = case.run, {e.rank: e.lateness for e in late}
-  for process in {int(run.process_of_rank[r]) for r in bad.ranks}:
-    ranks = {int(r) for r in np.flatnonzero(run.process_of_rank == process)}
-    if not ranks <= bad.ranks and ranks <= set(lateness) and (
-        min(lateness[r] for r in ranks) >= _ALIKE * max(lateness[r] for r in ranks)):
-      return True
-  return False
 
 
 def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad | None:

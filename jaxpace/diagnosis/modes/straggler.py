@@ -9,7 +9,7 @@ import numpy as np
 from jaxpace.diagnosis import step_ranges
 from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.episodes import Episode
-from jaxpace.diagnosis.lateness import WaitedFor, costliest_first, waited_for
+from jaxpace.diagnosis.lateness import WaitedFor, costliest_first
 from jaxpace.diagnosis.mechanism import Mechanism, of_lateness
 from jaxpace.diagnosis.modes.case import LEAST, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.waiting_places import late_at
@@ -45,9 +45,6 @@ def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | 
     return None
   run, late = case.run, costliest_first(episodes)
   evidence, mechanisms = describe(case, episodes)
-  if case.lateness.hidden.size:
-    evidence.append(Sentence(Evidence.ALSO_LATE,
-        f"Also late, but by much less or for a short while: {list_ranks(case.lateness.hidden)}."))
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
@@ -93,20 +90,12 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
     longest = max(own, key=lambda e: e.steps)
     spells = [spell_of(case, [e]) for e in own[:3]]
     times = joined([step_ranges.spell(*found) for found in spells])
-    if rank in case.lateness.usual:
-      evidence.append(
-          Sentence(Evidence.USUALLY_LAST,
-              f"{name_rank(run, rank)} is last in {percent(often)} of all steps ({times}), and the "
-              f"others wait {milliseconds(waited_for(case.totals, rank))} for it then, mean of "
-              "steps that differ much."))
-    else:
-      chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
-      evidence.append(
-          Sentence(Evidence.LATE,
-              f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
-              f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
-              f"the stretches of {_stretch(case, longest)} steps; the job waited for it in "
-              f"{percent(often)} of all steps."))
+    chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
+    evidence.append(Sentence(Evidence.LATE,
+        f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
+        f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
+        f"the stretches of {_stretch(case, longest)} steps; the job waited for it in "
+        f"{percent(often)} of all steps."))
     if rank == late[0] or len(late) < _ALIKE:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
       compute, gap = excess(case, longest)
@@ -138,11 +127,7 @@ def excess(case: Case, episode: Episode) -> tuple[float, float]:
   longer = totals.lateness_runtime[:, span].sum(axis=1) / number
   typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
   gap = float(longer[episode.rank] - longer[typical].mean())
-  lateness = episode.lateness
-  if episode.rank in case.lateness.usual:
-    mean = case.lateness.blocks.mean(episode.begin, episode.end)
-    lateness = float(mean[episode.rank] - mean[typical].mean())
-  return lateness - gap, gap
+  return episode.lateness - gap, gap
 
 
 def _where(case: Case, episode: Episode) -> str:
