@@ -31,7 +31,7 @@ from experiments.labs.faults.rules import RULES, Rule
 from experiments.labs.faults.scores import Found, Judged
 from experiments.lib import measured
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.live.probe.links import read_links
+from jaxpace.trace.links import read_links
 from jaxpace.trace.reader import read_run
 
 WAYS = judge.WAYS

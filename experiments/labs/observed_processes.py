@@ -29,7 +29,7 @@ from experiments.labs.faults.spec import STRAGGLER
 from experiments.lib import measured
 from jaxpace.diagnosis.codes import Evidence
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.live.probe.links import read_links
+from jaxpace.trace.links import read_links
 from jaxpace.trace.reader import read_run
 
 

@@ -13,7 +13,7 @@ from jaxpace.cli import running
 from jaxpace.files import UserError
 
 if TYPE_CHECKING:
-  from jaxpace.live.probe.links import ProbedLinks
+  from jaxpace.trace.links import ProbedLinks
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"

@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> running.Answer:
   from jaxpace.diagnosis.compare.compare import compare
   from jaxpace.diagnosis.compare.comparison_json import to_json
   from jaxpace.diagnosis.diagnose import diagnose
-  from jaxpace.live.probe.links import read_links
-  from jaxpace.live.watchdog.events import read_events
   from jaxpace.reporting.console import make_console
+  from jaxpace.trace.alarms import read_events
+  from jaxpace.trace.links import read_links
   from jaxpace.trace.reader import read_run
 
   diagnosed = []

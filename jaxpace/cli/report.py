@@ -91,8 +91,8 @@ def _diagnosed(args: argparse.Namespace,
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.diagnosis.what_if_request import parse
-  from jaxpace.live.probe.links import read_links
-  from jaxpace.live.watchdog.events import read_events
+  from jaxpace.trace.alarms import read_events
+  from jaxpace.trace.links import read_links
   from jaxpace.trace.reader import read_run
 
   # Charts and timelines are imported for those who ask for them.

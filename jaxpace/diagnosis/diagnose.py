@@ -45,7 +45,7 @@ from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gap
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 from jaxpace.diagnosis.wording import percent
 from jaxpace.diagnosis.work import work_moved
-from jaxpace.live.probe.links import ProbedLinks
+from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
@@ -66,9 +66,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it
       the floor is estimated from the run itself, and contention is a lower bound.
-    links: what a link probe measured, as `jaxpace.live.probe.links.read_links` returns it: it names
+    links: what a link probe measured, as `jaxpace.trace.links.read_links` returns it: it names
       the slow host or link of contended transfers where the hosts' counters don't.
-    events: what watchdogs found, as `jaxpace.live.watchdog.events.read_events` returns it; goes
+    events: what watchdogs found, as `jaxpace.trace.alarms.read_events` returns it; goes
       into the notes.
 
   Raises:

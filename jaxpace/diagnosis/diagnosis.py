@@ -22,7 +22,7 @@ from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.waiting_places import CollectiveWaits
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.diagnosis.work import WorkMoved
-from jaxpace.live.probe.links import ProbedLinks
+from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.run import Run
 
 __all__ = ["SHARES", "Diagnosis", "Facts", "StepTime"]

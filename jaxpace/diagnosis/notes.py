@@ -21,7 +21,7 @@ from jaxpace.diagnosis.untimed import NO_SLOT, untimed
 from jaxpace.diagnosis.untold import once
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
-from jaxpace.live.watchdog.verdict import where
+from jaxpace.trace.alarms import where
 from jaxpace.trace.along_axis import groups
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
@@ -179,7 +179,7 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
   """Says which processes hung, at which step, where and for how long.
 
   Args:
-    events: as `jaxpace.live.watchdog.events.read_events` returns them, in order. What doesn't look
+    events: as `jaxpace.trace.alarms.read_events` returns them, in order. What doesn't look
       like one is left
     out.
 

@@ -166,7 +166,7 @@ class ProcessFile(Struct):
 
 class LateJson(Struct):
   """A process that has not arrived, in a watchdog's event, see
-  `jaxpace.live.watchdog.verdict.LateProcess`."""
+  `jaxpace.trace.alarms.LateProcess`."""
 
   process: Number | None = None
   state: Line | None = None

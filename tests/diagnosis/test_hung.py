@@ -7,15 +7,14 @@ from jaxpace.diagnosis.codes import Note
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.notes import hung
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.live.watchdog.events import late_event, read_events
-from jaxpace.live.watchdog.verdict import Late, LateProcess
+from jaxpace.trace.alarms import Late, LateProcess, read_events
 from tests.diagnosis.made_up import run_of
 from tests.lib.said import numbers
 from tests.synthetic.made_up_runs import MadeUpJob
 
 
 def event(step, waited, *late, arrived=(0, 1)):
-  return {"event": "late", "when_unix_ns": step, **late_event(Late(step, waited, late, arrived, 0))}
+  return {"event": "late", "when_unix_ns": step, **Late(step, waited, late, arrived, 0).to_json()}
 
 
 def test_a_hang_is_told_once_with_the_time_it_took():

@@ -8,8 +8,8 @@ import pytest
 from jaxpace.diagnosis.live.alive import ProcessFiles, duration, judge, longest_quiet
 from jaxpace.diagnosis.live.events import EventFollower
 from jaxpace.diagnosis.live.follower import Follower
-from jaxpace.live.watchdog.events import EventFile, late_event
-from jaxpace.live.watchdog.verdict import Late, LateProcess
+from jaxpace.live.watchdog.events import EventFile
+from jaxpace.trace.alarms import Late, LateProcess
 from tests.lib.said import numbers
 from tests.reporting.growing import Growing
 from tests.synthetic.made_up_runs import MadeUpJob
@@ -151,13 +151,13 @@ def test_the_watchdogs_word(tmp_path):
   assert events.poll("r") == ()
   late = Late(21, 3.8, (LateProcess(1, "outside", "b", 7, 20, "", 3.7, "a stack\nof lines"), ),
               (0, 2), 0)
-  EventFile(tmp_path, 0, "r").write("late", int(UNIX * 1e9), late_event(late))
+  EventFile(tmp_path, 0, "r").write("late", int(UNIX * 1e9), late.to_json())
   found, = events.poll("r")
   assert not found.over and found.unix == UNIX
   assert numbers(found.sentence)[:3] == [21, 3.8, 1] and "host b" in found.sentence
   assert "stack" not in found.sentence
   EventFile(tmp_path, 0, "r").write("resumed", int(UNIX * 1e9) + 1, {"process": 0, "seconds": 75.0})
-  EventFile(tmp_path, 0, "another").write("late", 1, late_event(late))
+  EventFile(tmp_path, 0, "another").write("late", 1, late.to_json())
   assert [(event.over, numbers(event.sentence)) for event in events.poll("r")][1:] == [(True, [75])]
 
 

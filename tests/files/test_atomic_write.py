@@ -181,7 +181,7 @@ with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, 
       pace, w = step(pace, w, x)
       recorder.record(pace)
 assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
-from jaxpace.live.probe.links import ProbedLinks, write_links
+from jaxpace.trace.links import ProbedLinks, write_links
 import numpy
 none = numpy.full((1, 1), numpy.nan)
 write_links(directory, ProbedLinks(("a",), 1, none, none, (), (), 0.0, 0))

@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.live.watchdog.events import read_events
+from jaxpace.trace.alarms import read_events
 from jaxpace.trace.flight.read import read_flight
 from tests.docs.blocks import written
 from tests.multiprocess import jobs

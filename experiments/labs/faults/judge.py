@@ -27,7 +27,7 @@ from jaxpace.diagnosis import report_json as document
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.what_if_request import parse
-from jaxpace.live.probe.links import read_links
+from jaxpace.trace.links import read_links
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import HostCauses, Run, RunError
 

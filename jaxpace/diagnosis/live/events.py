@@ -8,8 +8,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 from jaxpace.diagnosis.live.alive import duration
-from jaxpace.live.watchdog.events import FOLDER, read_events
-from jaxpace.live.watchdog.verdict import LateProcess
+from jaxpace.trace.alarms import FOLDER, LateProcess, read_events
 from jaxpace.trace.plain_text import plain
 
 _KINDS = {f.name: f.type for f in dataclasses.fields(LateProcess)}

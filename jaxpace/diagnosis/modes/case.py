@@ -11,7 +11,7 @@ from jaxpace.diagnosis.codes import Sentence, codes
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.totals import Summed
-from jaxpace.live.probe.links import ProbedLinks
+from jaxpace.trace.links import ProbedLinks
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
 CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"

@@ -1,4 +1,5 @@
-"""Times messages between pairs of devices, all processes together, each by its own clock.
+"""Times messages between pairs of devices, all processes together, each by its own clock, in rounds
+of disjoint pairs.
 
 A pair's program: both ends send each other one number, then the sender its payload. So the
 receiver's time begins when both are in the program, as near as one latency, whoever came late; the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +22,40 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.core import own_context
-from jaxpace.live.probe import schedule
 
 _AXIS = "ends"
+Round = tuple[tuple[int, int], ...]
+"""Pairs (sender, receiver); no process is in two of them."""
+
+
+def rounds(ends: int, at_once: bool = True, seed: int = 0) -> list[Round]:
+  """Every ordered pair of `ends`, in rounds of disjoint pairs, in an order that covers all evenly
+  if it is cut short.
+
+  A tournament by the circle method: one end stays, the others turn. Each of its rounds is played
+  twice, once each way.
+
+  Args:
+    ends: how many there are, at least 2.
+    at_once: whether pairs may be measured at the same time; otherwise each has a round of its own.
+    seed: of the order.
+
+  >>> sorted(pair for one in rounds(3) for pair in one)
+  [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+  >>> len(rounds(4)), len(rounds(4, at_once=False))
+  (6, 12)
+  """
+  seats = list(range(ends)) + ([-1] if ends % 2 else [])
+  found: list[Round] = []
+  for _ in range(len(seats) - 1):
+    pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+    pairs = [pair for pair in pairs if -1 not in pair]
+    found += [tuple(pairs), tuple((b, a) for a, b in pairs)]
+    seats = [seats[0], seats[-1], *seats[1:-1]]
+  if not at_once:
+    found = [(pair,) for one in found for pair in one]
+  random.Random(seed).shuffle(found)
+  return found
 
 
 class Times(NamedTuple):
@@ -60,7 +93,7 @@ class _Ends:
     with own_context.on(self.mesh):
       return np.asarray(self._gather(self.spread(value)))
 
-  def pair_program(self, pairs: schedule.Round) -> Callable[[jax.Array], jax.Array]:
+  def pair_program(self, pairs: Round) -> Callable[[jax.Array], jax.Array]:
     """Compiles the program of a round."""
     hello = [*pairs, *((b, a) for a, b in pairs)]
 
@@ -106,7 +139,7 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   here = _Ends(devices)
   n = here.count
   payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
-  plan = schedule.rounds(n, at_once=len(here.own) == 1)
+  plan = rounds(n, at_once=len(here.own) == 1)
   own = np.full((2, n, n), np.nan, np.float32)  # quickest and median; from, to
   began = time.monotonic()
   here.gather(np.zeros((1,), np.float32))  # compiled, and all are here

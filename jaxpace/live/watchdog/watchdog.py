@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from jaxpace.hosts import distributed
 from jaxpace.live.watchdog import in_step, stack, verdict
-from jaxpace.live.watchdog.events import EventFile, late_event
+from jaxpace.live.watchdog.events import EventFile
 from jaxpace.live.watchdog.heartbeat import (
   LARGE_JOB,
   STACK_CHARACTERS,
@@ -29,6 +29,7 @@ from jaxpace.live.watchdog.heartbeat import (
 )
 from jaxpace.live.watchdog.progress import LoopProgress
 from jaxpace.live.watchdog.store_thread import StoreThread
+from jaxpace.trace.alarms import Late
 
 if TYPE_CHECKING:
   from jaxpace.trace.recording import Recording
@@ -82,7 +83,7 @@ class Watchdog:
 
   def __init__(self, timeout: float | None = None, *, recorder: Recording | None = None,
                directory: str | os.PathLike[str] | None = None, first_timeout: float = 600.0,
-               on_late: Callable[[verdict.Late], object] | None = None):
+               on_late: Callable[[Late], object] | None = None):
     """Prepares; no thread runs before `with`.
 
     Args:
@@ -107,7 +108,7 @@ class Watchdog:
       raise ValueError(f"first_timeout={first_timeout!r} must be a positive number of seconds.")
     self.timeout, self.first_timeout = timeout, first_timeout
     self.alarms = 0
-    self.latest: verdict.Late | None = None
+    self.latest: Late | None = None
     self._recorder, self._directory, self._on_late = recorder, directory, on_late
     self._progress = LoopProgress(time.monotonic)
     self._store_thread: StoreThread | None = None
@@ -277,7 +278,7 @@ class Watchdog:
     return in_step.own_text(programs, self._process,
                             in_step.CHARACTERS_IN_LARGE_JOBS if large else in_step.CHARACTERS)
 
-  def _with_marks(self, late: verdict.Late) -> verdict.Late:
+  def _with_marks(self, late: Late) -> Late:
     """Adds what the marks of an observed step tell; trouble with that leaves the rest as it is."""
     programs = self._recorder.programs if self._recorder is not None else []
     if not programs or self._recorder is None:
@@ -339,7 +340,7 @@ class Watchdog:
     if verdict.speaker(last_heartbeats, self._silence, self._process) == self._process:
       self._tell(late)
 
-  def _tell(self, late: verdict.Late) -> None:
+  def _tell(self, late: Late) -> None:
     """Logs and records what was found, once for each set of late processes."""
     found = (late.step, tuple((p.process, p.state) for p in late.late))
     if found == self._told:
@@ -350,7 +351,7 @@ class Watchdog:
     self.latest = late
     _LOG.warning("Watchdog: %s", late.text())
     if self._events is not None:
-      self._events.write("late", time.time_ns(), late_event(late))
+      self._events.write("late", time.time_ns(), late.to_json())
     if self._on_late is not None:
       self._on_late(late)
 

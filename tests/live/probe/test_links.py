@@ -13,9 +13,10 @@ import jaxpace
 from jaxpace.cli.main import main
 from jaxpace.core import ring
 from jaxpace.core.recordable import Recordable
-from jaxpace.live.probe import links, on_contention
+from jaxpace.live.probe import on_contention
 from jaxpace.live.profiler import stamps
 from jaxpace.live.profiler.executions import Execution
+from jaxpace.trace import links
 from tests.lib.said import numbers
 
 

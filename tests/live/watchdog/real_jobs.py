@@ -16,7 +16,7 @@ import time
 from typing import Any, NamedTuple
 
 from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX, with_device_count
-from jaxpace.live.watchdog.events import read_events
+from jaxpace.trace.alarms import read_events
 
 
 class Scenario(NamedTuple):

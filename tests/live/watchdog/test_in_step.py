@@ -6,7 +6,7 @@ from jaxpace.execution import marks
 from jaxpace.execution.native import library
 from jaxpace.live.watchdog import in_step
 from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat
-from jaxpace.live.watchdog.verdict import Late
+from jaxpace.trace.alarms import Late
 from jaxpace.trace.flight import compact
 from jaxpace.trace.marks import plans
 from tests.trace.flight.machine import Machine, collective, program

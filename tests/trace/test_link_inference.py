@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jaxpace.live.probe.inference import infer
+from jaxpace.trace.link_inference import infer
 from tests.quick import examples
 
 

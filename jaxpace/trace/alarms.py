@@ -1,0 +1,157 @@
+"""What watchdogs have found, kept in the run directory: `watchdog/<process>.jsonl`, one line an
+event."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from typing import Any, Literal
+
+from jaxpace.files.documents import check, parse
+from jaxpace.files.reading import UnreadableError, read_end
+from jaxpace.files.schemas import EventLine
+
+FOLDER = "watchdog"
+_LARGEST, _MOST = 16 << 20, 10_000
+"""Bytes that are read of a process's file, from its end; events."""
+
+State = Literal["silent", "outside", "left", "absent", "service"]
+"""Why a process has not arrived.
+
+"silent": nothing has been heard of it lately; "outside": it answers, its loop is elsewhere; "left":
+it has closed its watchdog; "absent": it was never heard of; "service": process 0, and the store
+that lives in it, answer nobody.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class LateProcess:
+  """A process that has not arrived."""
+
+  process: int
+  state: State
+  host: str = ""
+  pid: int = 0
+  last_step: int | None = None  # last step it is known to have called; None where nobody knows
+  phase: str = ""  # where its loop is, or was when it was last heard of
+  seconds: float = 0.0  # since it was heard of, or since a step of it completed, approximately
+  stack: str = ""
+
+  def sentence(self) -> str:
+    """Says it in words, without the stack."""
+    who = f"process {self.process}" + (f" (host {self.host}, pid {self.pid})" if self.host else "")
+    if self.state == "absent":
+      return (f"{who} was never heard of: it has not opened its watchdog, has ended, or can't be "
+              "reached")
+    last = ("; its last step isn't known" if self.last_step is None
+            else f"; its last step is {self.last_step}")
+    if self.state == "service":
+      return (f"{who} does not answer, nor does the coordination service, which lives in it: it "
+              f"stands still, has ended, or can't be reached from here{last}")
+    if self.state == "left":
+      return f"{who} has closed its watchdog: its loop has ended, or an error left it{last}"
+    place = where(self.phase)
+    if self.state == "silent":
+      return (f"{who} has not been heard of for {self.seconds:.1f} s: it stands still, is swapped "
+              "out, has ended or can't be reached, or native code holds its interpreter; when last "
+              f"heard of it was {place}{last}")
+    return f"{who} is {place}, and has completed no step for {self.seconds:.1f} s{last}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Late:
+  """What a watchdog has found.
+
+  Attributes:
+    step: the step that is waited for, counted from 1 as the watchdog sees them: the first call is
+      step 1.
+    waited: seconds since a step last completed here.
+    late: those that have not arrived; empty where all have.
+    arrived: indices of those that have called the step.
+    process: index of the process that says so.
+    marks: which collective of an observed step is not finished, who waits in it and for whom, in
+      sentences.
+    causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most
+      ranks first.
+  """
+
+  step: int
+  waited: float
+  late: tuple[LateProcess, ...]
+  arrived: tuple[int, ...]
+  process: int
+  marks: tuple[str, ...] = ()
+  causes: tuple[dict[str, Any], ...] = ()
+
+  def text(self) -> str:
+    """Says it in words, a line for each late process, each stack indented below its process."""
+    lines = [f"step {self.step} has not completed for {self.waited:.1f} s."]
+    if not self.late:
+      all_of_them = (f"All {len(self.arrived)} processes have" if len(self.arrived) > 1
+                     else "This process has")
+      lines[0] += f" {all_of_them} called it" + ("." if self.marks else (
+          ": a device, the network or a function of the host that it calls keeps it, or it takes "
+          "this long."))
+    lines += [f"  {'in the step' if not i else 'and'}: {sentence}"
+              for i, sentence in enumerate(self.marks)]
+    for process in self.late:
+      lines.append(f"  not arrived: {process.sentence()}")
+      lines += [f"    | {line}" for line in process.stack.splitlines()]
+    if self.late and self.arrived:
+      lines.append(f"  have called it: {_ranges(self.arrived)}")
+    return "\n".join(lines)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars."""
+    return dataclasses.asdict(self)
+
+
+def read_events(directory: str | os.PathLike[str], run: str | None = None) -> list[dict[str, Any]]:
+  """Reads what all watchdogs of a run have found, in the order of their hosts' wall clocks.
+
+  Args:
+    directory: run directory.
+    run: id of the run; events of others are left out. None: all.
+
+  Returns:
+    Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late`
+      holds, or the "seconds"
+    that it took. Lines that can't be read are left out, and so are values that are not what a
+    watchdog writes. Of very many the newest count.
+  """
+  found = []
+  folder = pathlib.Path(directory) / FOLDER
+  for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else []:
+    try:
+      lines = read_end(path, _LARGEST).splitlines()
+    except (OSError, UnreadableError):
+      continue
+    for line in lines[-_MOST:]:
+      try:
+        event = check(parse(line), EventLine).value
+      except UnreadableError:
+        continue
+      if event.get("when_unix_ns") is not None and run in (None, event.get("run")):
+        found.append(event)
+  return sorted(found, key=lambda event: event["when_unix_ns"])[-_MOST:]
+
+
+def where(phase: str) -> str:
+  """Says in words where a loop is."""
+  known = {"step": "in its step", "between steps": "between two steps",
+           "compiling": "compiling", "data": "waiting for data",
+           "checkpoint": "writing a checkpoint", "": "not yet at its first step"}
+  return known.get(phase, f"in {phase!r}")
+
+
+def _ranges(processes: tuple[int, ...]) -> str:
+  """"0-2, 5" of (0, 1, 2, 5)."""
+  pieces: list[list[int]] = []
+  for process in processes:
+    if pieces and process == pieces[-1][1] + 1:
+      pieces[-1][1] = process
+    else:
+      pieces.append([process, process])
+  words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
+  return f"process{'es' if len(processes) > 1 else ''} {words}"
