@@ -160,8 +160,10 @@ def test_rows_of_an_observed_step_that_do_not_say_whose_they_are(hung, tmp_path,
   assert all_end_well(capsys, run, hung, commands=(("report",), ("watch", "--once"))) == []
 
 
-@pytest.mark.parametrize("column", ["collective", "attempt", "process", "name", "bytes", "axis"])
-@pytest.mark.parametrize("described", [True, False])
+@pytest.mark.parametrize("described, column", [
+    (True, "process"), (False, "name"),
+    *(pytest.param(described, column, marks=pytest.mark.long)
+      for described in (True, False) for column in ("collective", "attempt", "bytes", "axis"))])
 def test_one_part_of_several_lacks_a_column(hung, tmp_path, capsys, described, column):
   run = copied(hung, tmp_path)
   file = min((run / "collectives").glob("*.parquet"))

@@ -35,7 +35,7 @@ def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
   return (played.even[steps] - played.seconds[steps]).mean() / lost
 
 
-@pytest.mark.parametrize("slow", [1.2, 1.5, 2.0, 3.0])
+@pytest.mark.parametrize("slow", [1.2, 3.0])
 def test_a_slow_rank_gets_fewer(slow):
   speeds = np.array([1, 1, slow, 1])
   played = play(balancer(), speeds * noise(400, 4, 0.03) * MILLI, rest=0.5 * MILLI, transfer=MILLI)
@@ -70,7 +70,7 @@ def test_steps_without_a_rank_say_nothing_of_it():
     assert k < 40 or (counts * speeds).max() <= 10, (k, counts)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_little_slower_in_much_noise_takes_several_windows(seed):
   """20 % in noise of 15 %, as under a quota of a processor: one window's median is off by 5 %."""
   played = play(balancer(), np.array([1, 1, 1, 1.2]) * noise(500, 4, 0.15, seed=seed) * MILLI)

@@ -12,6 +12,7 @@ import pytest
 import jaxpace
 from jaxpace.coordination import bucket
 from tests.coordination import jobs
+from tests.quick import examples
 
 WINDOW, COST, LATE = 16, 1e-3, 2
 GENEROUS = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0)  # a bucket that is never what limits
@@ -104,7 +105,7 @@ def test_the_threshold_rises_with_the_noise_of_the_slack():
   assert np.median(info["threshold"][3 * WINDOW:, 0]) > 4e-3
 
 
-@pytest.mark.parametrize("ranks", [4, 64, 256])
+@pytest.mark.parametrize("ranks", [4, pytest.param(64, marks=pytest.mark.long), 256])
 @pytest.mark.parametrize("shape", ["normal", "exponential"])
 def test_ranks_that_are_late_in_turn_are_not_paced(ranks, shape):
   rng = np.random.default_rng(ranks)
@@ -178,7 +179,7 @@ def hostile_jobs(draw):
 
 @pytest.mark.parametrize("pacer, cost", [(EAGER, COST), (SPENDER, 0.3), (GENEROUS, 1.0)])
 @hypothesis.given(hostile_jobs())
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_the_sum_of_what_is_held_back_is_within_the_cost_whatever_arrives(pacer, cost, job):
   busy, seen = job
   applied, _ = jobs.run(pacer, busy, seen)
@@ -223,7 +224,7 @@ FILLED = jax.jit(bucket.update)
 
 @hypothesis.given(st.lists(st.tuples(st.floats(0, 100, width=32), st.floats(0, 1, width=32)),
                            max_size=30))
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=examples(60))
 def test_rounding_never_adds_to_the_bucket(steps):
   """Against float64; delays may be longer than what is in it."""
   tokens, exact = bucket.init(), 0.0

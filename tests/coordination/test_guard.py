@@ -14,6 +14,7 @@ from jaxpace.core.types import Decision, Observation, Pacer
 from tests.coordination import jobs
 from tests.coordination.test_combinators import ANY, MOST, RANKS, always, observation, observations
 from tests.coordination.test_trial import noisy
+from tests.quick import examples
 
 BLOCK, WAIT = trial.BLOCK, 2e-3
 
@@ -171,7 +172,7 @@ def test_a_pacer_that_asks_for_nothing_is_never_judged():
   assert np.isnan(columns["effect"][1:]).all()
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_pacer_that_asks_in_the_first_step_of_a_block_alone_is_judged(shared):
   """What is asked is of the same step as its time, also where that comes a step later."""
   steps = BLOCK * 12
@@ -235,7 +236,7 @@ def plain_steps(state):
 
 
 @hypothesis.given(observations(), hypothesis.strategies.lists(ANY, min_size=1, max_size=4))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_every_decision_is_finite_and_within_bounds(steps, wild):
   state = EAGER.init(RANKS)
   for k, step in enumerate(steps):

@@ -55,7 +55,7 @@ def stacked(tree):
 
 
 @pytest.mark.parametrize("form", [
-    "check_vma", pytest.param("shard_map", marks=pytest.mark.long), "pmap"])
+    "check_vma", *(pytest.param(form, marks=pytest.mark.long) for form in ("shard_map", "pmap"))])
 def test_parameters_are_bitwise_those_of_the_bare_step(form):
   """While delays come, last and go."""
   state, data = models.mlp_params(), [batch_of(s) for s in (1e-3, 2e-3, 1e-3)]

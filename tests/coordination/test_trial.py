@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from jaxpace.coordination import keyed, plain, sequential, trial
+from tests.quick import examples
 
 BLOCK = trial.BLOCK
 
@@ -289,7 +290,7 @@ ANY = st.one_of(st.floats(width=32),
 
 @hypothesis.given(st.lists(st.tuples(ANY, st.integers(0, 15), st.booleans()), max_size=30),
                   st.integers(0, 200))
-@hypothesis.settings(max_examples=40)
+@hypothesis.settings(max_examples=examples(40))
 def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
   for xp, update in ((plain, trial.trials(xp=plain).update), (None, compiled())):
     judge = trial.trials(xp=plain) if xp else trial.trials()

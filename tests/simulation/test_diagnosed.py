@@ -19,7 +19,7 @@ def only(found, mode):
 
 
 @pytest.mark.parametrize(("noise", "seed"), [
-    ({}, 1), ({}, 2), ({"normal": {"deviation": 0.002}}, 3), ({"exponential": {"mean": 0.02}}, 4),
+    ({}, 1), ({"normal": {"deviation": 0.002}}, 3), ({"exponential": {"mean": 0.02}}, 4),
     ({"heavy": {"scale": 0.02, "tail": 3}}, 5), ({"common": {"deviation": 0.05, "steps": 30}}, 6),
     ({"pauses": {"probability": 0.001, "seconds": 20e-3, "cause": "gc"}}, 7)])
 def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
@@ -28,8 +28,7 @@ def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
   assert sum(found.shares.values()) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize("extra", [0.05, 0.2, 0.6])
-@pytest.mark.parametrize("ranks", [[3], [2, 5]])
+@pytest.mark.parametrize(("extra", "ranks"), [(0.05, [3]), (0.2, [2, 5]), (0.6, [3])])
 def test_slow_ranks(tmp_path, extra, ranks):
   """All the others wait for what they compute longer: extra times the compute, by all ranks but
   these."""
@@ -41,7 +40,7 @@ def test_slow_ranks(tmp_path, extra, ranks):
                                          / mean(steps, found), abs=0.008))
 
 
-@pytest.mark.parametrize("share", [0.06, 0.15, 0.4])
+@pytest.mark.parametrize("share", [0.06, 0.4])
 def test_ranks_by_turns(tmp_path, share):
   """The slowest of 8 is late by the mean times H_8 - 1 more than the mean of them: here all the
   waiting there is."""
@@ -55,8 +54,7 @@ def test_ranks_by_turns(tmp_path, share):
                                          rel=0.15))
 
 
-@pytest.mark.parametrize("load", [0.5, 0.8])
-@pytest.mark.parametrize("floor", [False, True])
+@pytest.mark.parametrize(("load", "floor"), [(0.5, True), (0.8, False)])
 def test_traffic_of_others(tmp_path, load, floor):
   """What transfers take longer than on the quiet fabric: on all hosts' links alike."""
   steps, found = diagnosed(tmp_path, {"traffic": {"begins": 0.01, "length": 100, "load": load}},
@@ -69,8 +67,7 @@ def test_traffic_of_others(tmp_path, load, floor):
 
 
 @pytest.mark.parametrize(("probability", "seconds", "cause"), [
-    (0.01, 20e-3, "gc"), (0.03, 50e-3, "gc"), (0.003, 0.3, "data"), (0.02, 30e-3, "checkpoint"),
-    (0.05, 50e-3, "")])
+    (0.01, 20e-3, "gc"), (0.003, 0.3, "data"), (0.05, 50e-3, "")])
 def test_pauses(tmp_path, probability, seconds, cause):
   """What they cost: the same run with them and without. Their cause is named where the hosts'
   columns show it."""
@@ -95,7 +92,7 @@ def test_pauses_of_one_process_name_it(tmp_path):
   assert only(found, "runtime_jitter").causes == ("gc",)
 
 
-@pytest.mark.parametrize("far", [0.1, 0.3])
+@pytest.mark.parametrize("far", [0.1])
 def test_ranks_across_the_socket_are_late(tmp_path, far):
   """Their place explains it: the GPU and its card are on two sockets."""
   steps, found = diagnosed(tmp_path, {"far": far}, {"slow_paths": {2: 1.0, 6: 1.0}})
@@ -104,7 +101,7 @@ def test_ranks_across_the_socket_are_late(tmp_path, far):
   assert finding.share == pytest.approx(0.75 * far * COMPUTE / mean(steps, found), abs=0.01)
 
 
-@pytest.mark.parametrize("factor", [0.4, 0.2])
+@pytest.mark.parametrize("factor", [0.4])
 def test_a_slow_path_is_a_matter_of_locality(tmp_path, factor):
   """All ranks' messages wait for the one whose path is slow: that host's connections are
   busiest."""

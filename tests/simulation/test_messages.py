@@ -63,11 +63,9 @@ def test_any_racks(rack, racks, over, algorithm):
 
 
 @pytest.mark.parametrize(("size", "ranks", "within"), [
-    *((1e6, ranks, 0.1) for ranks in (4, 8, 13, 16, 32)),
-    *((1e7, ranks, 0.05) for ranks in (4, 8, 16)),
-    *((1e8, ranks, 0.01) for ranks in (4, 8, 13)),
+    (1e6, 4, 0.1), (1e6, 13, 0.1), (1e7, 8, 0.05), (1e8, 8, 0.01),
     *(pytest.param(*case, marks=pytest.mark.long)
-      for case in ((1e7, 13, 0.05), (1e7, 32, 0.05), (1e8, 16, 0.01)))])
+      for case in ((1e6, 32, 0.1), (1e7, 32, 0.05), (1e8, 16, 0.01)))])
 def test_a_double_tree_fills_its_pipeline(size, ranks, within):
   """Pieces played one by one, in the number of them that is quickest. Without the filling, 1 MB
   takes a quarter to nearly half less."""

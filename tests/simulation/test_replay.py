@@ -190,8 +190,8 @@ def test_groups_along_the_data_axis():
 
 
 @pytest.mark.parametrize(("mesh", "share"),
-                         [pytest.param({"data": 4}, True, marks=pytest.mark.long),
-                          ({"data": 2}, False), ({"data": 2, "model": 2}, True)])
+                         [({"data": 2, "model": 2}, True),
+                          pytest.param({"data": 2}, False, marks=pytest.mark.long)])
 def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh, share):
   """Bit for bit, compiled as a user's: the observations are rebuilt to the last bit, and it is the
   same `update`."""

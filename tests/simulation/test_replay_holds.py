@@ -137,10 +137,9 @@ def check(run, pacer, asked, info):
   return replayed
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("by", "ranks"), [
-    pytest.param("message", 2, marks=pytest.mark.long), ("bucket", 2),
-    pytest.param("message", 4, marks=pytest.mark.long),
-    pytest.param("bucket", 4, marks=pytest.mark.long)])
+    ("message", 2), ("bucket", 2), ("message", 4), ("bucket", 4)])
 def test_turns_are_taken_again_as_they_were_live(tmp_path, by, ranks):
   run, asked, info = recorded(tmp_path / "run", turns(by), ranks)
   replayed = check(run, turns(by), asked, info)

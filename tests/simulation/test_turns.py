@@ -1,6 +1,8 @@
 """Jobs that hold their collectives back, on one link: against closed forms, and against the other
 event loop."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,12 +33,16 @@ def stacked(make, jobs):
       make(key).init(1) for key in range(jobs)])
 
 
+@functools.lru_cache
+def compiled(make, steps):
+  return jax.jit(turns.simulator(make(0), steps))
+
+
 def played(scene, make, ear=None, steps=STEPS):
   ear = turns.Ear(wrong=0.0, scatter=0.0) if ear is None else ear
   jobs = scene.start.shape[1]
-  run = jax.jit(turns.simulator(make(0), steps))
   return jax.tree.map(lambda values: np.asarray(values)[0],
-                      run(jax.random.key(3), scene, ear, stacked(make, jobs)))
+                      compiled(make, steps)(jax.random.key(3), scene, ear, stacked(make, jobs)))
 
 
 def nothing(key):
@@ -134,6 +140,7 @@ def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
   assert found.info["turns"][0, :100].mean() > 0.2
 
 
+@pytest.mark.long
 def test_by_message_turns_gain_where_sharing_loses_nothing():
   """Two jobs of one period and eight buckets on a link that they share equally: who came first must
   send all of its buckets first."""

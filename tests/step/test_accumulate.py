@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding
 
 import jaxpace
+from tests import quick
 from tests.step.running import P, bits, mesh_of
 
 RANKS, CAPACITY, TOTAL, ROWS, WIDTH, KINDS = 4, 6, 12, 3, 8, 5
@@ -89,8 +90,7 @@ def of(*counts):
   return np.asarray(counts, np.int32)
 
 
-@pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize("check_vma, dropout", [(False, False), (True, True)])
 def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
   step = compiled(check_vma, dropout)
   for counts in (EVEN, (6, 1, 0, 5), (0, 6, 6, 0)):
@@ -101,7 +101,7 @@ def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
 
 
 @hypothesis.given(st.lists(st.integers(0, CAPACITY), min_size=RANKS - 1, max_size=RANKS - 1))
-@hypothesis.settings(max_examples=30)
+@hypothesis.settings(max_examples=quick.examples(30))
 def test_dropout_is_the_same_whoever_runs_what(first):
   counts = (*first, TOTAL - sum(first))
   hypothesis.assume(0 <= counts[-1] <= CAPACITY)

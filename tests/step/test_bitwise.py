@@ -113,7 +113,8 @@ def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, se
     assert host_callbacks(both.hlo) == 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_of_half_precision_alone(dtype):
   """No operand of the all-reduce is float32: not even the loss."""
 
@@ -130,11 +131,10 @@ def test_gradients_of_half_precision_alone(dtype):
   assert len(extra_operands(both.bare_hlo, both.hlo)) <= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tx", [
     optax.chain(optax.clip_by_global_norm(0.5), optax.adam(1e-2)),
-    pytest.param(optax.chain(optax.add_decayed_weights(1e-3),
-                             optax.sgd(0.05, momentum=0.9, nesterov=True)),
-                 marks=pytest.mark.long),
+    optax.chain(optax.add_decayed_weights(1e-3), optax.sgd(0.05, momentum=0.9, nesterov=True)),
 ], ids=["clip-adam", "decay-nesterov"])
 def test_optax_transformations(tx):
   params = models.mlp_params()
@@ -190,6 +190,7 @@ def test_products_held_by_a_custom_gradient():
   pair(step, mesh_of(data=2), w, data[0], pacer=restless()).check_bits(w, data, 20)
 
 
+@pytest.mark.long
 def test_transposed_weights_of_matrix_vector_products():
   """A gate between a transposition and its product would choose another kernel, with another order
   of addition."""

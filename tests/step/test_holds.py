@@ -56,9 +56,10 @@ def listener(times=2, pause=PAUSE):
 
 
 @pytest.mark.parametrize("clock, check_vma, case", [
-    ("auto", True, cases.by_user), ("auto", False, cases.linen_sync_batch_norm),
-    ("callback", True, cases.by_user), ("auto", False, cases.matrices_clipped_and_cast),
-    ("auto", True, cases.by_autodiff)])
+    ("auto", False, cases.linen_sync_batch_norm), ("callback", True, cases.by_user),
+    *(pytest.param("auto", check_vma, case, marks=pytest.mark.long) for check_vma, case in (
+        (True, cases.by_user), (False, cases.matrices_clipped_and_cast),
+        (True, cases.by_autodiff)))])
 def test_same_bits_while_it_listens_and_holds(clock, check_vma, case):
   step, state, *rest = case()
   data = models.batches(2)
@@ -244,10 +245,8 @@ def test_no_more_than_the_most_is_held():
   assert held >= 4e-3 and times / 4 <= 6 and heard > 0
 
 
-@pytest.mark.parametrize("pacer", [jaxpace.take_turns(key=1),
-                                   jaxpace.guard(jaxpace.take_turns(key=1), block=8)],
-                         ids=["take_turns", "guarded"])
-def test_the_packages_own_is_silent_alone(pacer):
+def test_the_packages_own_is_silent_alone():
+  pacer = jaxpace.guard(jaxpace.take_turns(key=1), block=8)
   params, data = models.mlp_params(), models.batches(2)
   both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=pacer)
   both.check_bits(params, data, 10)

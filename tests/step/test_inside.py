@@ -83,7 +83,9 @@ CASES = {
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [
+    pytest.param(name, marks=pytest.mark.long) if name in ("scan, remat", "nested scans") else name
+    for name in CASES])
 def test_bits_and_messages_are_the_bare_steps(name):
   step, check_vma = CASES[name]
   made = pair(step, mesh_of(data=2), params(), batches(1)[0], check_vma=check_vma, pacer=restless(),
@@ -95,6 +97,7 @@ def test_bits_and_messages_are_the_bare_steps(name):
   assert made.hlo.count('custom_call_target="jaxpace_mark"') >= 2 * len(plan.inside)
 
 
+@pytest.mark.long
 @pytest.mark.optimized
 def test_bits_under_pmap_too():
   step, devices = training(scanned), jax.local_devices()[:2]

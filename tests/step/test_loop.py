@@ -12,7 +12,7 @@ from tests.step.running import P, bits, mesh_of, restless
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.parametrize("pmap", [False, True])
+@pytest.mark.parametrize("pmap", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_one_trace_donation_and_a_checkpoint(pmap):
   """The loop of a user: state donated, saved and restored half way, compiled once."""
   traces = []

@@ -167,6 +167,7 @@ def test_returned_modules_are_the_ones_that_were_given():
   assert found == bare and all(same) and len(same) == 2 * STEPS
 
 
+@pytest.mark.long
 def test_state_that_is_sharded_by_kind():
   by_kind = nnx.StateSharding({nnx.Param: P(), nnx.BatchStat: P(), ...: P()})
   bare, found = both(in_place, lambda *a: nnx.jit(mapped(check_vma=False)(*a)),
@@ -261,6 +262,7 @@ def test_split_and_merged():
   assert found == bits((one, loss)) and found[:-1] != bits(state)
 
 
+@pytest.mark.long
 def test_modules_as_plain_pytrees():
   """As `jax.shard_map` takes them: what comes back is what was returned, and the arguments stay as
   they were."""
@@ -281,7 +283,8 @@ def test_modules_as_plain_pytrees():
   assert bits([nnx.state(list(one)), loss]) == bits([nnx.state(list(other)), other_loss])
 
 
-@pytest.mark.parametrize("mode", ["no updates of the graph", "trees"])
+@pytest.mark.parametrize("mode", [
+    "trees", pytest.param("no updates of the graph", marks=pytest.mark.long)])
 def test_other_modes_of_nnx(mode):
   def within():
     if mode == "trees":

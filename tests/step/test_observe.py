@@ -56,8 +56,8 @@ def expected_events(program):
 
 
 @pytest.mark.parametrize("make", [
-    steps.data_parallel, steps.fsdp, lambda: steps.fsdp(remat=True), steps.everything],
-    ids=["data", "fsdp", "remat", "everything"])
+    steps.data_parallel, lambda: steps.fsdp(remat=True), steps.everything],
+    ids=["data", "remat", "everything"])
 def test_twenty_steps_have_the_same_bits_and_every_mark_is_there(make, caplog):
   step, args = make()
   state, rest = args[0], args[1:]

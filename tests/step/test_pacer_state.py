@@ -54,7 +54,8 @@ class Loop:
     return self.pace
 
 
-@pytest.mark.parametrize("mapped", [False, True], ids=["shard_map", "pmap"])
+@pytest.mark.parametrize("mapped", [
+    pytest.param(False, id="shard_map"), pytest.param(True, id="pmap", marks=pytest.mark.long)])
 def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it(mapped):
   loop = Loop(counting(), mapped)
   before = loop.paced.pacer_state(loop.pace)

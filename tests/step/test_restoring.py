@@ -57,7 +57,7 @@ def restored(path, loop, whole):
     return checkpointer.restore(path, {"state": loop.state, "pace": target})["pace"]
 
 
-@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("whole", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, caplog):
   path, before, first = saved
   learnt = first.paced.pacer_state(before)

@@ -5,8 +5,7 @@ import jax
 import pytest
 
 from jaxpace.core.plan import Plan
-from tests.step import models
-from tests.step.cases import CASES, matrices_clipped_and_cast, reduce_scatter_all_gather
+from tests.step import cases, models
 from tests.step.running import (
   P,
   bytes_of,
@@ -19,9 +18,14 @@ from tests.step.running import (
 )
 
 pytestmark = pytest.mark.optimized
+SIMPLER = (cases.nested_jit, cases.linen_mlp, cases.remat, cases.scanned_layers, cases.accumulated,
+           cases.by_user, cases.by_autodiff)
+"""What others of the cases contain, or another file instruments."""
 
 
-@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [
+    pytest.param(make, marks=pytest.mark.long) if make in SIMPLER else make
+    for make in cases.CASES], ids=lambda make: make.__name__)
 def test_bits_and_collectives(make):
   case = make()
   mesh, data = mesh_of(data=2), models.batches(2)
@@ -33,11 +37,11 @@ def test_bits_and_collectives(make):
   # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the
   # shared vector. Arrivals and delays of 2 ranks, the step time, each collective's transfer, the
   # wait of each that is over when the message leaves; in bfloat16 three numbers for each.
-  parts = 3 if make is matrices_clipped_and_cast else 1
+  parts = 3 if make is cases.matrices_clipped_and_cast else 1
   shared = [f"f32[{parts * (5 + len(plan.collectives) + plan.carrier)}]"] if plan.share else []
   assert extra_operands(both.bare_hlo, both.hlo) == shared
   # there, no sum that an operand could join
-  assert plan.share == (make is not reduce_scatter_all_gather)
+  assert plan.share == (make is not cases.reduce_scatter_all_gather)
   if plan.clock == "native":
     assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)
 

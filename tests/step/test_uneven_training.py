@@ -48,7 +48,8 @@ def curves(dtype, counts_of):
   return jax.tree.map(lambda w: np.asarray(w, np.float64), weights), np.array(losses)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_same_curve(dtype):
   rng = np.random.default_rng(0)
   every = [tuple(c) for c in rng.multinomial(TOTAL, [0.25] * RANKS, 100) if max(c) <= CAPACITY]
