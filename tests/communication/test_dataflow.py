@@ -187,13 +187,6 @@ def test_stamps_are_chained(step, delayed):
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_end_comes_after_every_result_of_the_step(step):
-  _, stamps, results, behind = rewritten(step, delayed=False)
-  awaited = behind(stamps[-1])
-  assert [result for result in results if result not in awaited] == []
-
-
-@pytest.mark.parametrize("step", STEPS)
 def test_what_boundaries_entries_and_exits_wait_for(step):
   marks, stamps, _, behind = rewritten(step, delayed=False)
   done = [count(behind(stamp), PRODUCTS) for stamp in stamps]
@@ -250,14 +243,3 @@ def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(
     # last.
     assert (not said or later
             and (step, marks[i].collective) in [(sharpness_aware, 0), (with_a_norm, 2)])
-
-
-def test_nothing_of_a_phase_starts_before_its_boundary():
-  marks, stamps, results, behind = rewritten(one_sum, delayed=False)
-  (boundary,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "phase"]
-  (enter,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "enter"]
-  early = behind(boundary)
-  late = [value for value, equation in behind(enter).items() if value not in early
-          and equation is not None
-          and name_of(equation) in PRODUCTS]
-  assert late and all(boundary in behind(value) for value in late)

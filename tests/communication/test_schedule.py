@@ -131,17 +131,3 @@ def test_a_mixed_scan_is_compute_wherever_it_stands(step, stage, expected):
   program = flat(step, jnp.ones((8, 8)), jnp.ones((2, 4, 8)))
   stages = schedule.stages(program, most_segments=16)
   assert [segment.phase for segment in stages[stage].segments] == expected
-
-
-def test_too_many_segments_are_merged():
-  def step(w, x):
-    total = jnp.zeros_like(w)
-    for _ in range(12):
-      total = total + jax.grad(lambda w: jnp.sum(jnp.square(jnp.tanh(x @ w))))(w + total)
-    return jax.lax.psum(total, "data")
-
-  program = flat(step, jnp.ones((8, 8)), jnp.ones((4, 8)))
-  separate = [segment.phase for segment in schedule.stages(program, most_segments=100)[0].segments]
-  assert separate.count("forward") == separate.count("backward") == 12
-  merged = schedule.stages(program, most_segments=16)[0].segments
-  assert [segment.phase for segment in merged] == ["compute"]

@@ -169,14 +169,6 @@ def test_what_joins_is_of_the_dtype_of_most_bytes_and_of_a_sum_over_all_ranks():
   assert [notice for notice in result.notices if notice.startswith("Collective 0 can start before")]
 
 
-def test_the_largest_is_named_where_none_can_carry():
-  def step(params, x):
-    first = jax.lax.psum(jnp.full((2,), len(x), jnp.int32), "data")
-    return params, jax.lax.psum(jnp.tile(first, 5), "data")
-
-  assert written(step).carrier == sharing.Carrier(1, "int32", ("data",))
-
-
 def test_an_exit_waits_for_what_comes_after_the_most_collectives_and_holds_back_scalars_alone():
   def step(params, x):
     def loss(w):
@@ -217,10 +209,3 @@ def test_what_may_run_meanwhile_is_what_depends_on_neither_side():
   assert found.meanwhile == pytest.approx((product + scaling) / (2 * product + scaling))
   assert [one.meanwhile for one in written(in_a_row).collectives] == [0.0]
   assert [one.meanwhile for one in written(beside_a_loop).collectives] == [None]
-
-
-def test_nothing_heavy_may_run_beside_the_gradients_sum():
-  assert [one.meanwhile for one in written(one_layer).collectives] == [0.0]
-  norm, *_, gradients = written(with_a_norm).collectives
-  # The activation's derivative needs no mean of the ranks; gradients need all there is.
-  assert 0 < norm.meanwhile < 0.2 and gradients.meanwhile == 0

@@ -70,32 +70,6 @@ def test_steps_without_a_rank_say_nothing_of_it():
     assert k < 40 or (counts * speeds).max() <= 10, (k, counts)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_a_little_slower_in_much_noise_takes_several_windows(seed):
-  """20 % in noise of 15 %, as under a quota of a processor: one window's median is off by 5 %."""
-  played = play(balancer(), np.array([1, 1, 1, 1.2]) * noise(500, 4, 0.15, seed=seed) * MILLI)
-  assert (played.counts[200:, 3] < 8).mean() > 0.9
-  assert played.changes <= 6
-
-
-def hanging_together(steps, ranks, cv, seed):
-  """Noise whose steps hang together over a window: speeds wander within a few percent and come
-  back."""
-  rng, level, rows = np.random.default_rng(seed), np.zeros(ranks), []
-  for _ in range(steps):
-    level = 0.95 * level + rng.normal(0, cv * (1 - 0.95**2)**0.5, ranks)
-    rows.append(level)
-  return np.exp(rows)
-
-
-def test_noise_that_hangs_together_moves_no_work_in_the_long_run():
-  """A window's quartiles say nothing of it; that windows differ does."""
-  played = play(balancer(),
-                hanging_together(3000, 4, 0.05, 0) * noise(3000, 4, 0.02, seed=1) * MILLI)
-  assert played.changes <= 40
-  assert played.seconds.sum() <= played.even.sum() * 1.005
-
-
 @pytest.mark.parametrize("cv", [0.02, 0.15])
 @pytest.mark.parametrize("ranks", [4, 64])
 def test_a_healthy_job_is_left_alone(ranks, cv):
@@ -192,16 +166,6 @@ def test_guarded_where_it_does_not_pay():
                 micro_batches=32)
   assert (played.counts[-300:] == even(32, 4)).all() and played.columns["work_effect_low"][-1] > 0
   assert played.seconds.mean() < 1.25 * played.even.mean()
-
-
-def test_the_guard_gives_each_block_its_own_steps():
-  """Uneven shares that cost exactly one step in four: the effect is +25 %, no step is in the other
-  block."""
-  wrong = jnp.array([10, 8, 7, 7], jnp.int32)
-  contrary = jaxpace.Balancer(lambda ranks: (), lambda seen, state: (wrong, state), 32)
-  played = play(jaxpace.share_work(contrary, guarded=True, settle=0), np.full((900, 4), MILLI),
-                micro_batches=32)
-  np.testing.assert_allclose(played.columns["work_effect"][-1], 10 / 8 - 1, rtol=1e-3)
 
 
 def test_steered_off_and_on():

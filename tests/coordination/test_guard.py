@@ -135,19 +135,6 @@ def test_ranks_decide_alike_whatever_their_own_step_times():
   assert (applied[:, 0] == applied[:, 2]).all() and columns["pairs"].max() > 10
 
 
-def test_without_shared_times_each_rank_judges_for_itself():
-  """A delay that pays for rank 0 only, and harms rank 1: no rank knows of the other."""
-  base = noisy(3000, cv=0.02)
-
-  def times(step, delays):
-    seconds = base(step, False)
-    return None if seconds is None else seconds * (1 + np.array([-0.2, 0.2]) * (delays > 0))
-
-  applied, columns, _ = run(GUARDED, times, shared=False)
-  assert applied[-1].tolist() == [np.float32(WAIT), 0]
-  np.testing.assert_allclose(columns["effect"][-1], [-0.2, 0.2], atol=0.03)
-
-
 def test_own_step_times_are_never_used_once_the_jobs_was_seen():
   """Step times get lost again: the ranks must not part over their own."""
   base = noisy(500, -0.1)
@@ -202,12 +189,6 @@ def test_harm_is_switched_off_and_gain_kept():
       assert not applied[-1000:].any()
 
 
-def test_the_name_of_a_column_of_the_pacers_own_is_kept():
-  pacer = jaxpace.guard(always(0, effect=5.0))
-  decision, _ = pacer.update(observation(0, 0, [0.0] * 4, [0.0] * 4, [0.0], [1.0]), pacer.init(4))
-  assert float(decision.info["effect"]) == 5.0 and np.isnan(decision.info["effect_guard"])
-
-
 def test_slips_are_named():
   with pytest.raises(ValueError, match="forget to call"):
     jaxpace.guard(jaxpace.pace_early_ranks)
@@ -248,16 +229,3 @@ def test_every_decision_is_finite_and_within_bounds(steps, wild):
   on, after = plain_steps(jax.tree.map(jnp.asarray, state))
   assert (set(np.asarray(on).tolist()) == {False, True}
           and int(judged(after).pair) > int(judged(state).pair))
-
-
-def test_a_plain_pacer_of_a_users_own_may_be_guarded():
-  """Any state, also none of arrays."""
-
-  def update(seen, state):
-    return Decision(jnp.float32(1e-3), {}), state
-
-  pacer = jaxpace.chain(jaxpace.guard(Pacer(lambda ranks: {"a": jnp.zeros(ranks)}, update)),
-                        always(0))
-  decision, state = jax.jit(pacer.update)(observation(0, 0, [0.0] * 4, [0.0] * 4, [0.0], [1.0]),
-                                          pacer.init(4))
-  assert float(decision.delay) == 0 and state[0].inner["a"].shape == (4,)

@@ -147,12 +147,6 @@ def test_later_it_takes_two_steps_beyond_the_dead_band():
   np.testing.assert_allclose(moved, (0.6 + CLEAR) * FLOOR, rtol=1e-4)
 
 
-def test_what_is_seen_once_does_not_keep_it_alert():
-  touch = [1.3 * FLOOR, FLOOR, FLOOR, FLOOR]
-  asked = after_a_shift(*[touch, QUIET, QUIET, QUIET] * 15)[:, ::4]
-  assert (asked[:, :6] > 0).mean() > 0.9 and (asked[:, 8:] == 0).all()
-
-
 def test_a_follower_that_is_drawn_in_goes_further():
   """W grows by half a bucket a step; a shift takes hold two steps after the step that is seen."""
   rows = [[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]
@@ -179,25 +173,6 @@ def test_the_step_just_done_is_looked_at_where_most_of_it_is_known():
   assert (ask_keys(16, **at_once([QUIET, *[LEADER] * 50])) == 0).all()
 
 
-def test_what_is_asked_after_one_step_is_in_the_next_one_that_is_seen():
-  """Drawn in by half a bucket a step, it adds that once; nothing is on its way."""
-  rows = [QUIET, *[FOLLOWER] * 3, *[QUIET] * 12,
-          *[[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]]
-  asked = ask_keys(64, **at_once(rows))[:, -2:]
-  moved = asked[(asked > 0).all(axis=1)]
-  assert len(moved) > 0
-  # The first small move, 0.5 floors, shows in the second step: W grew in spite of it, so it isn't
-  # drift.
-  np.testing.assert_allclose(moved, [[0.5 * FLOOR, (1.0 + CLEAR) * FLOOR]] * len(moved), rtol=1e-4)
-
-
-def test_with_less_of_it_than_0_6_the_step_before_is_looked_at():
-  few = [[*row[:2], np.nan, np.nan] for row in [LEADER] * 6]
-  asked = ask_keys(32, [FOLLOWER] * 6, now=few, floor=FLOOR)
-  assert (asked > 0).any(), ("the step before says that it follows, the two buckets of this one "
-                             "that it leads")
-
-
 def clearances(*rows):
   """The clearance, in floors, [keys, steps], of those that made a shift in the third step."""
   asked, clear = by_key(32, [*[FOLLOWER] * 3, *rows], floor=FLOOR)
@@ -220,11 +195,6 @@ def test_the_clearance_falls_when_one_behind_is_met_and_not_below_its_least():
   assert clearances(*[QUIET] * 4, *[LEADER] * 5)[:, -1] == pytest.approx(CLEAR)
   late = clearances(*grown, *[QUIET] * 40, *[LEADER] * 3)
   assert (late[:, -1] == late[:, -4]).all(), "long after a shift it says nothing of it"
-
-
-def test_the_same_with_a_floor_that_was_seen():
-  asked = ask_keys(8, [QUIET, *[FOLLOWER] * 3])
-  np.testing.assert_allclose(asked.max(), (2.5 + CLEAR) * FLOOR, rtol=1e-2)
 
 
 def test_a_scalar_that_is_summed_first_does_not_hide_the_order():

@@ -88,12 +88,6 @@ def test_it_waits_while_the_link_is_in_use_and_checks_that_it_is_free():
   assert 0 <= holds[3] <= 0.5 * QUIET and holds[4] == 0
 
 
-def test_one_free_reading_between_two_of_a_link_in_use_is_not_believed():
-  pacer = pacer_of()
-  _, _, listened, _ = play(pacer, taking(pacer), [LOUD, QUIET, LOUD, LOUD, QUIET, QUIET, QUIET])
-  assert listened == 6
-
-
 @pytest.mark.parametrize("patience", [0.0, 0.5, 2.0])
 def test_a_link_that_is_never_free_starves_nobody(patience):
   pacer = pacer_of(patience=patience)
@@ -113,28 +107,11 @@ def test_a_gap_is_left_after_an_own_bucket_and_is_no_longer_than_a_quarter_of_it
   assert play(pacer, rarely, [QUIET] * 2, slot=1)[0][0] == 0
 
 
-def test_readings_that_are_all_alike_tell_of_nobody():
-  pacer = pacer_of()
-  state = taking(pacer)._replace(loud=jnp.float32(2 * QUIET))
-  assert play(pacer, state, [2 * QUIET] * 3)[2] == 1
-
-
 @pytest.mark.parametrize("mode", [turns.SILENT, turns.MEASURES, turns.RESTS])
 def test_it_listens_in_no_other_mode(mode):
   pacer = pacer_of()
   holds, held, listened, _ = play(pacer, taking(pacer)._replace(mode=jnp.asarray(mode)), [LOUD] * 5)
   assert holds == [0.0] and held == 0 and listened == 0
-
-
-def test_slots_it_does_not_look_at_are_left_alone():
-  pacer = pacer_of()
-  assert play(pacer, taking(pacer), [LOUD] * 5, slot=SLOTS)[2] == 0
-
-
-def test_jobs_of_other_keys_wait_other_times():
-  waits = [play(p, taking(p), [LOUD] * 3)[0][1]
-           for p in (jaxpace.take_turns(key=k, floor=FLOOR) for k in range(8))]
-  assert len(set(waits)) == 8
 
 
 def test_without_contention_it_stays_silent():
@@ -230,18 +207,6 @@ def test_by_message_it_listens_before_the_first_collective_alone_and_leaves_no_g
              for slot in range(1, SLOTS))
 
 
-def test_by_message_it_listens_before_the_first_that_can_be_held_back():
-  """Where that isn't the step's first collective: nothing was held before it yet."""
-  pacer = whole_of()
-  holds, held, listened, _ = play(pacer, taking(pacer), [QUIET] * 5, slot=1)
-  assert holds == [0.0, 0.0] and listened == 1 and held == pytest.approx(QUIET)
-
-
-def test_by_message_it_waits_as_long_as_its_own_collectives_take_together():
-  _, held, _, _ = play(whole_of(), taking(whole_of()), [5e-3] * 60)
-  assert held == pytest.approx(SLOTS * FLOOR, abs=6e-3)
-
-
 def test_by_message_two_more_free_readings_are_wanted_after_one_of_a_link_in_use():
   pacer = whole_of()
   assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, QUIET, QUIET])[2] == 4
@@ -304,16 +269,6 @@ def test_a_late_step_takes_eight_calm_ones_away_by_message_and_all_by_bucket():
     assert int(pacer.update(seen(0.0, 9, 1e-3), listened)[1].calm) == heard
 
 
-def test_by_message_the_step_just_done_is_late_enough_to_listen_again():
-  pacer = whole_of()
-  state = taking(pacer)._replace(mode=jnp.asarray(turns.SILENT), proven=jnp.asarray(True))
-  calm = seen(0.0, 5)
-  late = np.array([1.5 * FLOOR, FLOOR, np.nan], np.float32)
-  for now, mode in ((calm.job_transfers, turns.SILENT), (jnp.asarray(late), turns.TURNS),
-                    (jnp.zeros((0,)), turns.SILENT)):
-    assert int(pacer.update(calm._replace(job_transfers_now=now), state)[1].mode) == mode
-
-
 def test_by_message_nobody_need_be_heard_and_what_has_paid_is_taken_again_at_once():
   """Jobs of one period that are out of each other's way hear nothing of each other."""
   cost, settings = (0.0, 0.02 * SLOTS * FLOOR), {"learn": 20, "trial": 30}
@@ -326,14 +281,6 @@ def test_by_message_nobody_need_be_heard_and_what_has_paid_is_taken_again_at_onc
   assert turns.TURNS in modes[silent:silent + 3], "late again: nothing is measured or tried anew"
   assert set(modes[begin:]) == {turns.SILENT, turns.TURNS}
   assert float(state.shared.mean) > 0.7, "what sharing cost is not forgotten meanwhile"
-
-
-def test_by_message_what_no_longer_pays_is_no_longer_taken_for_proven():
-  pacer = whole_of(learn=20, trial=30)
-  _, state = run(pacer, 60, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
-  assert bool(state.proven) and int(state.mode) == turns.TURNS
-  modes, state = run(pacer, 200, state, contention=0.8, cost=(0.8, 0.8 * SLOTS * FLOOR))
-  assert not bool(state.proven) and turns.RESTS in modes
 
 
 @hypothesis.given(st.tuples(*[ANY] * 8), st.lists(ANY, min_size=3, max_size=3),
@@ -448,14 +395,3 @@ def test_the_guard_lets_holds_through_where_they_pay(gain):
   assert float(last["effect"]) == pytest.approx(gain, abs=0.03)
   assert np.mean(np.asarray(held[-300:]) > 0) == (1 if gain < 0 else 0)
   assert jaxpace.guard(plain()).hold is None
-
-
-@pytest.mark.parametrize("make", [jaxpace.take_turns, jaxpace.interleave_jobs])
-def test_so_many_collectives_as_a_step_has_stamps(make):
-  with pytest.raises(ValueError, match="slots=0 must be a whole number of collectives"):
-    make(slots=0)
-
-
-def test_the_guards_trust_is_yes_or_no():
-  with pytest.raises(ValueError, match="trust='yes' must be True or False"):
-    jaxpace.guard(pacer_of(), trust="yes")

@@ -39,15 +39,6 @@ def run(function, *arguments):
   return jax.block_until_ready(function(*arguments))
 
 
-def test_stamps_are_those_of_this_process_s_monotonic_clock(clock):
-  step = jax.jit(clock.stamp)
-  step(words.zero()).block_until_ready()
-  before = time.monotonic_ns()
-  stamp = step(words.zero())
-  stamp.block_until_ready()
-  assert before < int(ns(stamp)) < time.monotonic_ns()
-
-
 def test_chained_stamps_are_distinct_and_ordered(clock):
   @jax.jit
   def step(stamp):
@@ -128,12 +119,6 @@ def test_a_delay_begins_after_what_it_is_given(clock, size):
   assert before - first >= 20e6 - 1 and after == before
 
 
-def test_a_delay_is_as_long_as_asked_not_as_its_limit(clock):
-  step = jax.jit(lambda seconds: clock.delay(seconds, 60.0, words.zero()))
-  before, after = map(ns, run(step, jnp.float32(5e-3)))
-  assert after - before < 50e9
-
-
 @pytest.mark.parametrize("seconds, lowest_ns, highest_ns", [
     (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0),
     (5e-3, 4_999_999, 900e9), (20e-3, 19_999_999, 900e9), (np.inf, 50_000_000, 900e9),
@@ -143,11 +128,6 @@ def test_a_delay_is_between_zero_and_its_limit(clock, seconds, lowest_ns, highes
   step = jax.jit(lambda seconds: clock.delay(seconds, 50e-3, words.zero()))
   before, after = map(ns, run(step, jnp.float32(seconds)))
   assert lowest_ns <= after - before <= highest_ns
-
-
-def test_a_limit_of_zero_never_sleeps(clock):
-  before, after = run(jax.jit(lambda s: clock.delay(s, 0.0, words.zero())), jnp.float32(1000.0))
-  assert ns(after) - ns(before) < 900e9
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf"), 20e3])
@@ -257,13 +237,6 @@ def test_holding_back_changes_no_value(clock, dtype):
   x = jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
   held = jax.jit(lambda stamp: hold(clock, stamp, [x])[0])(jnp.array([3, 0xFFFFFFFF], jnp.uint32))
   np.testing.assert_array_equal(np.asarray(held), np.asarray(x))
-
-
-def test_keys_can_be_held_back(clock):
-  key = jax.random.key(7)
-  held = jax.jit(lambda stamp, key: hold(clock, stamp, [key])[0])(words.zero(), key)
-  np.testing.assert_array_equal(np.asarray(jax.random.key_data(held)),
-                                np.asarray(jax.random.key_data(key)))
 
 
 def test_what_is_held_back_is_opaque_to_the_compiler(clock):

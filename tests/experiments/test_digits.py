@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import time
 
 import jax
 import numpy as np
@@ -69,10 +68,8 @@ def test_training_reaches_95_percent_on_held_out_images(tmp_path: pathlib.Path,
                                                         ) -> None:
   config = digits_config.get_config()
   config.steps = 120
-  began = time.monotonic()
   accuracy = train.train_and_evaluate(config, str(tmp_path))
   assert accuracy >= 0.95
-  assert time.monotonic() - began < 60
   assert (json.loads((tmp_path / "result.json").read_text())
           == {"test_accuracy": pytest.approx(accuracy)})
   assert list((tmp_path / "tensorboard").iterdir())

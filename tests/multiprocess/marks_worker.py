@@ -23,7 +23,7 @@ def main():
   x = on_devices(np.ones((4, 4), np.float32))
   none = np.zeros((4, 4), np.float32)
   late = none.copy()
-  late[2, 1] = 0.05
+  late[2, 1] = 0.5
   x = jax.block_until_ready(step(x, on_devices(none)))
   with Recorder(os.environ["RUN"], step) as recorder:
     for k in range(12):

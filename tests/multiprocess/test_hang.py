@@ -82,15 +82,15 @@ def hung_and_killed(folder, script):
     directory = folder / "runs" / "hang"
     try:
       events = awaited(lambda: [event for event in read_events(directory)
-                                if event["event"] == "late"], 120)
-      awaited(lambda: "in the step" in (folder / "output").read_text(), 10)
+                                if event["event"] == "late"], 600)
+      awaited(lambda: "in the step" in (folder / "output").read_text(), 120)
     finally:
       # Its processes go with it, by the same signal.
       job.send_signal(signal.SIGKILL)
       job.wait()
   assert events, (folder / "output").read_text()
   assert awaited(lambda: not read_flight(directory).running,
-                 30), "the kernel ends them a moment later"
+                 300), "the kernel ends them a moment later"
   return folder, events
 
 

@@ -35,4 +35,4 @@ def test_a_late_device_of_another_process_is_named_with_its_layer(tmp_path):
     arrival.setdefault("exit", {})[row["rank"]] = row["exit_ns"]
   at_7 = {key: ns for key, ns in arrival.items() if key != "exit" and key[1] == 7}
   assert max(at_7, key=at_7.get) == (2, 7, 1), "rank 2, the second turn of the loop"
-  assert 50e6 <= at_7[2, 7, 1] < 70e6
+  assert at_7[2, 7, 1] >= 500e6

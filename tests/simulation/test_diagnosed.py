@@ -92,15 +92,6 @@ def test_pauses_of_one_process_name_it(tmp_path):
   assert only(found, "runtime_jitter").causes == ("gc",)
 
 
-@pytest.mark.parametrize("far", [0.1])
-def test_ranks_across_the_socket_are_late(tmp_path, far):
-  """Their place explains it: the GPU and its card are on two sockets."""
-  steps, found = diagnosed(tmp_path, {"far": far}, {"slow_paths": {2: 1.0, 6: 1.0}})
-  finding = only(found, "locality")
-  assert set(finding.ranks) == {2, 6} and "far_nic" in finding.causes
-  assert finding.share == pytest.approx(0.75 * far * COMPUTE / mean(steps, found), abs=0.01)
-
-
 @pytest.mark.parametrize("factor", [0.4])
 def test_a_slow_path_is_a_matter_of_locality(tmp_path, factor):
   """All ranks' messages wait for the one whose path is slow: that host's connections are

@@ -65,11 +65,6 @@ def test_buckets_hide_behind_the_backward_pass(overlap, expected_ms):
   np.testing.assert_allclose(steps.step_time, expected_ms * 1e-3, rtol=1e-6)
 
 
-def test_buckets_longer_than_their_part_queue():
-  job = PLAIN._replace(transfers=np.full(4, 7e-3, np.float32))
-  np.testing.assert_allclose(play(job, 2, 3, buckets=4).step_time, (16.5 + 4 * 7) * 1e-3, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("component", "extra_share"), [
     (noise.Exponential(np.float32(0.1)), lambda n: 0.1 * sum(1 / k for k in range(1, n + 1))),
     (noise.Normal(np.float32(0.05)), lambda n: 0.05 * {64: 2.344, 1024: 3.248}[n])])
@@ -177,19 +172,6 @@ def test_a_run_cut_into_parts_is_the_same_run():
                               jax.tree.map(lambda *parts: np.concatenate(parts), first, rest))
 
 
-def test_many_settings_run_in_one_compiled_simulation():
-  plan = simulation(Shape(8))
-
-  def mean(deviation, key):
-    job = PLAIN._replace(noise=(noise.Normal(deviation),))
-    return jnp.mean(plan.run(key, job, plan.init(key, job), 400)[1].step_time)
-
-  means = np.asarray(jax.jit(jax.vmap(mean))(jnp.array([0.0, 0.05, 0.1]), jax.random.split(KEY, 3)))
-  extra = means - 33.5e-3
-  assert extra[0] == pytest.approx(0, abs=1e-7)
-  assert extra[2] == pytest.approx(2 * extra[1], rel=0.15)
-
-
 def loop(pacer, arrivals_of, ranks, steps, transfer):
   """The barrier model as a plain loop, each rank's pacer by itself. Returns delays [steps,
   ranks]."""
@@ -231,15 +213,6 @@ def test_all_ranks_at_once_decide_as_each_by_itself():
   reference = loop(pacer, lambda k: busy, ranks, steps, 2e-3)
   assert reference.max() > 1e-3
   np.testing.assert_allclose(simulated.delay, reference, atol=2e-6)
-
-
-def test_what_all_ranks_share_is_carried_once():
-  """Twice the ranks, at most twice the numbers: nothing is [ranks, ranks]."""
-  few, many = (sum(leaf.size
-                   for leaf in jax.tree.leaves(
-                       vmap_ranks(jaxpace.pace_early_ranks(), ranks, 1).init()))
-               for ranks in (16, 32))
-  assert few < many <= 2 * few
 
 
 def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
@@ -299,12 +272,6 @@ def test_failures_take_what_daly_says(mtbf):
   parts = survived.work + survived.checkpoints + survived.lost + survived.restarts
   assert parts == pytest.approx(survived.elapsed)
   assert survived.work == 100 * 20_000 * 6.0 and survived.restarts == 120.0 * survived.failures
-
-
-def test_without_failures_only_checkpoints_are_added():
-  survived = survive(np.full(10, 2.0), Failures(0.0, 4, 1.0, 5.0), seed=0)
-  assert (survived.elapsed, survived.failures, survived.lost) == (23.0, 0, 0.0)
-  np.testing.assert_array_equal(survived.segments, [9, 9, 5])
 
 
 def test_the_interval_of_young_is_the_best_for_rare_failures():

@@ -65,15 +65,6 @@ def test_what_passes_before_a_job_starts_is_in_no_step(start):
   assert late.step_time.mean() == pytest.approx(other.step_time.mean(), rel=1e-5)
 
 
-def test_uncoupled_jobs_are_each_as_alone():
-  jobs = [job(1.0, 0.4), job(1.3, 0.4)]
-  apart = play(jobs, 20, [0, 0], coupled=False)
-  elsewhere = play(jobs, 20, [0, 0], usage=[[1, 0], [0, 1]])
-  for history, other, period in zip(apart, elsewhere, (1.0, 1.3), strict=True):
-    np.testing.assert_allclose(history.step_time, period, rtol=1e-5)
-    np.testing.assert_allclose(other.step_time, period, rtol=1e-5)
-
-
 def test_a_job_that_leaves_frees_the_link():
   long, short = play([job(1.0, 0.4)] * 2, 30, [0, 0], last=[NEVER, 10])
   np.testing.assert_allclose(long.step_time[:9], 1.4, rtol=1e-4)
@@ -115,18 +106,6 @@ def test_one_job_by_itself_is_the_job_of_the_other_simulation():
   for name in ("step_time", "enter", "delay", "transfers"):
     np.testing.assert_allclose(getattr(history, name), getattr(reference, name), atol=3e-6,
                                err_msg=name)
-
-
-def test_what_is_sent_is_what_was_to_be_sent():
-  """The link is work-conserving: over a run that never idles, elapsed time is the sum of all
-  work."""
-  jobs = [job(1.0, 0.9), job(1.0, 0.8), job(0.7, 0.9)]
-  histories = play(jobs, 40, [0, 0, 0])
-  elapsed = [h.step_time.cumsum() for h in histories]
-  until = min(e[39] for e in elapsed)
-  work = sum(np.searchsorted(e, until) * float(j.transfers[0])
-             for e, j in zip(elapsed, jobs, strict=True))
-  assert work == pytest.approx(until, rel=0.06)  # up to a step of each is still under way
 
 
 def test_lists_of_different_length_are_refused():

@@ -38,12 +38,6 @@ def test_the_hierarchical_one_takes_what_the_closed_form_says(nodes):
                                                        (ALPHA, 1 / RATE)), rel=1e-9))
 
 
-@pytest.mark.parametrize("algorithm", CLOSED)
-def test_one_rank_sends_nothing(algorithm):
-  assert schedules.rounds(algorithm, [0], SIZE, 1) == []
-  assert schedules.load([], flat(2)).seconds == 0
-
-
 @given(ranks=st.integers(2, 70))
 def test_every_rank_gets_every_ranks_share_by_doubling(ranks):
   """Plays recursive doubling with sets of contributions: whoever is sent something then knows what
@@ -94,15 +88,6 @@ def test_an_oversubscribed_spine_slows_a_ring_only_where_it_crosses():
       schedules.load(halving, thick).seconds + extra)
 
 
-def test_the_ring_of_scattered_ranks_pays_for_crossing():
-  """Ranks dealt alternately to two racks: every message of the ring crosses the spine."""
-  fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=RATE, rack_latency=0,
-                  spine_latency=0)
-  scattered = [0, 4, 1, 5, 2, 6, 3, 7]
-  assert schedules.load(schedules.ring(scattered, SIZE), fabric).seconds == pytest.approx(
-      4 * allreduce.ring(8, SIZE, 0, 1 / RATE))
-
-
 def test_hashed_routes_collide_and_even_ones_do_not():
   settings = {"nodes": 32, "per_node": 1, "card_rate": RATE, "rack": 16, "uplinks": 16,
               "uplink_rate": RATE}
@@ -112,15 +97,6 @@ def test_hashed_routes_collide_and_even_ones_do_not():
             for s in range(5)]
   assert min(hashed) > 1.2 * even
   assert len(set(hashed)) > 1
-
-
-def test_a_slow_path_holds_the_whole_ring_back():
-  healthy, slow = flat(4), flat(4, path_rate=2 * RATE, slow_paths={2: 0.25})
-  ring = schedules.ring(range(4), SIZE)
-  assert schedules.load(ring, slow).seconds == pytest.approx(
-      allreduce.ring(4, SIZE, ALPHA, 2 / RATE))
-  assert (schedules.load(ring, healthy).seconds
-          == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 1 / RATE)))
 
 
 def test_what_is_used_is_what_is_sent():

@@ -51,11 +51,6 @@ def test_a_config_becomes_a_scenario():
           and float(a.job.transfers[0]) == pytest.approx(6 * (12e-6 + 1e6 / 10e9), rel=1e-5))
 
 
-def test_ints_will_do_for_rates_and_times():
-  assert read(changed("fabric.card_rate", 10_000_000_000), make).fabric.card_rate == 10e9
-  assert float(read(changed("jobs.a.forward", 1), make).jobs[0].job.forward) == 1.0
-
-
 @pytest.mark.parametrize(("path", "value", "said"), [
     ("steps", -5, "steps=-5 must be a whole number from 2"),
     ("speed", 1, "speed is no field; there are fabric, jobs"),
@@ -116,14 +111,6 @@ def test_jobs_that_share_no_link_do_not_wait_for_each_other():
   assert scenario._together(read(apart, make)) == [[0], [1]]
   assert scenario._together(read(GOOD, make)) == [[0, 1]]
   assert scenario._together(read(changed("shared_fabric", False), make)) == [[0], [1]]
-
-
-def test_equal_jobs_weigh_the_same_and_share_half():
-  made = read(changed("jobs.a", {"nodes": [0, 2]}), make)
-  shares = scenario.shares(list(made.jobs))
-  assert shares.weights[0] == pytest.approx(shares.weights[1])
-  np.testing.assert_allclose(shares.usage[0], shares.usage[1])
-  assert shares.usage.max() > 0.9
 
 
 def test_where_jobs_compete_each_of_their_messages_gets_the_same():

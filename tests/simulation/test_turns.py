@@ -92,13 +92,6 @@ def test_a_crowded_bucket_takes_longer_only_if_another_job_sends_when_it_begins(
   np.testing.assert_allclose(played(apart, nothing, steps=1).step_time[0, 0], 1.4, rtol=1e-5)
 
 
-def test_who_does_not_obey_is_not_held():
-  scene = drawn([[1], [1.01]], [[0.4], [0.4]], [0, 0], 0.5, [True, False], tiny=5e-3)
-  found = played(scene, waits, steps=3)
-  assert np.nanmax(found.listened[1]) == 0 and np.nanmax(found.held[1]) == 0
-  assert np.nanmax(found.held[0]) > 0
-
-
 def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway():
   def make(key):
     def hold(moment, state):
@@ -110,14 +103,6 @@ def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway
   # 0.7 is over before the first is ready at 1; the second waits for 0.2 after the first.
   np.testing.assert_allclose(found.step_time[0, 1:], 1.0 + 0.1 + 0.2 + 0.1, rtol=1e-5)
   np.testing.assert_allclose(found.held[0], 0.9, rtol=1e-5)
-
-
-def test_a_delay_moves_what_is_ready():
-  def make(key):
-    return Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(0.25), {}), state))
-
-  found = played(drawn([[1.0]], [[0.1]], [0], 1.0, [True]), make, steps=4)
-  np.testing.assert_allclose(found.step_time[0], [1.1, 1.35, 1.35, 1.35], rtol=1e-5)
 
 
 @pytest.mark.parametrize("ratio", [

@@ -168,19 +168,6 @@ def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
   close((loss, grads), expected())
 
 
-def test_tensor_parallel_parameters_in_a_step_that_is_jitted_as_a_whole():
-  mesh = mesh_of(data=2, model=2)
-  placed = jax.device_put(params(), {"w": NamedSharding(mesh, P(None, "model")),
-                                     "v": NamedSharding(mesh, P("model"))})
-  run = jax.jit(lambda params, batch, counts: jaxpace.accumulate(
-      loss_fn, params, batch, counts, mesh=mesh))
-  for counts in ((6, 6), (10, 2)):
-    batch = jax.device_put(shared_out(counts, 10), NamedSharding(mesh, P("data")))
-    loss, grads = run(placed, batch, of(*counts))
-    assert grads["w"].sharding.spec == P(None, "model")
-    close((loss, grads), expected())
-
-
 def test_sums_of_other_things():
   def with_hits(params, micro_batch):
     loss, weight = loss_fn(params, micro_batch)
@@ -297,16 +284,6 @@ def test_a_collective_over_the_data_axis_in_the_loss(check_vma):
 
   refused(r"collective over 'data': psum\S* in \S*Norm_3\S*\. It would run once a micro-batch",
           summed, check_vma=check_vma)
-
-
-def test_a_gather_of_parameters_in_a_loop_in_the_loss():
-  def gathered(params, micro_batch):
-    def layer(x, w):
-      return jnp.tanh(x @ jax.lax.all_gather(w, "data", tiled=True)[:WIDTH]), None
-    x, _ = jax.lax.scan(layer, micro_batch[0], params["w"][None])
-    return jnp.sum(x), jnp.float32(x.size)
-
-  refused("collective over 'data': all_gather", gathered)
 
 
 def test_a_collective_over_another_axis_along_which_counts_differ():

@@ -190,25 +190,6 @@ def test_products_held_by_a_custom_gradient():
   pair(step, mesh_of(data=2), w, data[0], pacer=restless()).check_bits(w, data, 20)
 
 
-@pytest.mark.long
-def test_transposed_weights_of_matrix_vector_products():
-  """A gate between a transposition and its product would choose another kernel, with another order
-  of addition."""
-
-  def step(params, batch):
-    def loss(params):
-      h = jnp.tanh(params["a"].T @ batch[0])
-      h = jnp.tanh(params["b"].T @ h + h)
-      return jnp.sum(jnp.square(params["a"] @ h))
-
-    loss, grads = jax.lax.pmean(jax.value_and_grad(loss)(params), "data")
-    return models.sgd(params, grads, 1e-3), loss
-
-  params = {name: models.normal(i, 48, 48) / jnp.float32(7) for i, name in enumerate("ab")}
-  data = [models.normal(k, 2, 48) for k in (3, 4)]
-  pair(step, mesh_of(data=2), params, data[0], pacer=restless()).check_bits(params, data, 50)
-
-
 @pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=pytest.mark.long)])
 def test_pmap(ranks):
   data, devices = models.batches(ranks), jax.local_devices()[:ranks]

@@ -23,10 +23,6 @@ def trace(step, mesh, *, axis="data", pace=None, specs=None, out_specs=None, che
   return jax.eval_shape(mapped, pace, models.mlp_params(), models.batches(4)[0])
 
 
-def test_the_same_step_without_a_mistake():
-  trace(models.plain_step, mesh_of(data=4))
-
-
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_no_collective(check_vma):
   def forgetful(params, batch):
@@ -47,12 +43,6 @@ def test_a_collective_over_another_axis_only():
 def test_an_axis_the_mesh_lacks():
   with pytest.raises(ValueError, match=r"no axis 'batch'.*'data'"):
     jaxpace.instrument(models.plain_step, "batch").init(mesh_of(data=4))
-
-
-def test_an_axis_that_is_not_bound():
-  pace = jaxpace.instrument(models.plain_step, "data").init(mesh_of(data=4))
-  with pytest.raises(ValueError, match=r"'batch' is not known.*'data'"):
-    trace(models.plain_step, mesh_of(data=4), axis="batch", pace=pace)
 
 
 def test_a_call_outside_of_shard_map():
@@ -130,14 +120,6 @@ def test_a_search_for_nans():
       jaxpace.instrument(models.plain_step, "data").init(devices=jax.local_devices())
     with pytest.raises(ValueError, match="jax_debug_nans is on"):
       trace(models.plain_step, mesh, pace=pace)
-
-
-def test_init_takes_devices_or_a_mesh_not_both_and_not_none():
-  paced = jaxpace.instrument(models.plain_step, "data")
-  with pytest.raises(ValueError, match="either the mesh"):
-    paced.init(mesh_of(data=2), devices=jax.local_devices())
-  with pytest.raises(ValueError, match="at least one device"):
-    paced.init(devices=[])
 
 
 def test_spec_names_every_axis_and_only_those_of_the_mesh():

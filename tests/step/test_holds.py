@@ -21,7 +21,7 @@ from jaxpace.trace.reader import read_run
 from jaxpace.trace.step_times import read_bounds
 from tests.patience import patiently
 from tests.step import cases, models
-from tests.step.running import bits, extra_operands, hlo_collectives, mesh_of, pair, restless
+from tests.step.running import extra_operands, hlo_collectives, mesh_of, pair, restless
 from tests.trace.recording import table
 
 pytestmark = pytest.mark.optimized
@@ -112,22 +112,6 @@ def test_what_is_in_the_program_and_nothing_where_it_is_off():
   assert "Nothing is held back" in " ".join(programs["not shared"].paced.plan.notices)
   whiles = {name: len(re.findall(r" while\(", both.hlo)) for name, both in programs.items()}
   assert whiles["on"] == whiles["off"] + 1 == whiles["not shared"] + 1
-
-
-@pytest.mark.long
-def test_turns_add_one_loop_with_two_tiny_sums_to_a_collective_and_nothing_where_they_are_off():
-  params, data = models.mlp_params(), models.batches(2)
-  turns = jaxpace.take_turns(by="message")
-  on, off = (pair(models.plain_step, mesh_of(data=2), params, data[0], share=True, pacer=pacer)
-             for pacer in (turns, turns._replace(hold=None)))
-  tiny = [operands for _, operands in hlo_collectives(on.hlo)
-          if operands in ({"f32[1]": 1}, {"f32[3]": 1})]
-  assert len(tiny) == 2
-  assert len(hlo_collectives(on.hlo)) == len(hlo_collectives(on.bare_hlo)) + 2
-  loops = [len(re.findall(r" while\(", one.hlo)) for one in (on, off)]
-  assert loops[0] == loops[1] + 1
-  assert len(hlo_collectives(off.hlo)) == len(hlo_collectives(off.bare_hlo))
-  assert not off.paced.plan.holds
 
 
 def test_ranks_that_would_hold_differently_are_found_out_and_nobody_waits_for_ever():
@@ -286,12 +270,3 @@ def test_a_ring_of_another_layout_is_refused_and_left_behind_by_a_restart(caplog
   restored = jaxpace.restore_pace(jax.tree.map(np.asarray, old), paced, mesh)
   assert restored.ring.shape == new.ring.shape and not np.asarray(restored.ring).any()
   assert np.asarray(paced.pacer_state(restored)["times"]).tolist() == [5, 5] and not caplog.records
-
-
-def test_a_state_of_before_and_after_is_like_the_others():
-  """Without a pacer that holds the state has no field more."""
-  mesh = mesh_of(data=2)
-  with_hold, without = (jaxpace.instrument(models.plain_step, "data", pacer).init(mesh)
-                        for pacer in (listener(), listener()._replace(hold=None)))
-  assert len(jax.tree.leaves(with_hold)) == len(jax.tree.leaves(without)) + 1
-  assert bits(with_hold.alike) == bits(jnp.zeros(2, bool)) and without.alike == ()

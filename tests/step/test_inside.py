@@ -3,7 +3,6 @@ the bare step."""
 
 import time
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,25 +94,6 @@ def test_bits_and_messages_are_the_bare_steps(name):
   assert plan.inside and not plan.unstamped and plan.program is not None
   assert extra_operands(made.bare_hlo, made.hlo) == []
   assert made.hlo.count('custom_call_target="jaxpace_mark"') >= 2 * len(plan.inside)
-
-
-@pytest.mark.long
-@pytest.mark.optimized
-def test_bits_under_pmap_too():
-  step, devices = training(scanned), jax.local_devices()[:2]
-  paced = jaxpace.instrument(step, "data")
-  bare, timed = jax.pmap(step, "data", devices=devices), jax.pmap(paced, "data", devices=devices)
-  pace = paced.init(devices=devices)
-  one = other = jax.tree.map(
-      lambda a: jnp.stack([a] * len(devices)), params())
-  for x in batches(20):
-    x = x.reshape(2, -1, WIDTH)
-    one, value = bare(one, x)
-    pace, (other, same) = timed(pace, other, x)
-    jax.block_until_ready((one, other))
-    np.testing.assert_array_equal(value, same)
-  chex.assert_trees_all_equal(one, other, strict=True)
-  assert paced.plan.inside and not paced.plan.unstamped
 
 
 def without_native_marks(monkeypatch):

@@ -64,15 +64,6 @@ def returned(model, optimizer, batch):
   return model, optimizer, loss
 
 
-def by_autodiff(model, optimizer, batch):
-  """JAX sums the gradients, under check_vma."""
-  loss, grads = nnx.value_and_grad(lambda model: jax.lax.pmean(loss_of(model, batch), "data"))(
-      model)
-  with jax.numpy_dtype_promotion("standard"):
-    optimizer.update(model, grads)
-  return loss
-
-
 def by_rows(model, optimizer, batch):
   """A transform of nnx within the step, and gradients of some parameters alone."""
   def loss(model):
@@ -134,12 +125,6 @@ def test_a_step_that_changes_its_modules_in_place(step):
   assert found == bare
 
 
-@pytest.mark.long
-def test_gradients_summed_by_jax():
-  bare, found = both(by_autodiff, lambda *a: nnx.jit(mapped()(*a)), make=plain_made)
-  assert found == bare
-
-
 def plain_made():
   with jax.numpy_dtype_promotion("standard"):
     model = nnx.Sequential(nnx.Linear(models.FEATURES, 8, rngs=nnx.Rngs(1)), jnp.tanh,
@@ -165,14 +150,6 @@ def test_returned_modules_are_the_ones_that_were_given():
 
   bare, found = both(returned, checked, out=(P(), P(), P()))
   assert found == bare and all(same) and len(same) == 2 * STEPS
-
-
-@pytest.mark.long
-def test_state_that_is_sharded_by_kind():
-  by_kind = nnx.StateSharding({nnx.Param: P(), nnx.BatchStat: P(), ...: P()})
-  bare, found = both(in_place, lambda *a: nnx.jit(mapped(check_vma=False)(*a)),
-                     specs=(by_kind, by_kind, P("data")))
-  assert found == bare
 
 
 def test_parameters_that_are_sharded_over_a_model_axis():
@@ -238,51 +215,6 @@ def test_pmap(step):
   assert found[0][:4] != bits(nnx.state(list(made())))[:4]
 
 
-def test_split_and_merged():
-  graphdef, state = nnx.split(made())
-
-  def step(state, batch):
-    model, optimizer = nnx.merge(graphdef, state)
-    loss = in_place(model, optimizer, batch)
-    return nnx.state((model, optimizer)), loss
-
-  mesh, found = mesh_of(data=2), []
-  paced = jaxpace.instrument(step, "data", pacer=restless())
-  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                              out_specs=(spec, P()), check_vma=False))
-  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P(),
-                               check_vma=False))
-  one = other = state
-  for k in range(STEPS):
-    batch = models.batches(2)[k % 3]
-    one, loss = bare(one, batch)
-    pace, (other, other_loss) = run(pace, other, batch)
-  found = bits((other, other_loss))
-  assert found == bits((one, loss)) and found[:-1] != bits(state)
-
-
-@pytest.mark.long
-def test_modules_as_plain_pytrees():
-  """As `jax.shard_map` takes them: what comes back is what was returned, and the arguments stay as
-  they were."""
-  mesh = mesh_of(data=2)
-  paced = jaxpace.instrument(returned, "data", pacer=restless())
-  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  options = {"mesh": mesh, "check_vma": False}
-  bare = jax.jit(jax.shard_map(returned, in_specs=(P(), P(), P("data")), out_specs=P(), **options))
-  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P(), P("data")), out_specs=(spec, P()),
-                              **options))
-  one, other = made(), made()
-  for batch in models.batches(2):
-    kept = bits(nnx.state(list(other)))
-    *one, loss = bare(*one, batch)
-    given = other
-    pace, (*other, other_loss) = run(pace, *given, batch)
-    assert bits(nnx.state(list(given))) == kept
-  assert bits([nnx.state(list(one)), loss]) == bits([nnx.state(list(other)), other_loss])
-
-
 @pytest.mark.parametrize("mode", [
     "trees", pytest.param("no updates of the graph", marks=pytest.mark.long)])
 def test_other_modes_of_nnx(mode):
@@ -333,31 +265,6 @@ def test_metrics_variables_of_ones_own_and_arguments_by_name():
       assert model.seen[...] > 0
     results.append(bits([nnx.state(model), nnx.state(metrics), count[...]]))
   assert results[0] == results[1] and int(count[...]) == 3
-
-
-@pytest.mark.long
-def test_one_module_given_twice_stays_one():
-  def step(pair, batch):
-    assert pair["a"] is pair["b"]
-    return in_place(pair["a"], pair["optimizer"], batch)
-
-  mesh, results = mesh_of(data=2), []
-  for instrumented in (False, True):
-    model, optimizer = made()
-    pair = {"a": model, "b": model, "optimizer": optimizer}
-    paced = jaxpace.instrument(step, "data")
-    spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-    run = nnx.jit(nnx.shard_map(paced if instrumented else step, mesh=mesh, check_vma=False,
-                                in_specs=(spec, P(), P("data")) if instrumented
-                                else (P(), P("data")),
-                                out_specs=(spec, P()) if instrumented else P()))
-    for batch in models.batches(2):
-      if instrumented:
-        pace, _ = run(pace, pair, batch)
-      else:
-        run(pair, batch)
-    results.append(bits(nnx.state(model)))
-  assert results[0] == results[1]
 
 
 def test_a_flax_that_can_not_carry_changes_out_is_named(monkeypatch):

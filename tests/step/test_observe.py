@@ -174,16 +174,6 @@ def test_numpy_scalars_weak_types_and_keys():
     assert steps.bits(found) == steps.bits(wanted)
 
 
-def test_in_another_transformation_it_is_the_bare_step():
-  step, (params, x, y) = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(lambda p: step(p, x, y)[1]))
-  grads = jax.grad(observed)(params)
-  assert steps.bits(grads) == steps.bits(jax.grad(jax.jit(lambda p: step(p, x, y)[1]))(params))
-  assert jax.eval_shape(observed, params).shape == ()
-  jax.jit(lambda p: observed(p) + 1)(params)
-  assert observed.calls == 0
-
-
 def test_attributes_of_the_jitted_function_are_handed_on():
   step, args = steps.data_parallel()
   jitted = jax.jit(step)
@@ -257,21 +247,6 @@ def test_an_error_of_the_step_is_the_step_s(caplog):
   with pytest.raises(TypeError):
     observed(params)
   assert steps.bits(observed(params, x, y)) == steps.bits(jax.jit(step)(params, x, y))
-
-
-def test_a_step_compiled_ahead_of_time_is_counted_however_often_it_was_compiled_before():
-  step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(step))
-  first = observed.lower(*args).compile()
-  again = observed.lower(*args).compile()
-  observed(*args)
-  after = observed.lower(*args).compile()
-  counts = []
-  for compiled in (first, again, after):
-    before = observed.calls
-    compiled(*args)
-    counts.append(observed.calls - before)
-  assert counts == [1, 1, 1]
 
 
 def test_programs_are_numbered_one_after_another():

@@ -1,7 +1,6 @@
 """Steps of every kind that is jitted keep their bits when they are observed, and have their
 marks."""
 
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -187,31 +186,12 @@ def test_nnx_jit_changes_its_modules_in_place():
   assert not program.bare and observed.calls == 4 and observed.runs == {program.number}
 
 
-def test_accumulation_over_calls():
-  tx = optax.MultiSteps(optax.adam(1e-2), 3)
-  w, x = arrays()
-  start = w, jax.device_put(tx.init(w), w.sharding)
-
-  def step(state, x):
-    w, opt = state
-    updates, opt = tx.update(jax.grad(lambda w: ((x @ w) ** 2).mean())(w), opt, w)
-    return (optax.apply_updates(w, updates), opt), 0
-  both(step, start, x, calls=6)
-
-
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
 def test_a_mesh_in_context(kind):
   mesh = jax.make_mesh((4,), ("data",), axis_types=(kind,))
   with jax.set_mesh(mesh):
     both(sgd, jax.device_put(np.eye(8, dtype=np.float32), P()),
          jax.device_put(RNG.normal(size=(16, 8)).astype(np.float32), P("data")))
-
-
-def test_uncommitted_and_numpy_inputs():
-  w, x = arrays()
-  both(sgd, jnp.eye(8), x)
-  both(sgd, np.asarray(w), np.asarray(x), in_shardings=(w.sharding, x.sharding),
-       out_shardings=(w.sharding, None))
 
 
 def test_kernels_and_custom_calls_of_others():
@@ -288,16 +268,6 @@ def test_a_function_that_is_called_twice_has_a_mark_for_each():
   tags = [tag for one in programs[0].collectives for tag in (*one.enter_tags, *one.exit_tags)]
   # The compiler joins two of the three, as it does without marks.
   assert len(tags) == len(set(tags)) == 4
-
-
-def test_compiler_options_and_remat_policies():
-  def step(w, x):
-    def loss(w):
-      layer = jax.checkpoint(lambda h: jnp.tanh(h @ w),
-                             policy=jax.checkpoint_policies.dots_saveable)
-      return (functools.reduce(lambda h, _: layer(h), range(3), x) ** 2).mean()
-    return w - 0.1 * jax.grad(loss)(w), 0.0
-  both(step, *arrays(), compiler_options={"xla_cpu_enable_fast_math": False}, donate_argnums=())
 
 
 def test_attention_weights_under_dropout_are_simplified_as_before(caplog):

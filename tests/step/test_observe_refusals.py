@@ -1,7 +1,6 @@
 """Where marks can't go in, or a comparison finds a difference: the step as it was, and a
 sentence."""
 
-import dataclasses
 import itertools
 import logging
 
@@ -56,14 +55,6 @@ def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, ca
   run_as_it_was("none of its collectives is found", caplog)
 
 
-def test_a_marked_program_that_does_not_load(monkeypatch, caplog):
-  monkeypatch.setattr(thunks, "TARGET", "nobody_registered_this")
-  step, args = steps.data_parallel()
-  found = jaxpace.observe(jax.jit(step))
-  assert steps.bits(found(*args)) == steps.bits(jax.jit(step)(*args))
-  assert found.plan.programs[0].bare and "runs as it was" in caplog.text
-
-
 def test_a_backend_without_the_mark(monkeypatch, caplog):
   monkeypatch.setattr(marks, "unavailable",
                       lambda clock: "Marks are for the CPU, and this is a toaster.")
@@ -78,10 +69,6 @@ def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
   assert [record.message for record in caplog.records] == [
       "The step runs as it was, without marks: This jaxpace doesn't know jax 99."]
   assert observed.plan == ObservedPlan()
-
-
-def test_this_jax_is_known():
-  assert compiling.unavailable() == ""
 
 
 def test_what_counts_as_a_difference():
@@ -212,16 +199,6 @@ def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
 def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):
   monkeypatch.setattr(marks, "MOST_PROGRAMS", 0)
   run_as_it_was("observed programs", caplog)
-
-
-def test_plans_of_bare_programs_come_back_from_json():
-  step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(step))
-  observed(*args)
-  plan = ObservedPlan(tuple(dataclasses.replace(one, bare="because.") for one in
-                            observed.plan.programs))
-  assert ObservedPlan.from_json(plan.to_json()) == plan
-  assert "because." in str(plan)
 
 
 def test_a_clock_that_is_of_other_devices(caplog):

@@ -109,16 +109,6 @@ def test_what_nnx_pmap_returns_is_observed():
   assert is_observed(observed)
 
 
-def test_a_function_that_only_calls_a_jitted_one_is_no_step():
-  step = jax.jit(sgd)
-
-  def epoch(w, x):
-    return step(w, x)
-
-  with pytest.raises(TypeError, match="takes a jitted function"):
-    jaxpace.observe(epoch)
-
-
 @pytest.mark.parametrize("copied", [
     copy.copy, copy.deepcopy, lambda step: pickle.loads(cloudpickle.dumps(step))],
     ids=["copy", "deepcopy", "cloudpickle"])

@@ -96,22 +96,3 @@ def test_every_gradient_comes_after_the_delay(make):
   (operands,) = re.findall(r" all-reduce\((.*?)\)", both.hlo)
   early = [operand for operand in re.findall(r"%[\w.-]+", operands) if not delays & behind(operand)]
   assert not early
-
-
-@pytest.mark.parametrize("share", [True, None])
-@pytest.mark.parametrize("make", [by_user, adam])
-def test_the_exit_stamp_is_listed_before_the_update(make, share):
-  """XLA runs what becomes ready in the order of its list: behind one kernel (the loss's) at most,
-  of many."""
-  case = make()
-  both = pair(case.step, mesh_of(data=2), case.state, models.batches(2)[0], share=share)
-  if both.paced.plan.clock != "native":
-    pytest.skip("callbacks are conditionals there, and what they read is")
-  listed = operands_of(both.hlo[both.hlo.index("\nENTRY"):])
-  (reduced,) = [name for name in listed
-                if re.search(rf"{re.escape(name)} = .* all-reduce\(", both.hlo)]
-  results = {name for name, reads in listed.items() if reduced in reads}
-  readers = [name for name, reads in listed.items() if results.intersection(reads)]
-  stamps = [name for name in readers
-            if re.search(rf'{re.escape(name)} = .*"jaxpace_stamp"', both.hlo)]
-  assert len(readers) > 6 and readers.index(stamps[0]) <= 1

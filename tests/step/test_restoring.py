@@ -97,20 +97,6 @@ def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, capl
   assert np.asarray(loop.run(2).step).tolist() == [STEPS + 2] * 4
 
 
-def test_as_many_ranks_on_a_mesh_with_another_axis_start_anew_with_a_notice(saved, caplog):
-  path, _, loop = saved
-  mesh = mesh_of(data=2, model=2)
-  with ocp.StandardCheckpointer() as checkpointer:
-    stored = checkpointer.metadata(path).item_metadata.tree["pace"]
-    pace = checkpointer.restore(path, {"state": loop.state,
-                                       "pace": jaxpace.pace_target(stored, loop.mesh)})["pace"]
-  paced = jaxpace.instrument(models.plain_step, "data", pacer(), share=True, rows=16)
-  pace = jaxpace.restore_pace(pace, paced, mesh)
-  (record,) = caplog.records
-  assert "of 2 devices, this job has 4" in record.getMessage()
-  chex.assert_trees_all_equal(pace, paced.init(mesh)._replace(step=np.full(4, STEPS)))
-
-
 def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
   path, before, _ = saved
   longer = jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), other_state()))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.coordination.apportion import even
 from tests.step.running import P, mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
@@ -117,12 +116,6 @@ def test_a_process_with_nothing_to_run():
             and empty["row"].dtype == np.int32)
   with pytest.raises(ValueError, match="Let every rank have one: share_by_speed"):
     one.draw(iter([]))
-
-
-def test_ranks_of_a_mesh_with_more_axes():
-  feed = jaxpace.shares(**LOAD | {"mesh": mesh_of(data=2, model=2), "capacity": 8})
-  assert feed.ranks == (0, 1) and feed.share(0, even(TOTAL, 2)).take(
-      np.arange(EXAMPLES)).shape == (16, SIZE)
 
 
 def test_what_is_refused():
