@@ -19,7 +19,6 @@ EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.
 SHIFT = jaxpace.interleave_jobs(max_delay=MOST, floor=1e-3, budget=1.0, key=3)
 TURNS = jaxpace.take_turns(key=3, floor=1e-3, learn=4, trial=4, retry=4)
 PACERS = {
-    "pace_early_ranks": jaxpace.pace_early_ranks(window=8, cost=1.0, max_delay=MOST),
     "pace_early_ranks eager": EAGER,
     "interleave_jobs": SHIFT,
     "interleave_jobs floor seen": jaxpace.interleave_jobs(max_delay=MOST, window=8),
@@ -29,9 +28,7 @@ PACERS = {
         jaxpace.Decision(jnp.max(seen.waits) - seen.step_time, {}), state)), MOST),
     "only_ranks": jaxpace.only_ranks(EAGER, [0, 1]),
     "guard": jaxpace.guard(EAGER, block=2, settle=0, retry=2),
-    "guard of chain": jaxpace.guard(jaxpace.chain(EAGER, SHIFT), block=2, settle=0, retry=2),
     "take_turns": TURNS,
-    "chain with take_turns": jaxpace.chain(EAGER, TURNS),
     "steerable": jaxpace.steerable(EAGER),
     "share_work": jaxpace.steerable(jaxpace.chain(EAGER, jaxpace.share_work(
         jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),

@@ -70,8 +70,7 @@ def test_steps_without_a_rank_say_nothing_of_it():
     assert k < 40 or (counts * speeds).max() <= 10, (k, counts)
 
 
-@pytest.mark.parametrize("cv", [0.02, 0.15])
-@pytest.mark.parametrize("ranks", [4, 64])
+@pytest.mark.parametrize(("ranks", "cv"), [(4, 0.15), (64, 0.02)])
 def test_a_healthy_job_is_left_alone(ranks, cv):
   played = play(balancer(8 * ranks), noise(800, ranks, cv, seed=ranks) * MILLI, rest=0.5 * MILLI)
   assert played.seconds.sum() <= played.even.sum() * 1.005

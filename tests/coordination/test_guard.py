@@ -121,7 +121,7 @@ def test_the_pair_column_says_which_steps_count_in_which_pair():
 
 def test_ranks_decide_alike_whatever_their_own_step_times():
   rng = np.random.default_rng(0)
-  base = noisy(1500, 0.05, cv=0.1)
+  base = noisy(700, 0.05, cv=0.1)
 
   def times(step, delays):
     seconds = steps_of(base)(step, delays)
@@ -153,7 +153,7 @@ def test_own_step_times_are_never_used_once_the_jobs_was_seen():
 
 
 def test_a_pacer_that_asks_for_nothing_is_never_judged():
-  applied, columns, _ = run(jaxpace.guard(always(0.0)), steps_of(noisy(BLOCK * 60, cv=0.1)))
+  applied, columns, _ = run(jaxpace.guard(always(0.0)), steps_of(noisy(BLOCK * 12, cv=0.1)))
   assert (not applied.any() and not columns["pairs"].any()
           and np.isnan(columns["guard_pair"][1:]).all())
   assert np.isnan(columns["effect"][1:]).all()

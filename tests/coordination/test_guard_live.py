@@ -14,22 +14,18 @@ pytestmark = pytest.mark.optimized
 RANKS, BLOCK = 2, 4
 
 
-@pytest.mark.parametrize("check_vma", [pytest.param(False, marks=pytest.mark.long), True])
-def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_the_ring(check_vma):
+def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_the_ring():
   eager = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.5, cost=1.0,
                                    max_delay=2e-3)
   guarded = jaxpace.guard(jaxpace.chain(eager), block=BLOCK)
   data, state = models.batches(RANKS), models.mlp_params()
 
   def step(params, batch):
-    if check_vma:
-      loss, grads = jax.value_and_grad(
-          lambda p: jax.lax.pmean(models.square_loss(p, batch), "data"))(params)
-    else:
-      loss, grads = jax.lax.pmean(jax.value_and_grad(models.square_loss)(params, batch), "data")
+    loss, grads = jax.value_and_grad(
+        lambda p: jax.lax.pmean(models.square_loss(p, batch), "data"))(params)
     return models.sgd(params, grads), loss
 
-  both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=check_vma, pacer=guarded,
+  both = pair(step, mesh_of(data=RANKS), state, data[0], check_vma=True, pacer=guarded,
               share=True)
   both.check_bits(state, data, 60)
   pace = jax.tree.map(np.asarray, both.pace)

@@ -121,10 +121,10 @@ def test_all_returns_to_pairs_together_spend_the_level():
 
 
 def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
-  on, _, _ = play(trial.trials(xp=plain), noisy(24_000, -0.2))
+  on, _, _ = play(trial.trials(xp=plain), noisy(16_000, -0.2))
   held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]
   assert len(held) >= 3 and all(b >= 1.9 * a for a, b in itertools.pairwise(held[:-1]))
-  on, _, _ = play(trial.trials(xp=plain, retry=1000), noisy(30_000, 0.2))
+  on, _, _ = play(trial.trials(xp=plain, retry=1000), noisy(18_000, 0.2))
   idle = [steps for kind, steps in runs_of(on) if not kind and steps > 3 * BLOCK]
   assert len(idle) > 3 and all(1.9 * a <= b <= 2.2 * a for a, b in itertools.pairwise(idle[:-1]))
 

@@ -18,6 +18,8 @@ needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(),
                                 reason="needs /proc to look for orphans")
 
 
+WAIT = 300.0
+"""Seconds for what takes one: half of what the workers would sleep, were they not ended."""
 _started: list[subprocess.Popen] = []
 
 
@@ -60,15 +62,14 @@ def start(tmp_path, script, *options, nproc=3, **kwargs):
 
 
 def run(tmp_path, script, *options, nproc=3):
-  """Runs the launcher to its end: exit status, stdout, stderr, seconds."""
-  begun = time.monotonic()
+  """Runs the launcher to its end: exit status, stdout, stderr."""
   process = start(tmp_path, script, *options, nproc=nproc)
   try:
-    out, err = process.communicate(timeout=50)
+    out, err = process.communicate(timeout=WAIT)
   finally:
     process.kill()
   assert "Traceback" not in err.partition("--- last lines")[0]
-  return process.returncode, out, err, time.monotonic() - begun
+  return process.returncode, out, err
 
 
 def alive(pid):
@@ -79,7 +80,7 @@ def alive(pid):
     return False
 
 
-def wait_until(condition, seconds=30.0):
+def wait_until(condition, seconds=WAIT):
   deadline = time.monotonic() + seconds
   while not condition():
     assert time.monotonic() < deadline, "it did not happen in time"
@@ -92,7 +93,7 @@ def wait_for_files(paths):
 
 
 def test_success_has_a_log_each_and_shows_process_0_only(tmp_path):
-  status, out, err, _ = run(tmp_path, "print('out', i); print('err', i, file=sys.stderr)\n")
+  status, out, err = run(tmp_path, "print('out', i); print('err', i, file=sys.stderr)\n")
   assert status == 0
   assert out == "out 0\nerr 0\n"
   assert [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(3)] == [
@@ -102,9 +103,9 @@ def test_success_has_a_log_each_and_shows_process_0_only(tmp_path):
 
 def test_show_all_puts_the_process_before_each_line_and_none_shows_nothing(tmp_path):
   script = "print('a'); print('b', end='')\n"
-  _, out, _, _ = run(tmp_path, script, "--show", "all", nproc=2)
+  _, out, _ = run(tmp_path, script, "--show", "all", nproc=2)
   assert sorted(out.splitlines()) == ["[0] a", "[0] b", "[1] a", "[1] b"]
-  _, out, _, _ = run(tmp_path, script, "--show", "none", nproc=2)
+  _, out, _ = run(tmp_path, script, "--show", "none", nproc=2)
   assert out == ""
 
 
@@ -115,25 +116,25 @@ while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(.01)
 """, nproc=2)
   assert process.stdout.readline() == "now\n"
   (tmp_path / "go").touch()
-  process.communicate(timeout=50)
+  process.communicate(timeout=WAIT)
   assert process.returncode == 0
 
 
 def test_exit_status_stops_the_others_and_shows_the_end_of_the_log(tmp_path):
-  status, _, err, seconds = run(tmp_path, """
+  status, _, err = run(tmp_path, """
 if i == 1:
   for k in range(100): print('line', k)
   sys.exit(3)
-time.sleep(60)
+time.sleep(600)
 """, "--tail", "4")
-  assert status == 3 and seconds < 40
+  assert status == 3
   assert "process 1 (pid" in err and "ended with exit status 3" in err
   assert err.splitlines()[-4:] == [f"line {k}" for k in range(96, 100)]
 
 
 def test_a_signal_names_it_and_gives_128_plus_its_number(tmp_path):
-  status, _, err, _ = run(tmp_path,
-                          "if i == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n")
+  status, _, err = run(tmp_path,
+                          "if i == 2: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n")
   assert status == 128 + signal.SIGKILL
   assert "process 2 (pid" in err and "was killed by SIGKILL (signal 9)" in err
   assert "memory" in err  # the usual reason
@@ -142,7 +143,7 @@ def test_a_signal_names_it_and_gives_128_plus_its_number(tmp_path):
 def test_the_cause_is_named_and_not_those_that_lost_their_peer(tmp_path):
   # the followers end a moment after the cause, with the words of a lost peer and a status of their
   # own
-  status, _, err, _ = run(tmp_path, f"""
+  status, _, err = run(tmp_path, f"""
 mark = {str(tmp_path / 'mark')!r}
 if i == 2:
   open(mark, 'w').close()
@@ -156,7 +157,7 @@ sys.exit('Gloo all-reduce failed: Connection closed by peer')
 
 
 def test_the_cause_is_named_though_the_launcher_saw_the_followers_first(tmp_path):
-  status, _, err, _ = run(tmp_path, f"""
+  status, _, err = run(tmp_path, f"""
 mark = {str(tmp_path / 'mark')!r}
 if i == 0: open(mark, 'w').close()
 if i == 2:  # killed, but slow to die: its connections close first; the launcher waits a second
@@ -170,24 +171,24 @@ sys.exit('Gloo all-reduce failed: Connection closed by peer')
 
 
 def test_a_follower_alone_still_ends_the_job(tmp_path):
-  status, _, err, seconds = run(tmp_path, """
+  status, _, err = run(tmp_path, """
 if i == 0: sys.exit('Gloo all-reduce failed: Connection closed by peer')
-time.sleep(60)
+time.sleep(600)
 """, nproc=2)
-  assert status == 1 and seconds < 40 and "process 0 (pid" in err
+  assert status == 1 and "process 0 (pid" in err
 
 
 def test_sigkill_after_the_grace_time_for_those_that_ignore_sigterm(tmp_path):
-  status, _, err, seconds = run(tmp_path, f"""
+  status, _, err = run(tmp_path, f"""
 if i == 0:
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
   open({str(tmp_path / 'deaf')!r}, 'w').close()
 if i == 1:
   while not os.path.exists({str(tmp_path / 'deaf')!r}): time.sleep(.01)
   sys.exit(4)
-time.sleep(60)
+time.sleep(600)
 """, "--grace", "0.7")
-  assert status == 4 and 0.7 <= seconds < 40
+  assert status == 4
   assert "killed, as SIGTERM did not end them in 0.7 s: process 0" in err
 
 
@@ -201,7 +202,7 @@ def test_old_logs_are_put_aside(tmp_path):
 
 @pytest.mark.long
 def test_huge_output_reaches_log_and_terminal_whole(tmp_path):
-  status, out, _, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n",
+  status, out, _ = run(tmp_path, "for k in range(200_000): print('0123456789 abcdefghij', k)\n",
                           nproc=1)
   assert status == 0
   assert out == (tmp_path / "logs" / "process-0.log").read_text()
@@ -215,7 +216,7 @@ def test_a_reader_that_leaves_or_stands_still_stops_nothing(tmp_path):
   process.stdout.close()
   err = process.stderr.read()
   process.stderr.close()
-  assert process.wait(timeout=50) == 5
+  assert process.wait(timeout=WAIT) == 5
   assert "BrokenPipe" not in err
 
 
@@ -224,18 +225,18 @@ def test_a_full_terminal_does_not_keep_a_death_from_being_seen(tmp_path):
 if i == 0:
   for k in range(50_000): print('x' * 40)
   open({str(tmp_path / 'full')!r}, 'w').close()
-  time.sleep(60)
+  time.sleep(600)
 while not os.path.exists({str(tmp_path / 'full')!r}): time.sleep(.01)
 sys.exit(6)
 """, nproc=2)
   first = process.stderr.readline() + process.stderr.readline()
   assert "ended with exit status 6" in first  # and stdout has not been read at all
-  process.communicate(timeout=50)
+  process.communicate(timeout=WAIT)
   assert process.returncode == 6
 
 
 CHILDREN = """
-deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)'
+deaf = 'import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)'
 child = subprocess.Popen([sys.executable, '-c', deaf], start_new_session=i == 1)
 open({directory!r} + f'/child-{{i}}.tmp', 'w').write(str(child.pid))
 os.rename({directory!r} + f'/child-{{i}}.tmp', {directory!r} + f'/child-{{i}}')
@@ -252,7 +253,7 @@ def family(tmp_path, nproc=2):
 def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
   script = (CHILDREN.format(directory=str(tmp_path))
             + ("sys.exit(0)" if ending == "success" else "sys.exit(9)"))
-  status, _, _, _ = run(tmp_path, script, "--grace", "0.3", nproc=2)
+  status, _, _ = run(tmp_path, script, "--grace", "0.3", nproc=2)
   assert status == (0 if ending == "success" else 9)
   # One that was ended between opening its file and writing to it has left it empty.
   written = [int(text) for p in family(tmp_path) if p.exists() and (text := p.read_text())]
@@ -264,11 +265,11 @@ def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
 def test_no_worker_outlives_a_launcher_that_is_killed(tmp_path):
   process = start(tmp_path, f"""
 open({str(tmp_path / 'worker-')!r} + str(i), 'w').write(str(os.getpid()))
-time.sleep(60)
+time.sleep(600)
 """, nproc=2)
   pids = wait_for_files([tmp_path / "worker-0", tmp_path / "worker-1"])
   process.kill()
-  assert process.communicate(timeout=50)[0] == ""  # nothing of the launch holds the pipe open
+  assert process.communicate(timeout=WAIT)[0] == ""  # nothing of the launch holds the pipe open
   wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
@@ -281,20 +282,18 @@ def test_a_signal_to_the_launcher_ends_the_job_in_order(tmp_path, number):
 try:
   signal.signal(signal.SIGTERM, lambda *_: sys.exit('told to stop'))
   print('ready', flush=True)
-  time.sleep(60)
+  time.sleep(600)
 except KeyboardInterrupt:
   print('interrupted')
 finally:
   print('cleaned up', i)
-""", "--grace", "40", "--show", "none", nproc=2)
+""", "--grace", "600", "--show", "none", nproc=2)
   pids = wait_for_files(family(tmp_path))
   logs = [tmp_path / "logs" / f"process-{i}.log" for i in range(2)]
   wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
-  begun = time.monotonic()
   process.send_signal(number)
-  _, err = process.communicate(timeout=50)
+  _, err = process.communicate(timeout=WAIT)
   assert process.returncode == 128 + number
-  assert time.monotonic() - begun < 35  # not by SIGKILL to the workers
   assert f"stopped by {number.name}" in err and "Traceback" not in err
   log = (tmp_path / "logs" / "process-1.log").read_text()
   assert "cleaned up 1" in log and ("interrupted" in log) == (number == signal.SIGINT)
@@ -306,13 +305,13 @@ def test_a_second_interrupt_kills_at_once(tmp_path):
   process = start(tmp_path, """
 signal.signal(signal.SIGINT, signal.SIG_IGN); signal.signal(signal.SIGTERM, signal.SIG_IGN)
 print('deaf', flush=True)
-time.sleep(60)
-""", "--grace", "30", "--show", "first", nproc=1)
+time.sleep(600)
+""", "--grace", "600", "--show", "first", nproc=1)
   assert process.stdout.readline() == "deaf\n"
   process.send_signal(signal.SIGINT)
   assert "Ctrl-C again" in process.stderr.readline() + process.stderr.readline()
   process.send_signal(signal.SIGINT)
-  _, err = process.communicate(timeout=25)
+  _, err = process.communicate(timeout=WAIT)
   assert process.returncode == 130 and "1 of 1 processes had to be killed" in err
 
 
@@ -324,7 +323,7 @@ def test_an_interrupt_a_parent_chose_to_ignore_stays_ignored(tmp_path):
     signal.signal(signal.SIGINT, before)
   assert process.stdout.readline() == "up\n"
   process.send_signal(signal.SIGINT)
-  process.communicate(timeout=50)
+  process.communicate(timeout=WAIT)
   assert process.returncode == 0
 
 
@@ -334,7 +333,7 @@ def test_two_launches_at_once_do_not_share_a_port(tmp_path):
   for k in range(3):
     (tmp_path / str(k)).mkdir()
     found.append(start(tmp_path / str(k), script, nproc=1))
-  addresses = [process.communicate(timeout=50)[0].strip() for process in found]
+  addresses = [process.communicate(timeout=WAIT)[0].strip() for process in found]
   assert len(set(addresses)) == 3 and all(a.startswith("127.0.0.1:") for a in addresses)
 
 
@@ -346,7 +345,7 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
 """, "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,  # noqa: E501
                   env={**os.environ, "XLA_FLAGS":
                        "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"})
-  process.communicate(timeout=50)
+  process.communicate(timeout=WAIT)
   assert (tmp_path / "logs" / "process-1.log").read_text().splitlines() == [
       "JAX_NUM_PROCESSES 2", "JAX_PROCESS_ID 1",
       "XLA_FLAGS --xla_cpu_enable_fast_math=false --xla_force_host_platform_device_count=4",
@@ -362,7 +361,7 @@ def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path,
   """A slip of the finger started processes until the machine gave up."""
   done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--no-record", *option,
                          "--logs", str(tmp_path / "logs"), "--", sys.executable, "-c", "pass"],
-                        cwd=ROOT, capture_output=True, text=True, timeout=30)
+                        cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()
 
 

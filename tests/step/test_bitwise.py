@@ -190,7 +190,8 @@ def test_products_held_by_a_custom_gradient():
   pair(step, mesh_of(data=2), w, data[0], pacer=restless()).check_bits(w, data, 20)
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("ranks", [2, 8])
 def test_pmap(ranks):
   data, devices = models.batches(ranks), jax.local_devices()[:ranks]
   stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())

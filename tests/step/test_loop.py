@@ -12,8 +12,7 @@ from tests.step.running import P, bits, mesh_of, restless
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.parametrize("pmap", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_one_trace_donation_and_a_checkpoint(pmap):
+def test_one_trace_donation_and_a_checkpoint():
   """The loop of a user: state donated, saved and restored half way, compiled once."""
   traces = []
 
@@ -23,21 +22,12 @@ def test_one_trace_donation_and_a_checkpoint(pmap):
 
   ranks, data = 2, models.batches(2)
   paced = jaxpace.instrument(step, "data", restless(), rows=8)
-  if pmap:
-    devices = jax.local_devices()[:ranks]
-    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())
-    data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch)
-            for batch in data]
-    pace = paced.init(devices=devices)
-    run = jax.pmap(paced, "data", devices=devices, donate_argnums=(0, 1))
-    bare = jax.pmap(models.plain_step, "data", devices=devices)
-  else:
-    mesh = mesh_of(data=ranks)
-    state, pace, spec = models.mlp_params(), paced.init(mesh), jaxpace.spec(mesh)
-    run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                                out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
-    bare = jax.jit(jax.shard_map(models.plain_step, mesh=mesh, in_specs=(P(), P("data")),
-                                 out_specs=P(), check_vma=False))
+  mesh = mesh_of(data=ranks)
+  state, pace, spec = models.mlp_params(), paced.init(mesh), jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                              out_specs=(spec, P()), check_vma=False), donate_argnums=(0, 1))
+  bare = jax.jit(jax.shard_map(models.plain_step, mesh=mesh, in_specs=(P(), P("data")),
+                               out_specs=P(), check_vma=False))
   expected = state
   for k in range(20):
     expected, _ = bare(expected, data[k % 3])

@@ -29,23 +29,16 @@ def counting():
 
 
 class Loop:
-  """A compiled step over some ranks, by shard_map or pmap, and its states."""
+  """A compiled step over some ranks, and its states."""
 
-  def __init__(self, pacer, mapped=False):
+  def __init__(self, pacer):
     self.paced = jaxpace.instrument(models.plain_step, "data", pacer, share=True, rows=16)
     self.batch, self.state = models.batches(RANKS)[0], models.mlp_params()
-    if mapped:
-      devices = jax.local_devices()[:RANKS]
-      self.pace, self.step = (self.paced.init(devices=devices),
-                              jax.pmap(self.paced, "data", devices=devices))
-      self.state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), self.state)
-      self.batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, *leaf.shape[1:]), self.batch)
-    else:
-      mesh = mesh_of(data=RANKS)
-      spec = jaxpace.spec(mesh)
-      self.pace = self.paced.init(mesh)
-      self.step = jax.jit(jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                                        out_specs=(spec, P()), check_vma=False), donate_argnums=0)
+    mesh = mesh_of(data=RANKS)
+    spec = jaxpace.spec(mesh)
+    self.pace = self.paced.init(mesh)
+    self.step = jax.jit(jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                                      out_specs=(spec, P()), check_vma=False), donate_argnums=0)
 
   def run(self, steps):
     for _ in range(steps):
@@ -54,10 +47,8 @@ class Loop:
     return self.pace
 
 
-@pytest.mark.parametrize("mapped", [
-    pytest.param(False, id="shard_map"), pytest.param(True, id="pmap", marks=pytest.mark.long)])
-def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it(mapped):
-  loop = Loop(counting(), mapped)
+def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it():
+  loop = Loop(counting())
   before = loop.paced.pacer_state(loop.pace)
   assert before["steps"].tolist() == [0] * RANKS and before["steps"].dtype == np.int32
   state = loop.paced.pacer_state(loop.run(3))
@@ -69,11 +60,11 @@ def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it(mapped):
   assert isinstance(copied["steps"], np.ndarray)
   chex.assert_trees_all_equal(copied, state, strict=True)
 
-  cached = loop.step._cache_size() if not mapped else None
+  cached = loop.step._cache_size()
   loop.pace = loop.paced.with_pacer_state(loop.pace,
                                           state | {"steps": np.array([10, 20], np.int32)})
   assert loop.paced.pacer_state(loop.run(1))["steps"].tolist() == [11, 21]
-  assert mapped or loop.step._cache_size() == cached, "laid out as it was: not compiled again"
+  assert loop.step._cache_size() == cached, "laid out as it was: not compiled again"
   assert (loop.paced.pacer_state(loop.pace)["each"] == 8).all()
 
 
