@@ -69,11 +69,6 @@ def test_every_kind_of_collective_is_found(call, nested):
   assert not found.hidden
 
 
-def test_an_axis_index_is_no_collective():
-  assert not any(e.collective
-                 for e in flat(lambda x: x + jax.lax.axis_index("data"), jnp.int32(1)).equations)
-
-
 def test_a_collective_inside_a_custom_gradient_is_found():
   @jax.custom_vjp
   def mean(x):

@@ -72,13 +72,6 @@ def test_limit(asked, expected):
   assert int(state) == 1 and float(decision.info["column"]) == 7
 
 
-def test_only_ranks():
-  pacer = jaxpace.only_ranks(always(1e-3, column=7), [0, np.int64(2)])
-  asked = [pacer.update(nothing_seen(rank=r), pacer.init(RANKS)) for r in range(RANKS)]
-  assert [float(d.delay) > 0 for d, _ in asked] == [True, False, True, False]
-  assert all(int(s) == 1 and float(d.info["column"]) == 7 for d, s in asked)
-
-
 def test_slips_are_named():
   good = always(0)
   with pytest.raises(ValueError, match="at least one"):

@@ -42,12 +42,6 @@ def test_early_ranks_are_paced_inside_their_slack_and_the_late_one_is_not():
   assert jobs.held_back(busy, applied).max() < 1e-7, "the step is no longer than without"
 
 
-def test_nothing_is_done_before_a_full_window():
-  applied, info = jobs.run(GENEROUS, straggler(2 * WINDOW, noise=0))
-  assert (applied[:WINDOW] == 0).all() and (applied[WINDOW] > 0).sum() == 3
-  assert (info["active"][:WINDOW - 1] == 0).all()
-
-
 @pytest.mark.parametrize("noise", [1e-5, 2e-4, 3e-4])
 def test_delays_are_exactly_zero_within_a_window_once_imbalance_subsides(noise):
   steps = 5 * WINDOW

@@ -135,23 +135,6 @@ def test_ranks_decide_alike_whatever_their_own_step_times():
   assert (applied[:, 0] == applied[:, 2]).all() and columns["pairs"].max() > 10
 
 
-def test_own_step_times_are_never_used_once_the_jobs_was_seen():
-  """Step times get lost again: the ranks must not part over their own."""
-  base = noisy(500, -0.1)
-  update, state, on = (compiled(GUARDED), jobs.states(GUARDED, 2),
-                       jax.jit(lambda state: trial.is_on(state.trial)))
-  tame = jax.tree.map(np.asarray, observation(0, 0, [0.0, 0.0], [WAIT, WAIT], [np.nan], [1.0]))
-  tame = jax.tree.map(lambda leaf: np.stack([leaf] * 2), tame)
-  for step in range(500):
-    job = base(step, bool(on(state)[0])) if step % 7 else np.nan
-    seen = tame._replace(step=np.full(2, step, np.int32), job_step_time=np.full(2, job, np.float32),
-                         step_time=np.array([0.5, 50.0 + step], np.float32))
-    _, state = update(seen, state)
-  assert (np.unique(np.asarray(judged(state).usual)).size == 1
-          and 0.8 < float(judged(state).usual[0]) < 1.2)
-  assert int(judged(state).pairs[0]) > 5
-
-
 def test_a_pacer_that_asks_for_nothing_is_never_judged():
   applied, columns, _ = run(jaxpace.guard(always(0.0)), steps_of(noisy(BLOCK * 12, cv=0.1)))
   assert (not applied.any() and not columns["pairs"].any()

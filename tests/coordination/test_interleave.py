@@ -147,15 +147,6 @@ def test_later_it_takes_two_steps_beyond_the_dead_band():
   np.testing.assert_allclose(moved, (0.6 + CLEAR) * FLOOR, rtol=1e-4)
 
 
-def test_a_follower_that_is_drawn_in_goes_further():
-  """W grows by half a bucket a step; a shift takes hold two steps after the step that is seen."""
-  rows = [[(1 + grown) * FLOOR, FLOOR, FLOOR, FLOOR] for grown in (0.5, 1.0)]
-  asked = after_a_shift(*rows)
-  moved = asked[(asked > 0).all(axis=1)]
-  assert len(moved) > 0
-  np.testing.assert_allclose(moved[:, 1], (1.0 + 2 * 0.5 / 8 + CLEAR - 0.5) * FLOOR, rtol=1e-4)
-
-
 def at_once(rows):
   """What the live step shows of `rows`: the step before, and all but the last bucket of the step
   just done."""
@@ -245,23 +236,6 @@ def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, 
 def test_where_nothing_is_shared_nothing_is_asked():
   assert (ask(pacer_of((("floor", FLOOR),)), [[np.nan] * 4] * 20, step_time=np.nan) == 0).all()
   assert (ask(pacer_of((("floor", FLOOR),)), [FOLLOWER] * 20, step_time=np.nan) == 0).all()
-
-
-def test_at_rest_it_asks_for_exactly_nothing_for_ever():
-  times = FLOOR * (1 + 0.04 * np.random.default_rng(0).random((300, 4)))
-  for pacer in (pacer_of(()), pacer_of((("floor", FLOOR),))):
-    assert (ask(pacer, times) == 0).all()
-
-
-def test_it_stops_at_once_when_the_other_job_leaves():
-  update, state = jax.jit(ORDER.update), ORDER.init(2)
-  engaged = []
-  for k in range(100):
-    decision, state = update(seen(k, FOLLOWER if k < 40 else QUIET), state)
-    engaged.append((float(decision.delay), float(decision.info["engaged"])))
-  asked, engaged = np.asarray(engaged).T
-  assert asked[:40].max() > 0 and (asked[40:] == 0).all()
-  assert engaged[39] == 1 and (engaged[80:] == 0).all()
 
 
 def test_it_waits_until_what_it_did_can_be_seen():

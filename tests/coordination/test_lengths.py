@@ -66,18 +66,6 @@ def test_a_quick_rank_gets_the_long_ones():
   assert loads[2] > loads[0] and last(costs, order, 3, [1, 1, 2]) <= 20.5
 
 
-@pytest.mark.filterwarnings("default:jaxpace.balance gains nothing")
-def test_it_says_where_nothing_is_gained():
-  with pytest.warns(UserWarning,
-                    match="gains nothing here: all cost the same. Rows that are packed or padded"):
-    assert jaxpace.balance([512] * 8, 4).tolist() == list(range(8))
-  with pytest.warns(UserWarning, match="all cost the same"):
-    assert jaxpace.balance([0] * 4, 2).tolist() == list(range(4))
-  with pytest.warns(UserWarning, match="as drawn it is as good"):
-    assert jaxpace.balance([1, 4, 2, 3], 2).tolist() == list(range(4))
-    assert jaxpace.balance([1e308, 1e308, 1e308, 1], 2).tolist() == list(range(4)), "no sum is inf"
-
-
 def test_costs_from_measured_steps():
   rng = np.random.default_rng(1)
   steps = [rng.integers(10, 2000, rng.integers(1, 9)) for _ in range(60)]

@@ -118,10 +118,6 @@ def test_without_contention_it_stays_silent():
   assert set(run(pacer_of(), 300, contention=0.05)[0]) == {turns.SILENT}
 
 
-def test_where_nothing_is_shared_it_stays_silent():
-  assert set(run(pacer_of(), 300, contention=1.0, shared=False)[0]) == {turns.SILENT}
-
-
 def test_turns_that_cost_less_than_sharing_are_taken():
   modes, state = run(pacer_of(learn=20, trial=30), 300, contention=0.8,
                      cost=(0.1, 0.3 * SLOTS * FLOOR))
@@ -169,14 +165,6 @@ def test_a_trial_counts_only_steps_in_which_turns_were_let_through():
   assert modes[-1] == turns.SILENT, "nobody is there any more"
 
 
-def test_what_cannot_be_heard_is_no_reason_for_turns():
-  """Nor is a shorter wait tried: 32 steps are enough to know that nobody is there."""
-  modes, _ = run(pacer_of(learn=20, trial=100), 200, heard=False, contention=0.5,
-                 cost=(0.2, 0.01 * SLOTS * FLOOR))
-  assert turns.TURNS not in modes and turns.RESTS in modes
-  assert modes.count(turns.TRIES) <= 34
-
-
 def test_it_is_silent_within_50_steps_after_the_others_left():
   pacer = pacer_of(learn=20, trial=30)
   modes, state = run(pacer, 150, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
@@ -211,15 +199,6 @@ def test_by_message_two_more_free_readings_are_wanted_after_one_of_a_link_in_use
   pacer = whole_of()
   assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, QUIET, QUIET])[2] == 4
   assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, LOUD, QUIET, QUIET, QUIET, LOUD])[2] == 7
-
-
-def test_by_message_a_reading_of_four_times_the_shortest_tells_whatever_was_longest():
-  """But not the first one, which is checked once: links and processors have rested before it."""
-  longest = {"loud": jnp.float32(100 * QUIET)}
-  for pacer, readings, listened in (
-      (whole_of(), [5 * QUIET] + [QUIET] * 5, 3), (whole_of(), [5 * QUIET] * 2 + [QUIET] * 5, 5),
-      (whole_of(), [QUIET] * 5, 1), (pacer_of(), [5 * QUIET] + [QUIET] * 5, 1)):
-    assert play(pacer, taking(pacer)._replace(**longest), readings)[2] == listened
 
 
 def test_by_message_a_first_reading_is_like_other_first_ones():
@@ -258,15 +237,6 @@ def test_by_message_who_has_waited_moves_away_little_by_little():
   assert last_holds(whole_of(), 0.0) == pytest.approx([0.0] * 4 + [0.02 * total] * 8)
   assert last_holds(whole_of(), 0.6) == [0.0] * 12, "who meets another job often stays"
   assert last_holds(pacer_of(), 0.0) == [0.0] * 12, "turns by bucket leave gaps instead"
-
-
-def test_a_late_step_takes_eight_calm_ones_away_by_message_and_all_by_bucket():
-  for pacer, late, heard in ((whole_of(), 22, 0), (pacer_of(), 0, 0)):
-    calm = taking(pacer)._replace(calm=jnp.int32(30), proven=jnp.asarray(True))
-    assert int(pacer.update(seen(0.0, 9, 1e-3), calm)[1].calm) == 31
-    assert int(pacer.update(seen(0.2, 9, 1e-3), calm)[1].calm) == late
-    listened = calm._replace(heard=jnp.asarray(True))
-    assert int(pacer.update(seen(0.0, 9, 1e-3), listened)[1].calm) == heard
 
 
 def test_by_message_nobody_need_be_heard_and_what_has_paid_is_taken_again_at_once():

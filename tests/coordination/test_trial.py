@@ -145,33 +145,6 @@ def test_gross_harm_costs_no_more_than_a_hundred_steps_or_so(effect, most):
     assert longest <= max(3, 0.25 * BLOCK / effect + 3), "cut within the block"
 
 
-def test_a_cut_block_ends_on_whichever_side_it_falls():
-  """A slow spell cuts blocks on and off alike: nothing is concluded from it."""
-  base = noisy(BLOCK * 401, seed=1)
-
-  def times(step, on):
-    seconds = base(step, on)
-    return None if seconds is None else seconds * (4.0 if step % 700 < 60 else 1.0)
-
-  on, _, states = play(trial.trials(xp=plain, key=3), times)
-  assert all(state.mode == 0 for state in states[BLOCK:])
-  blocks = runs_of(on[BLOCK:])
-  assert min(steps for kind, steps in blocks if kind) < BLOCK / 2 and min(
-      steps for kind, steps in blocks[:-1] if not kind) < BLOCK
-
-
-def test_what_is_usual_follows_over_64_steps_and_says_how_pairs_will_scatter():
-  judge = trial.trials(xp=plain)
-  state = judge.init()
-  for seconds in [1.0] * 300 + [1.3] * 64:
-    state = judge.update(seconds, 0, False, state)
-  assert state.usual == pytest.approx(1.3 - 0.3 * (63 / 64)**64, rel=1e-9)
-  _, _, states = play(judge, noisy(BLOCK * 9))
-  first = next(state for state in states if state.pairs == 1)
-  assert first.rho == pytest.approx(sequential.prior(2 / (BLOCK - 1) * first.spread), rel=1e-12)
-  assert first.spread == pytest.approx(0.05**2, rel=0.5)
-
-
 def test_one_huge_pause_does_not_drown_the_rest():
   base = noisy(4000, -0.1)
   on, _, states = play(trial.trials(xp=plain),

@@ -88,21 +88,6 @@ def test_quantile_follows_jumps_down_within_a_window_and_up_within_four():
   assert found.min() > 0
 
 
-def test_floor_of_stationary_and_rising_data():
-  rng = np.random.default_rng(4)
-  x = 5e-3 + rng.exponential(1e-3, (600, 100))
-  found = follow(ALL["floor"], x)
-  assert (found[100:] <= np.quantile(x, 0.25)).mean() > 0.9
-  assert (found[100:] <= np.quantile(x, 0.4)).mean() > 0.99
-  running = np.minimum.accumulate(x.astype(np.float32))
-  assert (found >= running).all() and (found <= x.astype(np.float32)).all()
-  step = np.concatenate([np.full(100, 5e-3), np.full(200, 9e-3)])
-  risen = follow(ALL["floor"], step)
-  np.testing.assert_allclose(risen[100 + WINDOW - 1], 9e-3 - 4e-3 * (1 - 1 / WINDOW) ** WINDOW,
-                             rtol=1e-4)
-  assert follow(ALL["floor"], np.concatenate([step, [4e-3]]))[-1] == np.float32(4e-3)
-
-
 @pytest.mark.parametrize("name", ALL)
 def test_nothing_is_known_before_the_first_value(name):
   estimator = ALL[name]

@@ -14,7 +14,6 @@ from jaxpace.execution import gpu_marks, kernels
 from jaxpace.execution import marks as process_marks
 from jaxpace.execution.native import cuda
 from jaxpace.execution.native.cuda import DriverError
-from jaxpace.trace.marks.executions import Splitter
 from jaxpace.trace.marks.follow import Lane
 from tests.execution.emulated_gpu import Gpu
 
@@ -56,27 +55,6 @@ def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_t
   uncertain = source.uncertain_ns[1]
   assert before - uncertain <= last[0] <= last[1] <= last[2] <= last[3] <= after + uncertain
   assert abs(source.shift_ns[1] - 12_345_678_901) <= uncertain <= 100_000
-
-
-def test_readers_of_the_ring_find_executions_in_it():
-  gpu = Gpu()
-  source, views = gpu_marks.Source([gpu]), ring(1, 1024)
-  for _ in range(3):
-    for tag in (0, 2, 3, 2, 3, 1):
-      mark(gpu, source, tag)
-  source.pour(views.blocks, views.events)
-  found = Lane().take(views.events[0], lambda: int(views.blocks["head"][0]))
-  ended = Splitter().feed(found.tag & 0xFFFFF, found.ns)
-  assert ended.number.tolist() == [0, 1, 2] and len(ended.tag) == 12
-
-
-def test_a_block_without_a_ring_drops_marks():
-  gpu = Gpu()
-  source, views = gpu_marks.Source([gpu]), ring(1)
-  gpu.upload(source.lanes[0].block, bytes(32))
-  mark(gpu, source, 0)
-  source.pour(views.blocks, views.events)
-  assert int(views.blocks["head"][0]) == 0
 
 
 def test_an_event_that_is_not_there_yet_is_waited_for():
@@ -169,18 +147,6 @@ def test_what_the_driver_says_is_told(monkeypatch):
   # The context that was there before is there again.
   assert (driver.library.called[-3:] == ["cuCtxPushCurrent_v2", "cuMemHostAlloc",
                                          "cuCtxPopCurrent_v2"])
-
-
-def test_there_is_no_driver_here(monkeypatch):
-  def missing(name):
-    raise OSError("libcuda.so.1: cannot open shared object file")
-  monkeypatch.setattr(ctypes, "CDLL", missing)
-  with pytest.raises(DriverError, match="driver is not there"):
-    cuda.Driver()
-
-
-def test_the_handler_is_built_and_registered():
-  assert cuda.unavailable() == ""
 
 
 def test_times_survive_the_words_they_are_stored_in():

@@ -112,8 +112,3 @@ def test_marks_of_devices_that_nobody_named_are_counted(ring):
   library.functions().jaxpace_mark_here(layout.MOST_LANES, PROGRAM, 5, 2)
   library.functions().jaxpace_mark_here(ring.layout.lanes, PROGRAM, 5, 1)
   assert library.functions().jaxpace_unheard() == before + 3
-
-
-def test_where_the_library_is_missing_a_sentence_says_so(monkeypatch):
-  monkeypatch.setattr(library, "unavailable", lambda: "The native clock is not part of it.")
-  assert marks.unavailable() == "The native clock is not part of it."

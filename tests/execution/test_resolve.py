@@ -42,11 +42,6 @@ def test_asking_for_the_native_clock_where_there_is_none_names_the_fix(no_librar
     resolve_clock("native", "cpu")
 
 
-def test_asking_for_callbacks_needs_no_library(no_library):
-  clock = resolve_clock("callback", "cpu")
-  assert (clock.name, clock.notice) == ("callback", "")
-
-
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])
 def test_the_native_clock_is_for_cpus(platform):
   assert resolve_clock("auto", platform).name == "callback"
@@ -87,14 +82,6 @@ def test_a_library_built_on_newer_headers_is_never_registered(fresh, monkeypatch
   assert clock.name == "callback"
   assert ("was built on XLA FFI 0." in clock.notice and "has 0.0" in clock.notice
           and "Reinstall" in clock.notice)
-
-
-def test_a_library_that_does_not_load_is_a_reason_not_a_crash(fresh, monkeypatch, tmp_path):
-  broken = tmp_path / "clock.so"
-  broken.write_bytes(b"not a library")
-  monkeypatch.setattr(library, "find_library", lambda: broken)
-  assert resolve_clock("auto", "cpu").name == "callback"
-  assert "can't be loaded" in clock_notice("cpu")
 
 
 def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp_path):

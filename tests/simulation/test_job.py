@@ -84,15 +84,6 @@ def test_pauses_cost_what_the_oracle_says(aligned):
   within_4_sigma(steps.step_time, 33.5e-3 + length * share)
 
 
-@pytest.mark.parametrize("aligned", [False, True])
-def test_scheduled_pauses_come_so_often(aligned):
-  job = PLAIN._replace(noise=(noise.Schedule(np.int32(50), np.float32(0.1), np.bool_(aligned)),))
-  gap = play(job, 8, 200, by_rank=True).gap
-  assert ((gap > 50e-3).sum(axis=0) == 4).all()
-  together = (gap > 50e-3).all(axis=1).sum()
-  assert together == (4 if aligned else 0)
-
-
 @pytest.mark.parametrize(("component", "mean", "deviation", "beyond", "chance", "together"), [
     (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2)), 0.1,
      1 / 16, 1),
@@ -119,17 +110,6 @@ def test_wandering_remembers_and_common_noise_is_common():
   assert ahead == pytest.approx(math.exp(-1), abs=4 / math.sqrt(40 * 2000 / 20))
   compute = play(PLAIN._replace(noise=(common,)), 40, 50, by_rank=True).compute
   assert np.ptp(compute, axis=1).max() == 0 and np.ptp(compute[:, 0]) > 0
-
-
-def test_drift_and_slow_ranks():
-  slow = np.zeros(4, np.float32)
-  slow[2] = 0.5
-  job = PLAIN._replace(noise=(noise.Slow(slow),
-                              noise.Drift(np.float32(0.2), np.float32(0), np.float32(100))))
-  compute = play(job, 4, 500, by_rank=True).compute / 30e-3
-  np.testing.assert_allclose(compute[0], [1, 1, 1.5, 1], rtol=1e-5)
-  np.testing.assert_allclose(compute[100, 0], 1 + 0.2 * (1 - math.exp(-1)), rtol=1e-4)
-  np.testing.assert_allclose(compute[-1, 2], 1.5 + 0.2 * (1 - math.exp(-4.99)), rtol=1e-4)
 
 
 def test_bursts_come_in_bursts():

@@ -168,22 +168,6 @@ def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
   close((loss, grads), expected())
 
 
-def test_sums_of_other_things():
-  def with_hits(params, micro_batch):
-    loss, weight = loss_fn(params, micro_batch)
-    return (loss, weight,
-            {"rows": jnp.int32(ROWS), "masked": jnp.sum(micro_batch[1] == 0, dtype=jnp.int32)})
-
-  run = jax.jit(jax.shard_map(
-      lambda params, batch, counts: jaxpace.accumulate(with_hits, params, batch, counts,
-                                                       has_aux=True),
-      mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()), out_specs=P()))
-  (loss, aux), grads = run(params(), shared_out((5, 5, 0, 2)), of(5, 5, 0, 2))
-  assert {name: int(value) for name, value in aux.items()} == {
-      "rows": TOTAL * ROWS, "masked": int((examples()[1] == 0).sum())}
-  close((loss, grads), expected())
-
-
 def test_sums_in_float32_and_in_the_parameters_type():
   half = params(jnp.bfloat16)
   whole = expected(of=jax.tree.map(lambda leaf: leaf.astype(jnp.float32), half))

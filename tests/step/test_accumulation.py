@@ -89,22 +89,3 @@ def test_a_sum_written_into_the_loop(caplog):
   train(step, check_vma=False)
   said = warnings(caplog)
   assert len(said) == 1 and "add up in the loop" in said[0] and "pcast" not in said[0]
-
-
-def test_layers_in_a_scan_whose_gradients_are_summed_after_it_give_no_warning(caplog):
-  def loss(params, batch):
-    hidden, _ = jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), batch[0], params)
-    return jnp.mean(jnp.square(hidden))
-
-  def step(params, batch):
-    value, grads = jax.lax.pmean(jax.value_and_grad(loss)(params, batch), "data")
-    return params - jnp.float32(0.1) * grads, value
-
-  mesh = mesh_of(data=2)
-  paced = jaxpace.instrument(step, "data")
-  spec = jaxpace.spec(mesh)
-  run = jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
-                      check_vma=False)
-  jax.eval_shape(run, paced.init(mesh), models.normal(0, 3, models.FEATURES, models.FEATURES),
-                 models.batches(2)[0])
-  assert not warnings(caplog)

@@ -162,34 +162,6 @@ def test_gradients_cast_up_for_the_sum_and_down_again():
   pair(step, mesh_of(data=2), params, data[0], pacer=restless()).check_bits(params, data, STEPS)
 
 
-def test_products_held_by_a_custom_gradient():
-  """Residuals that are negated or sliced products, added to other products in the backward pass."""
-
-  @jax.custom_vjp
-  def function(w, x):
-    return jnp.sum(jnp.sin(w * x))
-
-  def forward(w, x):
-    kept = -(w * x * jnp.float32(1.1))
-    moved = jax.lax.dynamic_slice(jnp.concatenate([w, x]) * jnp.float32(1.37),
-                                  (jnp.int32(w[0] * 3),), w.shape)
-    return jnp.sum(jnp.sin(kept)) + jnp.sum(jnp.cos(moved)), (kept, moved, w * x)
-
-  def backward(residuals, cotangent):
-    kept, moved, product = residuals
-    return (kept + product) * cotangent + (moved + product), None
-
-  function.defvjp(forward, backward)
-
-  def step(w, batch):
-    grads = jax.lax.pmean(jax.grad(function)(w, batch[0]), "data")
-    return w - jnp.float32(0.001) * grads, jnp.sum(grads)
-
-  w = models.normal(0, 64)
-  data = [models.normal(k, 2, 64) for k in (1, 2)]
-  pair(step, mesh_of(data=2), w, data[0], pacer=restless()).check_bits(w, data, 20)
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_pmap(ranks):

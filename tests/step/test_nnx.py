@@ -1,7 +1,6 @@
 """The forms in which flax documents nnx training steps: instrumented, each trains bit for bit as it
 does bare."""
 
-import contextlib
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +29,6 @@ class Net(nnx.Module):
 
   def __call__(self, x):
     return self.outer(self.drop(jnp.tanh(self.norm(self.inner(x)))))
-
-
-class Count(nnx.Variable):
-  """Of a kind of the user's own."""
 
 
 def made():
@@ -233,38 +228,6 @@ def test_other_modes_of_nnx(mode):
   with within():
     bare, found = both(step, lambda *a: nnx.jit(mapped(check_vma=False)(*a)), make=plain_made)
   assert found == bare
-
-
-def test_metrics_variables_of_ones_own_and_arguments_by_name():
-  def step(model, *, metrics, count, batch):
-    loss, grads = jax.lax.pmean(nnx.value_and_grad(loss_of)(model, batch), "data")
-    nnx.update(model, jax.tree.map(lambda p, g: p - jnp.float32(0.1) * g,
-                                   nnx.state(model, nnx.Param), grads))
-    metrics.update(loss=loss)
-    count[...] = count[...] + jnp.int32(1)
-    model.seen = Count(loss)  # a variable that was not there before
-
-  results = []
-  for instrumented in (False, True):
-    model = nnx.Linear(models.FEATURES, models.CLASSES, rngs=nnx.Rngs(0))
-    metrics, count = nnx.MultiMetric(loss=nnx.metrics.Average("loss")), Count(jnp.int32(0))
-    mesh = mesh_of(data=2)
-    paced = jaxpace.instrument(lambda *a: step(a[0], metrics=a[1], count=a[2], batch=a[3]), "data")
-    spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-    bare = lambda *a: step(a[0], metrics=a[1], count=a[2], batch=a[3])  # noqa: E731
-    specs = (P(), P(), P(), P("data"))
-    run = nnx.jit(nnx.shard_map(paced if instrumented else bare, mesh=mesh, check_vma=False,
-                                in_specs=(spec, *specs) if instrumented else specs,
-                                out_specs=(spec, P()) if instrumented else P()))
-    for batch in models.batches(2):
-      if instrumented:
-        pace, _ = run(pace, model, metrics, count, batch)
-      else:
-        run(model, metrics, count, batch)
-    with contextlib.suppress(AttributeError):
-      assert model.seen[...] > 0
-    results.append(bits([nnx.state(model), nnx.state(metrics), count[...]]))
-  assert results[0] == results[1] and int(count[...]) == 3
 
 
 def test_a_flax_that_can_not_carry_changes_out_is_named(monkeypatch):

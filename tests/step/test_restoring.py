@@ -109,27 +109,6 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
     assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
-def counter(name):
-  """A pacer with one number in its state."""
-  def update(seen, state):
-    return jaxpace.Decision(jnp.float32(0), {}), {name: state[name] + jnp.int32(1)}
-
-  return jaxpace.Pacer(lambda ranks: {name: jnp.int32(0)}, update)
-
-
-def test_a_pacer_whose_state_has_as_many_words_but_other_names_starts_anew(caplog):
-  before = jax.tree.map(np.asarray, Loop(2, counter("steps")).run(3))
-  same_again, renamed = Loop(2, counter("steps")), Loop(2, counter("turns"))
-  for saved in (before, {"step": before.step, "arrivals": before.arrivals,
-                         "pacer": {"words": before.pacer.words}}):
-    caplog.clear()
-    pace = jaxpace.restore_pace(saved, same_again.paced, same_again.mesh)
-    assert same_again.paced.pacer_state(pace)["steps"].tolist() == [3, 3] and not caplog.records
-    pace = jaxpace.restore_pace(saved, renamed.paced, renamed.mesh)
-    assert (renamed.paced.pacer_state(pace)["turns"].tolist() == [0, 0]
-            and "another pacer" in caplog.text)
-
-
 def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
   """Where the pacer's own tree was stored it comes back; where its scalars were packed in it, it
   starts anew."""

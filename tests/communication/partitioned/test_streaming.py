@@ -100,32 +100,6 @@ def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
   assert ObservedPlan.from_json(observed.plan.to_json()) == observed.plan
 
 
-def test_the_start_holds_back_what_most_is_computed_from(launched):
-  step, args = steps.fsdp()
-  jaxpace.observe(jax.jit(step))(*args)
-  name, operands, handed_on, text = launched[0]
-  assert (name, operands, handed_on) == ("jaxpace_mark_0", 2, 2)
-  assert text.count("globaltimer") == 1 and text.count("st.relaxed.sys") == 2
-
-
-@pytest.mark.long
-def test_the_end_waits_for_more_results_than_a_kernel_takes(launched):
-  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
-  many = [jnp.full((2,), i, jnp.float32) for i in range(450)]
-
-  def each(x, many):
-    total = jax.lax.psum(x, "data")
-    return [one + total for one in many]
-
-  step = jax.jit(jax.shard_map(each, mesh=mesh, in_specs=(P("data"), P()), out_specs=P(),
-                               check_vma=False))
-  out = jaxpace.observe(step)(jnp.ones(4), many)
-  np.testing.assert_array_equal(out[449], [453, 453])
-  assert [name for name, *_ in launched].count("jaxpace_wait") == 2
-  assert all(operands + handed_on <= 2 * kernels.MOST_OPERANDS
-             for _, operands, handed_on, _ in launched)
-
-
 def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, launched):
   # XLA for GPUs makes one reduce-scatter of the two.
   seen = []
