@@ -84,6 +84,15 @@ def test_pauses_cost_what_the_oracle_says(aligned):
   within_4_sigma(steps.step_time, 33.5e-3 + length * share)
 
 
+@pytest.mark.parametrize("aligned", [False, True])
+def test_scheduled_pauses_come_so_often(aligned):
+  job = PLAIN._replace(noise=(noise.Schedule(np.int32(50), np.float32(0.1), np.bool_(aligned)),))
+  gap = play(job, 8, 200, by_rank=True).gap
+  assert ((gap > 50e-3).sum(axis=0) == 4).all()
+  together = (gap > 50e-3).all(axis=1).sum()
+  assert together == (4 if aligned else 0)
+
+
 @pytest.mark.parametrize(("component", "mean", "deviation", "beyond", "chance", "together"), [
     (noise.Heavy(np.float32(0.1), np.float32(4.0)), 0.1 / 3, 0.1 * math.sqrt(4 / (9 * 2)), 0.1,
      1 / 16, 1),
