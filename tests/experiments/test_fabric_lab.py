@@ -78,7 +78,7 @@ def test_an_exception_takes_the_lab_down() -> None:
     talker = built.popen("b1", [sys.executable, "-c", "import socket; name = socket.gethostname(); "
                                 "print(name, socket.gethostbyname(name))"],
                          stdout=subprocess.PIPE, text=True)
-    assert talker.communicate(timeout=30)[0].split() == ["b1", "10.0.2.2"]
+    assert talker.communicate(timeout=300)[0].split() == ["b1", "10.0.2.2"]
     built.popen("a0", ["sleep", "600"])
     raise ZeroDivisionError
   assert left(built.name) == [] and links() == before
@@ -96,7 +96,7 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(number: signal.Sig
   try:
     assert name and left(name) and name not in list(machine.abandoned())
     maker.send_signal(number)
-    assert maker.wait(timeout=30) == {signal.SIGTERM: 143}.get(number, -number)
+    assert maker.wait(timeout=300) == {signal.SIGTERM: 143}.get(number, -number)
     if number == signal.SIGKILL:
       deadline = time.monotonic() + 10
       while machine.pids(machine.namespaces(name)) and time.monotonic() < deadline:

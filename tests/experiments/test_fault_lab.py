@@ -85,12 +85,12 @@ def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(
 
 
 def test_a_stopped_process_is_stopped_and_goes_on() -> None:
-  sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
+  sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
   state = pathlib.Path(f"/proc/{sleeper.pid}/stat")
   seen = set()
   try:
     with outside.stopped(sleeper.pid, 0.02, 0.02, 0) as done:
-      until = time.monotonic() + 50
+      until = time.monotonic() + 300
       while "T" not in seen and time.monotonic() < until:
         seen.add(state.read_text().rpartition(")")[2].split()[0])
         time.sleep(0.002)

@@ -28,7 +28,7 @@ def step(weights, batch):
 
 def main(directory, context):
   logging.basicConfig(level=logging.WARNING)
-  distributed.initialize(timeout=60)
+  distributed.initialize(timeout=300)
   kind = AxisType.Explicit if context == "explicit" else AxisType.Auto
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(kind,))
   around = beside = contextlib.nullcontext

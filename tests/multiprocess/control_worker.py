@@ -49,7 +49,7 @@ def main() -> None:
   x = jax.make_array_from_callback(shape, jax.NamedSharding(mesh, P("data")),
                                    lambda index: np.ones(shape, np.float32)[index])
   pace, applied, asked_at = paced.init(mesh), [], {}
-  with jaxpace.Control(directory, every_seconds=0.2, timeout=30) as control:
+  with jaxpace.Control(directory, every_seconds=0.2, timeout=300) as control:
     for k in range(steps):
       before = control.request
       pace = control(pace)

@@ -18,7 +18,7 @@ import json, os, sys
 import jax
 from jaxpace import distributed
 
-place = distributed.initialize(timeout=30)
+place = distributed.initialize(timeout=300)
 # known without a backend: then these are the last to know
 index, count = distributed.process_index(), distributed.process_count()
 """

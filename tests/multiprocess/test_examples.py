@@ -40,7 +40,7 @@ def test_the_batch_script_gives_every_task_its_place_and_a_log(tmp_path):
   number = str(jobs.free_high_port() - 61440 + 4096)
   done = subprocess.run(
       ["bash", str(EXAMPLES / "train.sbatch"), "job.py", "--workdir=a b"], cwd=tmp_path, text=True,
-      capture_output=True, check=False, timeout=60, env=jobs.clean_environment(
+      capture_output=True, check=False, timeout=300, env=jobs.clean_environment(
           SLURM_JOB_ID=number, SLURM_NTASKS="2", PYTHON=sys.executable,
           PATH=f"{srun.parent}:{os.environ['PATH']}"))
   assert done.returncode == 0, done.stderr

@@ -288,17 +288,17 @@ def test_an_exporter_that_hangs_holds_up_nobody(caplog):
 
   class Hanging(Kept):
     def export(self, steps, collectives):
-      release.wait(60)
+      release.wait(300)
 
   feed = Feed([Hanging()])
   rows = made_up()
   putting = threading.Thread(target=lambda: [feed.put(*rows) for _ in range(40)], daemon=True)
   putting.start()
-  putting.join(20)
+  putting.join(300)
   assert not putting.is_alive() and feed.lost >= 40 - 16 - 1
   closing = threading.Thread(target=lambda: feed.close(0.1), daemon=True)
   closing.start()
-  closing.join(20)
+  closing.join(300)
   assert not closing.is_alive()
   release.set()
   warnings = [r.message for r in caplog.records if r.levelno >= logging.WARNING]

@@ -193,7 +193,7 @@ def test_a_pipe_or_a_device_is_written_to_and_not_replaced(written, tmp_path, op
   reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
   reader.start()
   assert main(["report", str(written[0]), "--steps", "10:30", option, str(pipe)]) == 0
-  reader.join(60)
+  reader.join(300)
   assert got and got[0] and stat.S_ISFIFO(pipe.lstat().st_mode) and os.listdir(tmp_path) == ["pipe"]
 
 

@@ -21,7 +21,7 @@ def term(): os.kill(os.getpid(), signal.SIGTERM)
 
 def run(body: str) -> subprocess.CompletedProcess:
   return subprocess.run([sys.executable, "-W", "ignore", "-c", HEAD + textwrap.dedent(body)],
-                        capture_output=True, text=True, timeout=60)
+                        capture_output=True, text=True, timeout=300)
 
 
 def prints(body: str, expected: str, status: int = 0) -> None:

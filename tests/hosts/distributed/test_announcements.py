@@ -40,12 +40,12 @@ def test_saying_does_not_wait_for_the_service(store):
 
   def make():
     begun.set()
-    assert go_on.wait(60)
+    assert go_on.wait(300)
     return "slowly"
 
   leader = Announcements("test/slow")
   leader.say(0, make)
-  assert begun.wait(60), "by a thread of its own"
+  assert begun.wait(300), "by a thread of its own"
   with pytest.raises(TimeoutError, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
     leader.take(0, 0.01)
   leader.say(1, lambda: "next")

@@ -87,7 +87,7 @@ def record(directory, kind, late, sessions=4, every=9, length=8):
     for _ in range(every * (sessions + 1)):
       w, value = step(w, x, mark)
       recorder.record(value)
-      recorder._free.wait(60)
+      recorder._free.wait(300)
   assert recorder.sessions == sessions
   return read_run(directory)
 

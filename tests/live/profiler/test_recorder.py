@@ -57,7 +57,7 @@ def recorded(tmp_path_factory):
       w, value = step(w, x)
       recorder.record(value, loss=1.0)
       # on a busy machine the next session would be due before the trace is written
-      recorder._free.wait(60)
+      recorder._free.wait(300)
   return directory, recorder
 
 

@@ -22,7 +22,7 @@ def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, cap
   with jaxpace.Watchdog(1.0, directory=tmp_path, on_late=found.append) as watchdog:
     step = watchdog.watch(lambda x: x + 1)
     assert float(step(jnp.zeros(()))) == 1.0
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not found and time.monotonic() < deadline:
       time.sleep(0.05)
     # Time to tell it a second time.
