@@ -9,8 +9,8 @@ figures.
     python -m experiments.labs.gpu_check --list
 
 It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on
-PYTHONPATH; pyarrow for the arm in which a `jaxpace.Recorder` runs, nvcc for the FFI handlers
-measured beside jaxpace's own. What is missing is said, and the rest is done.
+PYTHONPATH; pyarrow for the arm in which a `jaxpace.Recorder` runs. What is missing is said, and the
+rest is done.
 
 Every section runs in a process of its own, so that neither an error on the device nor a hang nor
 XLA's flags reach the others; a section that fails, crashes or takes too long counts as failed. Ends
@@ -82,12 +82,8 @@ SECTIONS = {
                      "marks of observed programs: arrival, cost, truth, no host in the loop", 60),
     "observed": Section("marks", "an observed step on several GPUs: bits, overhead", 120,
                         "run_observed", cached=False),
-    "ffi": Section("ffi", "stamp and delay by FFI handlers in CUDA C++", 60),
-    "pallas": Section("pallas", "stamp and delay by Pallas and Triton", 60),
     "stamp_no_graphs": Section("stamps", "stamps with command buffers off", 40,
                                xla_flags=NO_GRAPHS),
-    "ffi_no_graphs": Section("ffi", "FFI handlers with command buffers off", 60,
-                             xla_flags=NO_GRAPHS),
     "bitwise_fixed": Section("steps", "the same with --xla_gpu_deterministic_ops", 60, "run_bits",
                              cached=False, xla_flags="--xla_gpu_deterministic_ops=true"),
     "alone_2ms": Section("steps", "2 ms, one loop a process", 240, "run_alone", ("2ms",),

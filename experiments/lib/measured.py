@@ -1,12 +1,17 @@
-"""What goes with every measurement: the command, the machine, the day; and tables of Markdown."""
+"""What goes with every measurement: the command, the machine, the day; tables of Markdown; pages.
+
+    python -m experiments.lib.measured                # writes `PAGES` anew from their records
+"""
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -146,11 +151,35 @@ def cell(value: Any) -> str:
   return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "measurements"
+
+
+PAGES = ("documents", "null_live")
+"""Records whose pages are those that their programs make of them today."""
+
+
+def program(record: pathlib.Path) -> str | None:
+  """The module that made a record; None where it is gone: then the record names a commit."""
+  module = re.findall(r"python -m (experiments[\w.]+)", record.read_text())[0]
+  here = (FOLDER.parents[1] / module.replace(".", "/")).with_suffix(".py").exists()
+  return str(module) if here else None
+
+
+def page(record: pathlib.Path) -> str:
+  """The page that a record's program makes of it, by its `lines`."""
+  made = importlib.import_module(str(program(record))).lines(json.loads(record.read_text()))
+  return _page(made)
+
+
+def _page(lines: Sequence[str]) -> str:
+  return portable("\n".join(lines).rstrip("\n")) + "\n"
+
+
 def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> None:
   """Writes `out` (.json) and the Markdown beside it, both without paths of this machine."""
   out.parent.mkdir(parents=True, exist_ok=True)
   out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
-  out.with_suffix(".md").write_text(portable("\n".join(lines).rstrip("\n")) + "\n")
+  out.with_suffix(".md").write_text(_page(lines))
   print(f"Written to {out} and {out.with_suffix('.md')}.")
 
 
@@ -184,3 +213,8 @@ def about_intervals(method: str | None, rounds: int | str | None) -> str:
     few = "of so many rounds such an interval holds the truth in about 94 of 100 cases"
   return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not "
           f"kept, so these can't be made anew: {few} ([intervals](intervals.md)).")
+
+
+if __name__ == "__main__":
+  for name in PAGES:
+    (FOLDER / f"{name}.md").write_text(page(FOLDER / f"{name}.json"))

@@ -8,14 +8,13 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments.paper import emulated, identified, mechanisms, posterior_page, tables, turns_page
+from experiments.paper import identified, mechanisms, tables, turns_page
 from experiments.paper import world as worlds
 
 TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {"sentence": tables.sentence}
 """Parts of the page made from Table 1, by the name between their marks."""
 BESIDE: dict[str, tuple[str, str, Callable[[dict[str, Any]], list[str]]]] = {
-    "alone": ("table1_turns", "turns", turns_page.others),
-    "posterior": ("table1_posterior", "posterior", posterior_page.brief)}
+    "alone": ("table1_turns", "turns", turns_page.others)}
 """Parts made from records beside it: file, program, function."""
 TOGETHER: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "said": identified.said, "groups": identified.groups, "literal": identified.literal,
@@ -26,23 +25,20 @@ RECORDS = (identified.RECORD, "table1_turns.json", "table1_literal.json", "table
            "table1_scenarios_fitted.json")
 
 
-def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
+def filled(page: str, table: pathlib.Path) -> str:
   """Puts the tables between their marks, `<!-- name -->` and `<!-- end -->`.
 
   Args:
     page: its text.
     table: `docs/measurements/table1.json`, the other records beside it; a sentence takes the
       place of what is made from any of them while it isn't there.
-    measured: `docs/measurements/emulated.json`, likewise.
 
   Raises:
     ValueError: a mark has a name that nothing is made for.
   """
   def made(match: re.Match[str]) -> str:
     name = match[1]
-    if name == "emulated":
-      lines = _from(measured, emulated.throughput, emulated.MODULE)
-    elif name in BESIDE:
+    if name in BESIDE:
       file, program, make = BESIDE[name]
       lines = _from(table.with_name(f"{file}.json"), make, f"experiments.paper.{program}")
     elif name in TOGETHER:
@@ -51,7 +47,7 @@ def filled(page: str, table: pathlib.Path, measured: pathlib.Path) -> str:
       lines = _from(table, TABLE[name], "experiments.paper.table1")
     else:
       raise ValueError(
-          f"Nothing is made for the mark {name!r}; there are emulated, "
+          f"Nothing is made for the mark {name!r}; there are "
           f"{', '.join([*BESIDE, *TOGETHER, *TABLE])}.")
     return f"<!-- {name} -->\n" + "\n".join(lines).strip("\n") + "\n<!-- end -->"
 

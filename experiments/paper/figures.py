@@ -25,7 +25,7 @@ from jaxpace.simulation.job import Job, Shape
 from jaxpace.simulation.jobs import LinkShares, several
 
 OUT, TABLE = pathlib.Path("docs/figures"), pathlib.Path("docs/measurements/table1.json")
-EMULATED, PAGE = pathlib.Path("docs/measurements/emulated.json"), pathlib.Path("docs/paper.md")
+PAGE = pathlib.Path("docs/paper.md")
 RANKS, SLOW, STEPS = 8, 5, 60
 
 
@@ -117,7 +117,7 @@ def main(argv: list[str]) -> None:
         "experiments.paper.table1 makes it.")
   page = pathlib.Path(flags.FLAGS.page)
   if page.is_file():
-    page.write_text(document.filled(page.read_text(), table, pathlib.Path(flags.FLAGS.emulated)))
+    page.write_text(document.filled(page.read_text(), table))
     written.append(page)
   print("Written: " + ", ".join(map(str, written)))
 
@@ -126,7 +126,6 @@ def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_string("out", str(OUT), "Where the figures go.")
   flags.DEFINE_string("table", str(TABLE), "Figures of Table 1.")
-  flags.DEFINE_string("emulated", str(EMULATED), "Figures of its measured counterpart.")
   flags.DEFINE_string("page", str(PAGE), "The page whose tables are made from them.")
 
 

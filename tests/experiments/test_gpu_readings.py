@@ -18,7 +18,6 @@ from experiments.labs.gpu import (
     hosttime,
     injected,
     kernels,
-    pallas,
     stamps,
     steps,
     traced,
@@ -199,17 +198,3 @@ def test_the_spinning_kernel_is_lowered_in_its_own_memory() -> None:
       lowering_platforms=("cuda",)).as_text()
   assert text.count("__gpu$xla.gpu.ptx") == 1 and "globaltimer" in text and "%clock64" in text
   assert "operand_index = 0" in text
-
-
-def test_kernels_of_pallas_are_lowered() -> None:
-  if jax.__version_info__ >= (0, 11):
-    pytest.skip("this jax lowers a kernel of Triton only for a GPU that is there or named")
-  kernel = pallas.Kernels()
-
-  def both(previous: jax.Array, seconds: jax.Array) -> tuple[jax.Array, ...]:
-    first = kernel.stamp(previous, seconds)
-    return kernel.delay(seconds, 0.25, first)
-
-  text = jax.jit(both).trace(words.zero(),
-                             jnp.float32(1)).lower(lowering_platforms=("cuda",)).as_text()
-  assert text.count("__gpu$xla.gpu.triton") == 2

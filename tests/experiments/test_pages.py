@@ -1,36 +1,28 @@
 """The pages of measurements are what their figures make."""
 
 import json
-import pathlib
-import re
 
 import pytest
 
-from experiments.docs import pages
 from experiments.lib import measured
 from experiments.lib.paired import METHOD
 
-
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_a_page_is_what_its_figures_make(name):
-  path = pages.FOLDER / f"{name}.json"
-  figures = json.loads(path.read_text())
-  assert path.with_suffix(".md").read_text() == pages.text(name, figures)
+RECORDS = sorted(measured.FOLDER.glob("*.json"))
 
 
-RECORDS = sorted(pages.FOLDER.glob("*.json"))
-
-
-@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
-def test_a_record_names_a_program_that_is_here_or_the_commit_that_has_it(path):
-  text = path.read_text()
-  command = re.search(r"python -m (experiments[\w.]+)", text)[1]
-  commit = json.loads(text).get("commit")
-  here = pathlib.Path(command.replace(".", "/") + ".py").exists()
-  assert here == (commit is None), command
-  page = path.with_suffix(".md")
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
+def test_a_record_whose_program_is_gone_names_the_commit_that_has_it(record):
+  page = record.with_suffix(".md")
+  commit = json.loads(record.read_text()).get("commit")
+  assert (commit is None) == (measured.program(record) is not None)
   if page.exists():
-    assert (f"commit `{commit}` has it" in page.read_text()) == (not here)
+    assert (f"commit `{commit}` has it" in page.read_text()) == (commit is not None)
+
+
+@pytest.mark.parametrize("name", measured.PAGES)
+def test_a_page_is_what_its_record_makes(name):
+  record = measured.FOLDER / f"{name}.json"
+  assert record.with_suffix(".md").read_text() == measured.page(record)
 
 
 def test_intervals_are_told_with_their_rounds():

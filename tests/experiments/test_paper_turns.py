@@ -95,8 +95,7 @@ def test_the_page_of_the_paper_says_what_its_records_say():
   """Its tables are made anew: who changes a record draws the page again."""
   root = pathlib.Path(__file__).parents[2]
   text = (root / "docs/paper.md").read_text()
-  made = document.filled(text, root / "docs/measurements/table1.json",
-                         root / "docs/measurements/emulated.json")
+  made = document.filled(text, root / "docs/measurements/table1.json")
   assert made == text, "python -m experiments.paper.figures"
 
 
