@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
 
 _LOG = logging.getLogger("jaxpace")
+_NAMELESS = ("fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner")
 _lock = threading.Lock()
 _programs: tuple[ObservedProgram, ...] = ()
 """All that this process compiled with timestamps: the ring is one per process, too."""
@@ -103,13 +105,24 @@ class Everywhere(Marked):
     made = program.stamped(request, numbered, request.name, marks.ranks())
     if made is None or made.differences:
       return None
-    add(made.program)
+    add(_named(made.program))
     return made.executable
 
   def _say(self, sentence: str) -> None:
     if sentence not in self._warned:
       self._warned.add(sentence)
       self._warn(sentence)
+
+
+def _named(made: ObservedProgram) -> ObservedProgram:
+  """The same by a name that no other program has: what JAX calls all functions under `pmap`, and
+  those without a name, gets the line of its largest collective."""
+  if made.name.strip("_") not in _NAMELESS:
+    return made
+  largest = max((one for one in made.collectives if one.source),
+                key=lambda one: one.bytes or 0, default=None)
+  return made if largest is None else dataclasses.replace(
+      made, name=f"{made.name} ({largest.source})")
 
 
 def numbered() -> int:

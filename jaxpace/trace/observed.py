@@ -214,6 +214,8 @@ class FoundRecording(Recording):
 
   def closed(self) -> None:
     """See `Recording`."""
+    if self.executed is not None:
+      self.executed.host.close()
     if self._copier is not None:
       self._copier.close()
       self._copier = None

@@ -1,5 +1,6 @@
 """Recording around whatever trains: no function is named, none is wrapped."""
 
+import gc
 import logging
 import threading
 
@@ -62,6 +63,21 @@ def test_whatever_trains_inside_is_recorded_and_its_results_are_the_same(tmp_pat
   assert said["programs"] == ["sgd"] and said["why"] == inside.step.why
 
 
+def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_path):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  x = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+  add = jax.jit(lambda x: x + x.sum())
+  with jaxpace.observed(tmp_path / "run"):
+    for step in range(8):
+      if step == 5:
+        gc.collect()
+      x = jax.block_until_ready(add(x))
+  causes = read_run(tmp_path / "run").host_causes.columns
+  collected = [causes["gc"][0, step] for step in range(8)]
+  assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
+  assert (causes["cpu"][0, 1:] > 0).all()
+
+
 def test_a_pattern_names_another_program(tmp_path):
   with jaxpace.observed(tmp_path / "run", match="evaluate"):
     train()
@@ -81,6 +97,21 @@ def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
         w = descend(w, x)
     assert len(read_run(tmp_path / name).steps) == steps
     w = descend(w, x)
+
+
+def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
+  devices = jax.devices()[:4]
+  double = jax.pmap(lambda x: jax.lax.psum(x, "data") * 2, axis_name="data", devices=devices)
+  halve = jax.pmap(lambda x: jax.lax.psum(x, "data") / 8, axis_name="data", devices=devices)
+  x = jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in range(8):
+      x = double(x)
+      if step % 3 == 0:
+        halve(x).block_until_ready()
+    x.block_until_ready()
+  [name] = inside.step.programs
+  assert "test_observed.py:" in name and len(read_run(tmp_path / "run").steps) == 8
 
 
 def test_other_threads_are_recorded_too(tmp_path):
@@ -127,7 +158,8 @@ POINTS = {
     "put timestamps in": (thunks, "marked"), "load": (compiling.Request, "load"),
     "describe": (program, "_described"), "note": (everywhere, "add"),
     "clock": (marks, "unavailable"), "ranks": (marks, "ranks"),
-    "begin": (observed, "Executed"), "open": (observed.FoundRecording, "open"),
+    "begin": (observed, "Executed"), "usage": (marks.Usage, "take"),
+    "open": (observed.FoundRecording, "open"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (places, "read"), "process": (describe, "process"),
     "share": (describe, "share"), "sample": (HostSampler, "__init__"),
@@ -143,9 +175,15 @@ class Failed(Exception):
   """Of a point."""
 
 
+@pytest.fixture(scope="module")
+def trained():
+  """What four steps give."""
+  return train(4)
+
+
 @pytest.mark.parametrize("point", POINTS)
-def test_whatever_fails_the_program_runs_as_without(point, tmp_path, monkeypatch, caplog):
-  bare = train(4)
+def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, monkeypatch, caplog):
+  bare = trained
 
   def fails(*_args, **_kwargs):
     raise Failed(f"made to fail: {point}")

@@ -3,6 +3,7 @@
 // A plain shared library, loaded with ctypes: it needs no Python headers and serves every Python version. No
 // handler declares a side effect, which would make dispatch synchronous; they are kept because their results are used.
 
+#include <sys/resource.h>
 #include <time.h>
 
 #include <atomic>
@@ -137,12 +138,38 @@ void Put(Ring* ring, uint64_t base, uint64_t index, int64_t ns, uint32_t tag) {
   event.seq.store(static_cast<uint32_t>(index + 1), std::memory_order_release);
 }
 
+// What the process has used up to the end of each execution on its first device; the layout is `marks.USAGE`.
+struct Usage {
+  std::atomic<int64_t> ns, cpu_ns, switches;
+  std::atomic<uint64_t> seq;  // index + 1: stored last
+};
+std::atomic<Usage*> usage{nullptr};
+std::atomic<uint64_t> usage_head{0};
+uint64_t usage_capacity = 0;
+
+int64_t Microseconds(const timeval& time) { return static_cast<int64_t>(time.tv_sec) * 1000000 + time.tv_usec; }
+
+void Used(int64_t ns) {
+  Usage* entries = usage.load(std::memory_order_acquire);
+  rusage used;
+  if (entries == nullptr || getrusage(RUSAGE_SELF, &used) != 0) return;
+  const uint64_t index = usage_head.fetch_add(1, std::memory_order_relaxed);
+  Usage& entry = entries[index & (usage_capacity - 1)];
+  entry.seq.store(0, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  entry.ns.store(ns, std::memory_order_relaxed);
+  entry.cpu_ns.store((Microseconds(used.ru_utime) + Microseconds(used.ru_stime)) * 1000, std::memory_order_relaxed);
+  entry.switches.store(used.ru_nivcsw, std::memory_order_relaxed);
+  entry.seq.store(index + 1, std::memory_order_release);
+}
+
 // No lock, no allocation: several threads of one device may mark at once.
 void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
   if (lane >= kMostLanes) {
     unheard.fetch_add(1, std::memory_order_relaxed);
     return;
   }
+  if (tag == 1 && lane == 0) Used(ns);
   uint32_t number = 0;
   if (tag == 0 && program < kMostPrograms) number = executions[lane][program].fetch_add(1, std::memory_order_relaxed);
   Ring* ring = current_ring.load(std::memory_order_seq_cst);
@@ -222,6 +249,14 @@ extern "C" void jaxpace_ring(void* heads, void* events, uint64_t capacity, uint3
 extern "C" uint32_t jaxpace_executions(uint32_t lane, uint32_t program) {
   return lane < kMostLanes && program < kMostPrograms ? executions[lane][program].load() : 0;
 }
+
+// Where the usage of the process goes from now on, once: a buffer of a power of two of entries that stays for good.
+extern "C" void jaxpace_usage(void* entries, uint64_t capacity) {
+  usage_capacity = capacity;
+  usage.store(static_cast<Usage*>(entries), std::memory_order_release);
+}
+
+extern "C" uint64_t jaxpace_usage_head() { return usage_head.load(); }
 
 extern "C" uint64_t jaxpace_unheard() { return unheard.load(); }
 

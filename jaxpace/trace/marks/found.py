@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
@@ -15,7 +19,8 @@ from jaxpace.trace.marks.calls import CallOrder
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.finding import Step
 from jaxpace.trace.marks.intake import MarksIntake
-from jaxpace.trace.marks.table import Range, StepCalls
+from jaxpace.trace.marks.table import DeviceSteps, Range, StepCalls
+from jaxpace.trace.step_causes import Sample
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
@@ -24,6 +29,9 @@ _MANY_STEPS = 64
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
+_MOST_PAUSES = 256
+"""Collections of garbage that are remembered."""
+_UNKNOWN: Sample = (None, None, None, None, None)
 
 Agree = Callable[[Step | None, bool], Step | None]
 """Takes what this process found and whether it can wait no longer; returns what all take for the
@@ -40,12 +48,74 @@ class Executed:
     lanes = {one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
              for one in (programs.plan.programs if programs.plan else ()) if not one.bare}
     self.order = CallOrder(self.collector, lanes, _ALL)
+    self.host = HostUse()
     self._heads = marks.current().heads().tolist()
 
   @property
   def anything(self) -> bool:
     """Whether anything has been executed."""
     return bool(marks.current().heads().tolist() != self._heads)
+
+
+class HostUse:
+  """What the process did between the ends of its steps, though it says nothing: the native clock
+  reads what it has used whenever its first device ends a program, and the collector calls back.
+
+  Of one device, since they share the process: a column says what the process did in all.
+  """
+
+  def __init__(self) -> None:
+    """Begins."""
+    self._usage = marks.Usage()
+    self._read: list[np.ndarray] = []
+    self._before: np.void | None = None
+    self._collecting = 0
+    self._collected: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MOST_PAUSES)
+    gc.callbacks.append(self._on_gc)
+
+  def close(self) -> None:
+    """Leaves the garbage collector alone again."""
+    with contextlib.suppress(ValueError):
+      gc.callbacks.remove(self._on_gc)
+
+  def keep(self) -> None:
+    """Takes over what the native clock has read, before it is written over."""
+    self._read.append(self._usage.take())
+
+  def samples(self, end_ns: np.ndarray, whole: np.ndarray) -> list[Sample]:
+    """What the process did in successive steps, each from the end of the one before.
+
+    Args:
+      end_ns: [K] when each ended on the first device; all at or after those of the last call.
+      whole: [K] whether that is known.
+    """
+    self.keep()
+    read = np.concatenate(self._read)
+    found: list[Sample] = []
+    for end, known in zip(end_ns.tolist(), whole.tolist(), strict=True):
+      at = int(np.searchsorted(read["ns"], end))
+      now = read[at] if known and at < len(read) and read["ns"][at] == end else None
+      found.append(self._between(self._before, now))
+      self._before = now
+    last = end_ns[whole].max(initial=0)
+    self._read = [read[read["ns"] > last]]
+    return found
+
+  def _between(self, before: np.void | None, now: np.void | None) -> Sample:
+    if before is None or now is None:
+      return _UNKNOWN
+    begin, end = int(before["ns"]), int(now["ns"])
+    collected = sum(max(0, min(end, last) - max(begin, first))
+                    for first, last in tuple(self._collected))
+    return (int(now["cpu_ns"] - before["cpu_ns"]), int(now["switches"] - before["switches"]),
+            collected, None, None)
+
+  def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
+    now = time.monotonic_ns()
+    if phase == "start":
+      self._collecting = now
+    elif self._collecting:
+      self._collected.append((self._collecting, now))
 
 
 class FoundIntake(MarksIntake):
@@ -63,7 +133,7 @@ class FoundIntake(MarksIntake):
     """
     super().__init__(executed.collector, [executed.programs], directory, run, process, attempt,
                      ranks, losses, "auto", [executed.order])
-    self._match, self._agree = match, agree
+    self._match, self._agree, self._host = match, agree, executed.host
     self._order: list[tuple[int, int]] = []
     self._since: float | None = None
     self._next = 0
@@ -80,6 +150,7 @@ class FoundIntake(MarksIntake):
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
     self._order += self._orders[0].taken()
+    self._host.keep()
     if self.found is None and not self._decided():
       return []
     assert self.found is not None
@@ -133,7 +204,10 @@ class FoundIntake(MarksIntake):
       else:
         ranges.append(Range(program, number, number + 1))
     self._next += 1
-    return StepCalls(self._next - 1, tuple(ranges), (None, None, None, None, None), {})
+    return StepCalls(self._next - 1, tuple(ranges), _UNKNOWN, {})
+
+  def _samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
+    return self._host.samples(devices[0].end_ns, devices[0].whole)
 
   def _leave_others(self) -> None:
     """Forgets the marks of programs that are beside the step."""

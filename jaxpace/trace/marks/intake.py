@@ -186,8 +186,14 @@ class MarksIntake:
     self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
     if len(numbers):
       self.last_step = int(numbers[-1])
-    host = host_columns([(step.step, [step.sample], [step.extra]) for step in steps])
+    samples = self._samples(steps, devices)
+    host = host_columns([(step.step, [sample], [step.extra])
+                         for step, sample in zip(steps, samples, strict=True)])
     return decode.join_host(decode.concatenate(rows), host), decode.concatenate(waits)
+
+  def _samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> list[Sample]:
+    """What the host did in each step."""
+    return [step.sample for step in steps]
 
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
