@@ -28,8 +28,11 @@ import jax
 import numpy as np
 
 import jaxpace
-from experiments.measure.published_cases import EXAMPLES, Example
+from experiments.measure import published_flax, published_jitted, published_pmapped
+from experiments.measure.published_data import Example
 from jaxpace.trace.reader import read_run
+
+EXAMPLES = published_jitted.EXAMPLES | published_pmapped.EXAMPLES | published_flax.EXAMPLES
 
 # Packages that examples use for data, vocabularies, logs, pictures and annotations alone.
 _ASIDE = ("tensorflow", "tensorflow_datasets", "tensorflow_text", "tensorflow_probability", "clu",

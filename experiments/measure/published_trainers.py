@@ -6,11 +6,12 @@
     python -m experiments.measure.published_trainers --sources=sources
 
 Each trainer is the file as published, but for the lines that observe and record its step and for
-smaller numbers (experiments/measure/published_cases.py). The data are made up, and packages that
-an example needs for data, vocabulary and logs alone are stood in for where they are not installed.
-Each runs bare and observed, by one process with four forced devices and by two of two devices that
-gloo connects; after every step all arrays of the step's arguments and results are compared bit for
-bit. Writes docs/measurements/published_trainers.json and .md. Takes a minute for each trainer.
+smaller numbers (published_jitted.py, published_pmapped.py and published_flax.py beside this). The
+data are made up, and packages that an example needs for data, vocabulary and logs alone are stood
+in for where they are not installed. Each runs bare and observed, by one process with four forced
+devices and by two of two devices that gloo connects; after every step all arrays of the step's
+arguments and results are compared bit for bit. Writes docs/measurements/published_trainers.json
+and .md. Takes a minute for each trainer.
 """
 
 from __future__ import annotations
@@ -31,8 +32,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.lib import measured
-from experiments.measure.published_cases import EXAMPLES
-from experiments.measure.published_examples import rows_of
+from experiments.measure.published_examples import EXAMPLES, rows_of
 
 _MODULE = "experiments.measure.published_trainers"
 _ROOT = pathlib.Path(__file__).parents[2]

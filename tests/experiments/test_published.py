@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from experiments.measure import published_cases, published_examples, published_trainers
+from experiments.measure import published_examples, published_trainers
 
 TRAINER = """
 import os
@@ -34,7 +34,7 @@ raise AssertionError("the training was not ended after the steps asked for")
 
 @pytest.fixture
 def sources(tmp_path):
-  file = tmp_path / published_cases.EXAMPLES["nnx_data_parallel"].file
+  file = tmp_path / published_examples.EXAMPLES["nnx_data_parallel"].file
   file.parent.mkdir(parents=True)
   file.write_text(TRAINER)
   return tmp_path
@@ -57,14 +57,14 @@ def test_a_file_is_run_as_it_is_bare_and_observed(sources, processes):
 
 @pytest.mark.long
 def test_a_trainer_that_fails_is_a_row_with_its_last_line(sources):
-  file = sources / published_cases.EXAMPLES["nnx_data_parallel"].file
+  file = sources / published_examples.EXAMPLES["nnx_data_parallel"].file
   file.write_text(TRAINER.replace("w = jnp.ones(4)", "raise ValueError('no such data')"))
   row = published_trainers.run("nnx_data_parallel", sources, 3, 1, sources / "arms")
   assert row["failed"].startswith("bare: ") and "no such data" in row["failed"]
 
 
 def test_a_file_that_was_rewritten_since_says_so():
-  example = published_cases.EXAMPLES["lm1b"]
+  example = published_examples.EXAMPLES["lm1b"]
   with pytest.raises(SystemExit, match="has no '  # Main Train Loop"):
     published_examples.edited(TRAINER, example)
 
