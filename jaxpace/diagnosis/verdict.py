@@ -9,7 +9,7 @@ from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.step_ranges import spell
-from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
+from jaxpace.diagnosis.unexplained import FewPauses, few_pauses, unnamed_waiting
 from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.untold import unrecorded, unseen_sentence
@@ -82,9 +82,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
         f"{percent(facts.earliness / step_time.mean)} of the step; see the notes.")
   pauses = few_pauses(facts)
   if pauses:
-    return Sentence(Verdict.FEW_PAUSES,
-        f"No lasting fault, but long pauses: {pauses[0].cause} took {percent(pauses[0].share)} "
-        f"of the time in {plural(len(pauses[0].steps), 'step')}; see the notes.")
+    return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
   unnamed = unnamed_waiting(facts)
   if unnamed:
     where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
@@ -100,6 +98,15 @@ def _on_those_seen(facts: Facts) -> Sentence:
   if lasting:
     return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
   return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(facts)}")
+
+
+def _paused(pauses: FewPauses, counted: int) -> str:
+  took = f"{pauses.cause} took {percent(pauses.share)} of the time"
+  if len(pauses.steps) > 1:
+    return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}; "
+            "see the notes.")
+  return (f"No lasting fault, but one long pause: {took}, all of it in step {pauses.steps[0]}. How "
+          f"often such a pause comes can't be told from one in {plural(counted, 'step')}.")
 
 
 def _lasting(facts: Facts) -> Sentence | None:

@@ -16,12 +16,12 @@ from tests.lib.said import numbers, only
 MS, RANKS, STEPS = 1_000_000, 4, 200
 
 
-def paused(pause_ms: float, at: list[int], shown: str | None):
+def paused(pause_ms: float, at: list[int], shown: str | None, steps: int = STEPS):
   """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps
   `at`."""
   random = np.random.default_rng(0)
-  compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, STEPS)))
-  gap = np.full((RANKS, STEPS), 0.1)
+  compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, steps)))
+  gap = np.full((RANKS, steps), 0.1)
   gap[:, at] += pause_ms
   run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
   columns = {shown: (gap - 0.1).astype(np.float32) * 1e-3} if shown else {}
@@ -67,6 +67,27 @@ def test_pauses_of_all_ranks_without_a_cause_that_was_measured_are_not_called_he
   assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
   assert [round(100 * share), len(at)] == numbers(diagnosis.verdict)[:2]
   assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
+
+
+def test_one_pause_of_a_short_run_says_that_nothing_is_known_of_how_often_it_comes():
+  diagnosis = diagnose(paused(900.0, [15], None, steps=24))
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  assert numbers(diagnosis.verdict)[1:] == [15, diagnosis.selected.size]
+
+
+def test_processor_time_between_steps_is_no_uneven_work():
+  """Longer sequences make compute longer; a process that takes longer between its steps runs
+  Python then."""
+  random = np.random.default_rng(0)
+  compute = 10 * (1 + 0.01 * random.standard_normal((RANKS, STEPS)))
+  gap = np.full((RANKS, STEPS), 0.1)
+  gap[3] += 4
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
+  columns = {"cpu": (compute + gap).astype(np.float32) * 1e-3}
+  (found,) = diagnose(dataclasses.replace(
+      run, host_causes=HostCauses(np.arange(RANKS), columns))).findings
+  assert found.ranks == (3,) and found.causes == ("work",)
+  assert "between steps" in found.advice and "sequences" not in found.advice
 
 
 def test_what_a_column_shows_of_a_pause_is_not_told_as_unmeasured():

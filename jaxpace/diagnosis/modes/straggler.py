@@ -165,7 +165,8 @@ def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> 
   where = f" on {named(hosts)}" if hosts else ""
   subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
   for kind, advice in _ADVICE.items():
-    if kind in kinds:
+    # CPU time that a process takes between its steps is Python's, not that of longer sequences.
+    if kind in kinds and not (kind == "work" and gap > compute):
       return advice.format(subject=subject)
   if gap > compute:
     measured = "data" in case.run.host_causes.columns
