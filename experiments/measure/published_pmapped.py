@@ -130,6 +130,8 @@ def _dit_data() -> types.ModuleType:
 
 
 def _dit(module: Any) -> None:
+  # It was written for a JAX that had this name.
+  vars(jax)["tree_map"] = jax.tree.map
   parsed("--batch_size=16" if jax.process_count() > 1 else "--batch_size=8",
           "--use_stable_vae=0", "--seed=3")
   module.main([])

@@ -10,8 +10,9 @@ smaller numbers (published_jitted.py, published_pmapped.py and published_flax.py
 data are made up, and packages that an example needs for data, vocabulary and logs alone are stood
 in for where they are not installed. Each runs bare and observed, by one process with four forced
 devices and by two of two devices that gloo connects; after every step all arrays of the step's
-arguments and results are compared bit for bit. Writes docs/measurements/published_trainers.json
-and .md. Takes a minute for each trainer.
+arguments and results are compared bit for bit. With --by=run nothing is observed by a line of the
+trainer: `jaxpace run` starts what runs bare, and finds the step. Writes
+docs/measurements/published_trainers.json and .md. Takes a minute for each trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,8 @@ def define_flags() -> None:
   flags.DEFINE_string("sources", "", "Folder of the clones: flax, jax, dm-haiku, ....")
   flags.DEFINE_list("trainers", ",".join(EXAMPLES), "Which to run.")
   flags.DEFINE_list("processes", "1,2", "By how many processes: 1, 2 or both.")
+  flags.DEFINE_enum("by", "observe", ["observe", "run"], "Observed by a line of the trainer, or by "
+                    "`jaxpace run`, which finds the step.")
   flags.DEFINE_integer("steps", 20, "Steps of each.", lower_bound=1)
   flags.DEFINE_string("scratch", "", "Folder for what runs leave; bare ones there count again.")
   flags.DEFINE_bool("resume", False, "Keep the rows of other trainers in --out.")
@@ -54,11 +57,14 @@ def define_flags() -> None:
                       "File the figures are written to.")
 
 
-def arm(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path,
+def arm(name: str, sources: pathlib.Path, steps: int, how: str, folder: pathlib.Path,
         processes: int) -> list[dict[str, Any]]:
-  """One trainer in processes of its own; what each left in `folder`."""
+  """One trainer in processes of its own; what each left in `folder`. `how` is "bare", "observed" or
+  "run"."""
   command = [sys.executable, "-m", "experiments.measure.published_examples", name, str(sources),
-             str(steps), "observed" if observed else "bare", str(folder)]
+             str(steps), "observed" if how == "observed" else "bare", str(folder)]
+  if how == "run":
+    command = [sys.executable, "-m", "jaxpace", "run", "--out", str(folder / "run"), "--", *command]
   devices = EXAMPLES[name].devices // processes
   shared = os.environ | {
       "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "PYTHONPATH": str(_ROOT),
@@ -99,16 +105,16 @@ def _left(folder: pathlib.Path, process: int) -> dict[str, Any]:
           "plan": {}, "standing_in": []}
 
 
-def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: pathlib.Path
-        ) -> dict[str, Any]:
+def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: pathlib.Path,
+        by: str = "observe") -> dict[str, Any]:
   """A trainer bare and observed, compared."""
+  seen = "observed" if by == "observe" else "run"
   example = EXAMPLES[name]
   row: dict[str, Any] = {
-      "trainer": name, "file": example.file, "how": example.how, "processes": processes,
-      "lines_changed": sum(1 for _, new in example.edits for line in new.splitlines()
-                           if "_watched" in line or "_observe" in line)}
+      "trainer": name, "file": example.file, "how": example.how, "processes": processes, "by": by,
+      "lines_changed": 0 if by == "run" else _lines(example.edits)}
   folders = {which: scratch / f"{name}_{processes}_{steps}_{which}"
-             for which in ("bare", "observed")}
+             for which in ("bare", seen)}
   left = {}
   for which, folder in folders.items():
     if which == "bare" and (folder / "whole").exists():
@@ -116,15 +122,29 @@ def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: p
       continue
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    left[which] = arm(name, sources, steps, which == "observed", folder, processes)
+    left[which] = arm(name, sources, steps, which, folder, processes)
     failed = [one["failed"] for one in left[which] if one["failed"]]
     if failed:
       return {**row, "failed": f"{which}: {_clearest(failed)}"}
     (folder / "whole").touch()
-  return row | _compared(left["bare"], left["observed"]) | {
-      "largest": _largest(folders, processes), **left["observed"][0]["plan"],
-      "said": left["observed"][0]["said"], "standing_in": left["bare"][0]["standing_in"],
-      **_reported(folders["observed"] / "run")}
+  return row | _compared(left["bare"], left[seen]) | {
+      "largest": _largest(folders, processes), **left[seen][0]["plan"],
+      "said": left[seen][0]["said"], "standing_in": left["bare"][0]["standing_in"],
+      **_reported(folders[seen] / "run"), **(_found(folders[seen]) if by == "run" else {})}
+
+
+def _found(folder: pathlib.Path) -> dict[str, Any]:
+  """What `jaxpace run` took for the step, and what it said."""
+  info = folder / "run" / "run.json"
+  settings = json.loads(info.read_text()).get("settings", {}) if info.exists() else {}
+  said = [line for line in (folder / "output0.txt").read_text(errors="replace").splitlines()
+          if line.startswith("jaxpace: ")]
+  return {"step": settings.get("step"), "printed": said}
+
+
+def _lines(edits: Iterable[tuple[str, str]]) -> int:
+  return sum(1 for _, new in edits for line in new.splitlines()
+             if "_watched" in line or "_observe" in line)
 
 
 def _clearest(failed: list[str]) -> str:
@@ -190,6 +210,8 @@ def to_markdown(figures: dict[str, Any]) -> str:
       *(f"- {name}: {commit}" for name, commit in figures["commits"].items()), ""]
   rows = []
   for row in figures["trainers"]:
+    if _by(row) == "run":
+      continue
     first = [row["trainer"], row["processes"], row.get("load") or "not kept", row["how"]]
     if row.get("failed"):
       rows.append([*first, "fails: " + row["failed"].strip().splitlines()[-1], *[""] * 8])
@@ -202,7 +224,31 @@ def to_markdown(figures: dict[str, Any]) -> str:
   return "\n".join([*lines, *measured.table(
       ["example", "processes", "load", "how it is compiled", "collectives timed", "not timed",
        "timestamps a step and device", "recorded", "arrays", "that differ", "largest difference",
-       "warned", "programs without timestamps, and why"], rows), ""])
+       "warned", "programs without timestamps, and why"], rows), *_unchanged(figures), ""])
+
+
+def _unchanged(figures: dict[str, Any]) -> list[str]:
+  """Those that `jaxpace run` started."""
+  rows = [_of_run(row) for row in figures["trainers"] if _by(row) == "run"]
+  return ["## Started by `jaxpace run`", "",
+          "The same trainers, bare but for what ends them after so many steps: `jaxpace run -- "
+          "python ...` finds the step. Recorded: steps of the rank with the fewest in the trace. "
+          "The arrays are compared as above.", "",
+          *measured.table(["example", "processes", "load", "taken for the step", "recorded",
+                           "arrays", "that differ"], rows)] if rows else []
+
+
+def _of_run(row: dict[str, Any]) -> list[Any]:
+  first = [row["trainer"], row["processes"], row["load"]]
+  if row.get("failed"):
+    return [*first, "fails: " + row["failed"].strip().splitlines()[-1], "", "", ""]
+  step = ", ".join((row["step"] or {}).get("programs", [])) or "nothing"
+  return [*first, step, f"{row['reported_steps']} of {row['steps']}", row["arrays"],
+          len(row["different"])]
+
+
+def _by(row: dict[str, Any]) -> str:
+  return row.get("by", "observe")
 
 
 def warned(row: dict[str, Any]) -> str:
@@ -231,12 +277,12 @@ def main(argv: list[str]) -> None:
       **measured.circumstances(_MODULE), "commits": before["commits"] | {
           name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps,
       "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers
-                   or str(row["processes"]) not in its.processes]}
+                   or str(row["processes"]) not in its.processes or _by(row) != its.by]}
   scratch = pathlib.Path(its.scratch or tempfile.mkdtemp()).resolve()
   for name in its.trainers:
     for processes in map(int, its.processes):
       load = round(os.getloadavg()[0], 1)
-      row = {**run(name, sources, its.steps, processes, scratch), "load": load}
+      row = {**run(name, sources, its.steps, processes, scratch, its.by), "load": load}
       figures["trainers"].append(row)
       # Written after each: what is finished is not lost.
       measured.write(figures, to_markdown(figures).splitlines(), out)
@@ -244,7 +290,7 @@ def main(argv: list[str]) -> None:
 
 
 def _line(row: dict[str, Any]) -> str:
-  start = f"{row['trainer']} by {row['processes']}: "
+  start = f"{row['trainer']} by {row['processes']}, {row['by']}: "
   if row.get("failed"):
     return start + f"fails, {row['failed'].strip().splitlines()[-1][:300]}"
   return start + (
@@ -252,7 +298,7 @@ def _line(row: dict[str, Any]) -> str:
       f" ({row['largest']:.1e}), {row['reported_steps']} recorded, "
       f"{sum(row.get('collectives', {}).values())} collectives timed, "
       f"{row.get('untimed', 0)} not; {row.get('bare_reasons') or ''} {row['problem']} "
-      f"warned {row['said']}; {row['verdict']}"
+      f"warned {row['said']}; {row['verdict']} {row.get('step') or ''} {row.get('printed') or ''}"
       f"{row.get('report_failed', '')}")
 
 

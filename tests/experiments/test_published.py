@@ -56,6 +56,19 @@ def test_a_file_is_run_as_it_is_bare_and_observed(sources, processes):
 
 
 @pytest.mark.long
+def test_a_file_is_run_as_it_is_by_jaxpace_run(sources):
+  row = published_trainers.run("nnx_data_parallel", sources, 12, 1, sources / "arms", "run")
+  assert not row.get("failed")
+  assert (row["steps"], row["different"], row["reported_steps"]) == (12, {}, 12)
+  assert row["step"]["programs"] == ["train_step"] and row["lines_changed"] == 0
+  page = published_trainers.to_markdown(
+      {"trainers": [row | {"load": 1.0}], "commits": {"flax": "abc"}, "command": "c", "date": "d",
+       "load_average_at_start": 1.0,
+       "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"}})
+  assert "| nnx_data_parallel | 1 | 1 | train_step | 12 of 12 | 4 | 0 |" in page
+
+
+@pytest.mark.long
 def test_a_trainer_that_fails_is_a_row_with_its_last_line(sources):
   file = sources / published_examples.EXAMPLES["nnx_data_parallel"].file
   file.write_text(TRAINER.replace("w = jnp.ones(4)", "raise ValueError('no such data')"))
