@@ -283,6 +283,8 @@ def main(argv: list[str]) -> None:
     for processes in map(int, its.processes):
       load = round(os.getloadavg()[0], 1)
       row = {**run(name, sources, its.steps, processes, scratch, its.by), "load": load}
+      for folder in (scratch, sources):  # what others can't have
+        row = json.loads(json.dumps(row).replace(f"{folder}/", ""))
       figures["trainers"].append(row)
       # Written after each: what is finished is not lost.
       measured.write(figures, to_markdown(figures).splitlines(), out)
