@@ -103,10 +103,8 @@ def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
              first: bool) -> dict[str, Any]:
-  from jaxpace.costs.bench.fabric_json import to_json
-  from jaxpace.costs.bench.fit import fit
-  from jaxpace.costs.bench.measure import host_of_processes, measure
-  from jaxpace.costs.bench.places import levels
+  from jaxpace.costs.bench.fit import fit, to_json
+  from jaxpace.costs.bench.measure import host_of_processes, levels, measure
 
   hosts = host_of_processes(socket.gethostname())
   devices = sorted(devices, key=lambda d: (hosts[d.process_index], d.process_index, d.id))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from jaxpace.cli import arguments, running
+from jaxpace.cli import running
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -33,10 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "or 0.03")
   running.add_json(parser, "the comparison")
   for letter in "ab":
-    parser.add_argument(f"--steps-{letter}", type=arguments.window, metavar="A:B",
+    parser.add_argument(f"--steps-{letter}", type=running.window, metavar="A:B",
                         default=(None, None),
                         help=f"only these steps of RUN_{letter.upper()} (default: all)")
-  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
+  parser.add_argument("--ranks", type=running.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, or 'all' (default: 10)")
 
 

@@ -6,7 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.cli import arguments, running
+from jaxpace.cli import running
 
 if TYPE_CHECKING:
   from jaxpace.simulation.replay_summary import HeldSummary, ReplaySummary
@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   which.add_argument("--pacer-from", metavar="MODULE:ATTRIBUTE",
                      help="a pacer of your own; imports MODULE")
   running.add_json(parser, "the result")
-  parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
+  parser.add_argument("--steps", type=running.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1, with a pacer that is new at A (default: all)")
-  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
+  parser.add_argument("--ranks", type=running.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, most delayed first, or 'all' (default: 10)")
   parser.add_argument("--no-share", action="store_true",
                       help="let each rank's pacer see its own arrival only, as with share=None")

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.cli import arguments, running
+from jaxpace.cli import running
 
 if TYPE_CHECKING:
   from jaxpace.diagnosis.diagnosis import Diagnosis
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--series", action="store_true",
                       help="also put into the JSON, as 'series', what the page's charts show: some "
                            "MB at most")
-  parser.add_argument("--steps", type=arguments.window, metavar="A:B", default=(None, None),
+  parser.add_argument("--steps", type=running.window, metavar="A:B", default=(None, None),
                       help="only steps A to B - 1; either may be left out (default: all)")
-  parser.add_argument("--ranks", type=arguments.ranks, metavar="N", default=10,
+  parser.add_argument("--ranks", type=running.ranks, metavar="N", default=10,
                       help="rows of the table of ranks, latest first, or 'all' (default: 10)")
   parser.add_argument("--floor", metavar="FILE",
                       help="what collectives take on a quiet fabric, as `jaxpace bench --json "
@@ -97,7 +97,7 @@ def _diagnosed(args: argparse.Namespace,
 
   # Charts and timelines are imported for those who ask for them.
   if args.html is not None:
-    from jaxpace.reporting.html import write as html
+    from jaxpace.reporting.html import page as html
 
     html.check(args.html)
   if args.perfetto is not None or args.chrome is not None:
@@ -162,7 +162,7 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
       render_forecast(found, make_console())
 
   if args.html:
-    from jaxpace.reporting.html import write as html
+    from jaxpace.reporting.html import page as html
 
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)

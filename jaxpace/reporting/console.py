@@ -13,6 +13,7 @@ if TYPE_CHECKING:
   from rich.console import Console, ConsoleOptions, RenderableType
   from rich.segment import Segment
 
+
 _PIPED_WIDTH, _WIDEST = 100, 120
 
 
@@ -44,3 +45,25 @@ def make_console() -> Console:
   if console.width > _WIDEST:
     console.width = _WIDEST
   return console
+
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+def draw_bar(share: float, width: int, encoding: str = "utf-8") -> str:
+  """Draws a share of 1 as a bar of at most `width` characters, padded with blanks.
+
+  Args:
+    share: 0 to 1; what lies outside is cut.
+    width: characters of a whole bar.
+    encoding: of the terminal; without Unicode, `#` is used.
+
+  >>> draw_bar(0.5, 4), draw_bar(0.3, 4), draw_bar(0.3, 10, "ascii")
+  ('██  ', '█▎  ', '###       ')
+  """
+  share = min(max(share, 0.0), 1.0)
+  if not encoding.lower().startswith("utf"):
+    return ("#" * round(share * width)).ljust(width)
+  eighths = round(share * width * 8)
+  full, rest = divmod(eighths, 8)
+  return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)

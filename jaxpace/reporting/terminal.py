@@ -17,7 +17,7 @@ from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.hang import Hang
 from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.wording import named, percent, signed
-from jaxpace.reporting import bars
+from jaxpace.reporting.console import draw_bar
 from jaxpace.trace.problems import list_ranks, plural
 
 COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta",
@@ -109,7 +109,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
       meaning += f"; data {percent(data / step.mean)} of the step"
     quiet = "dim" if abs(share) < 5e-4 else ""
     table.add_row(Text(name, style=quiet),
-                  Text(bars.bar(share, width, console.encoding), style=COLOUR[name]),
+                  Text(draw_bar(share, width, console.encoding), style=COLOUR[name]),
                   Text(milliseconds(share * step.mean), style=quiet),
                   Text(f"{100 * share:.1f} %", style=quiet), Text(meaning, style="dim"))
   return Group(line, table)

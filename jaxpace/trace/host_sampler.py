@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxpace.hosts.locality import cgroup, nvml
+from jaxpace.hosts.locality import host, nvml
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.trace import schema
 from jaxpace.trace.own_sockets import OwnSockets
@@ -48,7 +48,7 @@ class HostCounters:
     self._tree = Tree(root)
     self._interfaces, self._ports = ((tuple(nics), ()) if nics is not None
                                      else find_interfaces(self._tree))
-    self._group = cgroup.chain(self._tree, "cpu")
+    self._group = host.chain(self._tree, "cpu")
     self._sockets = OwnSockets() if self._tree.live else None
     self._gauges = gauges
     self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -63,7 +63,7 @@ class HostCounters:
       values.update(tcp_busy_ns=counts.busy_ns, tcp_receiver_limited_ns=counts.receiver_limited_ns,
                     retransmits=counts.retransmits)
     values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"] = self._bytes()
-    values["throttled_ns"] = cgroup.throttled_ns(self._tree, *self._group)
+    values["throttled_ns"] = host.throttled_ns(self._tree, *self._group)
     values["steal_ns"] = self._steal()
     values["nivcsw"] = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
     if self._first is None:

@@ -8,7 +8,7 @@ import pytest
 from jaxpace.diagnosis.live.alive import ProcessFiles, duration, judge, longest_quiet
 from jaxpace.diagnosis.live.events import EventFollower
 from jaxpace.diagnosis.live.follower import Follower
-from jaxpace.live.watchdog.events import EventFile
+from jaxpace.live.watchdog.watchdog import EventFile
 from jaxpace.trace.alarms import Late, LateProcess
 from tests.lib.said import numbers
 from tests.reporting.growing import Growing

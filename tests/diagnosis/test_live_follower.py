@@ -15,7 +15,7 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.live import follower as followers
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
-from jaxpace.reporting.watch.line import line
+from jaxpace.reporting.watch.live import line
 from jaxpace.trace.follow import parts, window
 from jaxpace.trace.follow.parts import PartFollower
 from jaxpace.trace.reader import read_run

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.core import ring
-from jaxpace.hosts.distributed import announcements
+from jaxpace.hosts.distributed import rounds as messages
 from jaxpace.live.control import file
 from jaxpace.live.control.request import ControlRequest
 
@@ -34,9 +34,9 @@ def main() -> None:
   directory, steps = pathlib.Path(sys.argv[1]), int(sys.argv[2])
   jaxpace.distributed.initialize()
   process = jax.process_index()
-  get = announcements.key_value_get
+  get = messages.key_value_get
   if process == 1:
-    announcements.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
+    messages.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
   shape = (jax.process_count(), jax.local_device_count())
   mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   paced = jaxpace.instrument(lambda w, x: w

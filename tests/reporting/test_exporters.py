@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from jaxpace.reporting.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, endpoint
+from jaxpace.reporting.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, prometheus
 from jaxpace.reporting.exporters.figures import figures
 from jaxpace.trace.exporting import Feed
 from jaxpace.trace.recorder import Recorder
@@ -257,7 +257,7 @@ def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
 
 
 def test_who_says_nothing_is_hung_up_on(monkeypatch):
-  monkeypatch.setattr(endpoint._Handler, "timeout", 0.2)
+  monkeypatch.setattr(prometheus._Handler, "timeout", 0.2)
   exporter = Prometheus(port=0)
   exporter.export(*made_up())
   try:

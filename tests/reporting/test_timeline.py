@@ -16,10 +16,11 @@ from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.reporting.timeline import chrome, perfetto
+from jaxpace.reporting.timeline import perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
+from jaxpace.reporting.timeline.write import encode_chrome
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.step_times import read_bounds
@@ -151,7 +152,7 @@ def test_arrows_go_from_the_late_rank_forward_in_time(trace):
 
 def test_chrome_holds_the_same_slices(trace):
   timeline, parsed = trace
-  events = json.loads(b"".join(chrome.encode(timeline)))["traceEvents"]
+  events = json.loads(b"".join(encode_chrome(timeline)))["traceEvents"]
   found, flows = slices(parsed)
   complete = [e for e in events if e["ph"] == "X"]
   assert sorted((round(e["ts"] * 1e3), round(e["dur"] * 1e3),
@@ -260,7 +261,7 @@ def assert_sound(timeline):
       (_path(timeline, t), b, e)
       for t, b, e in zip(timeline.track, timeline.begin, timeline.end, strict=True))
   assert all([end for _, end in ends] == [False, True] for ends in flows.values())
-  json.loads(b"".join(chrome.encode(timeline)))
+  json.loads(b"".join(encode_chrome(timeline)))
 
 
 def _path(timeline, track):

@@ -16,8 +16,9 @@ import pytest
 
 from experiments.lib import chromium
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.reporting.timeline import chrome, perfetto
+from jaxpace.reporting.timeline import perfetto
 from jaxpace.reporting.timeline.build import build
+from jaxpace.reporting.timeline.write import encode_chrome
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.step_times import read_bounds
 from tests.synthetic import made_up_runs
@@ -102,7 +103,7 @@ def job(tmp_path_factory):
   timeline = build(run, read_bounds(run), (LATE,))
   protobuf, json = folder / "job.pftrace", folder / "job.json"
   protobuf.write_bytes(b"".join(perfetto.encode(timeline)))
-  json.write_bytes(b"".join(chrome.encode(timeline)))
+  json.write_bytes(b"".join(encode_chrome(timeline)))
   return truth, protobuf, json
 
 

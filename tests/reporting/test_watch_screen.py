@@ -11,7 +11,6 @@ from jaxpace.diagnosis.live.alive import Liveness
 from jaxpace.diagnosis.live.events import Event
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot, Told
-from jaxpace.reporting.watch import line as lines
 from jaxpace.reporting.watch import live
 from jaxpace.reporting.watch.screen import Screen, binned, pacing_words, sparkline
 from tests.reporting.growing import Growing
@@ -88,11 +87,11 @@ def test_names_are_text(width):
   view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL),
               state=Liveness("dead", f"Process 1 ({EVIL}) is silent."), told=(Told(EVIL, False), ),
               events=(Event(0.0, EVIL, False), ), notes=(EVIL, ))
-  for text in ("\n".join(draw(view, width, 100)), lines.line(view, [EVIL])):
+  for text in ("\n".join(draw(view, width, 100)), live.line(view, [EVIL])):
     assert not [c for c in text if not c.isprintable() and c != "\n"]
     if width > 40:
       assert text.count(r"\x1b[2J[red]\x07\u202eab\r\nc\x9b1m") >= 3
-  assert "\n" not in lines.line(view, [EVIL])
+  assert "\n" not in live.line(view, [EVIL])
 
 
 def test_hosts_of_a_real_directory_are_text(tmp_path):
@@ -128,9 +127,9 @@ def test_sparklines():
 
 
 def test_a_line_holds_what_the_screen_does_and_news_come_once():
-  news = lines.News()
+  news = live.News()
   view = look(numbers=numbers(pacing=Pacing(0.1, True, -0.031, None, 3)))
-  said = lines.line(view, news.of(view))
+  said = live.line(view, news.of(view))
   assert said == (
       "step 12,345 (attempt 2); 40.0 ms a step (median 39.0 ms, 99th percentile 55.0 ms); compute "
       "50.0 %, skew 25.0 %, transfer 12.5 %, contention 0.0 %, runtime 12.5 %, pacing 0.0 %; "
@@ -140,4 +139,4 @@ def test_a_line_holds_what_the_screen_does_and_news_come_once():
   assert news.of(view) == []
   assert news.of(view._replace(told=(*view.told, Told("Another.", True)))) == ["Another."]
   waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
-  assert lines.line(waiting, []) == "Nothing yet."
+  assert live.line(waiting, []) == "Nothing yet."

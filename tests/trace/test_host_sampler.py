@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jaxpace.hosts.locality import cgroup, job
+from jaxpace.hosts.locality import host, job
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.trace import host_sampler as hosts
 from jaxpace.trace import own_sockets, parts, places, rundir
@@ -163,7 +163,7 @@ def test_fixture_of_control_groups_interfaces_and_steal(tmp_path):
   assert (values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"]) == (75, 50, 1)
   assert values["steal_ns"] == 2 * counters._tick_ns
   tree = Tree(tmp_path)
-  assert cgroup.chain(tree, "cpu")[0] == 2
+  assert host.chain(tree, "cpu")[0] == 2
 
 
 def test_which_interfaces_count(tmp_path):

@@ -9,10 +9,8 @@ import socket
 
 import jax
 
-from jaxpace.costs.bench.fabric_json import to_json
-from jaxpace.costs.bench.fit import fit
-from jaxpace.costs.bench.measure import host_of_processes, measure
-from jaxpace.costs.bench.places import levels
+from jaxpace.costs.bench.fit import fit, to_json
+from jaxpace.costs.bench.measure import host_of_processes, levels, measure
 from jaxpace.costs.fabric_file import ALL_REDUCE
 from jaxpace.live.probe import links
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import Cost, Estimate, coefficients
+from jaxpace.costs.fabric_file import SCHEMA, Cost, Estimate, coefficients
+
+if TYPE_CHECKING:
+  from jaxpace.costs.bench.measure import Group
 
 _DRAWS = 300
 _HUBER = 1.345
@@ -106,3 +109,27 @@ def _positive(relative: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 def _ratio(top: np.ndarray, bottom: np.ndarray) -> np.ndarray:
   return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+
+
+def to_json(levels: Sequence[tuple[Group, Mapping[str, tuple[Fit, Sequence[Timing]]]]],
+            facts: Mapping[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+  """Returns plain lists, dicts and scalars; seconds and bytes.
+
+  Args:
+    levels: what was fitted and measured, by level and kind.
+    facts: of the job: versions, devices, processes, hosts.
+    notes: sentences.
+  """
+  return {"schema": SCHEMA, "kind": "jaxpace bench", **facts, "levels": [
+      {"level": group.level, "ranks": group.ranks, "measured": len(group.members[0]),
+       "groups": len(group.members),
+       "collectives": {kind: _cost(found, measured) for kind, (found, measured) in by_kind.items()}}
+      for group, by_kind in levels], "notes": list(notes)}
+
+
+def _cost(found: Fit, measured: Sequence[Timing]) -> dict[str, Any]:
+  return {"algorithm": found.cost.algorithm, "alpha": found.cost.alpha.to_json(),
+          "beta": found.cost.beta.to_json(), "misfit": found.misfit, "points": [
+              {"bytes": m.bytes, "seconds": m.seconds, "low": float(np.quantile(m.samples, 0.05)),
+               "high": float(np.quantile(m.samples, 0.95)), "samples": len(m.samples)}
+              for m in measured]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
-from jaxpace.hosts.locality.types import Cpu, NumaNode
+from jaxpace.hosts.locality.types import Cgroup, Cpu, NumaNode
 
 _CPUS = "/sys/devices/system/cpu"
 _NODES = "/sys/devices/system/node"
@@ -64,3 +64,80 @@ def read_allocator(tree: Tree) -> str | None:
   """The malloc mapped into this process in place of the C library's, if it is a known one."""
   maps = tree.text("/proc/self/maps") or ""
   return next((name for name in _ALLOCATORS if f"lib{name}" in maps), None)
+
+
+_UNLIMITED = 1 << 60  # version 1 writes a number near 2**63 for "no limit"
+
+
+def read_cgroup(tree: Tree) -> Cgroup:
+  """Reads the tightest limits on this process's way up to the outermost group that can be seen."""
+  version, folders = chain(tree, "cpu")
+  cpu = [limit for folder in folders if (limit := _cpu_limit(tree, folder, version)) is not None]
+  memory_version, memory_folders = chain(tree, "memory")
+  name = "memory.max" if memory_version == 2 else "memory.limit_in_bytes"
+  memory = [limit for folder in memory_folders
+            if (limit := tree.number(f"{folder}/{name}")) is not None]
+  return Cgroup(version, folders[0] if folders else None, min(cpu, default=None),
+                min((limit for limit in memory if 0 < limit < _UNLIMITED), default=None))
+
+
+def chain(tree: Tree, controller: str) -> tuple[int | None, list[str]]:
+  """Folders of this process's groups for a controller, its own first, the outermost visible one
+  last.
+
+  Returns:
+    The version of cgroups that has the controller, None if there is neither; and the folders.
+  """
+  own: dict[str, str] = {}
+  for line in (tree.text("/proc/self/cgroup") or "").splitlines():
+    pieces = line.split(":", 2)
+    if len(pieces) == 3:
+      own.update(dict.fromkeys(pieces[1].split(","), pieces[2]))
+  version = 1 if controller in own else 2 if "" in own else None
+  if version is None:
+    return None, []
+  inside, mount = _mount(tree, controller, version)
+  path = own[controller if version == 1 else ""]
+  if path != inside and not path.startswith(inside.rstrip("/") + "/"):
+    path = inside  # seen from a container, the group's path lies outside of what is mounted
+  below = path[len(inside):].strip("/")
+  folders = [mount]
+  for piece in below.split("/") if below else []:
+    folders.append(f"{folders[-1]}/{piece}")
+  return version, [folder for folder in reversed(folders) if tree.exists(folder)]
+
+
+def throttled_ns(tree: Tree, version: int | None, folders: list[str]) -> int | None:
+  """Time for which the CPU limits of these groups held their processes back, ns; None where nothing
+  counts it."""
+  times = []
+  for folder in folders:
+    for line in (tree.text(f"{folder}/cpu.stat") or "").splitlines():
+      name, _, value = line.partition(" ")
+      if name == ("throttled_usec" if version == 2 else "throttled_time") and value.isdecimal():
+        times.append(int(value) * (1000 if version == 2 else 1))
+  return sum(times) if times else None
+
+
+def _mount(tree: Tree, controller: str, version: int) -> tuple[str, str]:
+  """The group that is mounted, and where."""
+  for line in (tree.text("/proc/self/mountinfo") or "").splitlines():
+    left, _, right = line.partition(" - ")
+    fields, kind = left.split(), right.split()
+    if len(fields) < 5 or len(kind) < 3:
+      continue
+    if version == 2 and kind[0] == "cgroup2":
+      return fields[3], fields[4]
+    if version == 1 and kind[0] == "cgroup" and controller in kind[-1].split(","):
+      return fields[3], fields[4]
+  return "/", "/sys/fs/cgroup" if version == 2 else f"/sys/fs/cgroup/{controller}"
+
+
+def _cpu_limit(tree: Tree, folder: str, version: int | None) -> float | None:
+  if version == 2:
+    quota, _, period = (tree.text(f"{folder}/cpu.max") or "").partition(" ")
+    values = (int(quota), int(period)) if quota.isdecimal() and period.isdecimal() else (0, 0)
+  else:
+    values = (tree.number(f"{folder}/cpu.cfs_quota_us") or 0,
+              tree.number(f"{folder}/cpu.cfs_period_us") or 0)
+  return values[0] / values[1] if values[0] > 0 and values[1] > 0 else None

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_whole
-from jaxpace.hosts.locality import cgroup, host, join, nics, nvml, pci, topology_file
+from jaxpace.hosts.locality import host, join, nics, nvml, pci, topology_file
 from jaxpace.hosts.locality.described import read_name
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
@@ -63,7 +63,7 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
       process=process,
       hostname=socket.gethostname() if tree.live else tree.text("/etc/hostname"),
       kernel=platform.release() if tree.live else tree.text("/proc/sys/kernel/osrelease"),
-      cpu=host.read_cpu(tree), numa=numa, cgroup=cgroup.read_cgroup(tree),
+      cpu=host.read_cpu(tree), numa=numa, cgroup=host.read_cgroup(tree),
       memory_bytes=host.read_memory(tree), clock_source=clock, clock_sources=clocks,
       huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus,
       nics=found, devices=tuple(_place(describe_device(d), gpus, environment) for d in devices),

@@ -14,9 +14,8 @@ from typing import Any, Self
 from jaxpace.core.pace import PaceState
 from jaxpace.hosts import distributed
 from jaxpace.live.control import file, steering
-from jaxpace.live.control.leader import Applied, Leader
+from jaxpace.live.control.leader import Applied, Leader, Toggle
 from jaxpace.live.control.request import ControlRequest
-from jaxpace.live.control.toggle import Toggle
 
 _LOG = logging.getLogger("jaxpace")
 _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000

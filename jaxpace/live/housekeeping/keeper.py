@@ -3,15 +3,67 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 import logging
 import os
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from jaxpace.core import fields
-from jaxpace.live.housekeeping import chores, memory
-from jaxpace.live.housekeeping.collector import GarbageCollector
+from jaxpace.live.housekeeping.collector import Ceiling, GarbageCollector
+
+
+@dataclasses.dataclass
+class Chore:
+  """A pause of the program's own that recurs every so many steps.
+
+  Attributes:
+    name: for the log and the counts.
+    hook: what is called.
+    every: steps from one time to the next.
+  """
+
+  name: str
+  hook: Callable[[], object]
+  every: int
+
+
+class Errors:
+  """What hooks raised: counted by hook, and told once for each kind."""
+
+  def __init__(self) -> None:
+    self.counts: collections.Counter[str] = collections.Counter()
+    self._told: set[tuple[str, type[BaseException]]] = set()
+
+  def report(self, name: str, step: int, error: Exception) -> None:
+    """Counts an error, and logs it the first time a hook raises one of this type."""
+    self.counts[name] += 1
+    key = (name, type(error))
+    if key in self._told:
+      return
+    self._told.add(key)
+    _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further ones of "
+                 "this kind are only counted, in Housekeeper.errors.", name, type(error).__name__,
+                 step, error)
+    _LOG.debug("Hook %r raised", name, exc_info=error)
+
+
+def run(chore: Chore, step: int, errors: Errors) -> float:
+  """Runs a chore. What it raises is reported; only KeyboardInterrupt, SystemExit and their like
+  pass.
+
+  Returns:
+    Seconds it took.
+  """
+  start = time.monotonic()
+  try:
+    chore.hook()
+  except Exception as error:
+    errors.report(chore.name, step, error)
+  return time.monotonic() - start
+
 
 _LOG = logging.getLogger("jaxpace")
 ALONE, ALIGNED, FROZEN = "alone", "aligned", "frozen"
@@ -77,10 +129,10 @@ class Housekeeper:
     self.forced = 0
     self._begin = start + warmup
     self._collector = GarbageCollector()
-    self._collection = chores.Chore("garbage collection", self._collector.collect, every)
-    self._chores: list[chores.Chore] = []
-    self._errors = chores.Errors()
-    self._ceiling = memory.Ceiling(max_memory, max_growth, max_objects)
+    self._collection = Chore("garbage collection", self._collector.collect, every)
+    self._chores: list[Chore] = []
+    self._errors = Errors()
+    self._ceiling = Ceiling(max_memory, max_growth, max_objects)
     self._ceiling_told = False
     self._spent: collections.Counter[str] = collections.Counter()  # ns by name of the columns
     self._open = self._closed = False
@@ -107,7 +159,7 @@ class Housekeeper:
                       "arguments: keeper.add(lambda: save(state), every=...).")
     fields.whole("every", every, 1, of="steps")
     called = name or str(getattr(hook, "__qualname__", type(hook).__name__))
-    self._chores.append(chores.Chore(called, hook, every))
+    self._chores.append(Chore(called, hook, every))
 
   @property
   def errors(self) -> dict[str, int]:
@@ -175,7 +227,7 @@ class Housekeeper:
     for chore in self._chores:
       if self.steps % chore.every == 0:
         column = "checkpoint_ns" if chore.name == "checkpoint" else "pauses_ns"
-        self._spent[column] += int(1e9 * chores.run(chore, self.steps, self._errors))
+        self._spent[column] += int(1e9 * run(chore, self.steps, self._errors))
     if self.mode == ALIGNED and self.steps % self.every == 0:
       self._collect()
     elif self._collector.withholds:
@@ -185,7 +237,7 @@ class Housekeeper:
       self._begin_mode()
 
   def _collect(self) -> None:
-    chores.run(self._collection, self.steps, self._errors)
+    run(self._collection, self.steps, self._errors)
     self._ceiling.collected()
 
   def _watch_memory(self) -> None:

@@ -18,21 +18,52 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from jaxpace.hosts import distributed
-from jaxpace.live.watchdog import in_step, stack, verdict
-from jaxpace.live.watchdog.events import EventFile
+from jaxpace.live.watchdog import in_step, progress, verdict
 from jaxpace.live.watchdog.heartbeat import (
   LARGE_JOB,
   STACK_CHARACTERS,
   STACK_CHARACTERS_IN_LARGE_JOBS,
   Heartbeat,
   LastHeartbeat,
+  StoreThread,
 )
 from jaxpace.live.watchdog.progress import LoopProgress
-from jaxpace.live.watchdog.store_thread import StoreThread
 from jaxpace.trace.alarms import Late
 
 if TYPE_CHECKING:
   from jaxpace.trace.recording import Recording
+import json
+import pathlib
+
+from jaxpace.files.folders import Folder
+from jaxpace.trace.alarms import FOLDER
+
+
+class EventFile:
+  """Appends events to this process's file. Trouble is one warning, no error."""
+
+  def __init__(self, directory: str | os.PathLike[str], process: int, run: str | None) -> None:
+    """Prepares; the file is made with its first event."""
+    self._directory = pathlib.Path(os.path.abspath(directory))
+    self._name, self._run = f"{process}.jsonl", run
+    self._folder: Folder | None = None
+    self._failed = False
+
+  def write(self, event: str, when_unix_ns: int, values: dict[str, Any]) -> None:
+    """Appends one line and has it reach the disk: the process may be killed next."""
+    if self._failed:
+      return
+    line = json.dumps({"event": event, "run": self._run, "when_unix_ns": when_unix_ns, **values})
+    try:
+      if self._folder is None:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        self._folder = Folder(self._directory, FOLDER)
+      self._folder.append(self._name, line + "\n", fsync=True)
+    except OSError as error:
+      self._failed = True
+      _LOG.warning("What the watchdog finds is not recorded: %s can't be written (%s).",
+                   self._directory / FOLDER / self._name, error.strerror or error)
+
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -269,7 +300,7 @@ class Watchdog:
                      self._progress.entered, self._progress.completed,
                      self._progress.phase(doing), age,
                      0.0 if excused else 1e9 if since is None else now - since, overdue,
-                     stack.of_thread(self._progress.thread, characters) if overdue else "",
+                     progress.of_thread(self._progress.thread, characters) if overdue else "",
                      marks=self._own_marks() if overdue else "")
 
   def _own_marks(self) -> str:

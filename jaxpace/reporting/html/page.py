@@ -21,6 +21,7 @@ from jaxpace.reporting.html import sections, shares_bar
 from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.findings import findings
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
+from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
 from jaxpace.trace.plain_text import plain
 from jaxpace.trace.problems import plural
 
@@ -270,3 +271,29 @@ def _script() -> str:
 @functools.cache
 def _hash(content: str) -> str:
   return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
+
+
+def check(target: str | None) -> None:
+  """Finds out, before the work is done, whether the page can be written; None is no page.
+
+  Raises:
+    UnwritableError: it can't.
+  """
+  if target is None:
+    return
+  if target == "-":
+    raise UnwritableError("--html takes the name of a file, such as report.html, not '-'.")
+  check_target(target)
+
+
+def write(document: dict[str, Any], target: str) -> None:
+  """Writes the page of a report to a file.
+
+  Args:
+    document: the JSON report with its section `series`.
+    target: the file to make or replace.
+
+  Raises:
+    UnwritableError: it can't be written.
+  """
+  write_file([page(document).encode("utf-8")], target)

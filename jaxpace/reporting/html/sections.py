@@ -8,8 +8,7 @@ from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html import shares_bar
 from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, escaped, find
-from jaxpace.reporting.html.markup import Markup, element, joined, prose
-from jaxpace.reporting.html.tables import table
+from jaxpace.reporting.html.markup import Markup, element, joined, prose, table
 from jaxpace.trace.marks.slots import turns_in_words
 from jaxpace.trace.problems import list_ranks, plural
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from jaxpace.diagnosis.clock_alignment import Alignment, align
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.reporting.timeline.gathering import Slices
 from jaxpace.reporting.timeline.phases import order, pour
-from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Timeline, Track, text
+from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Slices, Timeline, Track, text
 from jaxpace.reporting.timeline.waits import TimelineWaits, collective_waits
 from jaxpace.trace.cut import cut
 from jaxpace.trace.host_causes import PAUSES

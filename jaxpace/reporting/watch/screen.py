@@ -18,7 +18,7 @@ from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.diagnosis.live.alive import duration
 from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot
 from jaxpace.diagnosis.wording import milliseconds
-from jaxpace.reporting import bars
+from jaxpace.reporting.console import draw_bar
 from jaxpace.reporting.terminal import COLOUR
 from jaxpace.trace.plain_text import plain
 from jaxpace.trace.problems import plural
@@ -198,7 +198,7 @@ def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
   for name in SHARES:
     share = numbers.shares[name]
     quiet = "dim" if abs(share) < 5e-4 else ""
-    rows.append(_row((f"  {name:<10}  ", quiet), (bars.bar(share, bar, encoding), COLOUR[name]),
+    rows.append(_row((f"  {name:<10}  ", quiet), (draw_bar(share, bar, encoding), COLOUR[name]),
                      (f"  {milliseconds(share * numbers.mean):>8}  {100 * share:5.1f} %", quiet)))
   return rows
 

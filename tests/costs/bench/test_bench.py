@@ -10,7 +10,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.costs.bench import measure
-from jaxpace.costs.bench.places import Group
+from jaxpace.costs.bench.measure import Group
 from jaxpace.costs.fabric_file import KINDS, read_fabric
 from tests.multiprocess.jobs import ROOT, clean_environment
 

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.costs.bench.fabric_json import to_json
-from jaxpace.costs.bench.fit import Timing, fit
-from jaxpace.costs.bench.places import HOST, HOSTS, PROCESS, Group, levels
+from jaxpace.costs.bench.fit import Timing, fit, to_json
+from jaxpace.costs.bench.measure import HOST, HOSTS, PROCESS, Group, levels
 from jaxpace.costs.fabric_file import ALGORITHMS, KINDS, coefficients, quiet_seconds, read_fabric
 
 SIZES = [1 << n for n in range(10, 25, 2)]

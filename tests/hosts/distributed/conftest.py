@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from jaxpace.hosts.distributed import announcements
+from jaxpace.hosts.distributed import rounds
 
 
 class Store:
@@ -38,8 +38,8 @@ class Store:
 @pytest.fixture
 def store(monkeypatch):
   made = Store()
-  monkeypatch.setattr(announcements, "_SLICE_SECONDS", 0.02)
-  monkeypatch.setattr(announcements, "process_count", lambda: 2)
+  monkeypatch.setattr(rounds, "_SLICE_SECONDS", 0.02)
+  monkeypatch.setattr(rounds, "process_count", lambda: 2)
   for name in ("get", "set", "delete", "directory"):
-    monkeypatch.setattr(announcements, f"key_value_{name}", getattr(made, name))
+    monkeypatch.setattr(rounds, f"key_value_{name}", getattr(made, name))
   return made

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from jaxpace.hosts.distributed import announcements
-from jaxpace.hosts.distributed.announcements import KEPT, Announcements
+from jaxpace.hosts.distributed import rounds
+from jaxpace.hosts.distributed.rounds import KEPT, Announcements
 
 
 def test_alone_it_is_what_was_said():
@@ -60,7 +60,7 @@ def test_what_can_not_come_is_said(store, monkeypatch):
   def lost(key, timeout):
     raise ConnectionError("process 0 is gone")
 
-  monkeypatch.setattr(announcements, "key_value_get", lost)
+  monkeypatch.setattr(rounds, "key_value_get", lost)
   follower.expect(0)
   with pytest.raises(ConnectionError, match="^process 0 is gone"):
     follower.take(0, 10)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.files.plain import from_plain, to_plain
-from jaxpace.hosts.locality import cgroup, pci
+from jaxpace.hosts.locality import host, pci
 from jaxpace.hosts.locality.read import describe_device, read_locality, visible
 from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
 from jaxpace.hosts.locality.types import Gpu, Locality
@@ -76,19 +76,19 @@ def test_laptop_with_both_versions_of_control_groups(tmp_path):
   assert ((place.cgroup.version, place.cgroup.cpu_limit, place.cgroup.memory_limit_bytes)
           == (1, 2.5, 8 << 30))
   tree = Tree(tmp_path)
-  assert cgroup.throttled_ns(tree, *cgroup.chain(tree, "cpu")) == 7000
+  assert host.throttled_ns(tree, *host.chain(tree, "cpu")) == 7000
 
 
 def test_throttling_of_version_two_is_in_microseconds(tmp_path):
   tree = Tree(machines.cloud_vm(tmp_path))
-  assert cgroup.throttled_ns(tree, *cgroup.chain(tree, "cpu")) == 1_500_000
+  assert host.throttled_ns(tree, *host.chain(tree, "cpu")) == 1_500_000
 
 
 def test_the_tightest_limit_on_the_way_up_counts(tmp_path):
   machines.cgroup2(tmp_path, "/kubepods/pod/own", {"cpu.max": "max 100000", "memory.max": "max"})
   machines.write(tmp_path, "/sys/fs/cgroup/kubepods/pod/cpu.max", "150000 50000")
   machines.write(tmp_path, "/sys/fs/cgroup/kubepods/cpu.max", "800000 100000")
-  limits = cgroup.read_cgroup(Tree(tmp_path))
+  limits = host.read_cgroup(Tree(tmp_path))
   assert (limits.version, limits.path, limits.cpu_limit, limits.memory_limit_bytes) == (
       2, "/sys/fs/cgroup/kubepods/pod/own", 3.0, None)
 

@@ -20,7 +20,7 @@ import jaxpace
 from jaxpace.cli import main as cli
 from jaxpace.core import ring
 from jaxpace.hosts import distributed
-from jaxpace.hosts.distributed import announcements
+from jaxpace.hosts.distributed import rounds
 from jaxpace.live.control import file, request
 from jaxpace.live.control.request import ControlRequest, RequestError
 from tests.step import models
@@ -241,7 +241,7 @@ def test_a_signal_switches_off_and_on_and_the_file_says_so(tmp_path):
 
 def test_process_0_that_says_nothing_does_not_stop_training(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(distributed, "process_index", lambda: 1)
-  monkeypatch.setattr(announcements, "key_value_get",
+  monkeypatch.setattr(rounds, "key_value_get",
                       lambda key, timeout: time.sleep(0.05) or raise_timeout())
   job = Job()
   with control_of(tmp_path, timeout=0.2) as control:
@@ -264,7 +264,7 @@ def test_a_job_that_lost_process_0_says_so_at_once(tmp_path, monkeypatch, caplog
   def lost(key, timeout):
     raise ConnectionError("process 0 is gone")
   monkeypatch.setattr(distributed, "process_index", lambda: 1)
-  monkeypatch.setattr(announcements, "key_value_get", lost)
+  monkeypatch.setattr(rounds, "key_value_get", lost)
   job = Job()
   with control_of(tmp_path, timeout=60) as control:
     job.run(control, 3)
@@ -356,8 +356,8 @@ def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch,
     return words[key]
 
   monkeypatch.setattr(distributed, "process_index", lambda: 1)
-  monkeypatch.setattr(announcements, "key_value_get", get)
-  monkeypatch.setattr(announcements, "key_value_directory", lambda name: dict(words))
+  monkeypatch.setattr(rounds, "key_value_get", get)
+  monkeypatch.setattr(rounds, "key_value_directory", lambda name: dict(words))
   job = Job()
   with control_of(tmp_path, timeout=0.3) as control:
     name = control._rounds._messages.name

@@ -6,9 +6,8 @@ import signal
 import threading
 
 from jaxpace.live.control import file
-from jaxpace.live.control.leader import Applied, Leader
+from jaxpace.live.control.leader import Applied, Leader, Toggle
 from jaxpace.live.control.request import ControlRequest
-from jaxpace.live.control.toggle import Toggle
 
 
 def press(times=1):

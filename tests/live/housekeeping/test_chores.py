@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from jaxpace.live.housekeeping import chores
+from jaxpace.live.housekeeping import keeper as chores
 
 
 def chore(every=10, hook=lambda: None):

@@ -12,8 +12,8 @@ import pytest
 
 import jaxpace
 from jaxpace.live.housekeeping import keeper as module
+from jaxpace.live.housekeeping.collector import Ceiling
 from jaxpace.live.housekeeping.keeper import ALONE, MODES
-from jaxpace.live.housekeeping.memory import Ceiling
 from tests.lib.said import numbers
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from jaxpace.live.housekeeping.memory import Ceiling, resident_bytes
+from jaxpace.live.housekeeping.collector import Ceiling, resident_bytes
 from tests.lib.said import numbers
 
 MIB = 1 << 20

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpace.live.watchdog import stack
+from jaxpace.live.watchdog import progress as stack
 from jaxpace.live.watchdog.progress import LoopProgress
 
 

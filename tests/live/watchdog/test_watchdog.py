@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpace
-from jaxpace.live.watchdog.events import EventFile
+from jaxpace.live.watchdog.watchdog import EventFile
 from jaxpace.trace.alarms import read_events
 from tests.live.watchdog import real_jobs
 from tests.patience import patiently

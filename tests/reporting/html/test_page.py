@@ -14,7 +14,7 @@ import stat
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.reporting.html import figures, page, write
+from jaxpace.reporting.html import figures, page
 from jaxpace.reporting.html.markup import element, prose, text
 from jaxpace.reporting.json_file import UnwritableError
 from tests.reporting.html.runs import NASTY, hostile, report, rich
@@ -286,7 +286,7 @@ def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, mo
 def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   target = tmp_path / "report.html"
   target.write_text("old")
-  write.write(made[2], str(target))
+  page.write(made[2], str(target))
   assert (sorted(f.name for f in tmp_path.iterdir()) == ["report.html"]
           and target.read_text() == made[1])
 
@@ -296,7 +296,7 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   monkeypatch.setattr(os, "replace", full)
   target.write_text("old")
   with pytest.raises(UnwritableError, match="No space left"):
-    write.write(made[2], str(target))
+    page.write(made[2], str(target))
   assert target.read_text() == "old" and [f.name for f in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -305,7 +305,7 @@ def test_a_pipe_can_take_it(tmp_path, made):
   os.mkfifo(pipe)
   with concurrent.futures.ThreadPoolExecutor() as pool:
     read = pool.submit(pipe.read_text, encoding="utf-8")
-    write.write(made[2], str(pipe))
+    page.write(made[2], str(pipe))
     assert read.result() == made[1]
   assert stat.S_ISFIFO(pipe.stat().st_mode)
 
