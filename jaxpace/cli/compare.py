@@ -43,8 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> running.Answer:
   """Runs the command; the status is as the epilog of its help says."""
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
-  from jaxpace.diagnosis.compare.compare import compare
-  from jaxpace.diagnosis.compare.comparison_json import to_json
+  from jaxpace.diagnosis.compare.compare import compare, to_json
   from jaxpace.diagnosis.diagnose import diagnose
   from jaxpace.reporting.console import make_console
   from jaxpace.trace.alarms import read_events

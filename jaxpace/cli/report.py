@@ -152,8 +152,8 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
   if found:  # needs scipy, which other reports don't wait for
-    from jaxpace.diagnosis.forecast import forecast_json
-    document["forecast"] = forecast_json.to_json(found, diagnosis.run)
+    from jaxpace.diagnosis.forecast.forecast import to_json as forecast_json
+    document["forecast"] = forecast_json(found, diagnosis.run)
 
   def show() -> None:
     render(diagnosis, make_console(), args.ranks, hang)

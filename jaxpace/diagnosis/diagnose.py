@@ -19,15 +19,15 @@ from jaxpace.diagnosis.floor import find_floor
 from jaxpace.diagnosis.lateness import find_late
 from jaxpace.diagnosis.modes.case import LEAST, Case
 from jaxpace.diagnosis.notes import hung, notes_on
-from jaxpace.diagnosis.of_all_steps import of_all_steps
 from jaxpace.diagnosis.overlap import overlap
-from jaxpace.diagnosis.pacing import measured
+from jaxpace.diagnosis.pacing import measured, work_moved
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.selected_steps import (
   SelectedSteps,
   count_steps,
   is_possible,
+  step_times,
   without_unfinished,
 )
 from jaxpace.diagnosis.stages import stages
@@ -44,7 +44,6 @@ from jaxpace.diagnosis.waiting_places import where_waits_are
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 from jaxpace.diagnosis.wording import percent
-from jaxpace.diagnosis.work import work_moved
 from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
@@ -246,3 +245,37 @@ def _play(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
 def _recorded(run: Run) -> int:
   run = run.all_steps
   return int(((run.attempt >= 0).any(axis=0) & run.inside).sum())
+
+
+# What is said of all steps of an observed run, of which only some are written in full.
+
+def of_all_steps(facts: Facts, finished: Run) -> Facts:
+  """Puts the times of all steps in: steps that might have been are as many times as quick as those
+  written in full.
+
+  Args:
+    facts: of the steps that are written in full; they come back as they are where those are all.
+    finished: the run without its unfinished steps.
+  """
+  if finished.whole is None or facts.step_time is None:
+    return facts
+  mask = count_steps(finished.whole).mask
+  times = step_times(finished.whole)[mask]
+  if not times.size:
+    return facts
+  found = step_time_of(times)
+  factor = found.mean / facts.step_time.mean
+
+  def scaled(one: Alternative | None) -> Alternative | None:
+    return None if one is None else one._replace(step_time=one.step_time * factor)
+
+  def each(some: dict) -> dict:
+    return {key: one._replace(step_time=one.step_time * factor) for key, one in some.items()}
+
+  return dataclasses.replace(
+      facts, step_time=found, counted_in_all=int(mask.sum()), no_skew=scaled(facts.no_skew),
+      no_contention=scaled(facts.no_contention), without_rank=each(facts.without_rank),
+      without_late=scaled(facts.without_late), without_host=each(facts.without_host),
+      no_runtime_jitter=scaled(facts.no_runtime_jitter), work_shared=scaled(facts.work_shared),
+      asked=tuple((text, one._replace(step_time=one.step_time * factor))
+                  for text, one in facts.asked))

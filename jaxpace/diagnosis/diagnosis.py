@@ -14,14 +14,13 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.lateness import Lateness
 from jaxpace.diagnosis.overlap import Overlap
-from jaxpace.diagnosis.pacing import PacingEffect
+from jaxpace.diagnosis.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.waiting_places import CollectiveWaits
 from jaxpace.diagnosis.what_if import Alternative
-from jaxpace.diagnosis.work import WorkMoved
 from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.run import Run
 

@@ -12,7 +12,6 @@ from jaxpace.diagnosis.lateness import WaitedFor, hold
 from jaxpace.diagnosis.modes import (
   amplification,
   contention,
-  contention_finding,
   jitter,
   locality,
   straggler,
@@ -184,6 +183,6 @@ def _transfers(case: Case, places: list[locality.Bad],
                slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
-  found = contention_finding.find(case, slow)
+  found = contention.describe(case, slow)
   bad = locality.slow_in_place(case, places, slow)
   return [locality.find_slow(case, bad, found) if bad else found]

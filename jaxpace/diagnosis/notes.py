@@ -17,8 +17,7 @@ from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnosis.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnosis.stages import sentences as stage_sentences
 from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
-from jaxpace.diagnosis.untimed import NO_SLOT, untimed
-from jaxpace.diagnosis.untold import once
+from jaxpace.diagnosis.untold import NO_SLOT, once, untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.alarms import where

@@ -9,9 +9,9 @@ import numpy as np
 from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.codes import codes
-from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.hang import Hang
+from jaxpace.diagnosis.phases import waiting_for_data
 from jaxpace.diagnosis.waiting_places import MOST, places
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.files.plain import to_plain

@@ -3,6 +3,7 @@ came late."""
 
 from __future__ import annotations
 
+import collections
 import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -225,3 +226,22 @@ def once(notices: Iterable[str]) -> list[str]:
 
 def _more(numbers: Sequence[int]) -> str:
   return f" (So are {len(numbers)} more: {list_ranks(numbers)}.)" if numbers else ""
+
+
+# Collectives that the step has and that were not timed: ranks meet there too, and who is late
+# doesn't show.
+
+def untimed(run: Run) -> dict[tuple[str, str], int]:
+  """How many collectives were not stamped, by name and reason; those that found no slot too."""
+  entries = run.plan.get("unstamped")
+  found: dict[tuple[str, str], int] = collections.Counter(
+      (str(entry.get("primitive") or entry.get("name")),
+       str(entry.get("reason", "no reason given")))
+      for entry in (entries if isinstance(entries, list) else []) if isinstance(entry, dict))
+  overflow = run.plan.get("overflow")
+  if isinstance(overflow, int) and overflow > 0:
+    found["collectives", NO_SLOT] = overflow
+  return dict(found)
+
+
+NO_SLOT = "no slot left"

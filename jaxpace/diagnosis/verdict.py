@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from jaxpace.diagnosis.codes import Sentence, Verdict
 from jaxpace.diagnosis.counters import CROWDED
-from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import CONTENTION, COSTLY, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.phases import waiting_for_data
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.unexplained import FewPauses, few_pauses, unnamed_waiting
-from jaxpace.diagnosis.untimed import untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
-from jaxpace.diagnosis.untold import unrecorded, unseen_sentence
+from jaxpace.diagnosis.untold import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnosis.what_if import Alternative
 from jaxpace.diagnosis.wording import joined, milliseconds, named, percent
 from jaxpace.trace.problems import list_ranks, plural

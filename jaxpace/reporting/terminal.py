@@ -11,10 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpace.diagnosis.by_rank import MEANING, SHARES
-from jaxpace.diagnosis.data_waits import waiting_for_data
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.findings import Finding, milliseconds
 from jaxpace.diagnosis.hang import Hang
+from jaxpace.diagnosis.phases import waiting_for_data
 from jaxpace.diagnosis.step_ranges import spell
 from jaxpace.diagnosis.wording import named, percent, signed
 from jaxpace.reporting.console import draw_bar

@@ -13,10 +13,9 @@ from jaxpace.costs import fabric_file as fabrics
 from jaxpace.costs.fabric_file import ALL_REDUCE, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.codes import Note, Silence, codes
 from jaxpace.diagnosis.forecast import tails
-from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast
-from jaxpace.diagnosis.forecast.forecast_json import to_json
-from jaxpace.diagnosis.forecast.noise import predict_offsets, separate
+from jaxpace.diagnosis.forecast.forecast import RESAMPLED, TAIL, forecast, to_json
 from jaxpace.diagnosis.forecast.sample import correlation_time, take_sample
+from jaxpace.diagnosis.forecast.tails import predict_offsets, separate
 from jaxpace.trace.run import MISSING, RunError
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only

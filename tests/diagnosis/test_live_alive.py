@@ -5,8 +5,7 @@ import os
 
 import pytest
 
-from jaxpace.diagnosis.live.alive import ProcessFiles, duration, judge, longest_quiet
-from jaxpace.diagnosis.live.events import EventFollower
+from jaxpace.diagnosis.live.alive import EventFollower, ProcessFiles, duration, judge, longest_quiet
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.live.watchdog.watchdog import EventFile
 from jaxpace.trace.alarms import Late, LateProcess

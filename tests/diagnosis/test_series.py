@@ -17,12 +17,10 @@ from jaxpace.diagnosis.forecast.forecast import forecast
 from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.diagnosis.series import blocks, columns, outlook, over_time, skew_map
 from jaxpace.diagnosis.series import series_json as document
-from jaxpace.diagnosis.series.columns import Columns
-from jaxpace.diagnosis.series.distribution import distribution
-from jaxpace.diagnosis.series.places import places
-from jaxpace.diagnosis.series.where import where
+from jaxpace.diagnosis.series import skew_map
+from jaxpace.diagnosis.series.series_json import distribution, places, where
+from jaxpace.diagnosis.series.skew_map import Columns
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.trace.cut import cut
 from jaxpace.trace.reader import read_run
@@ -54,7 +52,7 @@ def narrow(monkeypatch):
   """Few columns, so that each holds several steps; worked on in many parts, most of which are
   wholly known."""
   monkeypatch.setattr(accounting, "_CHUNK_CELLS", 6 * 40)
-  monkeypatch.setattr(over_time, "MOST", 7)
+  monkeypatch.setattr(document, "MOST_COLUMNS", 7)
   monkeypatch.setattr(skew_map, "MOST_COLUMNS", 7)
 
 
@@ -110,7 +108,7 @@ def test_columns_hold_every_counted_step_once_and_are_even(size, most, data):
 
 
 def test_over_time_adds_up_to_the_report(diagnosis, narrow):
-  found, report = over_time.over_time(diagnosis), to_json(diagnosis)
+  found, report = document.over_time(diagnosis), to_json(diagnosis)
   number, mean = (np.array(x) for x in (found["columns"]["number"], found["step_time"]["mean"]))
   assert len(number) == 7 and number.sum() == report["steps_counted"]
   assert np.average(mean, weights=number) == pytest.approx(report["step_time"]["mean"])
@@ -128,7 +126,7 @@ def test_over_time_adds_up_to_the_report(diagnosis, narrow):
 
 def test_the_map_is_what_plain_loops_find(diagnosis, narrow):
   found, expected = skew_map.skew_map(diagnosis), late(diagnosis.run)
-  column = columns.Columns.over(diagnosis.run, diagnosis.selected, 7).column
+  column = skew_map.Columns.over(diagnosis.run, diagnosis.selected, 7).column
   mean, most = np.array(found["mean"]) * found["unit"], np.array(found["most"]) * found["unit"]
   assert mean.shape == most.shape == (6, 7)
   for i in range(7):
@@ -256,7 +254,7 @@ def guarded(size=600):
 
 def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
   run, on, pair = guarded()
-  found, report = blocks.blocks(run), measured(run)
+  found, report = document.blocks(run), measured(run)
   assert (found["effect"]["effect"][-1] == report.effect
           and found["effect"]["pairs"][-1] == report.pairs == 29)
   assert (found["effect"]["low"][-1], found["effect"]["high"][-1]) == report.interval
@@ -273,9 +271,9 @@ def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
               for arm in (True, False)]
   np.testing.assert_allclose([found["pairs"]["on"], found["pairs"]["off"]], expected)
   assert found["pairs"]["first_step"] == list(range(20, 600, 20))
-  monkeypatch.setattr(blocks, "MOST_PAIRS", 10)
-  monkeypatch.setattr(blocks, "MOST_BLOCKS", 5)
-  few = blocks.blocks(run)
+  monkeypatch.setattr(document, "MOST_PAIRS", 10)
+  monkeypatch.setattr(document, "MOST_BLOCKS", 5)
+  few = document.blocks(run)
   assert (few["blocks"] is None and len(few["pairs"]["on"]) == 10
           and sum(few["pairs"]["number"]) == 29)
   assert (np.average(few["pairs"]["on"], weights=few["pairs"]["number"])
@@ -284,24 +282,24 @@ def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
 
 def test_no_guard_no_blocks():
   run, _, pair = guarded(200)
-  assert blocks.blocks(dataclasses.replace(run, guard={})) is None
+  assert document.blocks(dataclasses.replace(run, guard={})) is None
   nothing = dataclasses.replace(run,
                                 guard={**run.guard, "guard_pair": np.full(200, np.nan, np.float32)})
-  assert (blocks.blocks(nothing)["pairs"] == {"first_step": [], "last_step": [], "number": [],
+  assert (document.blocks(nothing)["pairs"] == {"first_step": [], "last_step": [], "number": [],
                                               "on": [], "off": []})
 
 
 def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
   run = diagnosis.run
-  found = outlook.outlook(run)
+  found = document.outlook(run)
   told = forecast(take_sample(run), [point["ranks"] for point in found["forecasts"]])
   assert ([point["ranks"] for point in found["forecasts"]] == [12, 24, 48, 96, 192, 384]
           and not found["newest"])
   for point, own in zip(found["forecasts"], told.points, strict=True):
     assert point["silent"] == own.silent
     assert point["step_time"] is None or point["step_time"]["estimate"] == own.step_time.estimate
-  monkeypatch.setattr(outlook, "MOST_CELLS", 120 * 12)
-  newest = outlook.outlook(run)
+  monkeypatch.setattr(document, "MOST_CELLS", 120 * 12)
+  newest = document.outlook(run)
   assert newest["newest"] and newest["steps"] == 120
   assert newest["recorded"]["step_time"] == pytest.approx(
       diagnosis.totals.per_step["step"][-120:].mean()), "the newest steps count"

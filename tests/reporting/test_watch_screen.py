@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxpace.diagnosis.live.alive import Liveness
-from jaxpace.diagnosis.live.events import Event
+from jaxpace.diagnosis.live.alive import Event, Liveness
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot, Told
 from jaxpace.reporting.watch import live

@@ -126,7 +126,7 @@ RULES = (
     Rule("slow.floor", "the fabric measured beforehand is the floor",
          {"diagnose:find_floor": _own_floor}),
     Rule("slow.probe", "the link probe names the slow link",
-         {"modes.contention_finding:_probed": lambda case, slow: (slow.links.slow, [])},
+         {"modes.contention:_probed": lambda case, slow: (slow.links.slow, [])},
          "jobs whose connections can't be counted, with a link probe made beside "
          "(test_joined: a_link_probe_names_the_slow_host_or_link)"),
     Rule("slow.whose", "connections that are busy longest name the slow link",

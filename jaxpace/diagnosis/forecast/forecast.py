@@ -11,17 +11,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
-from jaxpace.diagnosis.codes import Note, Sentence, Silence
-from jaxpace.diagnosis.forecast.noise import Noise, calibration, predict_offsets, separate
+from jaxpace.diagnosis.codes import Note, Sentence, Silence, codes
 from jaxpace.diagnosis.forecast.sample import Sample
-from jaxpace.diagnosis.forecast.tails import Pooled, largest, largest_apart, with_tail
+from jaxpace.diagnosis.forecast.tails import (
+  Noise,
+  Pooled,
+  calibration,
+  largest,
+  largest_apart,
+  predict_offsets,
+  separate,
+  with_tail,
+)
 from jaxpace.diagnosis.forecast.transfers import Transfers, new_tier, transfers
+from jaxpace.trace.run import Run
 
 DRAWS = 200
 LEVEL = 0.9
@@ -242,3 +251,38 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
         f"At {far} ranks the slowest is beyond what was observed often: by a generalised "
         "Pareto tail."))
   return notes
+
+
+# The forecast as a JSON document.
+
+SCHEMA = 1
+
+
+def to_json(found: Forecast, run: Run) -> dict[str, Any]:
+  """Returns plain lists, dicts and scalars; seconds, and shares of one. Where it is silent, the
+  values are null."""
+  sample = found.sample
+  return {
+      "schema": SCHEMA, "run": run.id, "path": str(run.path), "ranks": sample.ranks,
+      "hosts": sample.hosts, "steps": sample.steps, "level": LEVEL, "fabric": found.fabric,
+      "recorded": {"step_time": found.recorded, "cv": found.recorded_cv,
+                   "efficiency": found.efficiency},
+      "model": {
+          "units": sample.units, "ranks_of_unit": sample.unit, "blocks": sample.blocks,
+          "collectives": [
+              {"name": collective.name, "kind": collective.kind, "bytes": collective.size,
+               "arrival": float(sample.arrival[i].mean()), "own_noise": noise.own_deviation,
+               "common_noise": noise.shared_deviation, "lasting_differences": noise.offsets_spread,
+               "transfer": float(sample.transfer[i].mean()), "floor": float(sample.floor[i])}
+              for i, (collective, noise) in enumerate(
+                  zip(sample.collectives, found.noises, strict=True))]},
+      "forecasts": [_point(point) for point in found.points],
+      "notes": [str(note) for note in found.notes], "note_codes": codes(found.notes)}
+
+
+def _point(point: Point) -> dict[str, Any]:
+  values = {name: value.to_json() if isinstance(value, Estimate) else value
+            for name, value in point._asdict().items()}
+  why = point.silent
+  return {**values, "silent": None if why is None else str(why),
+          "silent_code": None if why is None else str(why.code)}

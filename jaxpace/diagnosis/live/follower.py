@@ -13,8 +13,7 @@ import numpy as np
 from jaxpace.core.fields import is_whole
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.codes import Note, Sentence
-from jaxpace.diagnosis.live.alive import ProcessFiles, judge
-from jaxpace.diagnosis.live.events import Event, EventFollower
+from jaxpace.diagnosis.live.alive import Event, EventFollower, ProcessFiles, judge
 from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.trace.follow import window as windows

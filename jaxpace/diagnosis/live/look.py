@@ -9,8 +9,7 @@ import numpy as np
 
 from jaxpace.diagnosis.by_rank import shares_of
 from jaxpace.diagnosis.floor import find_floor
-from jaxpace.diagnosis.live.alive import Liveness
-from jaxpace.diagnosis.live.events import Event
+from jaxpace.diagnosis.live.alive import Event, Liveness
 from jaxpace.diagnosis.selected_steps import count_steps, step_times
 from jaxpace.diagnosis.totals import PARTS, Totals, add_up
 from jaxpace.diagnosis.untold import sentence as untold_sentence
