@@ -59,14 +59,14 @@ jobs = st.builds(
 @given(jobs, st.integers(0, 4), st.floats(0, 20e-3), st.floats(0, 20e-3))
 def test_without_a_rank_is_the_job_simulated_with_that_rank_as_quick_as_the_others(
     job, rank, late, late_gap):
-  """To the nanosecond where nothing varies; of 40 steps that vary by 30 %, to 4 %."""
+  """To the nanosecond where nothing varies; of 40 steps that vary by 30 %, to 6 %."""
   assume(rank < job.ranks)
   healthy = dataclasses.replace(job, late={}, late_gap={})
   truth = made_up_runs.simulate(
       dataclasses.replace(healthy, late={rank: late}, late_gap={rank: late_gap}))
   expected = mean_step(recorded(made_up_runs.simulate(healthy)))
   [found] = played(recorded(truth), Without(ranks=(rank,)))
-  assert found == pytest.approx(expected, abs=2 * TICK + (0.04 * expected if job.noise else 0))
+  assert found == pytest.approx(expected, abs=2 * TICK + (0.06 * expected if job.noise else 0))
 
 
 @given(jobs, st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
