@@ -37,7 +37,8 @@ MOST = 950 * 2**20
 
 # No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI
 # repeats itself.
-hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None,
+                                     max_examples=quick.examples(100))
 hypothesis.settings.load_profile("jaxpace")
 
 # Where the tests run in the background of a shell, it has SIGINT ignored, `nohup` has SIGHUP, and
