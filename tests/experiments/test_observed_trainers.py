@@ -23,7 +23,7 @@ def _promoting():
 
 @pytest.mark.parametrize("make", [
     # Read back, partitioned, and compiled again, 12 of its 25 arrays differed after a step.
-    lambda: more.cookbook("float32", width=32, layers=1),
+    pytest.param(lambda: more.cookbook("float32", width=32, layers=1), marks=pytest.mark.long),
     pytest.param(lambda: more.fsdp_scan(jnp.bfloat16), marks=pytest.mark.long),
     more.manual_experts,
     pytest.param(more.experts, marks=pytest.mark.long),

@@ -133,10 +133,11 @@ exec(sys.argv[2])
 
 
 @pytest.mark.parametrize("end, words", [
-    ("", "the end of the program, without close()"),
+    pytest.param("", "the end of the program, without close()", marks=pytest.mark.long),
     pytest.param("sys.exit(3)", "the end of the program, without close()",
                  marks=pytest.mark.long),
-    ("raise ValueError('no such luck')", "ValueError: no such luck"), ("recorder.close()", None)])
+    ("raise ValueError('no such luck')", "ValueError: no such luck"),
+    pytest.param("recorder.close()", None, marks=pytest.mark.long)])
 def test_a_program_that_ends_without_closing_says_so(tmp_path, end, words):
   subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL,
                  check=False)

@@ -122,7 +122,7 @@ def put_text(path, text):
 
 
 @pytest.mark.parametrize("form", [
-    "shard_map", pytest.param("check_vma", marks=pytest.mark.long), "pmap"])
+    "shard_map", *(pytest.param(form, marks=pytest.mark.long) for form in ("check_vma", "pmap"))])
 def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
   job = Job(form)
   with control_of(tmp_path) as control:
