@@ -14,6 +14,9 @@ LEVEL = 0.05
 LOG_ODDS = float(-np.log(LEVEL))
 
 
+half_width, log_odds = jax.jit(sequential.half_width), jax.jit(sequential.log_odds)
+
+
 def evidence(values, mean, rho):
   """log M of the values about `mean`, float64, by the formula."""
   away = np.asarray(values, np.float64) - mean
@@ -42,7 +45,7 @@ def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, fa
     return
   for end in (values.mean() - half, values.mean() + half):
     assert evidence(values, end, rho) == pytest.approx(LOG_ODDS, abs=2e-3)
-  compiled = jax.jit(sequential.half_width)(jnp.int32(n), jnp.float32(squares), jnp.float32(rho),
+  compiled = half_width(jnp.int32(n), jnp.float32(squares), jnp.float32(rho),
                                             jnp.float32(LOG_ODDS))
   assert compiled.dtype == jnp.float32
   assert float(compiled) == pytest.approx(half, rel=1e-4)
@@ -56,7 +59,7 @@ def test_the_odds_against_zero_are_those_of_the_formula(n, mean, deviation):
   squares = ((values - values.mean())**2).sum()
   found = sequential.log_odds(n, values.mean(), squares, rho, plain)
   assert found == pytest.approx(evidence(values, 0.0, rho), rel=1e-9)
-  compiled = jax.jit(sequential.log_odds)(jnp.int32(n),
+  compiled = log_odds(jnp.int32(n),
                                           *map(jnp.float32, (values.mean(), squares, rho)))
   assert float(compiled) == pytest.approx(found, rel=1e-4, abs=1e-4)
   assert sequential.log_odds(0, 0.0, 0.0, rho, plain) == 0
@@ -87,11 +90,8 @@ def let_go():
   sequences.cache_clear()
 
 
-half_width = jax.jit(sequential.half_width)
-
-
 @pytest.mark.parametrize("kind", SIZES)
-@pytest.mark.parametrize("factor", [1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("factor", [1e-2, 100.0])
 def test_false_alarms_under_peeking_after_every_value(kind, factor):
   """Whatever the sizes, and however badly rho was guessed: at most 5 % of sequences ever exclude
   zero."""

@@ -58,7 +58,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.5])
 def test_quantile_of_stationary_data(kind, share):
   """The share of values below the estimate is the one asked for, within 0.03; one estimate scatters
   at most half more than the exact quantile of 64 values, twice as much at the steep edge of an

@@ -119,7 +119,8 @@ def contradictions(document) -> list[str]:
   return said
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.long), 32])
+@pytest.mark.parametrize("ranks", [
+    pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.long), 32])
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
 def test_verdict_and_findings_say_what_the_tables_say(shape, kind, ranks):

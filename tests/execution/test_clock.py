@@ -2,6 +2,7 @@
 
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -97,15 +98,13 @@ def test_a_delay_begins_after_what_it_is_given(clock, size):
   assert before - first >= 20e6 - 1 and after == before
 
 
-@pytest.mark.parametrize("seconds, lowest_ns, highest_ns", [
-    (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0),
-    (5e-3, 4_999_999, 900e9), (20e-3, 19_999_999, 900e9), (np.inf, 50_000_000, 900e9),
-    (1000.0, 50_000_000, 900e9),
-])
-def test_a_delay_is_between_zero_and_its_limit(clock, seconds, lowest_ns, highest_ns):
+def test_a_delay_is_between_zero_and_its_limit(clock):
   step = jax.jit(lambda seconds: clock.delay(seconds, 50e-3, words.zero()))
-  before, after = map(ns, run(step, jnp.float32(seconds)))
-  assert lowest_ns <= after - before <= highest_ns
+  for seconds, lowest_ns, highest_ns in (
+      (0.0, 0, 0), (-1.0, 0, 0), (np.nan, 0, 0), (-np.inf, 0, 0), (5e-3, 4_999_999, 900e9),
+      (20e-3, 19_999_999, 900e9), (np.inf, 50_000_000, 900e9), (1000.0, 50_000_000, 900e9)):
+    before, after = map(ns, step(jnp.float32(seconds)))
+    assert lowest_ns <= after - before <= highest_ns, seconds
 
 
 @pytest.mark.parametrize("limit", [-1.0, float("nan"), float("inf"), 20e3])
@@ -210,11 +209,11 @@ def test_stamps_leave_donation_as_it_is(clock):
   assert old.is_deleted()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64])
-def test_holding_back_changes_no_value(clock, dtype):
-  x = jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
-  held = jax.jit(lambda stamp: hold(clock, stamp, [x])[0])(jnp.array([3, 0xFFFFFFFF], jnp.uint32))
-  np.testing.assert_array_equal(np.asarray(held), np.asarray(x))
+def test_holding_back_changes_no_value(clock):
+  every = [jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
+           for dtype in (jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64)]
+  held = jax.jit(lambda stamp: hold(clock, stamp, every))(jnp.array([3, 0xFFFFFFFF], jnp.uint32))
+  chex.assert_trees_all_equal(list(held), every)
 
 
 def test_what_is_held_back_is_opaque_to_the_compiler(clock):

@@ -73,6 +73,7 @@ def test_a_program_is_recorded_unchanged_and_ends_as_it_would(tmp_path):
   assert len(run.steps) == 20 and run.ranks == 4
 
 
+@pytest.mark.long
 def test_workers_of_a_data_loader_and_forks_are_not_recorded(tmp_path):
   (tmp_path / "loader.py").write_text(DATA_LOADER)
   script = TRAIN + """

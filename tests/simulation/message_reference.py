@@ -28,14 +28,6 @@ class Message(NamedTuple):
   bytes: float
 
 
-class Chunk(NamedTuple):
-  """A piece on its way through a tree: it leaves when those it is made of have come."""
-
-  message: Message
-  after: tuple[int, ...]  # numbers of chunks that must have come to the source
-  lane: tuple[Any, ...]  # chunks of a lane follow each other
-
-
 class Job(NamedTuple):
   """Ranks that go through the same rounds, step by step."""
 
@@ -121,62 +113,6 @@ def hierarchical(ranks: Sequence[int], size: float,
                 for n in range(count) for g in range(per_node))
   inside = (inner,) * (per_node - 1) if per_node > 1 else ()
   return (*inside, *((outer,) * (2 * (count - 1)) if count > 1 else ()), *inside)
-
-
-def double_tree(count: int, size: float, pieces: int) -> list[Chunk]:
-  """Reduction up and broadcast down two binary trees at once, each for half of the bytes, piece by
-  piece."""
-  chunks: list[Chunk] = []
-  for tree in (0, 1):
-    parent: dict[int, int] = {}
-    _grow(parent, 0, count, None)
-    if tree:
-      flip = {r: (count - 1 - r if count % 2 == 0 else (r + 1) % count) for r in range(count)}
-      parent = {flip[c]: flip[p] for c, p in parent.items()}
-    children = defaultdict(list)
-    for child, above in parent.items():
-      children[above].append(child)
-    root = next(r for r in range(count) if r not in parent)
-    # Reduction of every piece, then its broadcast; no piece waits for others but on its own lane.
-    for piece in range(pieces):
-      up: dict[int, int] = {}
-      for rank in _from_leaves(root, children):
-        if rank != root:
-          up[rank] = len(chunks)
-          chunks.append(Chunk(Message(rank, parent[rank], size / 2 / pieces),
-                              tuple(up[c] for c in children[rank]), (tree, "up", rank)))
-      there = tuple(up[c] for c in children[root])
-      down: dict[int, tuple[int, ...]] = {root: there}
-      for rank in reversed(_from_leaves(root, children)):
-        for child in children[rank]:
-          chunks.append(Chunk(Message(rank, child, size / 2 / pieces), down[rank],
-                              (tree, "down", child)))
-          down[child] = (len(chunks) - 1,)
-      del piece
-  return chunks
-
-
-def _grow(parent: dict[int, int], low: int, high: int, above: int | None) -> None:
-  """In-order binary tree over low .. high - 1, whose leaves are the even ones."""
-  if low >= high:
-    return
-  step = 1 << (high - low).bit_length()
-  while low + step - 1 >= high:
-    step //= 2
-  root = low + step - 1
-  if above is not None:
-    parent[root] = above
-  _grow(parent, low, root, root)
-  _grow(parent, root + 1, high, root)
-
-
-def _from_leaves(root: int, children: Mapping[int, list[int]]) -> list[int]:
-  order, ahead = [], [root]
-  while ahead:
-    rank = ahead.pop()
-    order.append(rank)
-    ahead += children.get(rank, [])
-  return order[::-1]
 
 
 class _Wires:
@@ -306,36 +242,3 @@ def play(fabric: Fabric, jobs: Sequence[Job]) -> list[list[dict[int, float]]]:
     for j, rank in due:
       advance(j, rank)
   return done
-
-
-def play_chunks(fabric: Fabric, chunks: Sequence[Chunk]) -> float:
-  """Seconds of pieces on their way through trees: a lane sends one at a time, latency included."""
-  wires = _Wires(fabric)
-  lanes: dict[Any, list[int]] = defaultdict(list)
-  for number, chunk in enumerate(chunks):
-    lanes[chunk.lane].append(number)
-  heads = dict.fromkeys(lanes, 0)
-  there: set[int] = set()
-  waiting: dict[int, list[Any]] = defaultdict(list)
-
-  def offer(lane: Any) -> None:
-    if heads[lane] < len(lanes[lane]):
-      number = lanes[lane][heads[lane]]
-      missing = [c for c in chunks[number].after if c not in there]
-      if missing:
-        waiting[missing[0]].append(lane)
-      else:
-        wires.send(number, chunks[number].message)
-
-  for lane in lanes:
-    offer(lane)
-  while wires.busy():
-    over, _ = wires.turn()
-    for number in over:
-      there.add(number)
-      heads[chunks[number].lane] += 1
-    for number in over:
-      offer(chunks[number].lane)
-      for lane in waiting.pop(number, []):
-        offer(lane)
-  return wires.now

@@ -35,10 +35,9 @@ def both(algorithm, size, fabric):
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "halving_doubling"])
-@pytest.mark.parametrize("size", [1e5, 1e8])
-@pytest.mark.parametrize("fabric", [
-    fields(8), fields(13), fields(16, 8, 2 * RATE), fields(18, 6, 1.5 * RATE),
-    fields(24, 6, 2 * RATE), fields(12, 3, RATE), fields(20, 5, RATE)], ids=str)
+@pytest.mark.parametrize(("fabric", "size"), [
+    (fields(8), 1e5), (fields(13), 1e8), (fields(16, 8, 2 * RATE), 1e8),
+    (fields(18, 6, 1.5 * RATE), 1e5), (fields(12, 3, RATE), 1e8)], ids=str)
 def test_an_all_reduce_takes_what_playing_every_message_takes(algorithm, size, fabric):
   """Racks that are no power of two included: some ranks of a round cross the spine, and others
   needn't wait for them.
@@ -60,22 +59,6 @@ def test_the_hierarchical_one_too(fabric):
 def test_any_racks(rack, racks, over, algorithm):
   found, expected = both(algorithm, 1e7, fields(rack * racks, rack, rack * RATE / over))
   assert found.seconds == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize(("size", "ranks", "within"), [
-    (1e6, 4, 0.1), (1e6, 13, 0.1), (1e7, 8, 0.05), (1e8, 8, 0.01),
-    *(pytest.param(*case, marks=pytest.mark.long)
-      for case in ((1e6, 32, 0.1), (1e7, 32, 0.05), (1e8, 16, 0.01)))])
-def test_a_double_tree_fills_its_pipeline(size, ranks, within):
-  """Pieces played one by one, in the number of them that is quickest. Without the filling, 1 MB
-  takes a quarter to nearly half less."""
-  fabric = fields(ranks)
-  tried = [k for k in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48) if k * ranks <= 800]
-  expected = min(reference.play_chunks(reference.Fabric(**fabric),
-                                       reference.double_tree(ranks, size, k))
-                 for k in tried)
-  found = schedules.load(schedules.double_tree(range(ranks), size), Fabric(**fabric)).seconds
-  assert found == pytest.approx(expected, rel=within)
 
 
 def test_stretches_say_what_each_round_takes_of_the_trunk():

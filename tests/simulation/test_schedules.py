@@ -23,7 +23,7 @@ def flat(ranks: int, **more: object) -> Fabric:
 
 
 @pytest.mark.parametrize("algorithm", CLOSED)
-@pytest.mark.parametrize("ranks", [2, 4, 8, 64, 256, 3, 6, 13])
+@pytest.mark.parametrize("ranks", [2, 3, 8, 13, 64])
 def test_an_all_reduce_takes_what_the_closed_form_says(algorithm, ranks):
   took = schedules.load(schedules.rounds(algorithm, range(ranks), SIZE, 1), flat(ranks)).seconds
   assert took == pytest.approx(CLOSED[algorithm](ranks, SIZE, ALPHA, 1 / RATE), rel=1e-9)
