@@ -9,14 +9,13 @@ from jaxpace.files import UserError
 
 EPILOG = """\
 NCCL's Inspector writes a JSON object for each collective and rank, of any program. With NCCL_INSPECTOR_DUMP_VERBOSE=1
-they hold the times of the kernels, and a run can be made of them; without, only who comes last is told.
+they hold the times of the kernels, of which a run is made.
 
 examples:
   jaxpace read-nccl nccl-inspector-1234 --to runs/nccl
   jaxpace read-nccl host0.log host1.log --to runs/nccl --collectives-per-step 34
   jaxpace report runs/nccl
 """  # noqa: E501
-_SHOWN = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-  """Runs the command; status 2 where the dumps make no run."""
+  """Runs the command."""
   from jaxpace.trace.nccl.convert import convert
   from jaxpace.trace.nccl.records import read_dumps
-  from jaxpace.trace.plain_text import shortened, write_plain
+  from jaxpace.trace.plain_text import write_plain
   from jaxpace.trace.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
@@ -48,16 +47,7 @@ def run(args: argparse.Namespace) -> int:
     raise UserError(f"{args.to} can't be written: {error.strerror or error}.") from error
   for sentence in made.said:
     write_plain(f"- {sentence}", sys.stdout)
-  if made.rows:
-    write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
-                f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
-                sys.stdout)
-    return 0
-  write_plain("No run was made: these dumps hold how long each kernel ran, not when. With "
-              "NCCL_INSPECTOR_DUMP_VERBOSE=1 they hold both. What they tell, over collectives "
-              "that all ranks' dumps have:", sys.stdout)
-  for row in made.waits[:_SHOWN]:
-    where = f" on {shortened(row.host)}" if row.host else ""
-    write_plain(f"  rank {row.rank}{where}: last in {row.last:,} of {row.collectives:,} "
-                f"collectives; waited {row.waited:.3f} s for others", sys.stdout)
-  return 2
+  write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
+              f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
+              sys.stdout)
+  return 0

@@ -31,7 +31,9 @@ _Answer = concurrent.futures.Future[tuple[int, str]]
 
 
 class Announcements:
-  """Messages by number. A thread talks to the coordination service; it touches no device.
+  """Numbered messages from process 0 to all, sent and read ahead of their use.
+
+  A thread talks to the coordination service; it touches no device.
 
   `say`, `expect`, `take` and `close` belong to one thread, that of the training loop, and only
   `take` waits.

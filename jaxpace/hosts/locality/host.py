@@ -1,4 +1,8 @@
-"""The host itself: CPUs, sockets, NUMA nodes, clock source, memory."""
+"""The host itself: CPUs, sockets, NUMA nodes, clock source, memory; and the limits of the control
+groups a process is in, version 1, 2 or both at once.
+
+Source: Documentation/admin-guide/cgroup-v1 and cgroup-v2.rst of the Linux kernel.
+"""
 
 from __future__ import annotations
 

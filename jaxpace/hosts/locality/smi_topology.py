@@ -14,7 +14,7 @@ from jaxpace.hosts.locality import pci
 from jaxpace.hosts.locality.described import Described, read_name
 from jaxpace.hosts.locality.types import Gpu, Nic
 
-FORM = "output of nvidia-smi topo -m"
+_FORM = "output of nvidia-smi topo -m"
 
 _ANSI = re.compile(r"\x1b?\[[0-9;]*m")
 """What underlines the header; in text that was copied its first character may be lost."""
@@ -80,7 +80,7 @@ def _described(labels: list[str], gpus: list[str], rows: dict[str, _Row], tail: 
     # of the GPUs that it reaches without crossing to another node
     near = {gpu.numa_node for gpu in cards if distances.get((gpu.pci, name), "SYS") != "SYS"}
     placed.append(Nic(name, "rdma", numa_node=near.pop() if len(near) == 1 else None))
-  return Described(FORM, tuple(cards), tuple(placed), numbered=True,
+  return Described(_FORM, tuple(cards), tuple(placed), numbered=True,
                    distances=tuple(distances.items()))
 
 

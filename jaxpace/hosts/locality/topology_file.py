@@ -5,9 +5,108 @@ from __future__ import annotations
 import os
 import stat
 import xml.etree.ElementTree as xml
+from collections.abc import Iterator
 
-from jaxpace.hosts.locality import nccl_topology, smi_topology
-from jaxpace.hosts.locality.described import Described, TopologyError, read_name
+from jaxpace.hosts.locality import pci, smi_topology
+from jaxpace.hosts.locality.described import (
+  Described,
+  DevicePlace,
+  TopologyError,
+  read_address,
+  read_mask,
+  read_name,
+  read_number,
+)
+from jaxpace.hosts.locality.types import Gpu, Link, Nic, NumaNode
+
+_FORM = "NCCL topology"
+_LEAST_GUID = 1 << 32
+
+
+def read_system(root: xml.Element) -> Described:
+  """What the element `system` of NCCL's XML says, as NCCL_TOPO_DUMP_FILE writes and NCCL_TOPO_FILE
+  reads it. Of several hosts (one file lists all that NVLink joins) the first one's cards are read.
+
+  Elements: system > cpu (numaid) > pci (busid, class, link_speed, link_width) > gpu > nvlink
+  (target, count), and pci > nic > net (name, speed in Mbit/s). The files that clouds ship have
+  nothing but system, cpu and pci: what a device is then follows from its class. Source:
+  src/graph/xml.cc of NCCL.
+  """
+  cpus = list(root.iter("cpu"))
+  cpus = [cpu for cpu in cpus if cpu.get("host_hash") == cpus[0].get("host_hash")]
+  numa: dict[int, str] = {}
+  cards: list[Gpu | Nic | DevicePlace] = []
+  for i, cpu in enumerate(cpus):
+    number = read_number(cpu.get("numaid"))
+    node = number if number is not None and number >= 0 else None
+    mask = read_mask(cpu.get("affinity"))
+    if node is not None and mask:
+      numa.setdefault(node, mask)
+    # NCCL puts NICs whose place it doesn't know below the first processor: that says nothing of
+    # where they are.
+    cards += _nets(cpu, DevicePlace(""))
+    for element, place in _devices(cpu, (f"cpu{i if node is None else node}",), node):
+      cards += _cards(element, place)
+  return Described(_FORM, tuple(card for card in cards if isinstance(card, Gpu)),
+                   tuple(card for card in cards if isinstance(card, Nic)),
+                   tuple(card for card in cards if isinstance(card, DevicePlace)),
+                   numa=tuple(NumaNode(*item) for item in sorted(numa.items())))
+
+
+def _devices(above: xml.Element, path: tuple[str, ...],
+             node: int | None) -> Iterator[tuple[xml.Element, DevicePlace]]:
+  """PCI devices below an element; `path` leads to it from the top."""
+  for number, element in enumerate(above.findall("pci")):
+    address = read_address(element.get("busid"))
+    way = (*path, address or f"?{number}")
+    link = Link(pci.parse_speed(element.get("link_speed")),
+                read_number(element.get("link_width")) or None)
+    if address:
+      yield element, DevicePlace(address, way, node, pci.switch_of(way), link)
+    yield from _devices(element, way, node)
+
+
+def _cards(element: xml.Element, place: DevicePlace) -> list[Gpu | Nic | DevicePlace]:
+  """What a PCI device is: by the elements in it, else by its class."""
+  gpu = element.find("gpu")
+  cls, vendor = read_number(element.get("class")), read_number(element.get("vendor"))
+  if gpu is not None:
+    nvlinks = sum(read_number(link.get("count")) or 0 for link in gpu.iter("nvlink")) or None
+    return [_gpu_at(place)._replace(nvlinks=nvlinks, interconnect="nvlink" if nvlinks else "pcie")]
+  if element.find("nic") is not None:
+    return [*_nets(element, place, cls)]
+  if element.find("pci") is not None or pci.is_bridge_class(cls):
+    return []
+  if cls is None:
+    return [place]
+  if pci.is_accelerator_class(cls, vendor):
+    return [_gpu_at(place)]
+  if pci.is_network_class(cls):
+    return [_nic_at(place.pci, "infiniband" if pci.is_infiniband_class(cls) else "ethernet", place)]
+  return []
+
+
+def _nets(above: xml.Element, place: DevicePlace, cls: int | None = None) -> Iterator[Nic]:
+  """Network devices of the elements `nic` of a device or a processor."""
+  for nic in above.findall("nic"):
+    for net in list(nic.iter("net")) or [nic]:
+      speed = read_number(net.get("speed"))
+      name = read_name(net.get("name")) or place.pci or f"net{read_name(net.get('dev'))}"
+      # An RDMA device's guid has its vendor in the upper bits; a socket's is its number.
+      rdma = (read_number(net.get("guid")) or 0) >= _LEAST_GUID
+      yield _nic_at(name, pci.rdma_kind(cls) if rdma else "ethernet", place)._replace(
+          rate_gbps=speed / 1e3 if speed and speed > 0 else None)
+
+
+def _gpu_at(place: DevicePlace) -> Gpu:
+  return Gpu(place.pci, numa_node=place.numa_node, path=place.path, switch=place.switch,
+             link=place.link)
+
+
+def _nic_at(name: str, kind: str, place: DevicePlace) -> Nic:
+  return Nic(name, kind, pci=place.pci or None, numa_node=place.numa_node, path=place.path,
+             switch=place.switch, link=place.link)
+
 
 _LARGEST = 4 << 20
 """Bytes. Files of large machines have some hundred thousand."""
@@ -61,7 +160,7 @@ def _parse_xml(content: bytes) -> Described:
   try:
     root = xml.fromstring(content)
     if root.tag == "system":
-      return nccl_topology.read_system(root)
+      return read_system(root)
   except RecursionError:
     raise TopologyError("this XML is nested deeper than any machine is.") from None
   except (xml.ParseError, ValueError, LookupError) as error:

@@ -99,8 +99,10 @@ again."""
 
 
 class ControlFileFollower:
-  """Reads and writes beside the loop. Its methods may be called from any thread, and come back
-  within a second."""
+  """Reads and writes beside the loop: a file system that hangs holds up this thread alone.
+
+  Its methods may be called from any thread, and come back within a second.
+  """
 
   def __init__(self, path: pathlib.Path, ranks: int):
     """Prepares; the thread starts with the first task. Requests are checked against `ranks` along

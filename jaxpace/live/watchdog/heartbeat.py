@@ -97,8 +97,12 @@ _CLOSE_SECONDS = 1.0
 
 
 class StoreThread:
-  """Carries this process's word to the store and the others' from there. Methods may be called from
-  any thread."""
+  """Carries this process's word to the store and the others' from there, so that nobody else waits
+  for the store. Methods may be called from any thread.
+
+  A call to the store can't be given a time limit, and where process 0 is stopped it returns only
+  when that goes on. Then this thread waits, and the watchdog sees that it does.
+  """
 
   def __init__(self, name: str, process: int, stale: str | None = None):
     """Prepares.

@@ -43,7 +43,12 @@ class _Handler(wsgiref.simple_server.WSGIRequestHandler):
 
 
 class Endpoint(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
-  """Serves one page over HTTP, on daemon threads of its own, until `close`."""
+  """Serves one page over HTTP, on daemon threads of its own, until `close`: `wsgiref`'s server with
+  a bounded number of threads.
+
+  It lives in the training process, whose descriptors and threads are not for strangers to use up:
+  whoever connects and says nothing makes room for the next one.
+  """
 
   daemon_threads = True
   request_queue_size = 128

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.trace import rundir, schema
-from jaxpace.trace.nccl.durations import RankWaits, by_duration
 from jaxpace.trace.nccl.jobs import Members, NcclError, Process, members, streams
 from jaxpace.trace.nccl.records import MOST_RECORDS, Dumps
 from jaxpace.trace.nccl.tables import Table, lay_out
@@ -32,8 +31,6 @@ class Converted(NamedTuple):
   rows: int
   said: tuple[str, ...]
   """What was left out, and what the dumps don't tell, in sentences."""
-  waits: tuple[RankWaits, ...] = ()
-  """Of dumps without times, of which no run can be made: who came last."""
 
 
 def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None = None) -> Converted:
@@ -43,9 +40,6 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
     dumps: what was read.
     directory: run directory; made if it is missing. An earlier run in it is moved to `.previous`.
     each_step: collectives of a rank in one step; None finds what repeats.
-
-  Returns:
-    What was written; where the dumps have no times nothing is, and `waits` says what they tell.
 
   Raises:
     NcclError: the dumps don't make a run.
@@ -63,7 +57,8 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
   said = [_numbering(who), *_left_out(dumps, who)]
   timed = sum(record.enter_us is not None for record in dumps.records)
   if timed < _TIMED * len(dumps.records):
-    return Converted(len(who.process), 0, 0, 0, tuple(said), tuple(by_duration(dumps.records, who)))
+    raise NcclError("these dumps hold how long each kernel ran, not when: set "
+                    "NCCL_INSPECTOR_DUMP_VERBOSE=1, with which they hold both.")
   found, doubts = streams(dumps.records, each_step)
   table = lay_out(dumps.records, who, found)
   said += doubts + _sentences(table)

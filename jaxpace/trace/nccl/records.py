@@ -42,7 +42,6 @@ class Record(NamedTuple):
   number: int
   """Sequence number."""
   bytes: int | None
-  exec_us: float
   enter_us: int | None
   """When its kernel started; None where the dump does not tell."""
   exit_us: int | None
@@ -166,17 +165,16 @@ def _record(value: dict[str, Any]) -> Record | None:
     return None
   about = metadata if isinstance(metadata, dict) else {}
   rank, ranks, number = header.get("rank"), header.get("n_ranks"), coll.get("coll_sn")
-  took, kind = coll.get("coll_exec_time_us"), coll.get("coll")
+  kind = coll.get("coll")
   if not (_whole(rank) and _whole(ranks) and rank < ranks <= 1 << 20 and _whole(number)
-          and isinstance(kind, str)
-          and isinstance(took, int | float) and 0 <= took < 1e13):
+          and isinstance(kind, str)):
     return None
   size = coll.get("coll_msg_size_bytes")
   enter, leave = _kernel(coll.get("event_trace_ts"))
   pid = about.get("pid")
   return Record(str(header.get("id"))[:64], rank, ranks, str(about.get("hostname") or "")[:255],
                 pid if _whole(pid) else 0, kind[:64], number, size if _whole(size) else None,
-                float(took), enter, leave)
+                enter, leave)
 
 
 def _kernel(trace: Any) -> tuple[int | None, int | None]:

@@ -49,8 +49,8 @@ def read(tmp_path, text):
 def test_objects_over_several_lines_and_in_one_are_read(tmp_path):
   found = read(tmp_path, PLAIN + line("0x1", 1, 2, "AllGather", 5, 64, 1000, 1500) + "\n" + PLAIN)
   assert (found.records[0] == Record("0x1234", 2, 8, "node-1", 1639, "AllReduce", 1407, 1024,
-                                     61974.0, None, None))
-  assert found.records[1] == Record("0x1", 1, 2, "a", 1, "AllGather", 5, 64, 500.0, 1000, 1500)
+                                     None, None))
+  assert found.records[1] == Record("0x1", 1, 2, "a", 1, "AllGather", 5, 64, 1000, 1500)
   assert (len(found.records), found.files, found.damaged) == (3, 1, 0)
 
 
@@ -172,28 +172,15 @@ def test_lost_records_are_missing_rows_not_shifted_ones(tmp_path):
         assert enter < 0 or enter == job.truth[rank, step, slot][0]
 
 
-def test_dumps_without_times_make_no_run_but_tell_who_comes_last(tmp_path, capsys):
+def test_dumps_without_times_make_no_run(tmp_path, capsys):
   folder = Job(verbose=False, start=False).write(tmp_path / "dumps")
   assert main(["read-nccl", str(folder), "--to", str(tmp_path / "run")]) == 2
-  said = capsys.readouterr().out
-  # Of each step's meetings rank 3 is in four, and last in all.
-  assert ("NCCL_INSPECTOR_DUMP_VERBOSE=1" in said
-          and "rank 3 on b: last in 240 of 240 collectives" in said)
+  assert "set NCCL_INSPECTOR_DUMP_VERBOSE=1" in capsys.readouterr().err
   assert not (tmp_path / "run").exists()
 
 
-def test_a_long_host_name_makes_no_long_line(tmp_path, capsys):
-  job = Job(verbose=False, start=False)
-  for rank, lines in job.lines.items():
-    job.lines[rank] = [text.replace('"hostname": "b"', f'"hostname": "node-17{"b" * 200}.example"')
-                       for text in lines]
-  assert main(["read-nccl", str(job.write(tmp_path / "dumps")), "--to", str(tmp_path / "run")]) == 2
-  row, = (line for line in capsys.readouterr().out.splitlines() if "last in 240 of 240" in line)
-  assert "rank 3 on node-17bb" in row and "bb.example: last" in row and len(row) <= 120
-
-
 def alike(number, ranks=2, size=64, comm="0x1"):
-  return [Record(comm, rank, ranks, "a", rank, "AllReduce", i, size, 10.0, 1000 * i, 1000 * i + 10)
+  return [Record(comm, rank, ranks, "a", rank, "AllReduce", i, size, 1000 * i, 1000 * i + 10)
           for i in range(number) for rank in range(ranks)]
 
 
@@ -213,7 +200,7 @@ def test_collectives_that_look_alike_need_the_users_word():
 def test_the_smallest_pattern_that_holds_for_most_is_the_step(pattern, repeats, prelude):
   sizes = [100 + i for i in range(prelude)] + pattern * repeats
   n = len(sizes)
-  records = [Record("0x1", 0, 2, "a", 0, "AllReduce", i, size, 1.0, i, i)
+  records = [Record("0x1", 0, 2, "a", 0, "AllReduce", i, size, i, i)
              for i, size in enumerate(sizes)]
 
   def holds(period):
@@ -231,15 +218,15 @@ def test_the_smallest_pattern_that_holds_for_most_is_the_step(pattern, repeats, 
 
 
 def test_a_process_with_several_gpus_keeps_its_largest_communicator():
-  world = [Record("0xw", rank, 4, "a", rank // 2, "AllReduce", 0, 1, 1.0, 1, 2)
+  world = [Record("0xw", rank, 4, "a", rank // 2, "AllReduce", 0, 1, 1, 2)
            for rank in range(4)]
-  inner = [Record("0xt", rank, 2, "a", 0, "AllReduce", 0, 1, 1.0, 1, 2) for rank in range(2)]
+  inner = [Record("0xt", rank, 2, "a", 0, "AllReduce", 0, 1, 1, 2) for rank in range(2)]
   who = members(world + inner)
   assert (who.dropped == ("0xt",)
           and who.process == {0: ("a", 0), 1: ("a", 0), 2: ("a", 1), 3: ("a", 1)})
   # A GPU each: all are told apart.
   single = [record._replace(pid=record.rank) for record in world]
-  who = members(single + [Record("0xt", rank, 2, "a", rank + 2, "AllReduce", 0, 1, 1.0, 1, 2)
+  who = members(single + [Record("0xt", rank, 2, "a", rank + 2, "AllReduce", 0, 1, 1, 2)
                           for rank in range(2)])
   assert who.dropped == () and who.ranks["0xt", 0] == 2 and who.ranks["0xt", 1] == 3
 
