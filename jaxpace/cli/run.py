@@ -23,8 +23,8 @@ timestamps; the one that takes most of the time, or the sequence that repeats, i
 --nproc this process becomes the command's, so `srun jaxpace run --out RUN -- python train.py` records a job; where
 jaxpace is installed, JAXPACE_RUN=RUN in the environment does the same.
 
-With --nproc the script finds its place with `jaxpace.distributed.initialize()`, which also works under srun, mpirun,
-Kubernetes and plain python. One process failing ends the job: the others get SIGTERM, and SIGKILL after the grace
+With --nproc the script finds its place with `jax.distributed.initialize()`, or with
+`jaxpace.distributed.initialize()`, which works in plain python as well. One process failing ends the job: the others get SIGTERM, and SIGKILL after the grace
 time. The exit status is that of the process that failed first (128 + the signal's number if a signal killed it).
 
 examples:
@@ -108,9 +108,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--port", type=_port, default=0, metavar="P",
                       help="TCP port of the coordinator on the loopback interface (default: a "
                            "free one)")
-  parser.add_argument("--as-slurm", action="store_true",
-                      help="set the variables of a SLURM step as well, so that a script which "
-                           "calls jax.distributed.initialize() itself runs unchanged")
   parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
                       help=argparse.SUPPRESS)
 
@@ -161,7 +158,7 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
       args.nproc, args.devices_per_process or 1, cores)
   job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace,
                tail_lines=args.tail, devices=args.devices_per_process, threads=threads,
-               port=args.port, as_slurm=args.as_slurm)
+               port=args.port)
   print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
   try:
     return Supervisor(job).run()

@@ -125,12 +125,12 @@ for _ in range(1000):
 
 
 @pytest.mark.long
-def test_a_script_that_asks_jax_itself_runs_under_launch_as_slurm(tmp_path):
+def test_a_script_that_asks_jax_itself_runs_under_launch(tmp_path):
   status, output, logs = launch(tmp_path, script(tmp_path, """
 import jax
 jax.distributed.initialize()
 print("place", jax.process_index(), jax.process_count())
-"""), "--as-slurm", "--show", "none")
+"""), "--show", "none")
   assert status == 0, output + "".join(logs)
   assert ["place 0 2" in logs[0], "place 1 2" in logs[1]] == [True, True]
 

@@ -342,7 +342,7 @@ def test_environment_of_the_workers(tmp_path):
 for name in ('JAX_NUM_PROCESSES', 'JAX_PROCESS_ID', 'XLA_FLAGS', 'JAX_NUM_CPU_DEVICES', 'SLURM_PROCID', 'SLURM_NTASKS'):
   print(name, os.environ.get(name))
 print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
-""", "--devices-per-process", "4", "--show", "none", "--as-slurm", nproc=2,  # noqa: E501
+""", "--devices-per-process", "4", "--show", "none", nproc=2,  # noqa: E501
                   env={**os.environ, "XLA_FLAGS":
                        "--xla_force_host_platform_device_count=8 --xla_cpu_enable_fast_math=false"})
   process.communicate(timeout=WAIT)

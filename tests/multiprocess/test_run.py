@@ -124,8 +124,8 @@ def test_of_two_processes_the_late_one_is_named(tmp_path):
   script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")
   (tmp_path / "train.py").write_text(script)
   done = subprocess.run(
-      [sys.executable, "-m", "jaxpace.cli", "run", "--out", "seen", "--nproc", "2", "--as-slurm",
-       "--", sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(), text=True,
+      [sys.executable, "-m", "jaxpace.cli", "run", "--out", "seen", "--nproc", "2", "--",
+       sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(), text=True,
       capture_output=True, timeout=240)
   assert done.returncode == 0, done.stderr
   run = read_run(tmp_path / "seen")

@@ -115,9 +115,11 @@ def available_cores() -> int:
 
 def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int,
                        launch_id: str, notice: str, devices: int | None = None,
-                       threads: int | None = None, gpus: int = 0,
-                       as_slurm: bool = False) -> dict[str, str]:
+                       threads: int | None = None, gpus: int = 0) -> dict[str, str]:
   """Returns the environment of one worker.
+
+  It looks like a SLURM step's, which `jax.distributed.initialize()` without arguments finds its
+  place by. JAX then gives each process one GPU, so it does not where GPUs are fewer than devices.
 
   Args:
     base: environment to start from, usually the launcher's own.
@@ -129,8 +131,6 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     devices: devices a process, or None to leave it to JAX.
     threads: XLA CPU threads a process, or None to leave it to XLA.
     gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
-    as_slurm: whether to set the variables of a SLURM step too, for scripts that call
-      `jax.distributed.initialize()`.
 
   Returns:
     The environment, a new dict.
@@ -149,12 +149,14 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     # wins over XLA_FLAGS, also where a script rewrites those
     env["JAX_NUM_CPU_DEVICES"] = str(devices)
   per_process = devices or 1
-  if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base and not uses_cpu_only(base):
+  if uses_cpu_only(base):
+    gpus = 0
+  if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base:
     first = index * per_process
     env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(first, first + per_process)))
   if threads is not None and "NPROC" not in base and "PJRT_NPROC" not in base:
     env["PJRT_NPROC"] = str(threads)
-  if as_slurm:
+  if gpus == 0 or "JAX_LOCAL_DEVICE_IDS" in env:
     env.update({"SLURM_JOB_ID": str(port), "SLURM_STEP_NODELIST": LOOPBACK,
                 "SLURM_STEP_NUM_NODES": "1", "SLURM_NTASKS": str(nproc), "SLURM_PROCID": str(index),
                 "SLURM_LOCALID": str(index), "JAX_COORDINATOR_PORT": str(port)})

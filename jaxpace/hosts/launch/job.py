@@ -24,7 +24,6 @@ class Launch:
     devices: devices a process, or None to leave it to JAX.
     threads: XLA CPU threads a process, or None to leave it to XLA.
     port: TCP port of the coordinator, 0 for a free one.
-    as_slurm: whether to look like a SLURM step too.
   """
 
   command: Sequence[str]
@@ -36,7 +35,6 @@ class Launch:
   devices: int | None = None
   threads: int | None = None
   port: int = 0
-  as_slurm: bool = False
 
 
 class LaunchError(Exception):

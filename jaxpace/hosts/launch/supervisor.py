@@ -111,7 +111,7 @@ class Supervisor:
     env = environment.worker_environment(
         os.environ, index=index, nproc=job.nproc, port=port, launch_id=self._id,
         notice=str(self._notices / f"process-{index}"), devices=job.devices, threads=job.threads,
-        gpus=environment.count_gpus(os.environ), as_slurm=job.as_slurm)
+        gpus=environment.count_gpus(os.environ))
     try:
       self._workers.append(processes.Worker(index, job.command, env,
                                             job.logs / f"process-{index}.log"))

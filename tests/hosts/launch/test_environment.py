@@ -37,16 +37,19 @@ def test_place_and_loopback_only():
   env = env_of(base)
   assert env["JAX_COORDINATOR_ADDRESS"] == env["JAX_COORDINATOR_BIND_ADDRESS"] == "127.0.0.1:1234"
   assert (env["JAX_NUM_PROCESSES"], env["JAX_PROCESS_ID"]) == ("4", "1")
-  assert (env["PATH"] == "/bin" and "JAX_COORDINATOR_PORT" not in env
+  assert (env["PATH"] == "/bin" and env["JAX_COORDINATOR_PORT"] == "1234"
           and env["PYTHONUNBUFFERED"] == "1")
-  assert "XLA_FLAGS" not in env and "SLURM_PROCID" not in env and "PJRT_NPROC" not in env
+  assert "XLA_FLAGS" not in env and "PJRT_NPROC" not in env
   assert base == {"PATH": "/bin", "JAX_COORDINATOR_PORT": "9", "JAX_PROCESS_ID": "7"}  # untouched
 
 
 def test_slurm_variables_lead_jax_to_the_same_coordinator():
-  env = env_of(as_slurm=True)
+  env = env_of()
   assert (env["SLURM_STEP_NODELIST"], env["JAX_COORDINATOR_PORT"]) == ("127.0.0.1", "1234")
   assert (env["SLURM_NTASKS"], env["SLURM_PROCID"], env["SLURM_LOCALID"]) == ("4", "1", "1")
+  # JAX would give each of them one GPU, and there are too few.
+  assert "SLURM_PROCID" not in env_of(gpus=2) and "JAX_COORDINATOR_PORT" not in env_of(gpus=2)
+  assert "SLURM_PROCID" in env_of({"JAX_PLATFORMS": "cpu"}, gpus=2)
 
 
 @pytest.mark.parametrize(("options", "base", "ids"), [
