@@ -76,8 +76,6 @@ SECTIONS = {
     "bitwise": Section("steps", "parameters after 50 steps", 60, "run_bits", cached=False),
     "host_time": Section("hosttime", "device time against the host's clock", 30),
     "stamp_callback": Section("stamps", "the host callback clock beside it", 30, "run_callback"),
-    "compiled": Section("compiled", "what instrumenting adds to the compiled step", 60,
-                        cached=False, xla_flags="--xla_dump_to={folder}"),
     "marks": Section("marks",
                      "marks of observed programs: arrival, cost, truth, no host in the loop", 60),
     "observed": Section("marks", "an observed step on several GPUs: bits, overhead", 120,

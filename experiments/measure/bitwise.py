@@ -10,7 +10,8 @@ Trains each case bare, and instrumented in several ways, for the same number of 
 state on the same batches, and compares every bit of the state and the metrics at the end, and the
 compiled programs. Part `one` is one process with several devices; `no_fma` the same on instructions
 without fused multiply-add, where the order in which XLA lays out memory can't change a bit;
-`processes` several processes. Beside it stands a null: the bare step that merely returns a gradient
+`processes` several processes; `pacers` every pacer, guard and housekeeper that really delays.
+Beside it stands a null: the bare step that merely returns a gradient
 too. Writes docs/measurements/bitwise.json and bitwise.md, after each case, so that what was
 compared is kept whatever becomes of the rest. The exit status is 1 if anything but a null differs.
 """  # noqa: E501
@@ -31,9 +32,15 @@ from absl import app, flags
 
 import jaxpace
 from experiments.lib import measured
-from experiments.measure import bitwise_cases, bitwise_models, bitwise_processes, bitwise_tables
+from experiments.measure import (
+  bitwise_cases,
+  bitwise_delays,
+  bitwise_models,
+  bitwise_processes,
+  bitwise_tables,
+)
 
-_PARTS = ("one", "no_fma", "processes")
+_PARTS = ("one", "no_fma", "processes", "pacers")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)}.")
 _models = flags.DEFINE_list("models", ",".join(bitwise_models.MODELS), "Models.")
 _dtypes = flags.DEFINE_list("dtypes", ",".join(bitwise_models.DTYPES), "Precisions.")
@@ -88,9 +95,13 @@ def main(argv: list[str]) -> None:
     figures["processes"] = [row for n in processes
                             for row in bitwise_processes.launch(n, _dtypes.value, _steps.value,
                                                                 __spec__.name)]
+  if "pacers" in _parts.value:
+    figures["pacers"] = list(bitwise_delays.one_process(
+        [model for model in bitwise_delays.MODELS if model in _models.value], _layouts.value,
+        ranks[:2], _dtypes.value, _steps.value))
   measured.write(figures, bitwise_tables.markdown(figures), out)
   wrong = [row for part in _PARTS for row in bitwise_tables.instrumented(figures.get(part, ()))
-           if not (row["bits_equal"] and row["hlo_equal"])]
+           if not bitwise_delays.sound(row)]
   if wrong:
     print(f"{len(wrong)} comparisons differ:", *map(json.dumps, wrong), sep="\n  ", file=sys.stderr)
     sys.exit(1)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from experiments.lib import measured
-from experiments.measure import bitwise_cases
+from experiments.measure import bitwise_cases, bitwise_delays
 
 NO_FMA = "--xla_cpu_max_isa=AVX"
 """Instructions without fused multiply-add, for XLA_FLAGS."""
@@ -30,16 +30,17 @@ def markdown(figures: dict[str, Any]) -> list[str]:
             "merely returns a gradient too, against the bare step.", ""]
   titles = {"one": "One process",
             "no_fma": f"One process, `XLA_FLAGS={NO_FMA}` (no fused multiply-add)",
-            "processes": "Several processes, gloo"}
+            "processes": "Several processes, gloo",
+            "pacers": "Every pacer, guard and housekeeper"}
   lines += measured.table(["part", "comparisons", "bits differ", "collectives differ",
                            "controls whose bits differ"],
                           [[title, *_counted(figures[part])] for part, title in titles.items()
                            if part in figures])
   for part, title in titles.items():
     if part in figures:
-      lines += [f"## {title}", "", *_summary(instrumented(figures[part]))]
-      wrong = [row for row in instrumented(figures[part])
-               if not (row["bits_equal"] and row["hlo_equal"])]
+      lines += [f"## {title}", "", *(
+          bitwise_delays.table if part == "pacers" else _summary)(instrumented(figures[part]))]
+      wrong = [row for row in instrumented(figures[part]) if not bitwise_delays.sound(row)]
       if wrong:
         lines += ["Different:", "", *measured.table(
             ["case", "instrumented", "leaves that differ", "collectives"],

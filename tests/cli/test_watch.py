@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from experiments.lib.terminal import Terminal
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.reporting.watch import live
+from tests.cli.terminal import Terminal
 from tests.lib.said import numbers
 from tests.multiprocess.jobs import ROOT
 from tests.reporting.growing import Growing

@@ -9,7 +9,6 @@ from hypothesis import given as given_any  # `given` is a job here
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from experiments.measure import stream_alarms
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
 from tests.diagnosis.made_up import run_of
@@ -25,6 +24,9 @@ def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=N
   random = np.random.default_rng(seed)
   jitter = (random.exponential(noise, (ranks, size)) if kind == "exponential"
             else random.normal(0, noise, (ranks, size)))
+  if kind == "wandering":
+    for step in range(1, size):
+      jitter[:, step] = 0.9 * jitter[:, step - 1] + np.sqrt(1 - 0.81) * jitter[:, step]
   if kind == "pauses":
     jitter += 0.5 * (random.random((ranks, size)) < 0.005)
   arrival, gap = BASE * (1 + jitter), np.full((ranks, size), 0.5e-3)
@@ -240,8 +242,7 @@ def test_noise_that_wanders_is_no_fault(ranks):
   steps of two."""
   number = 0
   for seed in range(12):
-    number += len(alarms(stream_alarms.made_up(ranks, 600, "AR(0.9)", 1000 + seed), ranks,
-                         chunk=600))
+    number += len(alarms(steps(ranks, 600, seed=1000 + seed, kind="wandering"), ranks, chunk=600))
   assert number == 0
 
 

@@ -7,7 +7,6 @@ import functools
 import importlib
 import inspect
 import pathlib
-import re
 from typing import Any
 
 import pytest
@@ -101,35 +100,3 @@ def test_the_page_names_what_moves_nothing(runs: pathlib.Path) -> None:
   idle = page.partition("## Rules that move nothing")[2]
   assert rule("place.late").says in idle and rule("turns.costly").says not in idle
   assert "nothing: all rules | 1.000" in page
-
-
-def test_rules_tried_in_another_way_are_added_to_those_before(runs: pathlib.Path) -> None:
-  ready, read = judge.labelled(runs), {}
-  whole = ablation.judged(ready, None, read)
-
-  def figures(way: str, *names: str) -> dict[str, Any]:
-    every = {how: [found] for how, found in whole.items() if how == way}
-    return {"seeds": ["7"], "runs": [2], "ways": [way], "rows": [
-        ablation.row_of(None, every, every),
-        *(ablation.row_of(one, {way: [ablation.judged(ready, one, read, (way,))[way]]}, every)
-          for one in ablation.chosen(names))]}
-
-  both = ablation.added(figures("all", "turns.costly", "place.late"),
-                        figures("bare", "turns.costly"))
-  assert both["ways"] == ["all", "bare"]
-  assert [(row["rule"], sorted(row["seeds"][0])) for row in both["rows"]] == [
-      ("", ["all", "bare"]), ("turns.costly", ["all", "bare"]), ("place.late", ["all"])]
-  page = "\n".join(ablation.page({**measured.circumstances("experiments.labs.ablation"),
-                                  "note": "", **both}))
-  assert "by themselves: 2." in page and "by themselves: 1." in page
-  with pytest.raises(ValueError, match="name the same runs"):
-    ablation.added(both, {**figures("bare", "turns.costly"), "runs": [3]})
-  with pytest.raises(ValueError, match="no rule 'late.lately'"):
-    ablation.chosen(["late.lately"])
-
-
-def test_what_shows_a_rule_that_is_kept_is_there() -> None:
-  shown = [match for rule in RULES for match in re.findall(r"(test_\w+): (\w+)", rule.kept)]
-  assert len(shown) >= len([rule for rule in RULES if rule.kept])
-  for file, name in shown:
-    assert name in (pathlib.Path(__file__).parents[1] / f"diagnosis/{file}.py").read_text()

@@ -6,7 +6,6 @@ import itertools
 
 import chex
 import jax
-import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import AxisType
@@ -42,15 +41,6 @@ def test_every_character_is_trained_on_once_whoever_has_its_document():
     assert one.counts.sum() == other.counts.sum() and other.counts.max() <= one.counts.max()
     better += int(other.counts.max() < one.counts.max())
   assert better >= 15
-
-
-def test_a_document_in_windows():
-  document = np.arange(40, dtype=np.uint8)
-  batch = documents.laid_out([[document, document[:5]]], CONTEXT, 6)
-  assert batch.counts.tolist() == [4] and documents.cost(document, CONTEXT) == 3
-  assert batch.windows[0].tolist() == list(range(17)) and batch.windows[1, 0] == 16
-  assert (batch.weights.sum(axis=1).tolist() == [16, 16, 7, 4, 0,
-                                                 0]), "39 and 4 characters have one before them"
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ import json
 import pathlib
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from configs import fault_lab
 from experiments.labs.faults import cluster, judge, make, outside, plan, scores, truth
 from experiments.labs.faults.schedule import schedule
-from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec, layout
+from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec
 from jaxpace.trace.reader import read_run
 from tests.experiments.faults_made_up import fault_of, one, spec_of
 from tests.synthetic import made_up_faults as synthetic_faults
@@ -169,16 +168,3 @@ def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(
   monkeypatch.setattr(make, "label", lambda directory, spec: 1 / 0)
   with pytest.raises(ZeroDivisionError):
     make.make([specs[0]], tiny(), tmp_path / "other", lambda *now: None, said.append)
-
-
-@pytest.mark.long
-def test_a_cluster_that_ends_says_its_last_words(tmp_path: pathlib.Path) -> None:
-  broken = cluster.Cluster(layout("in2"), {"gradient_kb": 1.0, "hosts_seconds": 1.0,
-                                           "steps": "none"}, tmp_path, None,
-                           "mark", threading.Event())
-  try:
-    with pytest.raises(cluster.ClusterError,
-                       match="Process 0 of in2 ended. Its last words: .*Error"):
-      broken.wait()
-  finally:
-    broken.close()

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from configs import fault_lab
-from experiments.labs.faults import places, plan, truth
+from experiments.labs.faults import plan, truth
 from experiments.labs.faults.schedule import schedule
-from experiments.labs.faults.spec import MODES, Spec, from_json, layout
-from jaxpace.hosts.locality.concerns import WARNING, find_concerns
-from jaxpace.hosts.locality.types import Device, Locality
+from experiments.labs.faults.spec import MODES, Spec
 from tests.experiments.faults_made_up import fault_of, spec_of
 
 
@@ -52,18 +48,6 @@ def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[
     assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}
 
 
-def test_specs_survive_json(specs: list[Spec]) -> None:
-  assert [from_json(json.loads(json.dumps(spec.to_json()))) for spec in specs] == specs
-
-
-def test_layouts() -> None:
-  assert (layout("4x1").processes, layout("2x2").ranks, layout("in8").devices) == (4, 4, 8)
-  assert layout("2x2").ranks_of(1) == (2, 3) and layout("2x2").process_of(3) == 1
-  for name in ("in1", "8", "1x4", "4x", "x4", ""):
-    with pytest.raises(ValueError, match="no layout"):
-      layout(name)
-
-
 def test_schedules_hold_what_the_faults_say() -> None:
   late = schedule(spec_of(fault_of("straggler", (1, 2), 3e-3, onset=80))).extra
   np.testing.assert_allclose(late[1:3, 80:], 3e-3, rtol=1e-6)
@@ -80,21 +64,3 @@ def test_schedules_hold_what_the_faults_say() -> None:
   paused = schedule(spec_of(fault_of("collecting", (2, 3), 0.02, chance=0.1,
                                      onset=50), name="4x1")).pause["gc"]
   assert not paused[:2].any() and not paused[:, :50].any() and 15 < (paused > 0).sum() < 50
-
-
-def test_a_spinning_rank_sleeps_less_by_what_it_computes() -> None:
-  plain, spun = schedule(spec_of()), schedule(spec_of(spinning=2))
-  np.testing.assert_allclose(spun.work + spun.spin, plain.work, rtol=1e-6)
-  assert spun.spin[2].min() > 0 and not spun.spin[[0, 1, 3]].any()
-
-
-def test_the_fixture_of_places_says_who_is_misplaced() -> None:
-  known = Locality(process=0, hostname="h0", devices=tuple(Device(id=i) for i in range(4)))
-  found = places.place(known, (4, 5, 6, 7), (6,))
-  assert [gpu.nic_distance for gpu in found.gpus] == ["PIX", "PIX", "SYS", "PIX"]
-  assert [device.gpu for device in found.devices] == [gpu.pci for gpu in found.gpus]
-  assert len({nic.pci for nic in found.nics} | {gpu.pci for gpu in found.gpus}) == 8
-  wrong = [concern for concern in find_concerns(found) if concern.level == WARNING]
-  assert (wrong and all(found.gpus[2].pci in concern.sentence or "mlx5_2" in concern.sentence
-                        for concern in wrong))
-  assert not [c for c in find_concerns(places.place(known, (4, 5, 6, 7), ())) if c.level == WARNING]

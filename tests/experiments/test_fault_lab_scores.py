@@ -54,24 +54,6 @@ def test_blame_is_exact_and_names_nobody_innocent(ranks: tuple[int, ...], hosts:
   assert scores.blame(run, run.injected[0]) is right
 
 
-def test_blame_counts_what_was_missed_and_leaves_out_where_nobody_is_to_blame() -> None:
-  runs = [run_of("a", (one(STRAGGLER, (2,)),), ()),
-          run_of("b", (one(AMPLIFICATION),), (told(AMPLIFICATION),)),
-          run_of("c", (one(STRAGGLER, (2,)),), (told(STRAGGLER, (2,)),))]
-  assert scores.blame_accuracy(runs) == (1, 2)
-
-
-def test_who_is_wrongly_blamed() -> None:
-  assert scores.wrongly_blamed(run_of("a", (), (told(STRAGGLER, (1,)),)))
-  assert scores.wrongly_blamed(run_of("a", (), (told(AMPLIFICATION, (), ("h1",)),)))
-  assert not scores.wrongly_blamed(run_of("a", (),
-                                          (told(RUNTIME, (0, 1, 2, 3), ("h0", "h1", "h2", "h3")),)))
-  # the only host
-  assert not scores.wrongly_blamed(run_of("a", (), (told(RUNTIME, (), ("here",)),), "in4"))
-  assert scores.wrongly_blamed(run_of("a", (one(AMPLIFICATION),), (told(AMPLIFICATION, (3,)),)))
-  assert not scores.wrongly_blamed(run_of("a", (one(STRAGGLER, (1,)),), (told(STRAGGLER, (2,)),)))
-
-
 def test_errors_of_shares_and_what_if_and_detection() -> None:
   runs = [run_of("a", (one(STRAGGLER, (1,)), one(LOCALITY, (2,))),
                  (told(STRAGGLER, (1,), share=0.2),
@@ -109,11 +91,3 @@ def test_errors_of_shares_and_what_if_and_detection() -> None:
   assert "median 0.2" in page and "1 of 3" in page and "–" in page
   assert (tables.figures_table(figures["judged"]).row_count
           == len(tables.figures_table(figures["judged"]).rows))
-
-
-def test_the_share_of_a_misplaced_link_is_compared_with_what_the_network_did() -> None:
-  link = dataclasses.replace(one(LOCALITY, (2,)), kind="misplaced_link")
-  run = run_of("a", (link,), (told(LOCALITY, (2,), share=0.2),),
-               shares={"contention": 0.19, "chronic": 0.0})
-  errors = scores.share_errors([run])
-  assert errors["contention"] == pytest.approx([1]) and not errors["chronic"].size

@@ -86,19 +86,6 @@ def test_truth_of_a_straggler_and_of_a_pause() -> None:
   assert found.faults[0].cost == pytest.approx(found.shares["runtime"], rel=1e-5)
 
 
-def test_truth_tells_two_faults_of_one_step_apart() -> None:
-  spec = dataclasses.replace(spec_of(fault_of("straggler", (0,), 6e-3),
-                                     fault_of("rotating", (), 3e-3)), jitter=0.0)
-  found = truth.truth(spec, measured(spec), measured(dataclasses.replace(spec, faults=())))
-  straggler, rotating = found.faults
-  often = (schedule(spec_of(fault_of("straggler", (0,),
-                                     0.0), fault_of("rotating", (), 3e-3))).extra[0, 1:] > 0).mean()
-  # Without the straggler a step waits 3 ms for someone; without the rotating one it waits 6 ms for
-  # rank 0.
-  assert straggler.cost * found.step_time == pytest.approx(3e-3 + often * 3e-3, rel=1e-4)
-  assert rotating.cost * found.step_time == pytest.approx(often * 3e-3, rel=1e-4)
-
-
 def test_truth_of_the_network_is_what_exceeds_the_twin() -> None:
   spec = spec_of(fault_of("link", (3,), 40.0, onset=100), name="4x1")
   twin = dataclasses.replace(spec, faults=(), twin=None)
@@ -120,64 +107,3 @@ def test_truth_of_a_stopped_process_is_what_its_sleep_took_too_long() -> None:
   struck = truth.truth(spec, found, twin).faults[0]
   assert struck.ranks == (1,) and struck.seconds == pytest.approx(8e-3 * 99 / 199, rel=1e-3)
   assert struck.cost == pytest.approx(8e-3 / 2 / np.nanmean(found.step), rel=0.05)
-
-
-def test_an_imbalance_costs_what_evening_it_out_saves() -> None:
-  spec = dataclasses.replace(spec_of(fault_of("imbalance", (), 3e-3)), jitter=0.0)
-  found = truth.truth(spec, measured(spec), measured(dataclasses.replace(spec, faults=())))
-  extra = schedule(spec).extra[:, 1:].astype(float)
-  fault, = found.faults
-  assert (fault.cost * found.step_time
-          == pytest.approx((extra.max(axis=0) - extra.mean(axis=0)).mean(), rel=1e-5))
-  # not that of having less to do
-  assert fault.cost < 0.6 * extra.max(axis=0).mean() / found.step_time
-
-
-def test_a_rare_pause_begins_when_it_strikes_first() -> None:
-  spec = spec_of(fault_of("checkpointing", (0,), 0.1, onset=80, chance=25.0), name="4x1")
-  twin = measured(dataclasses.replace(spec, faults=()))
-  assert truth.truth(spec, measured(spec), twin).faults[0].began == 99
-  late = spec_of(fault_of("straggler", (1,), 5e-3, onset=100))
-  assert (truth.truth(late, measured(late),
-                      measured(dataclasses.replace(late, faults=()))).faults[0].began == 100)
-
-
-def test_of_two_hosts_nobody_is_to_blame_for_the_link_between_them() -> None:
-  link = fault_of("link", (1,), 40.0)
-  assert truth.blamed(spec_of(link, name="2x2"), link) == ((), ())
-  assert truth.blamed(spec_of(link, name="4x1"), link) == ((1,), ("h1",))
-
-
-def test_the_truth_of_contention_is_tried_on_runs_in_whose_network_nothing_was_done() -> None:
-  late = dataclasses.replace(spec_of(fault_of("straggler", (1,), 5e-3), name="2x2"), jitter=0.0)
-  twin = dataclasses.replace(late, faults=(), twin=None)
-  # The machine was slower by 2 ms a step than when the twin was made: 10 ms of work, 5 more and 3
-  # of transfer.
-  found = truth.truth(late, measured(late, 3e-3), measured(twin))
-  assert (found.untouched == pytest.approx(2e-3 / 18e-3, rel=1e-5)
-          and found.shares["contention"] == 0)
-  slow = dataclasses.replace(late, faults=(fault_of("link", (1,), 90.0),))
-  assert truth.truth(slow, measured(slow, 3e-3), measured(twin)).untouched is None
-  assert truth.truth(twin, measured(twin), None).untouched is None
-  inside = dataclasses.replace(late, layout="in4")
-  assert truth.truth(inside, measured(inside),
-                     measured(dataclasses.replace(twin, layout="in4"))).untouched is None
-
-
-def test_what_the_machine_took_is_told_by_the_loops_own_clocks() -> None:
-  found = measured(spec_of())
-  assert truth.lost(found, 50, 80) == pytest.approx(0, abs=1e-9)
-  usual = float(np.nanmedian(found.step))
-  step, work, over = found.step.copy(), found.work.copy(), found.over.copy()
-  step[60:90] += 0.1 * usual  # what nobody asked for
-  work[0, 180:] += 5e-3
-  over[0, 180:] += 5e-3  # a sleep that was too long is the machine's too
-  step[180:] += 5e-3
-  found = found._replace(step=step, work=work, over=over)
-  assert truth.lost(found, 60, 89) == pytest.approx(0.1, rel=0.05)
-  assert truth.lost(found, 180, 199) == pytest.approx(5e-3 / usual, rel=0.05)
-  assert truth.lost(found, 20, 59) == pytest.approx(0, abs=1e-9)
-  whole = found._replace(step=found.step[:100], work=found.work[:, :100],
-                         extra=found.extra[:, :100], over=found.over[:, :100])
-  # 30 disturbed steps of 99: those stretches of 10 that hold 5 of them at least.
-  assert truth.disturbed(whole, 0.05, 10) == pytest.approx(31 / 90, abs=0.03)

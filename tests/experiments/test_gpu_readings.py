@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import jax
@@ -14,12 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from experiments.labs.gpu import (
-    compiled,
     hosttime,
     injected,
     kernels,
-    stamps,
-    steps,
     traced,
     whole_loop,
 )
@@ -38,35 +34,6 @@ def test_the_true_offset_is_in_the_interval_and_no_wider_one_is_given(
   found = hosttime.bracketed(before, before + there + offset, before + there + back)
   assert found.low <= offset <= found.high
   assert found.high - found.low <= int((there + back).min())
-
-
-def test_where_no_offset_fits_the_narrowest_bracket_is_taken() -> None:
-  before = np.array([0, 10**9])
-  found = hosttime.bracketed(before, before + np.array([5, 7_000]), before + np.array([20, 6]))
-  assert (found.low, found.high) == (6_994, 7_000)
-
-
-@given(ppm=st.floats(-200, 200), start=st.integers(0, 10**15))
-def test_a_drift_is_found(ppm: float, start: int) -> None:
-  seconds = np.array([0.0, 10.0, 45.0, 300.0])
-  rows = [[start + s * 1e9, 3e8 + ppm * 1e3 * s, 100.0] for s in seconds]
-  slope, over, residual = hosttime.drift(rows)
-  assert slope == pytest.approx(ppm, abs=0.01) and over == pytest.approx(300) and residual < 300
-  assert math.isnan(hosttime.drift(rows[:1])[0])
-
-
-@given(step=st.integers(1, 2000), counts=st.lists(st.integers(0, 10**6), min_size=3, max_size=30))
-def test_the_timers_steps_are_a_whole_multiple_of_what_is_found(
-    step: int, counts: list[int]) -> None:
-  times = 10**15 + step * np.cumsum(np.asarray([1, 2, *counts], np.int64))
-  found = stamps.resolution(times)
-  assert found and found % step == 0 and (np.diff(times) % found == 0).all()
-
-
-def test_carries_are_counted() -> None:
-  times = np.array([2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 3 * 2**32], np.int64)
-  assert stamps.carries(times) == 2
-  np.testing.assert_array_equal(stamps.gaps(words.from_ns(times)), np.diff(times))
 
 
 MARKS = (Mark("start", "gap"), Mark("delay", "delay"), Mark("enter", "compute", 0),
@@ -96,38 +63,7 @@ def test_readings_of_a_ring() -> None:
   assert following[0] == pytest.approx(970e-9) and np.isnan(following[1])
 
 
-def test_growth_is_above_what_is_there_with_nothing_injected() -> None:
-  values = np.array([10.0, 12.0, 11.0, 31.0, np.nan, 33.0, 5.0])
-  assert injected.grown(values, np.array([0, 0, 0, 2, 2, 2, 1])) == {1: -6.0, 2: 21.0}
-
-
-def test_a_share_above_bare() -> None:
-  figures = {"bare": np.array([10.0, 20.0, 40.0]), "x": np.array([10.1, 20.2, 40.4])}
-  assert steps.extra_percent(figures, "x").value == pytest.approx(1.0)
-
-
 # Compiled programs and traces.
-
-SEQUENCE = """000: kCommandBuffer [source | sink]
-    001: kCopy         [source       | next=003 (2)] kCopy
-    002: kCustomKernel [source       | next=003 (1)] loop_add_fusion grid: [1, 1, 1] threads: [2, 1, 1]
-    003: kCustomKernel [prev=002 (1) | next=004 (1)] jaxpace_stamp grid: [1, 1, 1] threads: [32, 1, 1]
-004: kCustomKernel [prev=003 (1) | sink] jaxpace_hold__1 grid: [1, 1, 1] threads: [32, 1, 1]
-"""  # noqa: E501
-
-
-def test_a_sequence_of_thunks_is_counted_and_what_is_in_no_command_buffer_is_seen() -> None:
-  assert compiled.thunks(SEQUENCE) == {"kCommandBuffer": 1, "kCopy": 1, "kCustomKernel": 1,
-                                       "kCustomKernel of jaxpace": 2}
-  assert compiled.outside_graphs(SEQUENCE) == (1, 1)
-  assert compiled.outside_graphs(SEQUENCE.replace("\n004", "\n    004")) == (1, 0)
-
-
-def test_operations_of_the_entry_are_counted() -> None:
-  text = jax.jit(lambda x: jnp.sin(x) @ x.T).lower(jnp.ones((4, 4))).compile().as_text()
-  found = compiled.operations(text)
-  assert found["parameter"] == 1 and found["dot"] + found["fusion"] + found["custom-call"] >= 1
-  assert sum(found.values()) <= sum(" = " in line for line in text.splitlines())
 
 
 @pytest.mark.parametrize(("line", "seen"), [
@@ -179,18 +115,6 @@ def test_a_trace_of_a_gpu_is_read_within_the_window() -> None:
   assert seen.kernels == {"jaxpace_stamp": (2, 4.0), "gemm": (1, 50.0), "MemcpyD2D": (1, 1.0)}
   assert ((seen.to_host, seen.callbacks, seen.graphs) == ({}, {}, 2)
           and seen.seconds == pytest.approx(1e-6))
-
-
-@pytest.mark.parametrize("name", ["MemcpyD2H", "cuMemcpyDtoHAsync_v2", "Memcpy DtoH",
-                                  "TransferDeviceToHost"])
-def test_a_copy_to_the_host_is_seen(name: str) -> None:
-  assert traced.look(profile(Event(name, 200.0, 2.0))).to_host == {name: 1}
-  assert traced.look(profile(host=(Event(name, 200.0, 2.0),))).to_host == {name: 1}
-
-
-def test_a_trace_without_the_steps_is_refused() -> None:
-  with pytest.raises(ValueError, match="no annotation"):
-    traced.look(Profile([]))
 
 
 def test_the_spinning_kernel_is_lowered_in_its_own_memory() -> None:

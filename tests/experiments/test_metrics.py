@@ -27,19 +27,6 @@ def test_lines_come_every_so_often_with_the_time_a_step_took(
   assert "loss 0.125" in lines[2]
 
 
-def test_other_processes_write_nothing(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch) -> None:
-  monkeypatch.setattr(metrics, "jax",
-                      types.SimpleNamespace(process_index=lambda: 1,
-                                            block_until_ready=lambda _: None))
-  with metrics.Writer(str(tmp_path / "run"), log_every=1) as writer:
-    writer.write_scalars(1, {"loss": 1.0})
-    writer.summary({"accuracy": 1.0})
-  assert not capsys.readouterr().out
-  assert not (tmp_path / "run").exists()
-
-
 def test_the_host_waits_for_the_step_eight_before(tmp_path: pathlib.Path,
                                                   monkeypatch: pytest.MonkeyPatch) -> None:
   waited: list[int] = []

@@ -12,7 +12,7 @@ import pytest
 import jaxpace
 from experiments.lib import measured
 from experiments.measure import null_live
-from experiments.measure.null_live import AGAIN, BLOCK, OFF, ON
+from experiments.measure.null_live import BLOCK, ON
 
 WARM_UP = 20
 
@@ -21,18 +21,6 @@ def schedule(rounds: int) -> np.ndarray:
   """[rounds, 3, BLOCK] arms."""
   steps = jnp.arange(WARM_UP, WARM_UP + rounds * 3 * BLOCK, dtype=jnp.int32)
   return np.asarray(jax.vmap(lambda k: null_live.arm(k, WARM_UP))(steps)).reshape(rounds, 3, BLOCK)
-
-
-@pytest.mark.long
-def test_every_arm_once_a_round_in_orders_that_take_turns() -> None:
-  arms = schedule(600)
-  assert (arms == arms[..., :1]).all(), "whole blocks"
-  assert (np.sort(arms[..., 0], axis=1) == [ON, OFF, AGAIN]).all()
-  _, counts = np.unique(arms[..., 0], axis=0, return_counts=True)
-  assert len(counts) == 6 and counts.min() > 60
-  first = (arms[:, 0, 0] == ON).astype(float) - 1 / 3
-  assert abs(np.corrcoef(first[1:], first[:-1])[0, 1]) < 0.15
-  assert all(int(null_live.arm(jnp.int32(k), WARM_UP)) == ON for k in range(WARM_UP))
 
 
 @pytest.mark.long
@@ -77,13 +65,6 @@ def test_judgement(harm: float, noise: float, expected: str) -> None:
     assert result["again_cut"] == pytest.approx(0.04, abs=0.015)
   assert result["largest_mean_delay_ms"] == pytest.approx(2) and result["blocks_delayed"] == 1
   assert result["delay_while_off"] == 0
-
-
-def test_busy_times() -> None:
-  busy = null_live.busy_times("straggler", 4, 250)
-  assert busy.shape == (250, BLOCK, 4)
-  np.testing.assert_allclose(busy.mean(axis=(0, 1)), [10e-3, 10e-3, 10e-3, 13e-3], rtol=0.01)
-  np.testing.assert_array_equal(busy, null_live.busy_times("straggler", 4, 250))
 
 
 @pytest.mark.long

@@ -16,7 +16,6 @@ from experiments.labs.faults import judge, make, observed_plan, truth
 from experiments.labs.faults.observed import LAYERS, layer_of
 from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import AMPLIFICATION, CONTENTION, STRAGGLER, Spec
-from experiments.lib import measured
 from tests.experiments.faults_made_up import one
 
 
@@ -62,24 +61,6 @@ def found(mode: str, ranks: tuple[int, ...] = ()) -> Found:
 ])
 def test_what_is_right(said: list[Found], injected: tuple, right: bool) -> None:
   assert observed_processes.right(run_of(*said, injected=injected)) is right
-
-
-def test_the_page_counts() -> None:
-  rows = [{"run": "a", "fault": "healthy", "cost": 0, "ranks": [], "layer": None, "findings": [],
-           "right": True, "exact": True, "layer_named": None, "step_ms": 30.0},
-          {"run": "b", "fault": "straggler", "cost": 0.1, "ranks": [1], "layer": 2,
-           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [1], "hosts": []}],
-           "right": True, "exact": False, "layer_named": False, "step_ms": 30.0},
-          {"run": "c", "fault": "healthy", "cost": 0, "ranks": [], "layer": None,
-           "findings": [{"mode": STRAGGLER, "share": 0.1, "ranks": [], "hosts": ["h1"]}],
-           "right": False, "exact": False, "layer_named": None, "step_ms": 30.0}]
-  said = observed_processes.summary(rows)
-  assert said == {"done": 3, "right": 2, "exact": 1, "healthy": 2, "healthy_blamed": 1,
-                  "healthy_with_findings": 1, "in_a_layer": 1, "named": 0}
-  page = "\n".join(observed_processes.page({
-      **measured.circumstances("experiments.labs.observed_processes"), "note": "",
-      "seeds": {"7": {"summary": said, "runs": rows}}}))
-  assert "## Seed 7" in page and "3 runs; mode and rank right in 2" in page and "ranks [1]" in page
 
 
 @pytest.mark.long

@@ -13,7 +13,6 @@ from experiments.lib.paired import (
   Estimate,
   estimate,
   jackknifed,
-  median_of_many,
   ratio_of_means,
   rounds_needed,
 )
@@ -46,17 +45,6 @@ def test_a_jackknifed_mean_is_the_mean_of_students_interval() -> None:
   assert broken.value == 1.0 and broken.low == -math.inf
 
 
-def test_a_median_is_enclosed_by_two_of_many_values() -> None:
-  rng = np.random.default_rng(2)
-  for count in (6, 20, 101):
-    inside = 0
-    for _ in range(1000):
-      found = median_of_many(rng.standard_cauchy(count))
-      inside += found.low <= 0 <= found.high
-    assert inside / 1000 >= 0.935, count
-  assert median_of_many(np.arange(5.0)) == Estimate(2.0, -math.inf, math.inf, 5)
-
-
 @pytest.mark.parametrize(("half", "rounds", "margin"),
                          [(0.01, 100, 0.005), (0.002, 50, 0.005), (3.7, 80, 0.5)])
 def test_with_the_rounds_needed_four_runs_in_five_show_it(half: float, rounds: int,
@@ -65,7 +53,3 @@ def test_with_the_rounds_needed_four_runs_in_five_show_it(half: float, rounds: i
   error = half / 1.96 * (rounds / needed) ** 0.5
   shown = statistics.NormalDist(0.0, error).cdf(margin - 1.96 * error)
   assert shown == pytest.approx(0.8, abs=0.02)
-
-
-def test_one_round_does_not_say_how_many_are_needed() -> None:
-  assert rounds_needed(Estimate(0.0, -math.inf, math.inf), 1, 0.5) == 0

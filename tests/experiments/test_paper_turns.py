@@ -5,10 +5,9 @@ import pathlib
 import types
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from experiments.paper import document, identified, literal, mechanisms, turns, turns_page
+from experiments.paper import document, literal, turns
 from experiments.paper import world as worlds
 from jaxpace.core.types import Observation
 
@@ -31,64 +30,6 @@ def delays(waits, **more):
 def test_the_literal_pacer_delays_by_half_of_what_was_waited_beyond_the_least():
   asked = delays([0.1, 0.3] * 20)
   assert asked[-1] == pytest.approx(0.5 * 0.2, rel=0.15) and asked[-2] == pytest.approx(0, abs=1e-6)
-
-
-def test_it_is_passive_while_waits_do_not_vary_and_within_its_bound():
-  assert max(delays([0.3, 0.301] * 20)) == 0
-  assert max(delays([0.1, 3.0] * 20)) == np.float32(0.2)
-  assert max(delays([np.nan] * 5 + [0.1, 0.3, -1.0])) <= 0.2
-
-
-def figures_of(gain, **more):
-  of = {"gain": gain, "cv": [0.1, 0.2], "bare_cv": [0.2, 0.3], "mean": [1, 1], "listened": [2, 2],
-        "turns": [1, 1], "neighbour_gain": [0.1, 0.2], "exposed": [0.3, 0.4],
-        "bare_exposed": [0.5, 0.6], "hidden": [0.1, 0.2], "bare_hidden": [0.1, 0.2]}
-  sizes = {str(n): {"both": of, "one": of, "alone": of} for n in worlds.NODES}
-  return {"command": "c", "date": "d", "machine": {"cores": 2, "platform": "p", "jax": "j",
-                                                   "python": "3"},
-          "load_average_at_start": 1.0, "sizes": sizes, "worlds": 2, "steps": 400, "long": 1000,
-          "listening": 0.01, "block": 64, "ear": {"busy": 4.0, "scatter": 0.2, "wrong": 0.02},
-          "arms": {name: arm.about for name, arm in turns.ARMS.items()}} | more
-
-
-def test_the_page_says_how_many_worlds_come_up_to_the_paper_and_what_was_not_run():
-  page = "\n".join(turns_page.page(figures_of([0.05, 0.15])))
-  assert "| 64 | +11.0 % | +5.0 .. +10.0 .. +15.0 % | 50 % |" in page
-  assert "| 64 | +15.0 .. +15.0 .. +15.0 % | +5.0 .. +5.0 .. +5.0 % |" in page
-  assert page.count("Not run.") == 1
-
-
-def on_record(loads, gains, searches):
-  """Records of worlds, one for each load."""
-  turned = figures_of(gains)
-  fields = list(worlds.World._fields)
-  made = [{"start": name, "fixed": {"load": 0.0} if load == 0 else {},
-           "worlds": [{"values": [load if field == "load" else 0.4 for field in fields]}]}
-          for load, name in zip(loads, searches, strict=True)]
-  return {"table1_turns.json": turned,
-          "table1_worlds.json": {"fields": fields, "searches": made}}
-
-
-def test_columns_say_what_is_on_record_and_leave_out_what_is_not():
-  paced = {str(n): {"all": {"gain": [-0.01, 0.0], "cv": [0.2, 0.3], "bare_cv": [0.3, 0.3]}}
-           for n in worlds.NODES}
-  records = {"table1.json": {"sizes": paced}, "table1_turns.json": figures_of([0.05, 0.15])}
-  row = next(line for line in mechanisms.gains(records) if line.startswith("| 64"))
-  assert row == ("| 64 | +11.0 % | – | -1.0 .. +0.0 % | +5.0 .. +15.0 % | +5.0 .. +15.0 % | – |")
-  letter = {"gain": [-0.1, -0.05], "cv": [0.1, 0.1], "bare_cv": [0.2, 0.2]}
-  records["table1_literal.json"] = {"sizes": {"64": {"literal": letter, "share 0.1": letter}}}
-  said = " ".join(identified.literal(records))
-  assert "from 0.200 to 0.100" in said and "-7.5 % with 0.1" in said
-
-
-def test_worlds_of_two_kinds_stand_side_by_side_and_their_middle_is_no_figure():
-  records = on_record([0.0, 0.3], [0.24, 0.02], ["near equal periods 1", "all couplings"])
-  said = " ".join(identified.said(records))
-  assert "by +2.0 to +24.0 %" in said and "none at all five sizes" in said
-  assert "1 of the 1 worlds without other traffic" in said
-  row = next(line for line in identified.groups(records) if line.startswith("| gain, 64"))
-  assert row.endswith("| +24.0 .. +24.0 .. +24.0 % | +2.0 .. +2.0 .. +2.0 % |")
-  assert identified.said({}) == ["Not run yet."]
 
 
 def test_the_page_of_the_paper_says_what_its_records_say():

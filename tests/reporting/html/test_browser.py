@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from experiments.lib import chromium
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html.figures import find, late
+from tests.reporting import chromium
 from tests.reporting.html.runs import hostile, report, rich
 
 CHROMIUM = chromium.find()
