@@ -5,8 +5,9 @@ one.
     python -m experiments.measure.recording_overhead --real_time --processes=2 --cases=shard_map
 
 Steps of real arithmetic whose arms take turns step by step, in an order drawn anew each time: the
-jitted step, the same again (the null), the one that `jaxpace.recorded` observes, and, where the
-step is a `shard_map`, the instrumented one that it records. The loop waits for the loss of each
+jitted step, the same again (the null), one recorded unchanged as by `jaxpace run`, the one that
+`jaxpace.recorded` observes, and, where the step is a `shard_map`, the instrumented one that it
+records. The loop waits for the loss of each
 step, as one that logs it does. Rounds are many and short: each gives a ratio to the bare step, of
 means and of medians, so that what disturbs the machine for a second is in all arms of its round;
 their mean has Student's interval over rounds. The recorders' threads work at any time, so their CPU
@@ -36,7 +37,8 @@ from experiments.lib import measured, paired
 MODULE = "experiments.measure.recording_overhead"
 CASES = ("data parallel, scan", "FSDP, scan, remat", "shard_map")
 LAYERS = 8
-BARE, AGAIN, OBSERVED, INSTRUMENTED = ARMS = ("bare", "bare again", "recorded", "instrumented")
+BARE, AGAIN, UNCHANGED, OBSERVED, INSTRUMENTED = ARMS = (
+    "bare", "bare again", "unchanged", "recorded", "instrumented")
 
 
 def define_flags() -> None:
@@ -131,7 +133,12 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
   observed = jaxpace.observe(fresh())
   steps: dict[str, Any] = {BARE: fresh()}
   steps[AGAIN] = steps[BARE]
+  timed(steps[BARE], weights, inputs, 5)
   with tempfile.TemporaryDirectory() as root, contextlib.ExitStack() as stack:
+    # What is compiled from here on gets timestamps, though nobody wraps it; JAX would not compile
+    # the same function again.
+    inside = stack.enter_context(jaxpace.observed(os.path.join(root, "unchanged")))
+    steps[UNCHANGED] = make(case, width, batch)[0][0]()
     steps[OBSERVED] = stack.enter_context(
         jaxpace.recorded(os.path.join(root, "observed"), observed))
     if mesh is not None:
@@ -144,6 +151,8 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
     found = in_turns(steps, weights, inputs, rounds, max(5, round(seconds / (3 * target))),
                      measured.progress(f"{case}, {target * 1e3:g} ms", rounds))
     writer = writer_seconds() - before
+  if inside.step is None:
+    raise SystemExit("The unchanged step has no marks.")
   program, = observed.plan.programs
   if program.bare:
     raise SystemExit(f"The step has no marks: {program.bare}")
@@ -196,13 +205,14 @@ def lines(figures: dict[str, Any]) -> list[str]:
            *(f"{cost[0]:+.1f} % [{cost[1]:.1f}, {cost[2]:.1f}]"
              for kind in ("percent", "percent_of_medians")
              for cost in (row[kind][name], row[kind][AGAIN])), f"{row['writer_percent']:.2f} %"]
-          for row in figures["rows"] for name in (OBSERVED, INSTRUMENTED) if name in row["percent"]]
+          for row in figures["rows"] for name in ARMS[2:] if name in row["percent"]]
   return [*measured.introduction("What recording a step costs", figures),
           f"{where}{measured.priority(figures)}. {figures['rounds']} rounds, in each of which the "
           "arms take turns step by step; a round gives each arm's ratio to the bare step, and "
           "brackets are Student's intervals of 95 % of their mean. Twice: from a round's mean "
-          "steps, which pauses are part of, and from its median steps. `recorded`: observed; "
-          "`instrumented`: that, too. The recorders' threads: of one core.", "",
+          "steps, which pauses are part of, and from its median steps. `unchanged`: as by `jaxpace "
+          "run`; `recorded`: observed; `instrumented`: that, too. The recorders' threads: of one "
+          "core.", "",
           *measured.table(["step", "marks per step and device", "bare", "arm", "means",
                            "A/A control: bare again", "medians", "A/A control",
                            "recorders' threads"], rows)]

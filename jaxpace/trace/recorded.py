@@ -32,9 +32,17 @@ class Recorded:
     """Runs one step, records it, and returns what the bare step would have."""
     raise NotImplementedError
 
-  def __enter__(self) -> Self:
+  def open(self) -> Self:
+    """Begins to record, where a `with` block does not fit the loop; returns the step."""
     self.recorder.open()
     return self
+
+  def close(self) -> None:
+    """Writes everything, as the end of the block does."""
+    self.recorder.close()
+
+  def __enter__(self) -> Self:
+    return self.open()
 
   def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                trace: TracebackType | None) -> None:
