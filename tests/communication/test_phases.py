@@ -61,16 +61,6 @@ def test_the_stacks_of_a_gradient():
   assert "backward" in found["mul"]
 
 
-def test_a_phase_marked_in_the_loss_leaves_its_gradient_backward():
-  def loss(w):
-    with jaxpace.phase("attention"):
-      return jnp.sum(jnp.sin(w))
-
-  found = _phases(jax.grad(loss), jnp.ones(3))
-  assert found["sin"] == {"attention"}
-  assert found["mul"] == {"backward"}
-
-
 @pytest.mark.parametrize("name", ["", "two words", "1st", "x" * 33, "a/b", None, 3])
 def test_names_that_can_t_be_columns(name):
   with pytest.raises(ValueError, match="letters, digits and underscores"), jaxpace.phase(name):

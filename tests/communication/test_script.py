@@ -96,16 +96,6 @@ def test_the_largest_collectives_get_the_slots_and_the_last_sum_carries():
   assert every.overflow == 0 and not every.unstamped
 
 
-def test_a_later_sum_that_can_carry_no_times_does_not():
-  def step(params, x):
-    mean = jax.lax.psum(jnp.sum(x @ params["w"]), "data")
-    return mean, jax.lax.psum((mean > 0).astype(jnp.int32), "data")
-
-  result = written(step)
-  assert len(result.collectives) == 2
-  assert result.carrier == sharing.Carrier(0, "float32", ("data",))
-
-
 def test_where_none_can_the_largest_is_named():
   def step(params, x):
     first = jax.lax.psum(jnp.full((9,), len(x), jnp.int32), "data")

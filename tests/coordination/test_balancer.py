@@ -56,20 +56,6 @@ def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
   assert played.changes <= 9
 
 
-def test_steps_without_a_rank_say_nothing_of_it():
-  """Somebody drops the slow rank for a while by hand, say to see what that is worth."""
-  update, speeds = jax.jit(balancer().update), np.array([1, 1, 1, 2.0])
-  state, counts = balancer().init(4), even(32, 4)
-  for k, row in enumerate(noise(200, 4, 0.03)):
-    ran = np.array([11, 11, 10, 0], np.int32) if k > 60 and k % 20 < 10 else counts
-    arrivals = jnp.asarray((speeds * row * ran * MILLI + 1e-5).astype(np.float32))
-    seen = Observation(jnp.int32(k), jnp.int32(0), arrivals, jnp.zeros(4), *[jnp.zeros(1)] * 4,
-                       counts=jnp.asarray(ran))
-    counts, state = update(seen, state)
-    counts = np.asarray(counts)
-    assert k < 40 or (counts * speeds).max() <= 10, (k, counts)
-
-
 @pytest.mark.parametrize(("ranks", "cv"), [(4, 0.15), (64, 0.02)])
 def test_a_healthy_job_is_left_alone(ranks, cv):
   played = play(balancer(8 * ranks), noise(800, ranks, cv, seed=ranks) * MILLI, rest=0.5 * MILLI)

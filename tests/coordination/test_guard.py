@@ -10,7 +10,7 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import trial
-from jaxpace.core.types import Decision, Observation, Pacer
+from jaxpace.core.types import Observation
 from tests.coordination import jobs
 from tests.coordination.test_combinators import ANY, MOST, RANKS, always, observation, observations
 from tests.coordination.test_trial import noisy
@@ -140,26 +140,6 @@ def test_a_pacer_that_asks_for_nothing_is_never_judged():
   assert (not applied.any() and not columns["pairs"].any()
           and np.isnan(columns["guard_pair"][1:]).all())
   assert np.isnan(columns["effect"][1:]).all()
-
-
-@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_pacer_that_asks_in_the_first_step_of_a_block_alone_is_judged(shared):
-  """What is asked is of the same step as its time, also where that comes a step later."""
-  steps = BLOCK * 12
-  _, always_asked, _ = run(GUARDED, steps_of(noisy(steps)), shared=shared)
-  on = always_asked["guard_on"][:, 0] == 1
-  # [step]: whether the next one is the first of a block on
-  first = jnp.asarray(np.append(on[1:] & ~on[:-1], False))
-
-  def update(observation, state):
-    return Decision(jnp.where(first[observation.step], jnp.float32(WAIT),
-                              jnp.float32(0)), {}), state
-
-  applied, columns, _ = run(jaxpace.guard(Pacer(lambda ranks: (), update)), steps_of(noisy(steps)),
-                            shared=shared)
-  np.testing.assert_array_equal(np.flatnonzero(applied.any(axis=1)), np.flatnonzero(first) + 1)
-  assert (np.array_equal(columns["pairs"][-1], always_asked["pairs"][-1])
-          and columns["pairs"][-1].all())
 
 
 def test_harm_is_switched_off_and_gain_kept():

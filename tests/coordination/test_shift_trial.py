@@ -82,17 +82,6 @@ def test_half_of_the_triggers_are_tests_and_nothing_happens_in_tails():
   assert runs.max() == shift_trial.STEPS + shift_trial.LAG and not act[~triggers].any()
 
 
-def test_a_step_that_is_not_known_voids_its_test():
-  state = shift_trial.init(RETRY)
-  _, tested, state = shift_trial.trigger(jnp.asarray(True), jnp.asarray(False), jnp.float32(1),
-                                       jnp.float32(0.1), state)
-  assert bool(tested)
-  for k in range(12):
-    took = jnp.float32(np.nan if k == 4 else 1)
-    state = shift_trial.advance(took, jnp.float32(1), state, PATIENCE, RETRY, LEVEL)
-  assert int(state.tests) == 0 and int(state.age) == 0
-
-
 @pytest.mark.parametrize("draw, sign", [(0.1, 1), (0.3, -1)])
 def test_exactly_the_eight_steps_after_the_trigger_are_compared(draw, sign):
   """Decided after step 0; a decision sees the step before the one just done."""

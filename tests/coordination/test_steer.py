@@ -75,13 +75,6 @@ def test_off_is_exactly_zero_from_the_step_that_was_named_and_on_again_comes_at_
   assert float(infos[55][0]["allowed"]) == 0 and float(infos[55][0]["active"]) == 1
 
 
-def test_steps_and_ranks():
-  changes = {0: {"from_step": 40, "until_step": 50, "ranks": [False, True, True]}}
-  delays, _, _ = play(jaxpace.steerable(early()), 60, changes)
-  assert (delays[:40] == 0).all() and (delays[50:] == 0).all() and (delays[:, 0] == 0).all()
-  assert (delays[40:50, 1] > 0).all()
-
-
 def test_the_longest_delay_can_be_cut_and_raised():
   delays, _, _ = play(jaxpace.steerable(early()), 140,
                       {40: {"max_delay": 1e-3}, 60: {"max_delay": 9e-3},

@@ -59,12 +59,6 @@ def test_what_was_asked_for_and_heard_is_added_up():
   assert float(moment.heard) == pytest.approx(4e-3)
 
 
-def test_what_is_not_heard_costs_nothing_and_is_known_as_such():
-  _, moment, _ = followed(asks(0.0), lambda k: np.nan)
-  assert float(moment.held) == 0 and int(moment.listened) == pacing.MOST_LISTENED
-  assert np.isnan(float(moment.heard))
-
-
 def test_a_pacer_that_answers_something_else_is_told():
   moment = pacing.before_collective(jnp.int32(0), 0, jnp.float32(0))
   wrong = Pacer(lambda ranks: (), None, lambda moment, state: (jnp.float32(0), state))
@@ -108,10 +102,3 @@ def test_a_key_in_a_pacers_state_is_refused_with_what_to_carry_instead():
 
 def test_pacers_of_two_functions_hold_nothing():
   assert Pacer(lambda ranks: (), None).hold is None
-
-
-def test_it_may_be_compiled():
-  moment = pacing.before_collective(jnp.int32(0), 0, jnp.float32(0))
-  pacer = asks(1.0)
-  asked, _ = jax.jit(lambda m, s: pacing.hold_back(pacer, m, s, MOST))(moment, pacer.init(1))
-  assert float(asked.seconds) == np.float32(MOST) and not bool(asked.listen)

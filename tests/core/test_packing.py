@@ -28,10 +28,6 @@ class Twin(NamedTuple):
 
 PACKED = [np.float32, np.int32, np.uint32, np.bool_]
 OTHERS = [np.float16, np.int8, np.uint16]
-TREE = {"a": np.float32(np.nan), "b": (np.int32(-(2**31)), np.bool_(True)), "c": np.bool_(False),
-        "d": Pair(np.full(3, -np.inf, np.float32), np.uint32(2**32 - 1)), "e": np.float16(0.5)}
-
-
 @st.composite
 def arrays(draw):
   """Any bits at all, of the kinds that are packed and of some that are not; scalars, vectors, empty
@@ -79,16 +75,6 @@ def test_every_bit_of_any_tree_comes_out_again_on_a_device(tree):
   packed = packing.pack(tree)
   same(packed, packing.pack(jax.tree.map(np.asarray, tree), xp=np))
   same(packing.unpack(packed), tree)
-
-
-def test_compiled_and_under_vmap():
-  tree = jax.tree.map(jnp.asarray, TREE)
-  same(jax.jit(lambda tree: packing.unpack(packing.pack(tree)))(tree), tree)
-  many = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), tree)
-  packed = jax.vmap(packing.pack)(many)
-  assert packed.words.shape == (3, 1 + 8)
-  same(packing.unpack(packed), many)
-  same(packed, packing.pack(many, lead=(3,)))
 
 
 def test_what_is_large_or_of_another_kind_stays_by_itself():

@@ -39,9 +39,7 @@ def test_two_processes_of_which_one_is_late(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(("flags", "sentence"), [
     (["--late_rank=4"], "the ranks of 4 processes are 0 to 3"),
-    (["--nproc=1"], "--nproc"),
-    (["runs/demo"], "All arguments are flags"),
-])
+    pytest.param(["runs/demo"], "All arguments are flags", marks=pytest.mark.long)])
 def test_a_slip_is_a_sentence(tmp_path: pathlib.Path, flags: list[str], sentence: str) -> None:
   done = start(f"--workdir={tmp_path}", *flags)
   assert done.returncode != 0

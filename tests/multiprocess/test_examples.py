@@ -1,8 +1,6 @@
 """The files of docs/examples, run or taken apart: an example that is not run does not exist."""
 
 import os
-import pathlib
-import re
 import subprocess
 import sys
 
@@ -76,15 +74,3 @@ def test_the_manifest_gives_every_pod_its_place():
     found = place_from_environment({**env, "KUBERNETES_SERVICE_HOST": "10.0.0.1",
                                     "JOB_COMPLETION_INDEX": str(index)})
     assert found == Place(index, 4, "environment", f"train-0.train:{port}")
-
-
-def test_what_the_documentation_names_exists():
-  page = jobs.ROOT / "docs" / "how_to" / "start_a_job.md"
-  text = page.read_text()
-  for target in re.findall(r"\]\(([^)#]+)\)", text):
-    assert (page.parent / target).exists(), target
-  options = set(re.findall(r"`(--[a-z-]+)", text)) - {"--kill-on-bad-exit", "--oversubscribe"}
-  shown = subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--help"], cwd=jobs.ROOT,
-                         text=True, capture_output=True, check=True).stdout
-  assert options and all(option in shown for option in options)
-  assert pathlib.Path(EXAMPLES / "train.sbatch").read_text().startswith("#!/bin/bash\n")

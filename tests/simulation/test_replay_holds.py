@@ -1,7 +1,6 @@
 """Replay of `Pacer.hold`: over the record of a live step, and over runs whose truth is known."""
 
 import dataclasses
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -275,13 +274,3 @@ def test_damaged_readings_are_taken_as_far_as_they_make_sense(listened):
     lost = found.unanswered - whole.unanswered
     asked = np.isfinite(whole.held)
     assert (lost[asked] == (1 if changed is not more else 0)).all()
-
-
-def test_a_run_of_before_readings_were_kept_can_be_read(listened, tmp_path):
-  shutil.copytree(listened.path, tmp_path / "run")
-  shutil.rmtree(tmp_path / "run" / "listening")
-  run = read_run(tmp_path / "run")
-  assert run.listening is None and not run.problems
-  replayed = replay(run, asks(1e-3, 1), as_recorded=True)
-  told = replayed.holds_recorded
-  assert (replayed.holds.unanswered[told] == 1).all() and not replayed.holds_agree.any()

@@ -57,16 +57,10 @@ def test_a_config_becomes_a_scenario():
     ("jobs", {}, "jobs is empty"),
     ("fabric.nodes", KeyError, "fabric.nodes is missing"),
     ("fabric.card_rate", -1e9, "fabric.card_rate=-1000000000.0 must be bytes a second"),
-    ("fabric.speed", 1, "fabric.speed is no field"),
     ("fabric.slow_paths", {"0": 0}, "disconnected"),
-    ("fabric.slow_paths", {"x": 1}, "fabric.slow_paths must map ranks"),
-    ("fabric", 3, "fabric=3 must be a dict"),
     ("jobs.a.nodes", [0, 4], "jobs.a.nodes=4 must be a whole number from 0 to 3"),
-    ("jobs.a.nodes", [0, 0], "none twice"),
-    ("jobs.a.nodes", "0", "must be a list of nodes"),
     ("jobs.b.nodes", [2, 3], "jobs.b.nodes names node 2, which job a has"),
     ("jobs.a.forward", -1e-3, "jobs.a.forward=-0.001 must be a number from 0 to 3600: seconds"),
-    ("jobs.a.forward", float("nan"), "jobs.a.forward=nan"),
     ("jobs.a.forward", "20ms", "jobs.a.forward='20ms'"),
     ("jobs.a.buckets", 0, "jobs.a.buckets=0"),
     ("jobs.a.algorithm", "star", "jobs.a.algorithm='star' must be one of ring"),
@@ -84,10 +78,7 @@ def test_a_config_becomes_a_scenario():
      "every=0 must be a whole number"),
     ("jobs.a.traffic", {"begins": 0.1, "length": 3, "load": 1.0}, "jobs.a.traffic.load=1.0"),
     ("jobs.a.pacer", "pace_late_ranks()", "jobs.a.pacer: "),
-    ("jobs.a.pacer", 3, "jobs.a.pacer=3"),
     ("jobs.a.failures", {"every": 3}, "jobs.a.failures.mtbf is missing"),
-    ("jobs.a.failures", {"mtbf": 0, "every": 3}, "jobs.a.failures.mtbf=0"),
-    ("steps", 10_000_000_000, "steps=10000000000"),
     ("jobs.a b", {}, "jobs has a job called 'a b'")])
 def test_mistakes_are_named_by_their_field(path, value, said):
   with pytest.raises(SettingsError) as error:

@@ -41,22 +41,6 @@ def by_autodiff():
   return Case(models.vma_step, models.mlp_params(), check_vma=True)
 
 
-def nested_jit():
-  return Case(jax.jit(lambda params, batch: jax.jit(models.plain_step)(params, batch)),
-              models.mlp_params())
-
-
-def linen_mlp():
-  class Mlp(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-      return nn.Dense(models.CLASSES)(nn.gelu(nn.Dense(16)(x)))
-
-  model = Mlp()
-  return Case(_pmean_step(_loss_with(model.apply)),
-              model.init(jax.random.key(0), jnp.ones((1, models.FEATURES))))
-
-
 def linen_sync_batch_norm():
   class Cnn(nn.Module):
     @nn.compact
@@ -105,10 +89,6 @@ def nnx_model():
     return models.sgd(state, grads), loss
 
   return Case(step, state)
-
-
-def remat():
-  return Case(_pmean_step(_loss_with(jax.checkpoint(models.mlp))), models.mlp_params())
 
 
 def remat_by_autodiff():
@@ -162,19 +142,6 @@ def custom_gradient():
   def step(params, batch):
     loss, grads = jax.value_and_grad(lambda p: models.square_loss(shared(p), batch))(params)
     return models.sgd(params, grads), jax.lax.pmean(loss, "data")
-
-  return Case(step, models.mlp_params())
-
-
-def accumulated():
-  def step(params, batch):
-    parts = jax.tree.map(lambda leaf: leaf.reshape(2, -1, leaf.shape[-1]), batch)
-    grads, losses = jax.lax.scan(
-        lambda total, part: (lambda loss, grads: (jax.tree.map(jnp.add, total, grads), loss))(
-            *jax.value_and_grad(models.square_loss)(params, part)),
-        jax.tree.map(jnp.zeros_like, params), parts)
-    grads, loss = jax.lax.pmean((grads, jnp.mean(losses)), "data")
-    return models.sgd(params, grads), loss
 
   return Case(step, models.mlp_params())
 
@@ -250,7 +217,7 @@ def max_and_permute():
   return Case(step, models.mlp_params())
 
 
-CASES = [by_user, by_autodiff, nested_jit, linen_mlp, linen_sync_batch_norm, nnx_model, remat,
-         remat_by_autodiff, scanned_layers, collective_in_a_scan, collective_in_a_cond,
-         custom_gradient, accumulated, sharpness_aware, dropout_and_odd_leaves,
-         matrices_clipped_and_cast, reduce_scatter_all_gather, max_and_permute]
+CASES = [by_user, by_autodiff, linen_sync_batch_norm, nnx_model, remat_by_autodiff, scanned_layers,
+         collective_in_a_scan, collective_in_a_cond, custom_gradient, sharpness_aware,
+         dropout_and_odd_leaves, matrices_clipped_and_cast, reduce_scatter_all_gather,
+         max_and_permute]

@@ -213,14 +213,6 @@ def test_what_is_no_jitted_function_is_refused(given, said):
     jaxpace.observe(given(step, args))
 
 
-def test_options_out_of_range():
-  jitted = jax.jit(lambda x: x)
-  with pytest.raises(ValueError, match="different"):
-    jaxpace.observe(jitted, different="sometimes")
-  with pytest.raises(ValueError, match="check"):
-    jaxpace.observe(jitted, check="warn")
-
-
 def test_a_step_on_one_device_or_without_collectives_runs_as_it_was(caplog):
   observed = jaxpace.observe(jax.jit(lambda x: x * 2))
   assert observed(jnp.ones(4)).sum() == 8

@@ -135,12 +135,6 @@ def other_state():
                        lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))
 
 
-def test_none_starts_anew_with_a_notice(caplog):
-  loop = Loop(2)
-  chex.assert_trees_all_equal(jaxpace.restore_pace(None, loop.paced, loop.mesh), loop.pace)
-  assert "holds no pace state" in caplog.text
-
-
 def test_under_pmap(saved, caplog):
   _, before, _ = saved
   paced = jaxpace.instrument(models.plain_step, "data", pacer(), share=True, rows=16)

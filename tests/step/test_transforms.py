@@ -18,8 +18,7 @@ from tests.step.running import (
 )
 
 pytestmark = pytest.mark.optimized
-SIMPLER = (cases.nested_jit, cases.linen_mlp, cases.remat, cases.scanned_layers, cases.accumulated,
-           cases.by_user, cases.by_autodiff)
+SIMPLER = (cases.scanned_layers, cases.by_user, cases.by_autodiff)
 """What others of the cases contain, or another file instruments."""
 
 
