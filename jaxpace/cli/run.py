@@ -13,8 +13,7 @@ from pathlib import Path
 
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.job import Launch, LaunchError, find_program
-from jaxpace.hosts.launch.supervisor import Supervisor
+from jaxpace.hosts.launch.supervisor import Launch, LaunchError, Supervisor, find_program
 from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\

@@ -1,10 +1,14 @@
 """Files that may be anything are read bounded and without waiting."""
 
+import json
 import os
 import socket
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
+from jaxpace.files.plain import to_plain
 from jaxpace.files.reading import UnreadableError, check_regular, is_regular, read_bytes, read_end
 
 
@@ -50,3 +54,23 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path, monkeyp
     with pytest.raises(OSError if kind == "socket" else UnreadableError,
                        match=None if kind == "socket" else said):
       read(path, 10)
+
+
+class Pair(NamedTuple):
+  one: float
+  two: tuple = ()
+
+
+def test_named_tuples_arrays_and_numbers_of_numpy_inside_each_other():
+  value = {7: Pair(np.float32(0.5), (Pair(1, ()), None, "x")), "a": np.array([[1, 2], [3, 4]]),
+           "b": np.bool_(True), "c": [np.int64(5), 1.5], "d": np.array([1.0, np.nan])}
+  plain = to_plain(value)
+  assert plain == {"7": {"one": 0.5, "two": [{"one": 1, "two": []}, None, "x"]},
+                   "a": [[1, 2], [3, 4]], "b": True, "c": [5, 1.5], "d": [1.0, None]}
+  assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+def test_what_is_not_finite_is_null_and_digits_round_floats_alone():
+  assert to_plain([float("inf"), -np.inf, np.float32("nan"), 1 / 3, 123456789, True], 3) == [
+      None, None, None, 0.333, 123456789, True]
+  assert to_plain(1 / 3) == 1 / 3

@@ -5,6 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jaxpace.live.probe import measure
 from jaxpace.trace.link_inference import infer
 from tests.quick import examples
 
@@ -116,3 +117,14 @@ def test_renaming_the_hosts_renames_the_culprit():
   order = np.array([3, 1, 0, 2, 5, 4])
   moved = infer(seconds[np.ix_(order, order)], [f"h{i}" for i in order])
   assert moved.culprits[0].hosts == ("h1",) and moved.culprits[0].processes == (1,)
+
+
+@hypothesis.given(st.integers(2, 12), st.booleans(), st.integers(0, 5))
+def test_every_ordered_pair_once_and_no_end_twice_in_a_round(ends, at_once, seed):
+  rounds = measure.rounds(ends, at_once, seed)
+  pairs = [pair for one in rounds for pair in one]
+  assert sorted(pairs) == [(a, b) for a in range(ends) for b in range(ends) if a != b]
+  for one in rounds:
+    places = [end for pair in one for end in pair]
+    assert len(set(places)) == len(places)
+  assert len(rounds) == (2 * (ends - 1 + ends % 2) if at_once else ends * (ends - 1))

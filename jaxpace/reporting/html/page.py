@@ -17,8 +17,8 @@ from typing import Any
 
 from jaxpace.diagnosis.by_rank import SHARES
 from jaxpace.diagnosis.findings import milliseconds
-from jaxpace.reporting.html import sections, shares_bar
-from jaxpace.reporting.html.figures import DocumentFigures
+from jaxpace.reporting.html import sections
+from jaxpace.reporting.html.figures import DocumentFigures, patterns, swatch
 from jaxpace.reporting.html.findings import findings
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
@@ -50,7 +50,7 @@ def page(document: dict[str, Any]) -> str:
                          content="no-referrer"),
                  element("title", title), element("style", Markup(style)))
   data = element("script", _data(document), type="application/json", id="report")
-  body = element("body", shares_bar.patterns(), _bar(), element("main", *_main(figures), id="main"),
+  body = element("body", patterns(), _bar(), element("main", *_main(figures), id="main"),
                  _footer(document), data, element("script", Markup(library)),
                  element("script", Markup(script)))
   return "<!DOCTYPE html>\n" + element("html", head, body, lang="en")
@@ -150,7 +150,7 @@ def _chart(name: str, title: str, meaning: str, *, switch: tuple[str, ...] | Non
                                        aria_pressed=str(not i).lower())
                                for i, label in enumerate(switch)), class_="switch", role="group",
                      aria_label=f"{title}: what is shown") if switch else None
-  names = element("p", *(element("span", shares_bar.swatch(share), share, class_="named")
+  names = element("p", *(element("span", swatch(share), share, class_="named")
                          for share in SHARES),
                   class_="legend", aria_hidden="true") if legend else None
   caption = element("figcaption", element("div", element("h3", title), switches, class_="line"),

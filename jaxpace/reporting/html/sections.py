@@ -6,8 +6,7 @@ from typing import Any
 
 from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.findings import milliseconds
-from jaxpace.reporting.html import shares_bar
-from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, escaped, find
+from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
 from jaxpace.reporting.html.markup import Markup, element, joined, prose, table
 from jaxpace.trace.marks.slots import turns_in_words
 from jaxpace.trace.problems import list_ranks, plural
@@ -57,12 +56,12 @@ def shares(figures: DocumentFigures) -> Markup:
                + ", ".join(f"{name} {100 * parts[name]:.1f} %" for name in SHARES))
   rows: list[list[Any]] = []
   for name in SHARES:
-    label = element("span", shares_bar.swatch(name), name, class_="named")
+    label = element("span", swatch(name), name, class_="named")
     rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step),
                  MEANING[name]])
   legend = table("Shares of the step", ("spent on", "share", "a step", "what it is"), rows,
                  texts=(0, 3), tight=True)
-  return joined([shares_bar.bar(parts, described), legend])
+  return joined([bar(parts, described), legend])
 
 
 def ranks(figures: DocumentFigures) -> Markup:
@@ -104,7 +103,7 @@ def longest(figures: DocumentFigures) -> Markup:
     go = element("button", "Show", type="button", class_="go", data_first=max(first, row["step"]),
                  data_last=min(last, row["step"]), data_title=f"step {row['step']:,}",
                  data_ranks=row["last_rank"], aria_label=f"Show step {row['step']:,} in the charts")
-    mostly = element("span", shares_bar.swatch(name), f"{name} ",
+    mostly = element("span", swatch(name), f"{name} ",
                      figures.share(f"{at}/shares/{escaped(name)}", 0), class_="named")
     body.append([figures.number(f"{at}/step"), figures.time(f"{at}/step_time"), mostly,
                  UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']}", go])

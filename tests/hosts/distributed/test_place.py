@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.distributed.gloo import address_of, better_address, is_own
+from jaxpace.hosts.distributed.joining import address_of, better_address, is_own
 from jaxpace.hosts.distributed.place import Place, place_from_environment, refuse_to_split
 from jaxpace.hosts.distributed.store import missing_at_barrier
 
@@ -95,6 +95,6 @@ def test_gloo_moves_only_where_its_own_address_does_not_do():
 
 
 def test_gloo_moves_off_loopback_when_the_coordinator_is_on_the_network(monkeypatch):
-  monkeypatch.setattr("jaxpace.hosts.distributed.gloo.address_towards", lambda host: "10.1.2.3")
+  monkeypatch.setattr("jaxpace.hosts.distributed.joining.address_towards", lambda host: "10.1.2.3")
   # Debian's 127.0.1.1, which peers cannot reach
   assert better_address("localhost", "10.1.2.9:5") == "10.1.2.3"

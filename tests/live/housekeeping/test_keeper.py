@@ -5,16 +5,21 @@ import gc
 import itertools
 import logging
 import os
+import time
 import weakref
 
 import numpy as np
 import pytest
 
 import jaxpace
+from jaxpace.live.housekeeping import keeper as chores
 from jaxpace.live.housekeeping import keeper as module
 from jaxpace.live.housekeeping.collector import Ceiling
 from jaxpace.live.housekeeping.keeper import ALONE, MODES
+from jaxpace.trace.reader import read_run
 from tests.lib.said import numbers
+from tests.trace import fake_step as fake
+from tests.trace.recording import table
 
 
 class Node:
@@ -227,3 +232,59 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
   keeper._collector.restore()
   assert not module._active
+
+
+def chore(every=10, hook=lambda: None):
+  return chores.Chore("it", hook, every)
+
+
+def test_an_error_is_told_once_a_kind_and_counted(caplog):
+  errors, raised = (chores.Errors(),
+                    iter([OSError("disk full"), OSError("again"), ValueError("other"),
+                          OSError("more")]))
+
+  def hook():
+    raise next(raised)
+
+  one = chore(1, hook)
+  with caplog.at_level(logging.WARNING):
+    for step in range(1, 5):
+      chores.run(one, step, errors)
+  assert errors.counts == {"it": 4}
+  assert [record.message.split(". Training")[0] for record in caplog.records] == [
+      "Housekeeping hook 'it' raised OSError at step 1: disk full",
+      "Housekeeping hook 'it' raised ValueError at step 3: other"]
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_what_is_meant_to_end_the_program_passes(kind):
+  def hook():
+    raise kind
+
+  with pytest.raises(kind):
+    chores.run(chore(hook=hook), 1, chores.Errors())
+
+
+def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
+  mesh = fake.mesh()
+  step, pace = fake.make_step(mesh), fake.init(mesh, 16)
+  heap = [[i] for i in range(300_000)]  # what was there before a test is kept out of collections
+  with jaxpace.Recorder(tmp_path, fake.FakePaced()) as recorder, jaxpace.Housekeeper(
+      every=10, mode="aligned", warmup=0) as keeper:
+    keeper.add(lambda: time.sleep(0.002), every=15, name="checkpoint")
+    keeper.add(lambda: time.sleep(0.003), every=25)
+    for _ in range(30):
+      pace = step(pace)
+      keeper.step()
+      recorder.record(pace, **keeper.columns())
+  rows = {row["step"]: row for row in table(tmp_path) if row["rank"] == 0}
+  saved = [k for k, row in rows.items() if row["checkpoint_ns"] and row["checkpoint_ns"] >= 2e6]
+  assert (saved == [14, 29]
+          and [k for k, row in rows.items() if row["host_pauses_ns"] >= 3e6] == [24])
+  assert {row["host_housekeeping"] for row in rows.values()} == {MODES.index("aligned")}
+  usual = sorted(row["gc_ns"] for row in rows.values())[len(rows) // 2]
+  # a whole heap against nothing or a few
+  assert all(rows[k]["gc_ns"] > 10 * max(usual, 100_000) for k in (9, 19, 29))
+  assert heap
+  run = read_run(tmp_path)
+  assert not run.problems and "checkpoint" in run.host_causes.columns
