@@ -35,10 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   switch.add_argument("--off", dest="enabled", action="store_false", default=None, help="no delays")
   switch.add_argument("--reset", action="store_true", help="everything as the pacer was made")
   parser.add_argument("--max-delay", type=_seconds, metavar="TIME",
-                      help="longest delay, with its unit, such as 5ms or 0.005s; 'made' as it was")
+                      help="longest delay, with its unit, such as 5ms or 0.005s; 'made' for the "
+                           "pacer's own")
   parser.add_argument("--threshold", type=_share, metavar="SHARE",
                       help="persistent slack at which pacing begins, such as 0.1 of a step; 'made' "
-                           "as it was")
+                           "for the pacer's own")
   who = parser.add_mutually_exclusive_group()
   who.add_argument("--ranks", type=_some_ranks, metavar="LIST",
                    help="only these, such as 0-7,9; or 'all'")

@@ -117,7 +117,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   summary = replay_summary.summarise(replayed, count_steps(run).mask)
   if summary is None:
     raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
-                   "nothing can be played again.")
+                   "nothing can be replayed.")
   notes = [*_hold_notes(pacer, run, summary, args),
            *_notes(run, summary, laid_out, not args.no_share)]
   return running.Answer(
@@ -139,7 +139,7 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
     raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   if found is None:
     raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
-                   "nothing can be played again.")
+                   "nothing can be replayed.")
   notes = list(run.problems)
   if len(laid_out) > 1:
     notes.append(
@@ -183,8 +183,8 @@ def _hold_notes(pacer: Any, run: Run, summary: ReplaySummary, args: argparse.Nam
     return ["Nothing was heard on record: what its hold would have done where it listens is not "
             "known."] if held.listened else []
   if held.unanswered:
-    return ["Where it wanted to listen oftener than was listened then, or than is kept, it was "
-            "told that nothing is known (NaN): live it would have heard something."]
+    return ["Where it listened more often than the recorded pacer, or than the run keeps, it "
+            "learned that nothing is known (NaN): live it would have heard something."]
   return []
 
 
@@ -258,9 +258,9 @@ def _held_lines(held: HeldSummary, steps: int) -> list[str]:
   listened = f"listened {held.listened:,} times"
   if held.unanswered:
     listened += f", {held.unanswered:,} of them with no reading on record"
-  return [f"collectives held       {_ms(held.mean)} a step, at most {held.longest * 1e3:.3f} ms, "
+  return [f"collectives held       {_ms(held.mean)} per step, at most {held.longest * 1e3:.3f} ms, "
           f"in {held.active:.1%} of steps; {listened}",
-          f"longer by that         {_ms(held.cost / steps)} a step"]
+          f"longer by that         {_ms(held.cost / steps)} per step"]
 
 
 def _ms(seconds: float) -> str:

@@ -45,7 +45,7 @@ Mark = Callable[..., list[jax.Array]]
 program."""
 
 _MOST_TAGS = (1 << TAG_BITS) - 2
-_HALF = "inside {0}, a sum of half precision: a mark beside it would change its rounding"
+_HALF = "inside {0}, a sum of half precision: a timestamp beside it would change its rounding"
 _CONSTANT = "inside {0}, of constants alone: the compiler works it out ahead"
 _BRANCHING = frozenset({"cond"})
 _UNOPENED = frozenset({"shard_map"})

@@ -53,9 +53,9 @@ OPENABLE = {
 opening them changes nothing that is computed."""
 
 NOT_STAMPED = {
-    **dict.fromkeys(REMAT, "inside jax.checkpoint: stamping it would change what is recomputed"),
-    "scan": "inside jax.lax.scan: it runs many times a step",
-    "while": "inside jax.lax.while_loop: it runs an unknown number of times a step",
+    **dict.fromkeys(REMAT, "inside jax.checkpoint: a timestamp would change what is recomputed"),
+    "scan": "inside jax.lax.scan: it runs many times per step",
+    "while": "inside jax.lax.while_loop: it runs an unknown number of times per step",
     "cond": "inside jax.lax.cond: it may not run on every step",
     "shard_map": "inside a nested jax.shard_map",
 }

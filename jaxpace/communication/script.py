@@ -149,9 +149,9 @@ def _early(stamped: Sequence[BucketStamps]) -> tuple[str, ...]:
     return ()
   several = len(early) > 1
   return (f"Collective{'s' if several else ''} {', '.join(map(str, early))} can start before "
-          f"{'their entry stamps' if several else 'its entry stamp'}, which may then be late: none "
-          f"of {'their' if several else 'its'} operands can be held back without a risk to the "
-          "last bits of the results.",)
+          f"{'their entry timestamps' if several else 'its entry timestamp'}, which may then be "
+          f"late: none of {'their' if several else 'its'} operands can be held back without a risk "
+          "to the last bits of the results.",)
 
 
 def _left_out(program: Program, index: int) -> Unstamped:

@@ -133,7 +133,8 @@ def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
   settings.pacers(pacer)
   if pacer.hold is not None:
     raise ValueError("jaxpace.only_ranks was given a pacer that holds collectives back, such as "
-                     "jaxpace.take_turns(): all ranks must hold alike. Leave only_ranks out.")
+                     "jaxpace.take_turns(): all ranks must hold for the same time. Leave "
+                     "only_ranks out.")
   try:
     chosen = sorted({operator.index(rank) for rank in ranks})
   except TypeError:

@@ -80,13 +80,13 @@ def layout(lanes: int, capacity: int | None = None) -> RingLayout:
   True
   """
   if not 1 <= lanes <= MOST_LANES:
-    raise ValueError(f"A ring of marks has 1 to {MOST_LANES} lanes, not {lanes}.")
+    raise ValueError(f"A ring of timestamps has 1 to {MOST_LANES} device buffers, not {lanes}.")
   if capacity is None:
     capacity = CAPACITY
     while capacity > LEAST_CAPACITY and lanes * capacity * EVENT.itemsize > MOST_BYTES:
       capacity //= 2
   if capacity < 2 or capacity & (capacity - 1) or capacity > 1 << 30:
-    raise ValueError(f"A lane's capacity is a power of two, not {capacity}.")
+    raise ValueError(f"A device buffer's capacity is a power of two, not {capacity}.")
   events = PAGE + -(-lanes * BLOCK // PAGE) * PAGE
   return RingLayout(lanes, capacity, events, events + lanes * capacity * EVENT.itemsize)
 

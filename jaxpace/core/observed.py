@@ -170,12 +170,12 @@ def _written(program: ObservedProgram) -> str:
   if mesh:
     title += f", mesh {mesh}"
   if program.bare:
-    return f"{title}: runs as it was, without marks: {program.bare}"
-  marks = "marks of which the number is not known" if program.marks is None else (
-      f"{program.marks} marks a step and device")
+    return f"{title}: runs unmodified: {program.bare}"
+  marks = "an unknown number of timestamps" if program.marks is None else (
+      f"{program.marks} timestamps per step and device")
   lines = [f"{title}: {len(program.collectives)} collectives, {marks}."]
   if program.bare_compile_s is not None and program.stamped_compile_s is not None:
-    lines.append(f"  It was compiled in {program.bare_compile_s:.1f} s; to put marks in took "
+    lines.append(f"  It was compiled in {program.bare_compile_s:.1f} s; adding timestamps took "
                  f"{program.stamped_compile_s:.2f} s.")
   rows = [_COLUMNS, *(_row(one) for one in program.collectives)]
   widths = [max(len(row[place]) for row in rows) for place in range(len(_COLUMNS))]

@@ -249,6 +249,6 @@ def _same_state(who: str, after: Any, before: Any) -> None:
 
   given: Any = jax.tree.structure(before)
   if jax.tree.structure(after) != given or describe(after) != describe(before):
-    raise ValueError(f"{who} must return a state of the same structure, shapes and dtypes as it "
-                     f"was given: it is carried from step to step.\nGiven:    {describe(before)}\n"
+    raise ValueError(f"{who} must return a state of the same structure, shapes and dtypes as the "
+                     f"given one: it is carried from step to step.\nGiven:    {describe(before)}\n"
                      f"Returned: {describe(after)}")

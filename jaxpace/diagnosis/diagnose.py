@@ -165,8 +165,9 @@ def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
   if not selected.impossible:
     return ()
   return (Sentence(Note.IMPOSSIBLE_STEPS,
-      f"{plural(selected.impossible, 'step')} left out: by the stamps they took no time, less than "
-      "none, or more than eleven days. Are the columns nanoseconds of one clock for each rank?"),)
+      f"{plural(selected.impossible, 'step')} left out: by their timestamps they took no time, "
+      "less than none, or more than eleven days. Are the columns nanoseconds of one clock for each "
+      "rank?"),)
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:

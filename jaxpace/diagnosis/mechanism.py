@@ -88,7 +88,7 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float,
   for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
       found.append(Mechanism(name, f"{who} {cause.pauses} for "
-                                   f"{milliseconds(float(means[name][row]))} a step, "
+                                   f"{milliseconds(float(means[name][row]))} per step, "
                                    f"{milliseconds(excess[name])} more than the others."))
   if found:
     return found
@@ -127,7 +127,7 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
       found.append(Mechanism(kind,
-                             f"{who} {does}: {milliseconds(own)} a step more than the others."))
+                             f"{who} {does}: {milliseconds(own)} per step more than the others."))
   clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
   if (process in clocks and others
@@ -198,7 +198,7 @@ def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mech
       longest = float(values.max())
       part = min(held / pause, 1.0)
       found.append((Mechanism(name, (
-          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} a step, "
+          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} per step, "
           f"{percent(part)} of the pauses, in {percent(float(struck.mean()))} of the steps, up to "
           f"{milliseconds(longest)} at a time.")), part))
   return sorted(found, key=lambda entry: -entry[1])

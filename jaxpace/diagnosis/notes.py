@@ -56,9 +56,9 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
         "process was killed."))
   if run.whole is not None and facts.step_time:
     notes.append(Sentence(Note.IN_FULL,
-        f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are written in "
-        "full, each collective of theirs: shares, waits and what-if are of these. Step times, how "
-        "late each rank is and since when are of all."))
+        f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are "
+        "detailed, with a row for each collective: shares, waits and what-if are of these. Step "
+        "times, how late each rank is and since when are of all."))
   uncounted = facts.recorded - facts.counted - facts.selected.warmup.size
   uncounted -= 0 if unfinished is None else unfinished.size
   if facts.step_time and uncounted > 1:
@@ -79,8 +79,8 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
   if jumped.size:
     number = plural(int(facts.totals.jumped.sum()), "step")
     notes.append(Sentence(Note.CLOCK_JUMPED,
-        f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or stamps "
-        f"are damaged: {number} of theirs left out, as long as on no other rank."))
+        f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or "
+        f"timestamps are damaged: {number} of theirs left out, as long as on no other rank."))
   if facts.preempted >= CROWDED:
     notes.append(Sentence(Note.CROWDED_PROCESSORS,
         f"Processes share the hosts' processors: up to {facts.preempted:.0f} involuntary switches "
@@ -95,7 +95,7 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
       continue
     many = f"{times} of {name}" if times > 1 else name
     notes.append(Sentence(Note.NOT_STAMPED,
-        f"Not stamped: {many} ({reason}); {'their' if times > 1 else 'its'} waiting counts "
+        f"Without timestamps: {many} ({reason}); {'their' if times > 1 else 'its'} waiting counts "
         "as compute."))
   noticed = once(notice for notice in plan.get("notices") or () if isinstance(notice, str))
   notes += [Sentence(Note.PLAN_NOTICE, notice) for notice in noticed]
@@ -165,8 +165,8 @@ def _groups(facts: Facts) -> list[Sentence]:
   if kept is not None and kept.found.apart:
     number = int(kept.found.joined.max()) + 1
     notes.append(Sentence(Note.GROUPS_APART,
-        f"The ranks are {number} groups that never meet in a stamped collective: each rank is "
-        "compared with those of its own group, and the job's figures are means over all ranks."))
+        f"The ranks are {number} groups that never meet in a collective with timestamps: each rank "
+        "is compared with those of its own group, and the job's figures are means over all ranks."))
   elif kept is None and groups(run.info, run.ranks) is None:
     notes.append(Sentence(Note.MEETING_UNKNOWN,
         "run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and "

@@ -71,9 +71,9 @@ def sentences(found: Stages, collectives: int) -> list[Sentence]:
     shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
     more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
     said.append(Sentence(Note.STAGES,
-        f"Ranks {shown}{more} never meet in a stamped collective, and yet take the same step, "
-        "though they are busy for different times: something else joins them, as the stages of a "
-        "pipeline are."))
+        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
+        "step, though they are busy for different times: something else joins them, as the stages "
+        "of a pipeline are."))
   return [*said, Sentence(Note.BUBBLES,
       "What stages wait for each other without being late (a pipeline that fills and drains: "
       "bubbles) counts as transfer; 'no skew' leaves it as it is.")]

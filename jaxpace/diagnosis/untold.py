@@ -80,7 +80,7 @@ def sentence(found: Untold, collectives: int) -> str:
   why = []
   if found.early:
     why.append(f"{which} can begin before "
-               f"{'its entry stamp' if which == 'the collective' else 'their entry stamps'}, so "
+               f"{'its' if which == 'the collective' else 'their'} entry timestamp, so "
                "that waiting may count as compute")
   if found.partners:
     why.append("it is not recorded who sends to whom")
@@ -200,7 +200,7 @@ def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   several = len(ranks) > 1
   hosts = hosts_of(run, ranks)
   where = f" ({named(hosts)})" if hosts else ""
-  return (f"Nothing is said of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
+  return (f"Nothing is known of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
           + (f"{'they' if several else 'it'} left no rows" if silent else
              f"{'their' if several else 'its'} rows are missing in {most} of the steps")
           + f", so {'they' if several else 'it'} may be what the others wait for; that would count "

@@ -87,7 +87,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
     where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
              else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
-             if unnamed.rank is not None else "is for ranks by turns, without a cause that shows")
+             if unnamed.rank is not None else "is for ranks in turn, without a cause that shows")
     return Sentence(Verdict.UNNAMED_WAITING,
         "No lasting fault: no rank is persistently late, and the waiting "
         f"({percent(unnamed.share)} of the time) {where}: see the "

@@ -46,7 +46,7 @@ class OccurrencePlan(NamedTuple):
 
     >>> loops = (("while.1", 2, 4), ("while.2", 17, 32))
     >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).turn
-    'turn 2 of 4, in it turn 17 of 32'
+    'iteration 2 of 4, in it iteration 17 of 32'
     """
     return turns_in_words(self.loops)
 
@@ -166,7 +166,7 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
   if sums[best] >= _MOST_OF_IT * whole and len(own) > 1:
     return Sentence(Evidence.AT,
         f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its "
-        f"{len(own)} turns: {milliseconds(float(by_slot[own].min()))} to "
+        f"{len(own)} iterations: {milliseconds(float(by_slot[own].min()))} to "
         f"{milliseconds(float(by_slot[own].max()))} in each.")
   return Sentence(Evidence.AT,
       f"Its lateness is spread over the step: of {milliseconds(whole)}, "

@@ -72,8 +72,8 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
   """
   asked = f"--without {request.text}"
   if not run.collectives:
-    raise RunError(f"{asked} can't be answered: no collective of {run.path} was stamped, so "
-                   "nothing tells who waits for whom.")
+    raise RunError(f"{asked} can't be answered: no collective of {run.path} has timestamps, so "
+                   "nothing shows who waits for whom.")
   gone: set[int] = set()
   for first, last in request.ranks:
     if last >= run.ranks:

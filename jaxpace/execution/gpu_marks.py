@@ -130,7 +130,7 @@ def _clocks(device: GpuDevice, lane: GpuLane,
     after = now()
     event = lane.events[number]
     if int(event["tag"]) != _TRY_TAG:
-      raise DriverError("a kernel wrote something else than a mark")
+      raise DriverError("a kernel wrote something else than a timestamp")
     span = after - before
     if best is None or span < best[1]:
       best = (before + after) // 2 - int(event["ns"]), span

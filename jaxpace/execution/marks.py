@@ -74,7 +74,7 @@ def unavailable(clock: str = "auto") -> str:
   if reason := library.unavailable():
     return reason
   if len(devices) > marks.MOST_LANES:
-    return f"Marks are kept for at most {marks.MOST_LANES} devices of a process."
+    return f"Timestamps are kept for at most {marks.MOST_LANES} devices of a process."
   if clock == "stream" and (reason := _gpus(devices)):
     return reason
   current()
@@ -89,17 +89,17 @@ def _unfit(platform: str, clock: str) -> str:
   profiles = "jaxpace.ProfiledRecorder samples profiles of the step as it is."
   if platform not in ("gpu", "cuda"):
     return (
-        f"There are no marks for {platform}: jaxpace knows no clock that a program can read there. "
-        f"{profiles}")
+        f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
+        f"there. {profiles}")
   if clock != "stream":
-    return ("Marks for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so they "
-            "are used only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
+    return ("Timestamps for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so "
+            "they are used only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
             f"{profiles}")
   try:
     jax.devices("rocm")
   except RuntimeError:
     return ""
-  return f"Marks for GPUs are written for NVIDIA's, and these are AMD's. {profiles}"
+  return f"Timestamps for GPUs are written for NVIDIA's, and these are AMD's. {profiles}"
 
 
 def _gpus(devices: list[jax.Device]) -> str:
@@ -120,7 +120,7 @@ def _made_source(devices: list[jax.Device]) -> str:
     source = gpu_marks.Source([driver.device(number) for number in numbers])
     cuda.tell(driver, list(zip(numbers, source.blocks, strict=True)))
   except cuda.DriverError as error:
-    return f"Marks can't be written by the GPUs of this process: {error}."
+    return f"Timestamps can't be written by the GPUs of this process: {error}."
   _source = source
   return ""
 

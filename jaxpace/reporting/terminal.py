@@ -78,7 +78,7 @@ def _header(diagnosis: Diagnosis) -> Text:
   if diagnosis.counted != diagnosis.recorded:
     steps += f" ({diagnosis.counted:,} counted)"
   if diagnosis.counted != diagnosis.selected.size:
-    steps += f", {diagnosis.selected.size:,} in full"
+    steps += f", {diagnosis.selected.size:,} detailed"
   facts.append(steps)
   clock = run.info.get("clock") or run.plan.get("clock")
   if isinstance(clock, str):
@@ -93,7 +93,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   step, shares = diagnosis.step_time, diagnosis.shares
   if step is None or shares is None:
     return None
-  line = Text.assemble((milliseconds(step.mean), "bold"), " a step on average; ",
+  line = Text.assemble((milliseconds(step.mean), "bold"), " per step on average; ",
                        f"median {milliseconds(step.median)}, 99th percentile "
                        f"{milliseconds(step.p99)}, variation {100 * step.cv:.1f} %")
   width = max(8, min(40, console.width - 76))
@@ -197,7 +197,7 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     table.add_column(header, justify="left" if header.startswith("most") else "right", no_wrap=True)
   table.add_column("transfer", justify="right", no_wrap=True)
   for each in waits:
-    most = "all turns" if each.turns > 1 else ""
+    most = "all iterations" if each.turns > 1 else ""
     if each.stands_out:
       most = f"{each.place.turn}: {milliseconds(each.worst)}"
     table.add_row(
@@ -206,8 +206,8 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
         "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
         milliseconds(each.transfer))
   rest = [each for each in diagnosis.waits if each.waiting > 0][_MOST_WAITS:]
-  said = ("waiting: what a rank waits there for later ones, a step, mean over ranks; turns count "
-          "from 0.")
+  said = ("waiting: what a rank waits there for later ones, per step, mean over ranks; iterations "
+          "count from 0.")
   if rest:
     said = (f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} "
             "in all; ") + said
@@ -278,7 +278,7 @@ def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
   for justify in ("left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
   for name, a in rows:
-    table.add_row(name, milliseconds(a.step_time) + " a step", f"{a.speedup:.2f}x")
+    table.add_row(name, milliseconds(a.step_time) + " per step", f"{a.speedup:.2f}x")
   return table
 
 

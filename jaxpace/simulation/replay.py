@@ -115,8 +115,9 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   """
   run = stamped_alone(run)
   if not run.collectives:
-    raise RunError(f"{run.path} holds no stamped collective: without entries and exits there are "
-                   "no arrivals to show a pacer. The report's notes say why none was stamped.")
+    raise RunError(f"{run.path} holds no collective with timestamps: without entries and exits "
+                   "there are no arrivals to show a pacer. The report's notes say why none has "
+                   "timestamps.")
   ranks = np.arange(run.ranks) if ranks is None else np.asarray(ranks)
   count, total = len(ranks), len(run.steps)
   stamped = np.zeros(slots, bool)

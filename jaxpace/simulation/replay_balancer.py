@@ -62,11 +62,11 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
   run = stamped_alone(run)
   if not run.collectives:
     raise RunError(
-        f"{run.path} holds no stamped collective: without entries and exits no rank's busy time "
-        "is known.")
+        f"{run.path} holds no collective with timestamps: without entries and exits no rank's busy "
+        "time is known.")
   if "micro_batches" in run.plan.get("decisions", ()):
     raise RunError(f"The work of {run.path} was shared by speed when it was recorded: what it "
-                   "would have gained is told by a run with even counts. Its own effect is in the "
+                   "would have gained shows in a run with even counts. Its own effect is in the "
                    "report where it was guarded.")
   total = balancer.micro_batches if isinstance(balancer, Balancer) else micro_batches
   if total is None:

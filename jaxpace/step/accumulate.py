@@ -196,7 +196,7 @@ def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
               "a list, not a tuple" if isinstance(found, list) else "one thing")
       hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
               "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
-              "all count alike.")
+              "all count equally.")
       if isinstance(found, tuple) and len(found) == 3:
         hint = ". For a third thing that is summed up too give has_aux=True."
       raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")

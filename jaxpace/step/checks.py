@@ -54,9 +54,9 @@ def can_hold(automatic: Sequence[str], mapped: bool) -> None:
   if automatic:
     raise ValueError(
         "A pacer that holds collectives back (jaxpace.take_turns does) needs every mesh axis to be "
-        f"manual, for all devices must hold alike, but {', '.join(map(repr, automatic_axes()))} is "
-        "left to the compiler by axis_names. Leave axis_names out, or pass a pacer without a hold, "
-        "such as jaxpace.interleave_jobs().")
+        f"manual, for all devices must hold equally, but {', '.join(map(repr, automatic_axes()))} "
+        "is left to the compiler by axis_names. Leave axis_names out, or pass a pacer without a "
+        "hold, such as jaxpace.interleave_jobs().")
   if mapped:
     raise ValueError(
         "A pacer that holds collectives back (jaxpace.take_turns does) works under jax.shard_map, "
@@ -161,7 +161,7 @@ def axes_left_to_the_compiler(clock: Clock) -> tuple[str, ...]:
         "to the compiler by axis_names: JAX allows no callback there. Leave axis_names out, or use "
         f"the native clock. {clock.notice}")
   return (f"The mesh axis {axes} is left to the compiler: one device of each group along it is "
-          "recorded, and the compiler adds collectives over it, small ones for what the stamps "
+          "recorded, and the compiler adds collectives over it, small ones for what the timestamps "
           "wait for, larger ones for what they hold back.",)
 
 
@@ -202,7 +202,7 @@ def same_ring(one: PaceState, width: int) -> None:
   """Checks that a row of the state's ring of stamps has so many columns."""
   if one.ring.shape[-1] != width:
     raise ValueError(
-        f"The pace state's ring of stamps has rows of {one.ring.shape[-1]} columns, this step "
+        f"The pace state's ring of timestamps has rows of {one.ring.shape[-1]} columns, this step "
         f"writes {width}: it was made by another version of jaxpace, or with other slots. Make it "
         "with this step's own pace = paced.init(mesh); it holds no training state. One from a "
         "checkpoint goes through jaxpace.restore_pace.")

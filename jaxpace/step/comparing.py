@@ -51,20 +51,20 @@ def differences(bare: Any, marked: Any) -> str:
 
 def _differences(before: Sequence[tuple[Any, Any]], after: Sequence[Any]) -> str:
   if len(before) != len(after):
-    return f"With marks the step gives {len(after)} arrays, and {len(before)} without."
+    return f"With timestamps the step gives {len(after)} arrays, and {len(before)} without."
   different: list[str] = []
   largest = 0.0
   for (path, one), two in zip(before, after, strict=True):
     for left, right in zip(_parts(one), _parts(two), strict=False):
       if left.dtype != right.dtype or left.shape != right.shape:
-        return f"With marks {jax.tree_util.keystr(path)} has another shape or type."
+        return f"With timestamps {jax.tree_util.keystr(path)} has another shape or type."
       if left.tobytes() != right.tobytes():
         different.append(jax.tree_util.keystr(path))
         largest = max(largest, _relative(left, right))
   if not different:
     return ""
   names = sorted(set(different))
-  return (f"With marks {len(names)} of {len(before)} results of the first step differ, by "
+  return (f"With timestamps {len(names)} of {len(before)} results of the first step differ, by "
           f"{largest:.1e} relative at most ({', '.join(names[:3])}).")
 
 

@@ -24,9 +24,9 @@ def check_jitted(jitted: Any) -> None:
   if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
     kind = type(jitted).__name__.lower()
     raise TypeError(
-        f"jaxpace.observe was given a step that is {kind} already: marks go in before that. Give "
-        "it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile what it "
-        "returns: `observed.lower(state, batch).compile()`.")
+        f"jaxpace.observe was given a step that is {kind} already: timestamps go in before that. "
+        "Give it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile "
+        "what it returns: `observed.lower(state, batch).compile()`.")
   if not callable(jitted) or not _jits(jitted):
     raise TypeError(
         f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("

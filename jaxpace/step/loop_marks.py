@@ -55,7 +55,7 @@ class LoopMarks:
     if self.number is None:
       self.number = marks.next_program()
     if self.number >= marks.MOST_PROGRAMS:
-      return "this process has too many programs with marks."
+      return "this process has too many programs with timestamps."
     return ""
 
   def mark(self, values: list[jax.Array], *waited: jax.Array, tag: int) -> list[jax.Array]:

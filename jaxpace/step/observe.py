@@ -64,7 +64,7 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
 
 
 class DifferentError(RuntimeError):
-  """With marks a step is not the same program, or gives other numbers."""
+  """With timestamps a step is not the same program, or gives other numbers."""
 
 
 class Observed(Marked):
@@ -90,7 +90,7 @@ class Observed(Marked):
     self._token: Any = ("jaxpace.observe", next(_tokens))
     self._unwatched = compiling.unavailable()
     if self._unwatched:
-      _LOG.warning("The step runs as it was, without marks: %s", self._unwatched)
+      _LOG.warning("The step runs unmodified: %s", self._unwatched)
     else:
       self._watching = compiling.watching(self._compile)
     self._check_due = self.check and not self._unwatched
@@ -111,7 +111,7 @@ class Observed(Marked):
     one_by_one = jax.config.jax_disable_jit  # type: ignore[attr-defined]
     if one_by_one:
       # Each operation is a program of its own then: none of them is the step.
-      self._warn("Steps run without marks and are not recorded while jax_disable_jit is on.")
+      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
     if self._unwatched or one_by_one:
       self._count(marked=False)
       return self.jitted(*args, **kwargs)
@@ -222,7 +222,7 @@ class Observed(Marked):
     if unknown:
       self._forget_marks(self._not_compared(unknown))
       return out
-    different = different or "With marks results of the first step differ on another process."
+    different = different or "With timestamps results of the first step differ on another process."
     self._say_different([different])
     if self.different != "marked":
       self._forget_marks(different)
@@ -235,7 +235,7 @@ class Observed(Marked):
   def _not_compared(self, why: str) -> str:
     said = ("Results of the first step can't be compared: "
             f"{why or 'arguments of another process can not be copied.'}")
-    self._warn(f"{said} So the step runs as it was.")
+    self._warn(f"{said} So the step runs unmodified.")
     return said
 
   # Compiling.
@@ -294,7 +294,7 @@ class Observed(Marked):
                                       request.devices,
                                       _WAIT_SECONDS + 2 * (time.monotonic() - began))
       if not self._agreed and made is not None:
-        reason, made = "it can't have marks on another process of this job, which says why.", None
+        reason, made = "another process of this job runs it unmodified, and says why.", None
     if refused is not None:
       raise refused
     return reason, made
@@ -316,7 +316,7 @@ class Observed(Marked):
       return True
     last = max(reversed(compiled), key=lambda one: len(one[0].ranks))[0]
     self._add(dataclasses.replace(last, number=marks.next_program()))
-    said = f"{last.name} runs as it was, without marks: {last.bare}"
+    said = f"{last.name} runs unmodified: {last.bare}"
     if compiled[-1][1]:
       self._warn(said)
     else:
@@ -340,9 +340,9 @@ class Observed(Marked):
 
   def _say_different(self, said: Sequence[str]) -> None:
     if self.different == "raise":
-      raise DifferentError(f"{said[0]} different=\"bare\" runs the step as it was, \"marked\" runs "
-                           "it with marks all the same.")
-    then = "it runs as it was" if self.different == "bare" else "it runs with marks all the same"
+      raise DifferentError(f"{said[0]} different=\"bare\" runs the step unmodified, \"marked\" "
+                           "runs it with timestamps anyway.")
+    then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
     self._warn(f"{said[0]} So {then} (different={self.different!r}).")
 
   def _forget_marks(self, reason: str) -> None:

@@ -115,7 +115,7 @@ def _field(saved: Any, name: str) -> Any:
   found = ""
   if isinstance(saved, dict):
     found = f" without {name!r}: with {', '.join(map(repr, list(saved)[:8]))}"
-  raise TypeError("jaxpace.restore_pace takes the pace state as it was saved, the one that was "
+  raise TypeError("jaxpace.restore_pace takes the saved pace state, the one that was "
                   f"threaded through the step. This is a {type(saved).__name__}{found}.")
 
 

@@ -80,10 +80,10 @@ class Copies:
   def fail(self, error: BaseException) -> None:
     """Takes note of a copy that could not be made or read; the first time, with a warning."""
     self.failed += 1
-    _LOG.debug("The ring of stamps could not be copied", exc_info=error)
+    _LOG.debug("The ring of timestamps could not be copied", exc_info=error)
     if self.reason is None:
       self.reason = in_a_line(error)
-      _LOG.warning("The stamps of these steps can't be copied off the devices, so they are not "
+      _LOG.warning("The timestamps of these steps can't be copied off the devices, so they are not "
                    "recorded; training goes on: %s", self.reason)
 
   def finished(self) -> Iterator[Pending]:
@@ -116,7 +116,8 @@ class Copies:
     """What was not recorded for that, in a sentence; None if all could be copied."""
     if not self.failed:
       return None
-    return f"{plural(self.failed, 'copy', 'copies')} of the stamps could not be made: {self.reason}"
+    return (f"{plural(self.failed, 'copy', 'copies')} of the timestamps could not be made: "
+            f"{self.reason}")
 
   def forget(self) -> None:
     """Lets go of all of them."""

@@ -96,7 +96,7 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
   marks = plan.marks
   if rows.ndim != 2 or rows.shape[1] < ring.STAMPS + 2 * len(marks):
     raise ValueError(
-        f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} stamps: the "
+        f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} timestamps: the "
         "plan belongs to another pace state. Make the state with `init` of the same instrumented "
         "function that is recorded.")
   rows, times, taken = stamps(rows, plan, shift)

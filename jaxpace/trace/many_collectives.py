@@ -84,15 +84,15 @@ def choose(info: dict[str, Any], table: TableFiles, axis: dense.StepAxis,
                           if planned.get(slot, programs[main]) == programs[main]), np.int64)
   said = []
   if partly:
-    said.append(f"{plural(partly, 'step')} written in full by some ranks only: not in the shares.")
+    said.append(f"{plural(partly, 'step')} detailed by some ranks only: not in the shares.")
   others = int((rows.sum(axis=0) > 0).sum()) - int((own > 0).sum())
   if others > 0:
     said.append(f"The step was compiled in {len(programs)} shapes: shares and lateness are of the "
-                f"one that ran most, and the {plural(others, 'step')} of others that were written "
-                "in full are not in them.")
+                f"one that ran most, and the {plural(others, 'step')} of others that are "
+                "detailed are not in them.")
   most = max(1, MOST_CELLS // max(1, ranks * len(slots)))
   if len(steps) > most:
-    said.append(f"{len(steps):,} steps are written in full, more than fit into memory: {most:,} of "
+    said.append(f"{len(steps):,} steps are detailed, more than fit into memory: {most:,} of "
                 "them, evenly spread, were read. --steps reads all of a stretch.")
     steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
   return Chosen(steps, slots, tuple(said))

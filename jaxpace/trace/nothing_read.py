@@ -69,5 +69,5 @@ def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
       programs = read_plan(path, process.process).plan.programs
       if programs and all(program.bare for program in programs):
         last = programs[-1]
-        return f"{last.name[:80]} ran as it was, without marks: {last.bare[:400]}"
+        return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"
   return ""

@@ -36,8 +36,8 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
     problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a "
                     "restart: the last attempt counts.")
   if run.info and not run.plan:
-    problems.append("run.json holds no plan of the step: collectives without stamps, and what was "
-                    "chosen when it was traced, are unknown.")
+    problems.append("run.json holds no plan of the step: collectives without timestamps, and what "
+                    "was chosen when it was traced, are unknown.")
   problems += _missing_ranks(run)
   problems += _silent_processes(run)
   for process in run.processes:

@@ -275,7 +275,7 @@ def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int,
   plan = info.get("plan")
   notices = plan.get("notices") if isinstance(plan, dict) else None
   early = any(isinstance(notice, str)
-              and notice.startswith(f"Collective {slot} can start before its entry stamp")
+              and notice.startswith(f"Collective {slot} can start before its entry ")
               for notice in (notices if isinstance(notices, list) else ()))
   return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
           early or entry.get("may_begin_early") is True)

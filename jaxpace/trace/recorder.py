@@ -220,9 +220,9 @@ class Recorder(Recording):
             self._every_steps, rows, self._every)
     if self._paced.plan is None:
       raise ValueError(
-          "The recorder's function has not been traced, so these stamps are another function's. "
-          "Give the Recorder the very object that `jaxpace.instrument` returned and the step "
-          "calls; do not instrument twice.")
+          "The recorder's function has not been traced, so these timestamps are another "
+          "function's. Give the Recorder the object that `jaxpace.instrument` returned and the "
+          "step calls; do not instrument twice.")
     self._pace_type, self._local_ranks = type(pace), ringcopy.local_ranks(pace)
     plan = self._paced.plan
     if (plan.inside and self._beside is None and self.directory is not None

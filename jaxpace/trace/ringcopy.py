@@ -66,8 +66,8 @@ def check_split(pace: Any, places: int | None) -> None:
     raise ValueError(
         f"The pace state that the step returned holds the part of {held} "
         f"device{'s' if held > 1 else ''} of {places}: its partition spec in out_specs of "
-        "jax.shard_map leaves out a mesh axis, so the others' stamps are lost, and the next step "
-        "will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
+        "jax.shard_map leaves out a mesh axis, so the others' timestamps are lost, and the next "
+        "step will not take it. Use spec = jaxpace.spec(mesh) in both in_specs and out_specs: "
         "out_specs=(spec, P()). With jax.pmap: in_axes=(0, *old), out_axes=(0, old).")
 
 

@@ -92,7 +92,7 @@ def test_hosts_of_a_run_are_told_together_and_compared(tmp_path, capsys):
   record(tmp_path / "run", places)
   status, out, _ = doctor(capsys, tmp_path / "run", "--strict")
   assert status == 1
-  assert "3 hosts alike: node0, node1, node2" in out and out.count("GPU 0000:18:00.0") == 2
+  assert "3 equal hosts: node0, node1, node2" in out and out.count("GPU 0000:18:00.0") == 2
   assert "node3 process 3: 2 GPUs" in out
   assert "The hosts differ in clock source: tsc on 3 of 4, but hpet on node3." in out
 

@@ -236,7 +236,8 @@ def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(
     assert marks[i + 1].kind == "exit" and stamps[i] in behind(stamps[i + 1])
     # What waits for the exit, too, is of a later group. What nobody reads, XLA drops.
     own = [waited for waited in sums if stamps[i] in waited and stamps[i + 1] not in waited]
-    said = f"Collective {marks[i].collective} can start before its entry stamp" in " ".join(notices)
+    said = (f"Collective {marks[i].collective} can start before its entry timestamp"
+            in " ".join(notices))
     assert bool(own) != said
     # Only a group of nothing but products of matrices can't be held, and even that is if it is the
     # last.

@@ -152,7 +152,7 @@ def test_where_marks_tell_otherwise_or_nothing_no_process_is_in_python(name):
 def test_where_marks_cannot_tell_both_are_said():
   for name in ("between two calls", "after an evaluation"):
     where, = (sentence for sentence in said(name) if sentence.code == Code.NOT_BEGUN)
-    assert "in Python" in where and "in a program without marks" in where
+    assert "in Python" in where and "in a program without timestamps" in where
   for name in ("a network that hangs", "a peer stopped inside"):
     first = said(name)[0]
     assert all(words in first for words in ("network", "stands still", "it takes this long"))
@@ -162,8 +162,8 @@ def test_where_marks_cannot_tell_both_are_said():
 
 
 def test_the_last_mark_is_of_the_program_that_wrote_it():
-  assert "its last mark, of call 1 of evaluation," in said("after an evaluation")[1]
-  assert "its last mark, of call 8," in said("between two calls")[1]
+  assert "its last timestamp, of call 1 of evaluation," in said("after an evaluation")[1]
+  assert "its last timestamp, of call 8," in said("between two calls")[1]
 
 
 @pytest.mark.parametrize("name", SITUATIONS)

@@ -70,8 +70,8 @@ def test_a_healthy_job_blames_nobody_and_its_shares_are_the_truth(tmp_path):
 
 @pytest.mark.parametrize("norm", [True, False])
 @pytest.mark.parametrize(("phase", "layer", "collective"), [
-    ("forward", 2, "all-gather.0, turn 2 of 4 (model.py:64, forward)"),
-    ("backward", 0, "all-gather.2, turn 3 of 4 (model.py:64, backward)")])
+    ("forward", 2, "all-gather.0, iteration 2 of 4 (model.py:64, forward)"),
+    ("backward", 0, "all-gather.2, iteration 3 of 4 (model.py:64, backward)")])
 def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase, layer, collective):
   job = faulty(LayerFault("late", 6e-3, (5,), layer=layer, phase=phase), norm=norm)
   diagnosis, truth = told(tmp_path, job)
@@ -159,7 +159,7 @@ def test_pure_data_parallel_in_a_loop(tmp_path):
                     faults=(LayerFault("late", 6e-3, (2,), layer=4, phase="backward"),))
   diagnosis, _ = told(tmp_path, job)
   assert diagnosis.findings[0].ranks == (2,)
-  assert "all-reduce.0, turn 1 of 6" in at(diagnosis)
+  assert "all-reduce.0, iteration 1 of 6" in at(diagnosis)
 
 
 def test_the_json_says_where(tmp_path):

@@ -24,7 +24,7 @@ from tests.synthetic.made_up_runs import MadeUpJob
 
 STEP = 0.1
 NOISES = ("quiet", "lm1b", "slow start")
-BY_TURNS = ("by turns", "change from step to step")
+BY_TURNS = ("in turn", "change from step to step")
 
 
 def noise(kind: str, ranks: int, steps: int, random: np.random.Generator) -> np.ndarray:

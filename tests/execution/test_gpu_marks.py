@@ -160,8 +160,9 @@ def test_times_survive_the_words_they_are_stored_in():
 
 
 @pytest.mark.parametrize(("platform", "clock", "said"), [
-    ("cpu", "auto", ""), ("cpu", "stream", "leave it out"), ("tpu", "auto", "no marks for tpu"),
-    ("tpu", "stream", "no marks for tpu"), ("gpu", "auto", 'clock="stream"'),
+    ("cpu", "auto", ""), ("cpu", "stream", "leave it out"), ("tpu", "auto", "no timestamps for "
+                                                                            "tpu"),
+    ("tpu", "stream", "no timestamps for tpu"), ("gpu", "auto", 'clock="stream"'),
     ("gpu", "stream", "")])
 def test_which_devices_have_marks(platform, clock, said):
   reason = process_marks._unfit(platform, clock)

@@ -88,5 +88,5 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
                                                    layer_of(one.spec) if one.spec.faults else None)
           for one in judge.labelled(tmp_path)}
   assert told[late.name]["right"] and told[late.name]["layer_named"], told
-  assert re.search(r"turn 1 of 3", told[late.name]["at"])
+  assert re.search(r"iteration 1 of 3", told[late.name]["at"])
   assert told[twin.name]["right"]

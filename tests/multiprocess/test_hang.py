@@ -100,9 +100,9 @@ def test_the_watchdog_names_the_collective_the_layer_and_the_rank(killed):
   assert (events[0]["causes"][0] == {"kind": "absent", "ranks": [1],
                                      "collective": "all-gather"}), events
   said = events[0]["marks"][0]
-  assert f"all-gather, turn 5 of 8 ({SOURCE}), over data among ranks 0, 1 for rank 1" in said
+  assert f"all-gather, iteration 5 of 8 ({SOURCE}), over data among ranks 0, 1 for rank 1" in said
   assert ("rank 1 (process 1" in events[0]["marks"][1].lower()
-          and "turn 4 of 8" in events[0]["marks"][1])
+          and "iteration 4 of 8" in events[0]["marks"][1])
   assert "in the step: Call 6 of train_step: rank 0 has waited" in (folder / "output").read_text()
 
 
@@ -120,14 +120,14 @@ def test_the_report_names_them_from_the_files_of_the_killed_job(killed, tmp_path
           == ([0], [1], SOURCE, [0, 1]))
   place, = cause["places"]
   assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
-  assert f"all-gather, turn 5 of 8 ({SOURCE})" in " ".join(
+  assert f"all-gather, iteration 5 of 8 ({SOURCE})" in " ".join(
       capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.long
 def test_a_process_stopped_in_a_loop_of_an_instrumented_step_is_named_with_turn_and_line(stopped):
   _, events = stopped
-  line = f"psum.0, turn 5 of 8 (train.py:{SUM})"
+  line = f"psum.0, iteration 5 of 8 (train.py:{SUM})"
   assert events[0]["causes"][0] == {"kind": "absent", "ranks": [1], "collective": "psum.0"}, events
   assert line in events[0]["marks"][0] and "for rank 1" in events[0]["marks"][0]
   assert [(late["process"], late["state"]) for late in events[0]["late"]] == [(1, "silent")]

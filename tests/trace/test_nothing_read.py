@@ -23,5 +23,5 @@ def test_of_a_step_that_ran_without_marks_the_reason_is_told(tmp_path):
   with jaxpace.Recorder(tmp_path, observed) as recorder:
     jax.block_until_ready(observed(x))
     recorder.record()
-  with pytest.raises(RunError, match="ordered ran as it was, without marks: .*ordered effect"):
+  with pytest.raises(RunError, match="ordered ran unmodified: .*ordered effect"):
     read_run(tmp_path)

@@ -98,7 +98,7 @@ def stamped(request: Request, number: Callable[[], int], name: str, ranks: Mappi
       number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
       collectives=_described(made.found, mesh, rank_of), clock=put.clock,
       start_tag=stamping.START_TAG, end_tag=stamping.END_TAG, notices=made.notices,
-      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no mark was left beside it")
+      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)),
       bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
   return Stamped(made.executable, program, made.differences)
@@ -170,7 +170,7 @@ def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...
       kind, types = key[0], key[3]
       assert isinstance(types, tuple)
       arrays = ", ".join(f"{dtype}{list(sizes)}" for dtype, sizes in types[:3])
-      said.append(f"With marks the program {which} {count} {kind} of {arrays}.")
+      said.append(f"With timestamps the program {which} {count} {kind} of {arrays}.")
   return tuple(said)
 
 
@@ -253,8 +253,8 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
     return ()
   kinds = ", ".join(sorted({*(one - two), *(two - one)}))
   return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}, and "
-          "training may drift apart from training without marks: check=True compares the first "
-          "step.",)
+          "training may drift apart from training without timestamps: check=True compares the "
+          "first step.",)
 
 
 def _notices(found: Sequence[Found], tags: Sequence[int],
@@ -262,13 +262,14 @@ def _notices(found: Sequence[Found], tags: Sequence[int],
   said = []
   ends = (stamping.START_TAG, stamping.END_TAG)
   if any(tags.count(tag) != 1 for tag in ends):
-    said.append("The compiler left no single mark at the start and the end of the program.")
+    said.append("The compiler left no single timestamp at the start and the end of the program.")
   wanted = [tag for one in marked for tag in (one.enter_tag, one.exit_tag)]
   counted = counting.Counter(tags)
   twice = [tag for tag in wanted if counted[tag] > 1]
   if twice:
     said.append(
-        f"The compiler doubled {len(twice)} marks: turns of their loops are not told apart.")
+        f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be told "
+        "apart.")
   lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
   if lost:
     said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "
@@ -276,5 +277,5 @@ def _notices(found: Sequence[Found], tags: Sequence[int],
   used = {tag for one in found for tag in (*one.enter_tags, *one.exit_tags)}
   loose = sum(1 for tag in wanted if counted[tag] and tag not in used)
   if loose:
-    said.append(f"{loose} marks stand beside no collective of the compiled program.")
+    said.append(f"{loose} timestamps stand beside no collective of the compiled program.")
   return tuple(said)

@@ -76,7 +76,8 @@ def take_sample(run: Run) -> Sample:
   notes: list[Sentence] = []
   if not run.collectives:
     raise RunError(
-        f"{run.path} holds no stamped collective, so nobody knows who waits for whom: no forecast.")
+        f"{run.path} holds no collective with timestamps, so nobody knows who waits for whom: no "
+        "forecast.")
   parts = that_all_meet(run)
   if parts is None:
     raise RunError(f"{run.path} has collectives in which not all ranks meet that others join: "

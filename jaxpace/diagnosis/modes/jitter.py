@@ -176,7 +176,7 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
         f"pauses are on {'this rank' if len(ranks) == 1 else 'these ranks'}."))
   else:
     evidence.append(Sentence(Evidence.PAUSE_ALIKE,
-                             "All ranks pause alike; no single process is to blame."))
+                             "All ranks pause equally; no single process is to blame."))
   evidence += [m.said for m, _ in mechanisms]
   if not mechanisms and run.host_causes.columns:
     evidence.append(Sentence(Evidence.NO_CAUSE,

@@ -112,7 +112,7 @@ def find_late(case: Case, bad: Bad, episodes: Sequence[Episode], held: WaitedFor
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
   head = (Sentence(Evidence.IN_PLACE,
       f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
-      f"{milliseconds(lateness)} a step against the others, and they are the only ones there: by "
+      f"{milliseconds(lateness)} per step against the others, and they are the only ones there: by "
       f"chance that is so once in {round(1 / chance(case, bad)):,}."))
   first, last = straggler.spell_of(case, episodes)
   return Finding(

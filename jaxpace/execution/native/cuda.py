@@ -147,10 +147,10 @@ def unavailable() -> str:
   sentence."""
   path = next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so"))), None)
   if path is None:
-    return ("Marks for GPUs are not part of this installation of jaxpace (no compiler at the "
+    return ("Timestamps for GPUs are not part of this installation of jaxpace (no compiler at the "
             f"time?). {library.REINSTALL}")
   if not whole(path):
-    return f"The library {path} of marks for GPUs is damaged. {library.REINSTALL}"
+    return f"The library {path} of timestamps for GPUs is damaged. {library.REINSTALL}"
   try:
     loaded = _library(path)
     if loaded.jaxpace_lane_handlers() != HANDLERS:
@@ -158,7 +158,7 @@ def unavailable() -> str:
     built = loaded.jaxpace_ffi_major(), loaded.jaxpace_ffi_minor()
     handler = jax.ffi.pycapsule(getattr(loaded, kernels.LANE))
   except (OSError, AttributeError) as error:
-    return f"The library of marks for GPUs can't be loaded: {error}. {library.REINSTALL}"
+    return f"The library of timestamps for GPUs can't be loaded: {error}. {library.REINSTALL}"
   if reason := library.incompatibility(built, library.running_api()):
     return reason
   jax.ffi.register_ffi_target(kernels.LANE, handler, platform="CUDA")
@@ -179,7 +179,7 @@ def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
   loaded = _library(next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so")))))
   for ordinal, address in blocks:
     if not loaded.jaxpace_block(ordinal, address):
-      raise DriverError(f"GPU {ordinal} of a process is more than marks are written for")
+      raise DriverError(f"GPU {ordinal} of a process is more than timestamps are written for")
   loaded.jaxpace_driver(driver.address("cuMemcpyDtoDAsync_v2"), driver.address("cuMemsetD8Async"))
 
 

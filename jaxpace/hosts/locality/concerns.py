@@ -183,7 +183,7 @@ def _clock(place: Locality) -> _Found:
         if "tsc" in place.clock_sources else "`dmesg` tells why the kernel gave up a faster one.")
     yield WARNING, "clock_source", (
         f"The clock source is {source}: each reading enters the kernel or leaves the guest and "
-        f"takes about a microsecond or more, stamps included. {advice}")
+        f"takes about a microsecond or more, timestamps included. {advice}")
   elif source == "kvm-clock" and "tsc" in place.clock_sources:
     yield NOTE, "clock_source", ("The clock source is kvm-clock; tsc is offered too, and a little "
                                  "cheaper to read.")

@@ -55,7 +55,7 @@ def host_outline(names: Sequence[str], places: Sequence[Locality],
     more: what else is to be said of a process; empty for nothing.
   """
   place = places[0]
-  title = names[0] if len(names) == 1 else f"{len(names)} hosts alike: {_some(names)}"
+  title = names[0] if len(names) == 1 else f"{len(names)} equal hosts: {_some(names)}"
   lines = [Outline(_processor(place))]
   if place.sources != ("topology file",):
     lines.append(Outline(_limits(place)))

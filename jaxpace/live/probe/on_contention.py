@@ -92,7 +92,7 @@ class ProbeOnContention:
     self.probes.append(links)
     if jax.process_index() == 0:
       _LOG.warning(
-          "Transfers take %.2f ms a step, %.1f times their floor; the links were probed (%.1f "
+          "Transfers take %.2f ms per step, %.1f times their floor; the links were probed (%.1f "
           "s): %s",
           transfer * 1e3, transfer / floor, links.taken, links.text())
     return links

@@ -254,9 +254,9 @@ class ProfiledRecorder(Recording):
       groups = tuple(tuple(members) for members in json.loads(text or own))
       together = stamps.between(steps, groups)
       notices = [] if together < _LITTLE else [
-          f"A step has {len(key[1])} collectives, turns of loops counted, and {stamps.MAX_SLOTS} "
-          f"are told apart: what lies between those put together, {100 * together:.1f} % of the "
-          "step, counts as transfer, and so does being late there."]
+          f"A step has {len(key[1])} collectives, iterations of loops counted, and "
+          f"{stamps.MAX_SLOTS} have slots of their own: what lies between those put together, "
+          f"{100 * together:.1f} % of the step, counts as transfer, and so does being late there."]
       self._plans[key] = (stamps.plan(program, groups, self._axis, local * jax.process_count(),
                                       notices), groups)
     return self._plans[key]

@@ -13,7 +13,7 @@ from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.problems import list_ranks
 
 TITLES = {"persistent_straggler": "Persistent straggler",
-          "synchronization_amplification": "Late ranks by turns",
+          "synchronization_amplification": "Ranks late in turn",
           "fabric_contention": "Fabric contention", "locality": "Locality",
           "runtime_jitter": "Runtime jitter"}
 _WIDTH, _HEIGHT = 240, 34
@@ -25,7 +25,7 @@ def findings(figures: DocumentFigures) -> Markup:
   if not document["findings"]:
     return element("p",
                    "Nothing was found that needs mending. The sections below show the run as "
-                   "it was.")
+                   "recorded.")
   return joined([_finding(figures, i) for i in range(len(document["findings"]))])
 
 
@@ -51,7 +51,7 @@ def _finding(figures: DocumentFigures, i: int) -> Markup:
         finding, f"{title}: costliest stretch"))
   spark = element("figure", _spark(place["cost"]), element(
       "figcaption", "what it cost over the run, up to ",
-      milliseconds(max(place["cost"], default=0.0)), " a step"),
+      milliseconds(max(place["cost"], default=0.0)), " per step"),
       class_="spark")
   return element(
       "article", head, element("p", _who(finding), class_="who"), evidence,

@@ -118,7 +118,7 @@ class _Reading:
     except (OSError, UnreadableError) as error:
       if ring.events["seq"].any():
         self._leave_out(process,
-                        "has no plan beside it that says what its marks mean: it "
+                        "has no plan beside it that says what its timestamps mean: it "
                         f"{why_unreadable(error)}")
         return
       # It has compiled nothing yet.

@@ -120,7 +120,7 @@ def _sentence(flight: Flight, cause: Cause) -> str:
   if cause.kind == "absent":
     missing = [rank for rank in cause.ranks if rank in wait.absent]
     seen = ("" if all(flight.positions[rank].state == "running" for rank in missing)
-            else f", as far as {'its' if len(missing) == 1 else 'their'} last marks show")
+            else f", as far as {'its' if len(missing) == 1 else 'their'} last timestamps show")
     return (f"{call}{waiting} {waited} in {what}{more} for {_ranks(missing)}, which "
             f"{_has(missing)} not entered it{seen}.")
   if cause.kind == "order":
@@ -159,19 +159,19 @@ def place(flight: Flight, rank: int, cause: Cause) -> Said:
   if current is not None and not current.ended:
     name = flight.programs.by_key[current.program].name
     return Said("other_program",
-                f"{is_in} in another program, {name}{ago and ', with its last mark' + ago}")
+                f"{is_in} in another program, {name}{ago and ', with its last timestamp' + ago}")
   begun = f"{has} not begun the call"
   beside = _beside(flight, rank, wait.meeting)
   if beside:
     return Said("device_behind", f"{begun}, which {_ranks(beside)} of the same process "
                 f"{_has(beside)} begun: its device has other work, or, on a CPU, no thread (the "
                 "devices of a process share threads, and calls that run ahead can take all)")
-  last = "no mark of it is left" if current is None else (
-      f"its last mark{_of_call(flight, current, wait.meeting.program)} was written"
+  last = "no timestamp of it is left" if current is None else (
+      f"its last timestamp{_of_call(flight, current, wait.meeting.program)} was written"
       f"{ago or ' before'}")
   return Said("not_begun", f"{begun}: {last}" + (
-      "; between calls marks don't tell whether its process is in Python (a data loader, a "
-      "checkpoint, an evaluation) or in a program without marks" if is_in == "is" else ""))
+      "; between calls timestamps cannot show whether its process is in Python (a data loader, a "
+      "checkpoint, an evaluation) or in a program without timestamps" if is_in == "is" else ""))
 
 
 def _after(flight: Flight, execution: NewestExecution, ago: str, is_in: str) -> str:
@@ -216,8 +216,8 @@ def _processes(flight: Flight, cause: Cause) -> Iterator[Said]:
     name = f"Process {process}{' on ' + where.host if where.host else ''}"
     last = f" Its process file gives a reason: {where.ended_by}." if where.ended_by else ""
     if where.state == "closed":
-      yield Said("closed", f"{name} has closed its recording; marks don't tell what it has done "
-                 "since." + last)
+      yield Said("closed", f"{name} has closed its recording; timestamps cannot show what it has "
+                 "done since." + last)
     elif where.state == "silent" and flight.watched:
       others = "" if flight.running else ", like all others,"
       yield Said("silent", f"{name}{others} wrote nothing in the {seconds(flight.watched)} for "

@@ -100,8 +100,8 @@ class RingCopier:
     except OSError as error:
       if not self._warned:
         self._warned = True
-        _LOG.warning("Marks are kept in memory, so that they can't be read when the process is "
-                     "killed: %s: %s.", self.path, _why(error))
+        _LOG.warning("Timestamps are kept in memory, so that they can't be read when the process "
+                     "is killed: %s: %s.", self.path, _why(error))
       return False
 
   def _is_as_left(self, file: int) -> bool:
@@ -130,8 +130,8 @@ class RingCopier:
     made = self._folder.open(self._name, os.O_RDWR)
     if self._file is not None:
       os.close(self._file)
-      _LOG.warning("%s was cut short, written over or taken away: it is made anew, with the marks "
-                   "that are still in memory.", self.path)
+      _LOG.warning("%s was cut short, written over or taken away: it is made anew, with the "
+                   "timestamps that are still in memory.", self.path)
     self._file, self._written = made, written
 
   def _write(self, file: int, since: list[int]) -> list[int]:

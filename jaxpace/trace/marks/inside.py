@@ -69,7 +69,8 @@ class InsidePlan:
     notices = list(plan["notices"])
     if self.unrolled.turns_kept is not None:
       notices.append("The step has more collectives in loops than can be written one by one: of "
-                     f"each loop the first {self.unrolled.turns_kept} turns are, all in the sums.")
+                     f"each loop the first {self.unrolled.turns_kept} iterations are, all in the "
+                     "sums.")
     return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
 
   @property

@@ -86,11 +86,11 @@ class MarkedPlan:
     unstamped = [vars(one) for each in self._programs for one in each.program.unstamped]
     for each in self._programs:
       if each.program.bare:
-        notices.append(f"{each.program.name} runs as it was, without marks: {each.program.bare}")
+        notices.append(f"{each.program.name} runs unmodified: {each.program.bare}")
       if each.unrolled.turns_kept is not None:
-        notices.append(f"{each.program.name} has more than {MOST} collectives a step, turns of "
-                       f"loops counted: of each loop the first {each.unrolled.turns_kept} turns "
-                       "are recorded one by one, all in the sums.")
+        notices.append(f"{each.program.name} has more than {MOST} collectives per step, iterations "
+                       f"of loops counted: of each loop the first {each.unrolled.turns_kept} "
+                       "iterations are recorded one by one, all in the sums.")
     return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
             "collectives": self.collectives, "unstamped": unstamped, "share": False,
             "share_reason": "", "carrier": None, "decisions": [], "overflow": 0,

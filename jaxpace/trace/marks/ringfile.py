@@ -117,12 +117,13 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   """Reads a ring's file; what is cut off at its end counts as never written.
 
   Raises:
-    UnreadableError: it is no ring of marks: the end of a sentence that begins with the file's name.
+    UnreadableError: it is no ring of timestamps: the end of a sentence that begins with the
+      file's name.
     OSError: there is no such file, or it can't be read.
   """
   data = read_bytes(path, _MOST)
   if len(data) < marks.PAGE or not data.startswith(marks.MAGIC.rstrip(b"\n")):
-    raise UnreadableError("is no ring of marks")
+    raise UnreadableError("is no ring of timestamps")
   label = np.frombuffer(data, marks.HEADER, 1)[0]
   lanes, capacity = int(label["lanes"]), int(label["capacity"])
   try:
@@ -131,7 +132,7 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
     raise UnreadableError(f"has a damaged header: {error}") from None
   if capacity > _MOST_CAPACITY or where.size > _MOST:
     raise UnreadableError(
-        f"says that it has {lanes} lanes of {capacity} events, more than any ring")
+        f"says that it has {lanes} device buffers of {capacity} events, more than any ring")
   views = marks.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
       label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),

@@ -107,9 +107,9 @@ def turns_in_words(turns: Iterable[Sequence[Any]]) -> str:
   """Puts what `turns_of` gives into words; empty outside of loops.
 
   >>> turns_in_words([["while.1", 2, 4], ["while.2", 17, None]])
-  'turn 2 of 4, in it turn 17'
+  'iteration 2 of 4, in it iteration 17'
   """
-  return ", in it ".join(f"turn {turn}" + ("" if trips is None else f" of {trips}")
+  return ", in it ".join(f"iteration {turn}" + ("" if trips is None else f" of {trips}")
                          for _, turn, trips in turns)
 
 

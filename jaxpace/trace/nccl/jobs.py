@@ -144,7 +144,7 @@ def streams(records: Sequence[Record],
                       f"{most}, so a step has a multiple of that.")
     folded = [_times(stream, each_step // most) for stream in folded]
   elif most == 1:
-    said.append("All collectives look alike, so each is taken for a step: say with "
+    said.append("All collectives look the same, so each is taken for a step: say with "
                 "--collectives-per-step how many a step has.")
   return folded, said
 

@@ -170,16 +170,18 @@ def test_a_dump_that_fails(monkeypatch, caplog, wrong):
 
 @pytest.mark.parametrize(("different", "marked"), [("bare", False), ("marked", True)])
 def test_collectives_that_differ(monkeypatch, caplog, different, marked):
-  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With timestamps it has one "
+                                                                   "less.",))
   step, args = steps.data_parallel()
   observed = jaxpace.observe(jax.jit(step), different=different)
   assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
-  assert "With marks it has one less. So it runs" in caplog.text
+  assert "With timestamps it has one less. So it runs" in caplog.text
   assert bool(observed.calls) == marked
 
 
 def test_collectives_that_differ_can_be_an_error(monkeypatch):
-  monkeypatch.setattr(program, "differences", lambda bare, found: ("With marks it has one less.",))
+  monkeypatch.setattr(program, "differences", lambda bare, found: ("With timestamps it has one "
+                                                                   "less.",))
   step, args = steps.data_parallel()
   with pytest.raises(DifferentError, match="one less"):
     jaxpace.observe(jax.jit(step), different="raise")(*args)

@@ -124,7 +124,8 @@ def test_more_turns_than_are_told_apart_are_spoken_of(tmp_path, monkeypatch):
   monkeypatch.setattr(stamps, "MAX_SLOTS", 4)
   run = record(tmp_path, "fsdp", late=False, sessions=1)
   assert len(run.collectives) == 4
-  said = re.search(r"A step has 10 collectives, turns of loops counted, and 4 are told apart: "
+  said = re.search(r"A step has 10 collectives, iterations of loops counted, and 4 have slots of "
+                    "their own: "
                    r"what lies between those put together, ([\d.]+) % of the step, counts as "
                    r"transfer", " ".join(diagnose(run).notes))
   assert 0 < float(said[1]) < 100

@@ -182,7 +182,7 @@ def test_who_writes_nothing_may_have_ended_or_stand_still(job, watched):
   assert [each.code for each in said.said] == ["absent", "in_call", "silent"]
   assert "30 s before its process last wrote" in said.sentences[1]
   assert " was " in said.sentences[1] or " had " in said.sentences[1]
-  assert "as far as its last marks show" in said.sentences[0]
+  assert "as far as its last timestamps show" in said.sentences[0]
   job.process(3, ended_by="SIGTERM")
   assert told(read_flight(job.path))[0].sentences[2].endswith("gives a reason: SIGTERM.")
   watched.living.clear()

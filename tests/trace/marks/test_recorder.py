@@ -230,7 +230,7 @@ def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(
     for _ in range(3):
       observed(observed.inputs())
       recorder.record()
-  one_warning(caplog, "Marks are kept in memory")
+  one_warning(caplog, "Timestamps are kept in memory")
   assert len(table(tmp_path)) == 12 and os.listdir(tmp_path / "marks") == ["0.plan.json"]
 
 

@@ -140,7 +140,7 @@ def test_whatever_is_done_to_its_ring_training_goes_on_and_a_killed_process_leav
   flight = read_flight(run)
   assert [flight.positions[rank].current.number for rank in range(2)] == [20 * rounds - 1] * 2
   assert not flight.left_out and main(["report", str(run)]) == 0
-  assert "is made anew, with the marks" in capfd.readouterr().err
+  assert "is made anew, with the timestamps" in capfd.readouterr().err
 
 
 def test_a_limit_to_the_size_of_files_ends_no_training(tmp_path):
@@ -151,7 +151,7 @@ def test_a_limit_to_the_size_of_files_ends_no_training(tmp_path):
       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
       env=clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"))
   assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr[-3000:]
-  assert "Marks are kept in memory" in done.stderr and "File too large" in done.stderr
+  assert "Timestamps are kept in memory" in done.stderr and "File too large" in done.stderr
   assert len(table(tmp_path)) == 40 and not (tmp_path / "marks" / "0.ring").exists()
 
 

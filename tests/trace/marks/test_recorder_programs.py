@@ -83,7 +83,7 @@ def test_a_program_that_runs_without_marks_leaves_no_rows_and_its_reason(tmp_pat
       step.bare_calls += 1
       recorder.record()
   assert table(tmp_path) == [] and process_file(tmp_path)["closed_cleanly"]
-  assert "without marks" in run_file(tmp_path)["plan"]["notices"][0]
+  assert "runs unmodified" in run_file(tmp_path)["plan"]["notices"][0]
 
 
 def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(tmp_path, observed):

@@ -61,7 +61,7 @@ def test_any_damage_is_read_in_bounds_or_refused_in_a_sentence(written, tmp_path
 def test_what_is_no_ring_is_refused(tmp_path, content):
   path = tmp_path / "0.ring"
   path.write_bytes(content)
-  with pytest.raises(UnreadableError, match="no ring of marks|damaged header"):
+  with pytest.raises(UnreadableError, match="no ring of timestamps|damaged header"):
     ringfile.read_ring(path)
 
 
