@@ -110,8 +110,8 @@ class Recorder(Recording):
           "instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap around it.")
     if detail != "auto" and (not isinstance(detail, int) or isinstance(detail, bool) or detail < 1):
       raise ValueError(
-          f'detail={detail!r} must be "auto" or a whole number, of how many steps one is written '
-          'in full.')
+          f'detail={detail!r} must be "auto" or a whole number, of how many steps one is '
+          'detailed.')
     if first_step is not None and (not isinstance(first_step, int) or first_step < 0):
       raise ValueError(f"first_step={first_step!r} must be the number of a step, 0 or more.")
     if (every_steps is not None and every_steps < 1) or not every_seconds > 0:
