@@ -309,7 +309,7 @@ def test_limit_cuts_holds():
 
 
 def test_holds_are_of_all_ranks_or_none():
-  with pytest.raises(ValueError, match="all ranks must hold alike"):
+  with pytest.raises(ValueError, match="all ranks must hold for the same time"):
     jaxpace.only_ranks(jaxpace.take_turns(), [0])
 
 

@@ -67,7 +67,7 @@ def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
   observed = jaxpace.observe(jax.jit(step))
   assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
   assert [record.message for record in caplog.records] == [
-      "The step runs as it was, without marks: This jaxpace doesn't know jax 99."]
+      "The step runs unmodified: This jaxpace doesn't know jax 99."]
   assert observed.plan == ObservedPlan()
 
 
@@ -99,7 +99,8 @@ def test_the_first_batch_is_compared_bit_for_bit(donate):
 
 @pytest.mark.parametrize("different", ["bare", "marked", "raise"])
 def test_other_bits_in_the_first_batch(monkeypatch, caplog, different):
-  monkeypatch.setattr(comparing, "differences", lambda bare, found: "With marks 1 of 4 differ.")
+  monkeypatch.setattr(comparing, "differences", lambda bare, found: "With timestamps 1 of 4 "
+                                                                    "differ.")
   step, args = steps.data_parallel()
   observed = jaxpace.observe(jax.jit(step), check=True, different=different)
   if different == "raise":
@@ -221,6 +222,6 @@ def test_operations_that_run_one_by_one_are_no_steps(caplog):
       observed(*args)
   assert observed.calls == before and len(observed.plan.programs) == 1
   assert [record.message for record in caplog.records].count(
-      "Steps run without marks and are not recorded while jax_disable_jit is on.") == 1
+      "Steps run without timestamps and are not recorded while jax_disable_jit is on.") == 1
   observed(*args)
   assert observed.calls == before + 1

@@ -267,17 +267,17 @@ def describe(case: Case, slow: SlowTransfers) -> Finding:
         f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}.")]
   elif first is None and last is None:
     evidence = [Sentence(Evidence.THROUGHOUT,
-        f"The collectives themselves take {milliseconds(slow.level)} a step throughout; "
+        f"The collectives themselves take {milliseconds(slow.level)} per step throughout; "
         + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
         if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
         if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}."))]
   else:
     evidence = [Sentence(Evidence.STRETCH,
-        f"The collectives themselves take {milliseconds(slow.level)} a step "
+        f"The collectives themselves take {milliseconds(slow.level)} per step "
         f"{step_ranges.spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
   if not case.floor.known:
     evidence.append(Sentence(Evidence.NEEDS_FLOOR,
-        "What is slow in every step of the run alike can't be seen without a known floor: "
+        "What is equally slow in every step of the run can't be seen without a known floor: "
         "`--floor` takes what `jaxpace bench` measured."))
   at = most_contended(case)
   evidence += [at] if at else []
@@ -335,21 +335,21 @@ def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
   if slow.links.slow:
     said.append(Sentence(Evidence.SLOW_LINK,
         f"The link of {name_process(run, worst)} is the slow one: its connections had data on the "
-        f"way for {milliseconds(busy[worst])} a step, the others' for {milliseconds(others)}."))
+        f"way for {milliseconds(busy[worst])} per step, the others' for {milliseconds(others)}."))
   elif _crowded(case, slow):
     said.append(Sentence(Evidence.ALL_BUSY,
-        f"All hosts' connections are busy alike, {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} a step: the fabric between them is crowded, not one "
+        f"All hosts' connections are equally busy, {milliseconds(min(busy.values()))} to "
+        f"{milliseconds(busy[worst])} per step: the fabric between them is crowded, not one "
         "host's link."))
   elif len(busy) == 2:
     said.append(Sentence(Evidence.BOTH_BUSY,
         f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and "
-        f"{milliseconds(busy[worst])} a step: of two hosts, one's slow link and a crowded one "
-        "between them look alike."))
+        f"{milliseconds(busy[worst])} per step: of two hosts, one's slow link and a crowded one "
+        "between them look the same."))
   else:
     said.append(Sentence(Evidence.NO_SINGLE_LINK,
         f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} a step with data on the way, most on "
+        f"{milliseconds(busy[worst])} per step with data on the way, most on "
         f"{name_process(run, worst)}."))
   if slow.queued and slow.trips:
     said.append(Sentence(Evidence.QUEUE,
@@ -360,6 +360,6 @@ def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
     said.append(Sentence(Evidence.RESENT,
-        f"Segments are lost and sent again: up to {resent[most]:.2f} a step on "
+        f"Segments are lost and sent again: up to {resent[most]:.2f} per step on "
         f"{name_process(run, most)}."))
   return said

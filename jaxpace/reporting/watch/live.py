@@ -41,7 +41,7 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
                  + (f" (attempt {look.attempt + 1})" if look.attempt > 0 else "") + ";")
   numbers = look.numbers
   if numbers is not None:
-    words.append(f"{milliseconds(numbers.mean)} a step (median {milliseconds(numbers.median)}, "
+    words.append(f"{milliseconds(numbers.mean)} per step (median {milliseconds(numbers.median)}, "
                  f"99th percentile {milliseconds(numbers.p99)});")
     if numbers.shares:
       words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
