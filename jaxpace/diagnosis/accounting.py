@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.grouped_waits import Waits, step_through
+from jaxpace.diagnosis.idea import busy_and_wait, last_pays, split_by_cause
+from jaxpace.diagnosis.idea import transfer as shortest_wait
 from jaxpace.diagnosis.ledger import Charge, charges
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
 from jaxpace.diagnosis.staged import to_the_busiest, without_bubbles
@@ -65,6 +67,11 @@ class BusyTimes(NamedTuple):
   meetings: Meetings | None = None  # who waits for whom; None: every rank for all
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
   in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
+
+  @property
+  def causes(self) -> tuple[np.ndarray, ...]:
+    """[R, K] parts of the first collective's arrival, each a cause of being late."""
+    return self.compute, self.runtime, self.pacing
 
 
 class InFlight(NamedTuple):
@@ -198,15 +205,14 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   waits: list[np.ndarray] = []
   overlapping = False
   for enter, leave, _ in stamps:
-    begin = np.maximum(enter[:, lead:], previous)
+    arrival, wait, end = busy_and_wait(enter[:, lead:], leave[:, lead:], previous)
     if arrivals and not overlapping:
       early = valid & (enter[:, lead:] < previous)
       overlapping = bool(early.any()) and bool((early & (enter[:, lead:] != MISSING)).any())
-    end = np.maximum(leave[:, lead:], begin)
-    arrivals.append(_seconds(begin, previous, valid))
-    waits.append(_seconds(end, begin, valid))
+    arrivals.append(_seconds(arrival, valid))
+    waits.append(_seconds(wait, valid))
     previous = end
-  arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous, first, valid)
+  arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous - first, valid)
   jumped = _jumped(step, valid, found) if run.collectives else None
   if jumped is not None:
     valid &= ~jumped
@@ -339,21 +345,14 @@ def account(work: BusyTimes) -> Account:
   waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
   earliness = np.where(work.valid, 0.0, np.nan)
   for c, arrival in enumerate(work.arrival if work.synchronised else ()):
-    reach = np.where(work.valid, arrival, -np.inf)
-    last = reach.argmax(axis=0)[None]
-    early = np.take_along_axis(arrival, last, axis=0) - arrival
+    last, early = last_pays(arrival, work.valid)
     earliness += early
     if c:
       waiting[0] += early
       continue
-    excess = [np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0)
-              for x in (work.compute, work.runtime, work.pacing)]
-    total = excess[0] + excess[1] + excess[2]
-    scale = np.divide(early, total, out=np.zeros_like(early), where=total > 0)
-    for charged, x in zip(waiting, excess, strict=True):
-      charged += x * scale
-  transfer = np.where(work.valid, work.wait, np.inf).min(axis=1)
-  transfer = np.where(work.valid.any(axis=0), transfer, np.nan)
+    for charged, seconds in zip(waiting, split_by_cause(early, last, work.causes), strict=True):
+      charged += seconds
+  transfer = shortest_wait(work.wait, work.valid)
   compute = work.compute + work.arrival[1:].sum(axis=0)
   spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
   return Account(
@@ -394,14 +393,11 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
     if c:
       waiting[0] += waited.own
       continue
-    excess = [np.where(waited.there,
-                       np.maximum(np.take_along_axis(x, waited.last, axis=0) - x, 0.0), 0.0)
-              for x in (work.compute, work.runtime, work.pacing)]
-    total = excess[0] + excess[1] + excess[2]
-    scale = np.divide(waited.own, total, out=np.zeros_like(total), where=total > 0)
-    for charged, x in zip(waiting, excess, strict=True):
-      charged += x * scale
-    waiting[0] += np.where(total > 0, 0.0, waited.own)
+    parts = split_by_cause(np.where(waited.there, waited.own, 0.0), waited.last,
+                           [np.where(work.valid, own, 0.0) for own in work.causes])
+    for charged, seconds in zip(waiting, parts, strict=True):
+      charged += seconds
+    waiting[0] += np.where(np.sum(parts, axis=0) > 0, 0.0, waited.own)
   transfer += slow_groups.sum(axis=1) * weight
   compute = work.compute + work.arrival[1:].sum(axis=0)
   return Account(
@@ -451,8 +447,8 @@ def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndar
   return [(run.end_ns[:, part], run.end_ns[:, part], run.attempt[:, part])]
 
 
-def _seconds(end: np.ndarray, begin: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  return np.where(valid, (end - begin) * 1e-9, np.nan)
+def _seconds(nanoseconds: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  return np.where(valid, nanoseconds * 1e-9, np.nan)
 
 
 def _known(run: Run, name: str, part: slice, valid: np.ndarray) -> np.ndarray:
