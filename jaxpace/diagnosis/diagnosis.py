@@ -20,7 +20,7 @@ from jaxpace.diagnosis.stages import Stages
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.untold import Untold
 from jaxpace.diagnosis.waiting_places import CollectiveWaits
-from jaxpace.diagnosis.what_if import Alternative
+from jaxpace.diagnosis.worth import Worth
 from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.run import Run
 
@@ -45,7 +45,7 @@ def step_time_of(steps: np.ndarray) -> StepTime:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts:
+class Facts(Worth):
   """What a recorded run says, but for the words on it as a whole.
 
   Arrays are [R] over ranks unless noted; NaN where a rank has no data.
@@ -65,15 +65,6 @@ class Facts:
   phases: dict[str, np.ndarray]
   findings: tuple[Finding, ...]
   measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
-  no_skew: Alternative | None
-  no_contention: Alternative | None
-  without_rank: dict[int, Alternative]  # each late rank by itself
-  without_late: Alternative | None  # all late ranks at once, where there are several
-  # each host that has a late rank, where there are several hosts
-  without_host: dict[str, Alternative]
-  no_runtime_jitter: Alternative | None  # None where no gaps were recorded
-  work_shared: Alternative | None  # work by each rank's speed; None where no rank is late for good
-  asked: tuple[tuple[str, Alternative], ...]  # what the caller asked to take out, in their words
   # involuntary switches a step of the process that has most; 0 where they are not known
   preempted: float
   links: ProbedLinks | None = None  # what a link probe measured

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.codes import Note, Sentence, Verdict
-from jaxpace.diagnosis.modes.case import COSTLY
+from jaxpace.diagnosis.modes.case import COSTLY, SilentStretches
 from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps
 from jaxpace.diagnosis.totals import Summed
 from jaxpace.diagnosis.wording import hosts_of, named
@@ -131,16 +131,6 @@ def _lost_share(process: Process) -> float:
   if not isinstance(lost, int) or not isinstance(written, int) or lost <= 0:
     return 0.0
   return lost / (lost + max(0, written))
-
-
-class SilentStretches(NamedTuple):
-  """Stretches in which ranks that are seen elsewhere in the run left no rows."""
-
-  ranks: np.ndarray
-  # [K] bool, those in which what others wait for one of these ranks would look like transfer
-  steps: np.ndarray
-  # those of them without whose rows transfers are longer: they may be what is waited for
-  suspects: tuple[int, ...]
 
 
 def hidden(summed: Summed) -> SilentStretches | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,6 +51,16 @@ class Finding:
             "evidence_codes": codes(self.evidence)}
 
 
+class SilentStretches(NamedTuple):
+  """Stretches in which ranks that are seen elsewhere in the run left no rows."""
+
+  ranks: np.ndarray
+  # [K] bool, those in which what others wait for one of these ranks would look like transfer
+  steps: np.ndarray
+  # those of them without whose rows transfers are longer: they may be what is waited for
+  suspects: tuple[int, ...]
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Case(Summed):
   """A run that was added up, with who is late, the phases and the quiet fabric."""
@@ -59,15 +69,14 @@ class Case(Summed):
   phases: dict[str, np.ndarray]  # [R] medians by phase
   floor: Floor
   links: ProbedLinks | None = None  # what a link probe measured
-  # [K] bool, steps in which others may wait for a rank without rows; None: none
-  hidden: np.ndarray | None = None
+  away: SilentStretches | None = None  # where others may wait for a rank without rows
 
   @property
   def transfer(self) -> np.ndarray:
     """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
     waiting."""
     transfer: np.ndarray = self.totals.transfer.sum(axis=0)
-    return transfer if self.hidden is None else np.where(self.hidden, np.nan, transfer)
+    return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
 
   @property
   def beyond_arrival(self) -> np.ndarray:
