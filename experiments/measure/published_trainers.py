@@ -191,7 +191,8 @@ def _reported(folder: pathlib.Path) -> dict[str, Any]:
   if done.returncode:
     return {"reported_steps": 0, "verdict": "", "report_failed": done.stderr[-2000:]}
   report = json.loads(done.stdout)
-  return {"reported_steps": min(rows_of(folder)), "verdict": report["verdict"]}
+  return {"reported_steps": min(rows_of(folder)), "verdict": report["verdict"],
+          "verdict_code": report["verdict_code"]}
 
 
 def to_markdown(figures: dict[str, Any]) -> str:
@@ -204,9 +205,10 @@ def to_markdown(figures: dict[str, Any]) -> str:
       "forced on the CPU; two share them and are connected by gloo. After every step all arrays "
       "of the step's arguments and results are compared bit for bit. Recorded: steps of the rank "
       "with the fewest in the trace. Warned: jaxpace said before the first difference that bits "
-      "may differ or why the step runs without timestamps. Trainers may be run one at a time and "
-      "the record resumed: the command, the date and the load above are the last one's, and each "
-      "row has the load average at its own start.", "",
+      "may differ or why the step runs without timestamps. Verdict: code of what the report says "
+      "of the job, which nothing disturbed but the machine's other programs. Trainers may be run "
+      "one at a time and the record resumed: the command, the date and the load above are the "
+      "last one's, and each row has the load average at its own start.", "",
       *(f"- {name}: {commit}" for name, commit in figures["commits"].items()), ""]
   rows = []
   for row in figures["trainers"]:
@@ -214,17 +216,18 @@ def to_markdown(figures: dict[str, Any]) -> str:
       continue
     first = [row["trainer"], row["processes"], row.get("load") or "not kept", row["how"]]
     if row.get("failed"):
-      rows.append([*first, "fails: " + row["failed"].strip().splitlines()[-1], *[""] * 8])
+      rows.append([*first, "fails: " + row["failed"].strip().splitlines()[-1], *[""] * 9])
       continue
     kinds = ", ".join(f"{count} {kind}" for kind, count in row.get("collectives", {}).items())
     rows.append([*first, kinds or "none", row.get("untimed", 0), row.get("marks_a_step", 0),
                  f"{row['reported_steps']} of {row['steps']}", row["arrays"],
                  len(row["different"]), f"{row['largest']:.1e}", warned(row),
-                 "; ".join(row.get("bare_reasons", []))])
+                 "; ".join(row.get("bare_reasons", [])), row.get("verdict_code")])
   return "\n".join([*lines, *measured.table(
       ["example", "processes", "load", "how it is compiled", "collectives timed", "not timed",
        "timestamps a step and device", "recorded", "arrays", "that differ", "largest difference",
-       "warned", "programs without timestamps, and why"], rows), *_unchanged(figures), ""])
+       "warned", "programs without timestamps, and why", "verdict"], rows),
+      *_unchanged(figures), ""])
 
 
 def _unchanged(figures: dict[str, Any]) -> list[str]:
@@ -235,16 +238,16 @@ def _unchanged(figures: dict[str, Any]) -> list[str]:
           "python ...` finds the step. Recorded: steps of the rank with the fewest in the trace. "
           "The arrays are compared as above.", "",
           *measured.table(["example", "processes", "load", "taken for the step", "recorded",
-                           "arrays", "that differ"], rows)] if rows else []
+                           "arrays", "that differ", "verdict"], rows)] if rows else []
 
 
 def _of_run(row: dict[str, Any]) -> list[Any]:
   first = [row["trainer"], row["processes"], row["load"]]
   if row.get("failed"):
-    return [*first, "fails: " + row["failed"].strip().splitlines()[-1], "", "", ""]
+    return [*first, "fails: " + row["failed"].strip().splitlines()[-1], "", "", "", ""]
   step = ", ".join((row["step"] or {}).get("programs", [])) or "nothing"
   return [*first, step, f"{row['reported_steps']} of {row['steps']}", row["arrays"],
-          len(row["different"])]
+          len(row["different"]), row.get("verdict_code")]
 
 
 def _by(row: dict[str, Any]) -> str:

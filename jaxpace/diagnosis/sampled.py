@@ -71,9 +71,10 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   if not rounds:
     return Sampled(tuple(findings))
   least = rounds * _busy(case)
-  # Marks tell who waits for whom: of an observed run, only who is late for good may be whose turn
-  # comes last.
-  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY))
+  # Marks tell who waits for whom: of an observed run, only who is late for good, or in most of the
+  # steps, may be whose turn comes last.
+  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)
+                                       and not (f.mode == AMPLIFICATION and f.ranks))
                or _told(case, f, least, rounds))
   if observed and devices > cores and crowded_processors(case):
     # Of devices with equal work that run one after another, the mean one waits for at most that.

@@ -69,6 +69,19 @@ def test_pauses_of_devices_that_share_cores_are_no_fault():
   assert not found.findings and found.verdict.code == Verdict.DOUBT
 
 
+@pytest.mark.parametrize("seed", [2, 3, 4])
+@pytest.mark.parametrize("cores", ["0-7", "0-1"])
+def test_the_device_of_an_observed_run_whose_turn_comes_last_is_not_named(cores, seed):
+  random = np.random.default_rng(seed)
+  busy = 20 + random.exponential(4, (4, 24))
+  busy[3] += random.exponential(6, 24)
+  made = sampled(*barrier((MS * busy).astype(np.int64), MS), cores=cores, clock="marks")
+  made.info["plan"]["collectives"] = [{"slot": 0, "name": "psum", "of": 0}]
+  found = diagnose(made)
+  assert [finding.ranks for finding in found.findings] == ([(3,)] if cores == "0-7" else [])
+  assert (found.verdict.code == Verdict.DOUBT) == (cores == "0-1")
+
+
 def test_turns_are_those_of_the_fullest_host():
   made = late_rank(1.0)
   assert turns(sampled(*made)) == (7, 8, 2)

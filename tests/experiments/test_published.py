@@ -65,7 +65,7 @@ def test_a_file_is_run_as_it_is_by_jaxpace_run(sources):
       {"trainers": [row | {"load": 1.0}], "commits": {"flax": "abc"}, "command": "c", "date": "d",
        "load_average_at_start": 1.0,
        "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"}})
-  assert "| nnx_data_parallel | 1 | 1 | train_step | 12 of 12 | 4 | 0 |" in page
+  assert "| nnx_data_parallel | 1 | 1 | train_step | 12 of 12 | 4 | 0 | " in page
 
 
 @pytest.mark.long
