@@ -55,7 +55,8 @@ def join(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], described: Described, nam
   known = {gpu.pci: gpu for gpu in described.gpus}
   rates = {nic.name: nic.rate_gbps for nic in described.nics}
   return JoinedCards(
-      tuple(_placed(_told(gpu, known.get(gpu.pci)), places.get(gpu.pci), tree) for gpu in gpus),
+      tuple(_placed(_with_links(gpu, known.get(gpu.pci)), places.get(gpu.pci), tree)
+            for gpu in gpus),
       tuple(_placed(nic._replace(rate_gbps=nic.rate_gbps or rates.get(nic.name)),
                     places.get(nic.name), tree) for nic in nics),
       dict(described.distances) if tree else {},
@@ -107,12 +108,12 @@ def _places(nics: tuple[Nic, ...], described: Described) -> dict[str, DevicePlac
 def _takes_tree(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], described: Described,
                 places: dict[str, DevicePlace], nodes: int) -> tuple[bool, str]:
   """Whether the file's tree takes the place of the machine's own, and a sentence."""
-  told = {nic for (_, nic), _ in described.distances}
+  known = {nic for (_, nic), _ in described.distances}
   if any(gpu.switch for gpu in gpus) or any(nic.switch for nic in nics):
     return False, "This machine's own tree shows its switches and goes before the file's."
   lacking = [*(f"GPU {gpu.pci}" for gpu in gpus if gpu.pci not in places),
              *(f"NIC {nic.name}" for nic in fabric_of(nics)
-               if nic.name not in places and nic.name not in told)]
+               if nic.name not in places and nic.name not in known)]
   if lacking:
     return False, f"The file's tree lacks {lacking[0]}, so that this machine's own is taken."
   for key, node in [*((gpu.pci, gpu.numa_node) for gpu in gpus),
@@ -124,7 +125,7 @@ def _takes_tree(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], described: Describ
   return True, "Their places are those of the file."
 
 
-def _told(gpu: Gpu, other: Gpu | None) -> Gpu:
+def _with_links(gpu: Gpu, other: Gpu | None) -> Gpu:
   """A GPU with what the file knows of it beside its place."""
   if other is None:
     return gpu
