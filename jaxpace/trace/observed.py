@@ -223,23 +223,22 @@ class FoundRecording(Recording):
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else f"{self.directory} has no steps: no program ran three times.")
 
-  def _agreed(self, found: Step | None, last: bool) -> Step | None:
-    """What process 0 takes for the step, which says so where there are others. In the writer's
-    thread."""
+  def _agreed(self, found: Step | None, last: bool, first: int) -> Step | None:
+    """What process 0 takes for the step from number `first` on, which says so where there are
+    others. In the writer's thread."""
+    key = f"{self._key}/{first}"
     if jax.process_index() == 0:
       if found is not None:
-        self._say(f"The step is {found.why}.")
+        self._say(f"The step is {found.why}." if first == 0 else
+                  f"From step {first:,} on the step is {found.why}.")
         if jax.process_count() > 1:
-          distributed.key_value_set(f"{self._key}/found", found.to_json())
+          distributed.key_value_set(key, found.to_json())
       return found
     with contextlib.suppress(TimeoutError, ConnectionError):
-      if last:
-        text = distributed.key_value_get(f"{self._key}/found", _AGREE_SECONDS)
-        return Step.from_json(text) if text else found
-      for text in distributed.key_value_directory(self._key).values():
-        return Step.from_json(text)
+      text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
+              distributed.key_value_directory(self._key).get(key))
+      return Step.from_json(text) if text else None
     return found if last else None
-
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

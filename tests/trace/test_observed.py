@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -198,3 +199,28 @@ def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, mo
   assert seen.tobytes() == bare.tobytes()
   # Later programs are nobody's.
   assert compiling._everywhere is None or point == "watch"
+
+
+def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  monkeypatch.setattr(found, "_LONGER", 0)
+  w, x = arrays()
+
+  @jax.jit
+  def warm(w, x):
+    return w + (x @ w).mean()
+
+  @jax.jit
+  def main(w, x):
+    return w - (x @ w).mean()
+
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in (warm, main):
+      for _ in range(20):
+        w = jax.block_until_ready(step(w, x))
+      while inside.step is None or inside.step.programs != (step.__name__,):
+        time.sleep(0.01)
+  written = rundir.read_json(tmp_path / "run" / "process" / "0.json")
+  assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
+  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
+  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]

@@ -121,10 +121,15 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
       spent, seconds, match), spent / whole if whole else 1.0)
 
 
+def is_beside(name: str) -> bool:
+  """Whether a program's name says that it is no step."""
+  return bool(_BESIDE.search(name))
+
+
 def _candidates(names: set[str], match: str) -> set[str]:
   if match:
     return {name for name in names if fnmatch.fnmatchcase(name, match) or match in name}
-  return {name for name in names if not _BESIDE.search(name)} or names
+  return {name for name in names if not is_beside(name)} or names
 
 
 def _repeats(order: Sequence[str], each: str, other: str) -> int:

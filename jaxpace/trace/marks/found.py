@@ -24,8 +24,12 @@ from jaxpace.trace.step_causes import Sample
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
-_MANY_STEPS = 64
-"""What repeats so often is, however quickly."""
+_ONLY_SECONDS = 60.0
+"""After so long an evaluation is the step, where there is nothing else."""
+_LONGER = 10
+"""Times as long as the step has run, something else runs that takes its place."""
+_LOOK_BACK = 4096
+"""Executions that are looked at."""
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
@@ -33,9 +37,9 @@ _MOST_PAUSES = 256
 """Collections of garbage that are remembered."""
 _UNKNOWN: Sample = (None, None, None, None, None)
 
-Agree = Callable[[Step | None, bool], Step | None]
-"""Takes what this process found and whether it can wait no longer; returns what all take for the
-step, None as long as that isn't known."""
+Agree = Callable[[Step | None, bool, int], Step | None]
+"""Takes what this process found, whether it can wait no longer, and the number of the first step;
+returns what all take for the step from that on, None as long as that isn't known."""
 
 
 class Executed:
@@ -136,6 +140,9 @@ class FoundIntake(MarksIntake):
     self._match, self._agree, self._host = match, agree, executed.host
     self._order: list[tuple[int, int]] = []
     self._since: float | None = None
+    self._ran = 0.0
+    self._others: list[tuple[int, int]] = []
+    self._taken: list[dict[str, Any]] = []
     self._next = 0
     self.found: Step | None = None
     """What is taken for the step, once that is known."""
@@ -149,46 +156,79 @@ class FoundIntake(MarksIntake):
 
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
-    self._order += self._orders[0].taken()
+    fresh = self._orders[0].taken()
+    self._order += fresh
     self._host.keep()
-    if self.found is None and not self._decided():
+    if self._order and self._since is None:
+      self._since = time.monotonic()
+    if self.found is None:
+      self._take(self._agree(self._find(self._order), self.last, 0))
+    self._note_others(fresh)
+    if self.found is None:
       return []
-    assert self.found is not None
-    names = [self._name(number) for number, _ in self._order]
-    places, done = self.found.steps(names, self.last)
-    steps = [self._step(begin, end, names) for begin, end in places]
-    self._order = self._order[done:]
+    steps = self._cut(self.last)
+    if self._is_over_for_good():
+      steps += self._cut(True)
+      if self._take(self._agree(self._find(self._others), False, self._next)):
+        self._order, self._others = self._others, []
+        steps += self._cut(self.last)
     self._leave_others()
     self._over += len(steps)
     return steps
 
-  def _decided(self) -> bool:
-    if self._order and self._since is None:
-      self._since = time.monotonic()
-    found = self._find()
-    self.found = self._agree(found, self.last)
-    if self.found is None:
+  def _take(self, found: Step | None) -> bool:
+    """Takes programs for the step from now on; none, if there are none."""
+    if found is None:
       return False
-    self._programs.tell_step({"programs": list(self.found.programs), "why": self.found.why})
+    self.found, self._ran = found, time.monotonic()
+    self._taken.append({"programs": list(found.programs), "why": found.why,
+                        "first_step": self._next})
+    self._programs.tell_step({**self._taken[-1], "before": self._taken[:-1]})
     return True
 
-  def _find(self) -> Step | None:
-    """The step, as far as this process can tell; None as long as it isn't sure."""
+  def _cut(self, last: bool) -> list[StepCalls]:
+    assert self.found is not None
     names = [self._name(number) for number, _ in self._order]
+    places, done = self.found.steps(names, last)
+    steps = [self._step(begin, end, names) for begin, end in places]
+    self._order = self._order[done:]
+    return steps
+
+  def _note_others(self, fresh: list[tuple[int, int]]) -> None:
+    """Notes what was executed since the step last was."""
+    if self.found is None:
+      return
+    for program, number in fresh:
+      if self._name(program) in self.found.programs:
+        self._others, self._ran = [], time.monotonic()
+      else:
+        self._others.append((program, number))
+
+  def _is_over_for_good(self) -> bool:
+    """Whether what was taken for the step has run for a while, and something else for much longer
+    since: it was a warm-up. Processes but the first wait for that to say so."""
+    if self._match or len(self._others) < _SURE_STEPS or self._since is None:
+      return False
+    ran = max(self._ran - self._since, _SURE_SECONDS)
+    return self._process > 0 or time.monotonic() - self._ran > _LONGER * ran
+
+  def _find(self, order: list[tuple[int, int]]) -> Step | None:
+    """The step, as far as this process can tell; None as long as it isn't sure."""
+    names = [self._name(number) for number, _ in order[-_LOOK_BACK:]]
     lasted = time.monotonic() - (self._since or time.monotonic())
-    if not self.last and len(names) < _MANY_STEPS and (
-        len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
+    if not self.last and (len(names) < _SURE_STEPS or lasted < _SURE_SECONDS):
       return None
     seconds: dict[str, float] = collections.defaultdict(float)
-    for number in {number for number, _ in self._order}:
+    for number in {number for number, _ in order}:
       seconds[self._name(number)] += self._collector.seconds(number)
     found = finding.find(names, seconds, self._match)
     if found is None or self.last:
       return found
     often = names.count(found.programs[0]) >= _SURE_STEPS
     # One execution of something else took longer: that may be the first step of all.
-    most = found.fraction >= _MOST_OF_TIME or bool(self._match)
-    return found if often and most else None
+    most = found.fraction >= _MOST_OF_TIME
+    named = finding.is_beside(found.programs[0]) and (self.found or lasted < _ONLY_SECONDS)
+    return found if often and (self._match or (most and not named)) else None
 
   def _name(self, number: int) -> str:
     return self._programs.by_number[number].program.name
@@ -210,9 +250,12 @@ class FoundIntake(MarksIntake):
     return self._host.samples(devices[0].end_ns, devices[0].whole)
 
   def _leave_others(self) -> None:
-    """Forgets the marks of programs that are beside the step."""
-    assert self.found is not None
+    """Forgets the marks of programs that were never the step, but those since it last ran."""
+    steps = {name for one in self._taken for name in one["programs"]}
+    kept: dict[int, int] = {}
+    for number, execution in self._others:
+      kept.setdefault(number, execution)
     for number in self._observed[0].runs:
-      if number in self._programs.by_number and self._name(number) not in self.found.programs:
+      if number in self._programs.by_number and self._name(number) not in steps:
         for lane in range(self._collector.lanes):
-          self._collector.take(lane, number, _ALL)
+          self._collector.take(lane, number, kept.get(number, _ALL))
