@@ -4,8 +4,6 @@ figures.
     python -m experiments.labs.gpu_check                            # all sections; about 9 minutes
     python -m experiments.labs.gpu_check --quick                    # fewer repetitions; about 4 minutes
     python -m experiments.labs.gpu_check --only=stamp,delay         # some sections
-    python -m experiments.labs.gpu_check --only=alone_2ms,alone_20ms   # one loop a process: left out unless they are
-    named
     python -m experiments.labs.gpu_check --list
 
 It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on
@@ -59,7 +57,6 @@ class Section:
   arguments: tuple[str, ...] = ()
   xla_flags: str = ""
   cached: bool = True  # whether what other sections compiled may be used
-  asked_for: bool = False  # only where it is named
 
 
 SECTIONS = {
@@ -84,10 +81,6 @@ SECTIONS = {
                                xla_flags=NO_GRAPHS),
     "bitwise_fixed": Section("steps", "the same with --xla_gpu_deterministic_ops", 60, "run_bits",
                              cached=False, xla_flags="--xla_gpu_deterministic_ops=true"),
-    "alone_2ms": Section("steps", "2 ms, one loop a process", 240, "run_alone", ("2ms",),
-                         asked_for=True),
-    "alone_20ms": Section("steps", "20 ms, one loop a process", 280, "run_alone", ("20ms",),
-                          asked_for=True),
 }
 """In order of what matters most, in case time runs out."""
 
@@ -111,7 +104,6 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
   parser.add_argument("--size", choices=("full", "quick", "tiny"), default="", help=hidden)
   parser.add_argument("--child", type=pathlib.Path, help=hidden)
   parser.add_argument("--section", default="", help=hidden)
-  parser.add_argument("--one-loop", default="", help=hidden)
   given = parser.parse_args(words)
   given.clock = given.clock or ("native" if given.platform == "cpu" else "stream")
   given.size = given.size or ("quick" if given.quick else "full")
@@ -122,7 +114,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.error(f"--out={given.out} must end in .json; the table goes beside it, in .md")
   if not given.limit_s > 0:
     parser.error(f"--limit_s={given.limit_s} must be positive")
-  given.sections = names or [name for name, section in SECTIONS.items() if not section.asked_for]
+  given.sections = names or list(SECTIONS)
   return given
 
 
@@ -144,7 +136,7 @@ def run_section(name: str, bench: Bench) -> dict[str, Any]:
 
 def child(given: argparse.Namespace) -> int:
   """What a section's process does; the results go to a file."""
-  from experiments.labs.gpu import machine, steps
+  from experiments.labs.gpu import machine
 
   if reason := machine.no_device(given.platform):
     given.child.write_text(json.dumps({"skipped": reason}))
@@ -152,12 +144,7 @@ def child(given: argparse.Namespace) -> int:
   limit = SECTIONS[given.section].limit_s if given.section else 60.0
   bench = Bench(given.platform, given.clock, given.size, min(limit, given.limit_s),
                 given.child if given.section else None)
-  if given.one_loop:
-    name, arm, batch, seconds = given.one_loop.split(",")
-    result = steps.one_loop(bench, name, arm, int(batch), float(seconds))
-  else:
-    result = run_section(given.section, bench)
-  given.child.write_text(json.dumps(result))
+  given.child.write_text(json.dumps(run_section(given.section, bench)))
   return 0
 
 

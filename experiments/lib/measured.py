@@ -154,7 +154,7 @@ def cell(value: Any) -> str:
 FOLDER = pathlib.Path(__file__).parents[2] / "docs" / "measurements"
 
 
-PAGES = ("documents", "null_live")
+PAGES = ("null_live",)
 """Records whose pages are those that their programs make of them today."""
 
 
@@ -181,38 +181,6 @@ def write(figures: dict[str, Any], lines: Sequence[str], out: pathlib.Path) -> N
   out.write_text(portable(json.dumps(figures, indent=1)) + "\n")
   out.with_suffix(".md").write_text(_page(lines))
   print(f"Written to {out} and {out.with_suffix('.md')}.")
-
-
-def define_output_flags() -> None:
-  """Defines `--json` and `--markdown`."""
-  flags.DEFINE_string("json", None, "Also write the figures to this file.")
-  flags.DEFINE_string("markdown", None, "Also write a table to this file.")
-
-
-def tell(figures: dict[str, Any], text: str) -> None:
-  """Prints a text of figures, and writes the files that `--json` and `--markdown` name."""
-  print(text)
-  if flags.FLAGS.json:
-    pathlib.Path(flags.FLAGS.json).write_text(json.dumps(figures, indent=1) + "\n")
-  if flags.FLAGS.markdown:
-    pathlib.Path(flags.FLAGS.markdown).write_text(text)
-
-
-def about_intervals(method: str | None, rounds: int | str | None) -> str:
-  """What the intervals of a page are, in a sentence or two, and over how many rounds.
-
-  Args:
-    method: as `circumstances` wrote it down; None in files that are older.
-    rounds: a number, or in words; None where it isn't known.
-  """
-  over = f"{rounds} rounds" if isinstance(rounds, int) else rounds or "the rounds"
-  if method == paired.METHOD:
-    return f"Means with Student's 95 % intervals over {over}."
-  few = "of 3 to 12 rounds such an interval holds the truth in 73 to 94 of 100 cases, not in 95"
-  if isinstance(rounds, int) and rounds >= 40:
-    few = "of so many rounds such an interval holds the truth in about 94 of 100 cases"
-  return (f"Intervals are a percentile bootstrap's over {over}. The rounds themselves were not "
-          f"kept, so these can't be made anew: {few} ([intervals](intervals.md)).")
 
 
 if __name__ == "__main__":

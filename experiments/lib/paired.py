@@ -77,24 +77,6 @@ def ratio_of_means(values: np.ndarray, base: np.ndarray) -> Estimate:
   return _student(ratio, ratio + (values - ratio * base) / base.mean())
 
 
-def jackknifed(figure: Callable[[np.ndarray], float], rounds: int) -> Estimate:
-  """A figure of all rounds that is no mean, with Student's interval of Tukey's pseudo-values.
-
-  Args:
-    figure: of the rounds whose numbers it is given, each number once or not at all.
-    rounds: how many there are.
-
-  Returns:
-    The figure; without an end where it can't be had of all rounds but one.
-  """
-  every = np.arange(rounds)
-  whole = figure(every)
-  if rounds < 2:
-    return Estimate(float(whole), -math.inf, math.inf, rounds)
-  without = np.array([figure(np.delete(every, k)) for k in every])
-  return _student(float(whole), rounds * whole - (rounds - 1) * without)
-
-
 def _student(value: float, each: np.ndarray) -> Estimate:
   count = len(each)
   half = math.inf

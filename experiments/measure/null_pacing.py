@@ -4,20 +4,16 @@
 
 A barrier model, t[k+1] = max over ranks of (t[k] + c + d) + C, in which no busy time c depends on
 another rank's delay d. The delays come from the library's own `Pacer.update`, one state a rank;
-each cell runs bare and paced on the same busy times. Also measured here: what one `update` takes at
-1,024 ranks, inside a compiled loop.
+each cell runs bare and paced on the same busy times.
 """
 
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import logging
-import os
 import pathlib
-import platform
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from absl import app, flags
 
+from experiments.lib import measured
 from jaxpace.coordination import pace_early_ranks
 from jaxpace.core.types import Observation, Pacer
 
 BUSY, TRANSFER, COST = 20e-3, 2e-3, 1e-3
-TARGET = {"ratio": 1 + COST, "update_us": 10.0}
 
 PACERS: dict[str, Pacer] = {
     "default": pace_early_ranks(cost=COST),
@@ -129,94 +125,31 @@ def cell(pacer: Pacer, shape: str, ranks: int, steps: int, seed: int) -> dict[st
           "delayed_share": float(out["delayed"].mean())}
 
 
-def time_update(ranks: int, repeats: int, loop: int = 2000) -> dict[str, float]:
-  """Times one rank's `update` on one core, inside one compiled loop, as in a step: no dispatch in
-  it.
-
-  Returns:
-    Median, least and greatest us an update, less the same loop without a pacer.
-  """
-  pacer = PACERS["default"]
-  busy = jnp.asarray(normal(np.random.default_rng(0), 1, ranks)[0], jnp.float32)
-
-  def loops(paced: bool) -> Callable[[jax.Array], Any]:
-    def turn(k: jax.Array, carry: Any) -> Any:
-      state, arrivals, delay = carry
-      if paced:
-        seen = Observation(step=k, rank=jnp.int32(1), arrivals=arrivals,
-                           delays=jnp.zeros_like(arrivals) + delay,
-                           waits=jnp.full((16,), 1e-3, jnp.float32), step_time=jnp.float32(BUSY),
-                           job_step_time=jnp.float32(BUSY),
-                           job_transfers=jnp.full((16,), 1e-3, jnp.float32))
-        decision, state = pacer.update(seen, state)
-        delay = decision.delay
-      # Never the same twice, or the compiler would take the work out of the loop.
-      return state, arrivals * np.float32(0.999) + np.float32(1e-3 * BUSY), delay
-
-    start = jax.tree.map(jnp.asarray, pacer.init(ranks))
-    return jax.jit(lambda arrivals: jax.lax.fori_loop(0, loop, turn,
-                                                      (start, arrivals, jnp.float32(0))))
-
-  def once(run: Callable[[jax.Array], Any]) -> float:
-    begin = time.perf_counter()
-    jax.block_until_ready(run(busy))
-    return 1e6 * (time.perf_counter() - begin) / loop
-
-  with_pacer, without = loops(True), loops(False)
-  for run in (with_pacer, without):  # compiles
-    once(run)
-  figures = [once(with_pacer) - once(without) for _ in range(repeats)]
-  return {"median_us": statistics.median(figures), "least_us": min(figures),
-          "greatest_us": max(figures), "repeats": repeats, "updates_each": loop}
-
-
-def pin_to_one_core() -> None:
-  """Holds every thread of this process to one core, where the system can (Linux)."""
-  tasks = pathlib.Path("/proc/self/task")
-  if hasattr(os, "sched_setaffinity") and tasks.is_dir():
-    core = sorted(os.sched_getaffinity(0))[:1]
-    for task in tasks.iterdir():
-      os.sched_setaffinity(int(task.name), core)
-
-
-def table(result: dict[str, Any]) -> str:
+def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
-  cells = result["cells"]
-  lines = [
-      "# Pacing where it can gain nothing, simulated", "",
-      "Made by `" + result["command"] + "`; raw figures in the JSON file beside this one.", "",
-      f"A simulation: ranks that don't affect each other, {1e3 * BUSY:g} ms busy and "
-      f"{1e3 * TRANSFER:g} ms of",
-      f"transfer a step, {result['steps']:,} steps, {result['seeds']} seeds, bare and paced on the "
-      "same busy times.",
-      "There is nothing to gain here; the question is what pacing costs. The bound is +0.1 %, by "
-      "construction",
-      "(`jaxpace.coordination.early_ranks`).", ""]
+  page = measured.introduction("Pacing where it can gain nothing, simulated", figures)
+  page += [f"Ranks that don't affect each other, {1e3 * BUSY:g} ms busy and "
+           f"{1e3 * TRANSFER:g} ms of transfer, {figures['steps']:,} steps, {figures['seeds']} seeds, bare and paced "
+           "on the same busy times. There is nothing to gain here; the question is what pacing "
+           "costs. The bound is +0.1 %, by construction (`jaxpace.coordination.early_ranks`).", ""]
   for name in PACERS:
-    lines += [f"**{name}**: {ABOUT[name]}.", "",
-              "| busy times | ranks | step time, worst seed | mean of seeds | mean delay, ms | "
-              "ranks delayed |",
-              "|---|---:|---:|---:|---:|---:|"]
-    for shape in SHAPES:
-      for ranks in result["ranks"]:
-        own = [c for c in cells if (c["pacer"], c["shape"], c["ranks"]) == (name, shape, ranks)]
-        mean = {key: statistics.fmean(c[key] for c in own)
-                for key in ("ratio", "mean_delay_ms", "delayed_share")}
-        worst = max(c["ratio"] for c in own)
-        lines.append(f"| {shape} | {ranks} | {100 * (worst - 1):+.4f} % | "
-                     f"{100 * (mean['ratio'] - 1):+.4f} % | {mean['mean_delay_ms']:.3f} | "
-                     f"{100 * mean['delayed_share']:.1f} % |")
-    lines.append("")
-  update = result["update"]
-  lines += [
-      f"Worst of all {len(cells)} runs: {100 * (result['worst_ratio'] - 1):+.4f} %; within +0.1 %: "
-      f"{'yes' if result['within_target'] else 'NO'}.", "",
-      f"One `update` at {update['ranks']:,} ranks, in a compiled loop, on one core of a shared "
-      f"machine: median {update['median_us']:.1f} us of {update['repeats']} timings (least "
-      f"{update['least_us']:.1f}, greatest",
-      f"{update['greatest_us']:.1f}); target {TARGET['update_us']:g} us: "
-      f"{'met' if result['update_within_target'] else 'MISSED'}.", ""]
-  return "\n".join(lines)
+    rows = []
+    for shape, ranks in itertools.product(SHAPES, figures["ranks"]):
+      own = [c for c in figures["cells"]
+             if (c["pacer"], c["shape"], c["ranks"]) == (name, shape, ranks)]
+      mean = {key: statistics.fmean(c[key] for c in own)
+              for key in ("ratio", "mean_delay_ms", "delayed_share")}
+      rows.append([shape, ranks, _percent(max(c["ratio"] for c in own)), _percent(mean["ratio"]),
+                   f"{mean['mean_delay_ms']:.3f}", f"{100 * mean['delayed_share']:.1f} %"])
+    page += [f"**{name}**: {ABOUT[name]}.", "",
+             *measured.table(["busy times", "ranks", "step time, worst seed", "mean of seeds",
+                              "mean delay, ms", "ranks delayed"], rows)]
+  return [*page, f"Worst of all {len(figures['cells'])} runs: {_percent(figures['worst_ratio'])}; "
+          f"within +0.1 %: {'yes' if figures['within_target'] else 'NO'}."]
+
+
+def _percent(ratio: float) -> str:
+  return f"{100 * (ratio - 1):+.4f} %"
 
 
 def define_flags() -> None:
@@ -225,52 +158,27 @@ def define_flags() -> None:
   flags.DEFINE_list("ranks", ["4", "16", "64", "256", "1024"], "Numbers of ranks.")
   flags.DEFINE_integer("steps", 2000, "Steps of each run.", lower_bound=100)
   flags.DEFINE_integer("seeds", 3, "Seeds of each cell.", lower_bound=1)
-  flags.DEFINE_integer("repeats", 40, "Timings of update; the median is reported.", lower_bound=3)
-  flags.DEFINE_string("output", "docs/measurements/null_pacing",
-                      "Where the figures go, less .json and .md.")
+  flags.DEFINE_string("out", "docs/measurements/null_pacing.json",
+                      "File the figures are written to.")
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
-  try:
-    sizes = [int(r) for r in flags.FLAGS.ranks]
-  except ValueError:
-    sizes = []
-  if not sizes or min(sizes) < 2:
-    raise app.UsageError(
-        f"--ranks={','.join(flags.FLAGS.ranks)} must be whole numbers from 2, such as 4,64.")
   logging.getLogger("jax").setLevel(logging.WARNING)
-  cells = []
-  for ranks in sizes:
-    for name, pacer in PACERS.items():
-      for shape in SHAPES:
-        own = [cell(pacer, shape, ranks, flags.FLAGS.steps, seed)
-               for seed in range(flags.FLAGS.seeds)]
-        cells += [{"pacer": name, "shape": shape, "ranks": ranks, "seed": seed, **c}
-                  for seed, c in enumerate(own)]
-        worst = max(c["ratio"] for c in own)
-        print(f"  {ranks:5d} ranks, {name:8s} {shape:12s} {100 * (worst - 1):+.4f} %", flush=True)
-  print("  timing update ...", flush=True)
-  pin_to_one_core()
-  update = {"ranks": 1024, **time_update(1024, flags.FLAGS.repeats)}
+  its, cells = flags.FLAGS, []
+  for ranks, name, shape in itertools.product(map(int, its.ranks), PACERS, SHAPES):
+    own = [cell(PACERS[name], shape, ranks, its.steps, seed) for seed in range(its.seeds)]
+    cells += [{"pacer": name, "shape": shape, "ranks": ranks, "seed": seed,
+               **{key: float(f"{value:.7g}") for key, value in c.items()}}
+              for seed, c in enumerate(own)]
+    print(f"  {ranks:5d} ranks, {name:8s} {shape:12s} {_percent(max(c['ratio'] for c in own))}",
+          flush=True)
   worst = max(c["ratio"] for c in cells)
-  result = {
-      "command": "python -m experiments.measure.null_pacing " + " ".join(
-          [f"--ranks={','.join(map(str, sizes))}", f"--steps={flags.FLAGS.steps}",
-           f"--seeds={flags.FLAGS.seeds}", f"--repeats={flags.FLAGS.repeats}"]),
-      "machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__,
-      "ranks": sizes, "steps": flags.FLAGS.steps, "seeds": flags.FLAGS.seeds, "target": TARGET,
-      "worst_ratio": worst, "within_target": worst <= TARGET["ratio"], "update": update,
-      "update_within_target": update["median_us"] <= TARGET["update_us"],
-      "cells": [{k: (float(f"{v:.7g}") if isinstance(v, float) else v) for k, v in c.items()}
-                for c in cells]}
-  path = pathlib.Path(flags.FLAGS.output)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  path.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n")
-  path.with_suffix(".md").write_text(table(result))
-  print(f"Worst {100 * (worst - 1):+.4f} %; update {update['median_us']:.1f} us at 1,024 ranks. "
-        f"Written: {path}.json, {path}.md")
+  figures = measured.circumstances("experiments.measure.null_pacing") | {
+      "ranks": list(map(int, its.ranks)), "steps": its.steps, "seeds": its.seeds,
+      "worst_ratio": worst, "within_target": worst <= 1 + COST, "cells": cells}
+  measured.write(figures, lines(figures), pathlib.Path(its.out))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Train steps as their authors write them, shrunk, on made-up data: linen, nnx, and a scanned,
 sharded one.
 
-Written after flax's examples lm1b, gemma and mnist (nnx), and after the shape of MaxText's step; no
-text of theirs.
+Written after flax's example mnist (nnx), and after the shape of MaxText's step; no text of theirs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -91,136 +89,6 @@ class _Language(nn.Module):
     for _ in range(2):
       x = _Block()(x)
     return embed.attend(nn.LayerNorm()(x))
-
-
-_RULES = (("batch", ("data", "fsdp")), ("embed", "fsdp"), ("mlp", "tensor"), ("heads", "tensor"),
-          ("vocab", "tensor"))
-
-
-def lm1b() -> Trainer:
-  """linen, TrainState, logical axes, static arguments, the rate in the metrics, AdamW with
-  warm-up."""
-  mesh, model = _mesh(data=2, fsdp=2, tensor=1), _Language()
-  rate = _warmup(1e-2, 5)
-  tx = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1)
-
-  def init(key: jax.Array) -> Any:
-    variables = model.init({"params": key, "dropout": key}, jnp.ones((BATCH, LENGTH), jnp.int32))
-    return train_state.TrainState.create(apply_fn=model.apply, params=variables["params"], tx=tx)
-
-  abstract = jax.eval_shape(init, jax.random.key(0))
-  layout = nn.logical_to_mesh_sharding(nn.get_partition_spec(abstract), mesh, _RULES)
-
-  def train_step(state: Any, batch: Any, learning_rate_fn: Any, dropout_rng: jax.Array) -> Any:
-    rng = jax.random.fold_in(dropout_rng, state.step)
-
-    def loss_fn(params: Any) -> Any:
-      with nn.logical_axis_rules(_RULES):
-        logits = state.apply_fn({"params": params}, batch["inputs"], rngs={"dropout": rng})
-      loss, weight, right = _weighted(logits, batch["targets"])
-      return loss / weight, (loss, right, weight)
-
-    (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    metrics = {"loss": loss, "accuracy": right, "denominator": weight,
-               "learning_rate": learning_rate_fn(state.step)}
-    return state.apply_gradients(grads=grads), metrics
-
-  data = NamedSharding(mesh, P(("data", "fsdp")))
-  rng = jax.random.key(7)
-
-  def call(step: Any, state: Any, batch: Any) -> Any:
-    with mesh:
-      return step(state, batch, rate, rng)
-  return Trainer(
-      lambda: jax.jit(train_step, in_shardings=(layout, data, None), out_shardings=(layout, None),
-                      static_argnums=2, donate_argnums=0),
-      lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
-      functools.partial(_tokens, mesh, P(("data", "fsdp"))), call)
-
-
-class _GemmaBlock(nnx.Module):
-
-  def __init__(self, rngs: nnx.Rngs):
-    linear = functools.partial(nnx.Linear, use_bias=False, rngs=rngs)
-    self.attention = nnx.MultiHeadAttention(4, WIDTH, WIDTH, decode=False, use_bias=False,
-                                            rngs=rngs)
-    self.gate = linear(WIDTH, 2 * WIDTH)
-    self.up = linear(WIDTH, 2 * WIDTH)
-    self.down = linear(2 * WIDTH, WIDTH)
-    self.before, self.after = nnx.RMSNorm(WIDTH, rngs=rngs), nnx.RMSNorm(WIDTH, rngs=rngs)
-
-  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    x = x + self.attention(self.before(x), mask=mask)
-    y = self.after(x)
-    return x + self.down(nnx.gelu(self.gate(y)) * self.up(y))
-
-
-class _Gemma(nnx.Module):
-
-  def __init__(self, rngs: nnx.Rngs):
-    self.embed = nnx.Embed(VOCAB, WIDTH, rngs=rngs)
-    self.blocks = nnx.List([_GemmaBlock(rngs) for _ in range(2)])
-
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    x = self.embed(tokens) * np.float32(WIDTH) ** 0.5
-    mask = nnx.make_causal_mask(jnp.ones(tokens.shape))
-    for block in self.blocks:
-      x = block(x, mask)
-    return self.embed.attend(x)
-
-
-@flax.struct.dataclass
-class _GemmaState:
-  step: jax.Array
-  params: Any
-  opt_state: Any
-  graphdef: Any = flax.struct.field(pytree_node=False)
-
-
-def gemma() -> Trainer:
-  """nnx split into a graph definition and a sharded state, merged in the loss; shardings given, the
-  state donated."""
-  mesh = _mesh(data=1, fsdp=2, tensor=2)
-  rate = _warmup(1e-2, 5)
-  tx = optax.chain(optax.clip_by_global_norm(1.0),
-                   optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=0.1))
-
-  def init(key: jax.Array) -> Any:
-    graphdef, params = nnx.split(_Gemma(nnx.Rngs(params=key)))
-    return _GemmaState(jnp.zeros((), jnp.int32), params, tx.init(params), graphdef)
-
-  abstract = jax.eval_shape(init, jax.random.key(0))
-  matrices = {"gate": P("fsdp", "tensor"), "up": P("fsdp", "tensor"), "down": P("tensor", "fsdp"),
-              "embedding": P("tensor", "fsdp")}
-
-  def where(path: Any, leaf: Any) -> NamedSharding:
-    names = [str(getattr(part, "key", getattr(part, "name", ""))) for part in path]
-    spec = next((spec for name, spec in matrices.items() if name in names and leaf.ndim == 2), P())
-    return NamedSharding(mesh, spec)
-
-  layout = jax.tree_util.tree_map_with_path(where, abstract)
-
-  def train_step(state: Any, batch: Any, learning_rate_fn: Any,
-                 label_smoothing: float = 0.0) -> Any:
-    def loss_fn(params: Any) -> Any:
-      logits = nnx.merge(state.graphdef, params)(batch["inputs"])
-      loss, weight, right = _weighted(logits * (1 - label_smoothing), batch["targets"])
-      return loss / weight, (loss, right, weight)
-
-    (_, (loss, right, weight)), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
-    updates, opt_state = tx.update(grads, state.opt_state, state.params)
-    new = state.replace(step=state.step + 1, params=optax.apply_updates(state.params, updates),
-                        opt_state=opt_state)
-    return (new, {"loss": loss, "accuracy": right, "denominator": weight,
-                  "rate": learning_rate_fn(state.step)})
-
-  data = NamedSharding(mesh, P(("data", "fsdp")))
-  return Trainer(
-      lambda: jax.jit(train_step, in_shardings=(layout, data), out_shardings=(layout, None),
-                      static_argnums=2, donate_argnums=0),
-      lambda: jax.jit(init, out_shardings=layout)(jax.random.key(0)),
-      functools.partial(_tokens, mesh, P(("data", "fsdp"))),
-      lambda step, state, batch: step(state, batch, rate))
 
 
 class _Digits(nnx.Module):
@@ -363,5 +231,4 @@ def multi_steps() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-TRAINERS = {"mnist": mnist, "gemma": gemma, "maxtext": maxtext, "lm1b": lm1b,
-            "multi_steps": multi_steps}
+TRAINERS = {"mnist": mnist, "maxtext": maxtext, "multi_steps": multi_steps}

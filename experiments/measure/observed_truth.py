@@ -1,6 +1,6 @@
 """A device made late inside one layer of one step of a plain-`jit` trainer: does the run say so?
 
-    python -m experiments.measure.observed_truth --json observed_truth.json --markdown observed_truth.md
+    python -m experiments.measure.observed_truth
 
 A step jitted as a whole, over a mesh of data and tensor: layers in a scan, each with an all-reduce
 of activations over the tensor axis in the forward pass and one in the backward pass, gradients
@@ -10,7 +10,7 @@ it slept is an output of the step. What was recorded by `jaxpace.observe` and a 
 two things: by how much that device's arrival at that layer's all-reduce was above its usual value
 in that step, and which arrival of all ranks and layers was most above its own: is it that rank's,
 in that layer?
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def define_flags() -> None:
   flags.DEFINE_integer("times", 12, "Faults of each delay.", lower_bound=1)
   flags.DEFINE_list("jobs", ["1", "2", "4"],
                     "Processes of each job: 1 has four devices, others one each.")
-  measured.define_output_flags()
+  flags.DEFINE_string("out", "docs/measurements/observed_truth.json",
+                      "File the figures are written to.")
   flags.DEFINE_string("worker", "", "Internal: this is one process of a job; directory of its run.")
 
 
@@ -262,26 +263,23 @@ def summary(job: dict[str, Any]) -> list[dict[str, Any]]:
   return [*rows, row("all", job["faults"])]
 
 
-def text(figures: dict[str, Any]) -> str:
+def lines(figures: dict[str, Any]) -> list[str]:
   """The figures in Markdown."""
-  lines = measured.introduction("A device late in one layer of one step", figures)
+  page = measured.introduction("A device late in one layer of one step", figures)
   for job in figures["jobs"]:
     kind = f"{job['processes']} processes with gloo, one device each"
-    kind = "One process, four devices" if job["processes"] == 1 else kind
-    lines += [f"## {kind}", "",
-              f"{job['steps']} steps, {job['collectives']} collectives a step with turns of loops "
-              f"counted, {job['lost']} rows lost. In steps without a fault the largest excess of "
-              f"any arrival has a median of {job['null_ms']['median']:.2f} ms, "
-              f"{job['null_ms']['p90']:.2f} in one of ten: a delay below that can't be told from "
-              "the machine's own.", "",
-              "| delay | faults | arrival within 5 % or 0.3 ms | median error | 90 % of errors "
-              "below | largest is that rank's | and of that layer |",
-              "|---|---|---|---|---|---|---|"]
-    lines += [f"| {row['delay']} | {row['faults']} | {row['within']} | {row['error_ms']:+.3f} ms | "
-              f"{row['error_p90_ms']:.3f} ms | {row['rank_right']} | {row['layer_right']} |"
-              for row in summary(job)]
-    lines.append("")
-  return "\n".join(lines)
+    page += ["## One process, four devices" if job["processes"] == 1 else f"## {kind}", "",
+             f"{job['steps']} steps, {job['collectives']} collectives per step with iterations of "
+             f"loops counted, {job['lost']} rows lost. In steps without a fault the largest excess "
+             f"of any arrival has a median of {job['null_ms']['median']:.2f} ms, "
+             f"{job['null_ms']['p90']:.2f} in one of ten: a delay below that is hidden.", "",
+             *measured.table(
+                 ["delay", "faults", "arrival within 5 % or 0.3 ms", "median error",
+                  "90 % of errors below", "largest is that rank's", "and of that layer"],
+                 [[row["delay"], row["faults"], row["within"], f"{row['error_ms']:+.3f} ms",
+                   f"{row['error_p90_ms']:.3f} ms", row["rank_right"], row["layer_right"]]
+                  for row in summary(job)])]
+  return page
 
 
 def main(argv: list[str]) -> None:
@@ -295,7 +293,7 @@ def main(argv: list[str]) -> None:
     return
   figures = measured.circumstances(MODULE)
   figures["jobs"] = [launch(int(count), delays, flags.FLAGS.times) for count in flags.FLAGS.jobs]
-  measured.tell(figures, text(figures))
+  measured.write(figures, lines(figures), pathlib.Path(flags.FLAGS.out))
 
 
 if __name__ == "__main__":

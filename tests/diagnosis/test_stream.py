@@ -1,7 +1,5 @@
 """Onsets found while the job runs, soon, and seldom where there are none."""
 
-import doctest
-import pathlib
 
 import numpy as np
 import pytest
@@ -151,11 +149,6 @@ def test_steps_that_are_not_known_are_passed_over():
   given.transfer[310] = given.step[310] = np.nan
   found = alarms(given, 4)
   assert [(a.kind, a.rank) for a in found] == [(LATE, 1)]
-
-
-def test_the_documents_example_holds():
-  path = pathlib.Path(__file__).parents[2] / "docs" / "onsets.md"
-  assert doctest.testfile(str(path), module_relative=False).failed == 0
 
 
 def test_two_ranks_by_turns_are_told():

@@ -31,8 +31,3 @@ def test_busy_times_are_what_they_are_said_to_be(shape, mean, spread):
   busy = null_pacing.SHAPES[shape](np.random.default_rng(0), 2000, 128) / null_pacing.BUSY
   assert busy.mean() == pytest.approx(mean, abs=0.01)
   assert busy.std() == pytest.approx(spread, rel=0.05)
-
-
-def test_update_is_timed():
-  figures = null_pacing.time_update(64, repeats=3, loop=200)
-  assert figures["least_us"] <= figures["median_us"] <= figures["greatest_us"] < 1e4

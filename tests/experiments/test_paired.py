@@ -12,7 +12,6 @@ import pytest
 from experiments.lib.paired import (
   Estimate,
   estimate,
-  jackknifed,
   ratio_of_means,
   rounds_needed,
 )
@@ -35,14 +34,6 @@ def test_an_interval_is_students() -> None:
   assert found.to_json()[0] == 3.0
   alone = estimate(np.array([2.0]))
   assert alone.value == 2.0 and alone.low == -math.inf and alone.high == math.inf
-
-
-def test_a_jackknifed_mean_is_the_mean_of_students_interval() -> None:
-  values = np.random.default_rng(1).standard_normal(9)
-  one, other = estimate(values), jackknifed(lambda rounds: float(values[rounds].mean()), 9)
-  assert (one.value, one.low, one.high) == pytest.approx((other.value, other.low, other.high))
-  broken = jackknifed(lambda rounds: float("nan") if 3 not in rounds else 1.0, 9)
-  assert broken.value == 1.0 and broken.low == -math.inf
 
 
 @pytest.mark.parametrize(("half", "rounds", "margin"),

@@ -1,20 +1,12 @@
-"""What instrumenting costs a train step: arms that take turns in one process, and one loop a
-process; and its bits."""
+"""What instrumenting costs a train step: arms that take turns in one process; and its bits."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
-import json
 import os
-import pathlib
-import random
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -102,66 +94,6 @@ def _loops(bench: Bench, size: transformer.Size,
         raise
       failed[arm] = f"{type(error).__name__}: {str(error)[:300]}"
   return loops, failed
-
-
-# One loop a process.
-
-
-def one_loop(bench: Bench, name: str, arm: str, batch: int, seconds: float) -> dict[str, Any]:
-  """Runs one arm alone: mean and median seconds of a step over its blocks."""
-  size = transformer.SIZES[name if bench.size != "tiny" else "tiny"]._replace(batch=batch)
-  loop = Loop(Program(bench, size, arm))
-  took = loop.block(5)
-  steps = max(2, round(0.1 / took))
-  loop.block(steps)
-  blocks: list[float] = []
-  end = time.monotonic() + seconds
-  while not blocks or time.monotonic() < end:
-    blocks.append(loop.block(steps))
-  return {"arm": arm, "median_s": float(np.median(blocks)), "mean_s": float(np.mean(blocks)),
-          "blocks": len(blocks)}
-
-
-def run_alone(bench: Bench, name: str) -> None:
-  """Sections alone_20ms and alone_2ms: bare, stamped and paced, a process each, the order drawn
-  anew each round."""
-  batch = calibrated(bench, name).batch
-  arms = ["bare", "stamped", "paced"]
-  order = random.Random(0)
-  figures: dict[str, list[float]] = {arm: [] for arm in arms}
-  rounds, longest = bench.times(6, 3, 1), 0.0
-  for done in range(rounds):
-    start = time.monotonic()
-    if done and bench.left_s() < 1.2 * longest:
-      bench.note(f"There was time for {done} of {rounds} rounds.")
-      break
-    for arm in order.sample(arms, len(arms)):
-      figures[arm].append(_child(bench, name, arm, batch, bench.times(4, 3, 0)))
-    longest = max(longest, time.monotonic() - start)
-    bench.say(f"round {done + 1} of {rounds}: "
-              + ", ".join(f"{a} {v[-1] * 1e3:.4f} ms" for a, v in figures.items()))
-  kept = {arm: np.asarray(values) for arm, values in figures.items()}
-  bench.raw["seconds_a_step"] = figures
-  bench.figure("bare step, a process of its own", estimate(kept[BASE] * 1e3), "ms")
-  bench.figure("one bare process against another: largest over smallest",
-               float((kept[BASE].max() / kept[BASE].min() - 1) * 100), "%")
-  for arm in arms[1:]:
-    bench.at_most(f"{arm}, a process of its own, above bare", extra_percent(kept, arm),
-                  LIMITS[name], "%")
-
-
-def _child(bench: Bench, name: str, arm: str, batch: int, seconds: float) -> float:
-  with tempfile.TemporaryDirectory() as folder:
-    out = pathlib.Path(folder) / "loop.json"
-    command = [sys.executable, "-m", "experiments.labs.gpu_check",
-               f"--one-loop={name},{arm},{batch},{seconds}", f"--child={out}",
-               f"--platform={bench.platform}", f"--clock={bench.clock}", f"--size={bench.size}"]
-    done = subprocess.run(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                          timeout=180)
-    if done.returncode or not out.exists():
-      raise RuntimeError(
-          f"The process of {arm} ended with {done.returncode}: {done.stdout[-2000:]}")
-    return float(json.loads(out.read_text())["median_s"])
 
 
 # Bits.
