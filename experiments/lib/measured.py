@@ -81,11 +81,6 @@ def take_priority() -> None:
                      "it out.") from None
 
 
-def has_priority() -> bool:
-  """Whether this process runs with real-time priority, as by `--real_time` or `chrt`."""
-  return os.sched_getscheduler(0) in (os.SCHED_FIFO, os.SCHED_RR)
-
-
 def priority(figures: dict[str, Any]) -> str:
   """What a page says of it, behind what was run."""
   return (", with real-time priority: nothing else on the machine runs before its threads"

@@ -129,9 +129,10 @@ def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Pacing where it can gain nothing, simulated", figures)
   page += [f"Ranks that don't affect each other, {1e3 * BUSY:g} ms busy and "
-           f"{1e3 * TRANSFER:g} ms of transfer, {figures['steps']:,} steps, {figures['seeds']} seeds, bare and paced "
-           "on the same busy times. There is nothing to gain here; the question is what pacing "
-           "costs. The bound is +0.1 %, by construction (`jaxpace.coordination.early_ranks`).", ""]
+           f"{1e3 * TRANSFER:g} ms of transfer, {figures['steps']:,} steps, {figures['seeds']} "
+           "seeds, bare and paced on the same busy times. There is nothing to gain here; the "
+           "question is what pacing costs. The bound is +0.1 %, by construction "
+           "(`jaxpace.coordination.early_ranks`).", ""]
   for name in PACERS:
     rows = []
     for shape, ranks in itertools.product(SHAPES, figures["ranks"]):

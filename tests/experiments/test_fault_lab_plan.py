@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs import fault_lab
-from experiments.labs.faults import plan, truth
+from experiments.labs.faults import plan
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import MODES, Spec
 from tests.experiments.faults_made_up import fault_of, spec_of
@@ -25,27 +25,6 @@ def test_the_default_plan_is_large_enough_and_says_twice_the_same(specs: list[Sp
   assert {fault.onset > 0 for spec in specs for fault in spec.faults} == {True, False}
   assert sum(len(spec.faults) == 2 for spec in specs) >= 20
   assert plan.plan(fault_lab.get_config()) == specs
-
-
-def test_every_run_with_a_fault_comes_after_a_twin_that_works_alike(specs: list[Spec]) -> None:
-  seen: dict[str, Spec] = {}
-  for spec in specs:
-    if spec.faults:
-      assert spec.twin is not None
-      twin = seen[spec.twin]
-      assert not twin.faults and twin.layout == spec.layout
-      both = schedule(twin), schedule(spec)
-      np.testing.assert_array_equal(both[0].work, both[1].work)
-      np.testing.assert_array_equal(both[0].spin, both[1].spin)
-      assert twin.misplaced == spec.misplaced
-    seen[spec.name] = spec
-    kinds = {fault.kind for fault in spec.faults}
-    assert "hog" not in kinds or spec.spinning is not None
-    assert not kinds & {"misplaced", "misplaced_link"} or spec.misplaced
-    struck = {rank for fault in spec.faults if "misplaced" not in fault.kind
-              for rank in truth.blamed(spec, fault)[0]}
-    # that's process 0, wherever it is
-    assert not struck & set(spec.misplaced or ()) or kinds == {"checkpointing"}
 
 
 def test_schedules_hold_what_the_faults_say() -> None:

@@ -84,26 +84,3 @@ def test_truth_of_a_straggler_and_of_a_pause() -> None:
   assert found.shares["runtime"] == pytest.approx(struck * 30e-3 / found.step_time, rel=1e-5)
   assert found.faults[0].ranks == (2, 3) and found.faults[0].hosts == ("h1",)
   assert found.faults[0].cost == pytest.approx(found.shares["runtime"], rel=1e-5)
-
-
-def test_truth_of_the_network_is_what_exceeds_the_twin() -> None:
-  spec = spec_of(fault_of("link", (3,), 40.0, onset=100), name="4x1")
-  twin = dataclasses.replace(spec, faults=(), twin=None)
-  slow = measured(spec)
-  slow.step[100:] += 7e-3
-  found = truth.truth(spec, slow, measured(twin))
-  assert found.shares["contention"] == pytest.approx(7e-3 * 0.5 / found.step_time, rel=1e-6)
-  assert found.faults[0].cost_active == pytest.approx(7e-3 / np.mean(slow.step[100:]), rel=1e-6)
-  assert found.faults[0].hosts == ("h3",)
-  assert truth.blamed(spec, fault_of("trunk", (), 1.0)) == ((), ())
-
-
-def test_truth_of_a_stopped_process_is_what_its_sleep_took_too_long() -> None:
-  spec = spec_of(fault_of("stopped", (1,), 20e-3), name="4x1")
-  twin, found = measured(dataclasses.replace(spec, faults=())), measured(spec)
-  found.over[1, ::2] += 8e-3
-  found.work[1, ::2] += 8e-3
-  found.step[2::2] = (found.work + found.extra).max(axis=0)[2::2] + 1e-3
-  struck = truth.truth(spec, found, twin).faults[0]
-  assert struck.ranks == (1,) and struck.seconds == pytest.approx(8e-3 * 99 / 199, rel=1e-3)
-  assert struck.cost == pytest.approx(8e-3 / 2 / np.nanmean(found.step), rel=0.05)

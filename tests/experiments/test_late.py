@@ -3,7 +3,6 @@ value."""
 
 from __future__ import annotations
 
-import time
 import types
 
 import jax
@@ -40,14 +39,6 @@ def test_values_do_not_change(check_vma: bool, dtype) -> None:
     np.testing.assert_array_equal(np.asarray(expected), np.asarray(got))
 
 
-def test_the_step_takes_longer_by_the_sleep() -> None:
-  step, state, batch = step_of(True, 30e-3)
-  jax.block_until_ready(step(state, batch))
-  began = time.monotonic()
-  jax.block_until_ready(step(state, batch))
-  assert time.monotonic() - began >= 30e-3
-
-
 def test_only_the_chosen_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
   slept: list[float] = []
   monkeypatch.setattr(late, "time", types.SimpleNamespace(sleep=slept.append))
@@ -55,19 +46,6 @@ def test_only_the_chosen_rank_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
   for _ in range(3):
     jax.block_until_ready(step(state, batch))
   assert slept == [12e-3] * 3
-
-
-def test_nothing_is_put_in_for_zero() -> None:
-  def train_step(state, batch):
-    return state, batch
-
-  assert late.make_late(train_step, "data", 5, 0.0) is train_step
-
-
-@pytest.mark.parametrize("seconds", [-1e-3, float("nan"), float("inf")])
-def test_impossible_times_are_refused(seconds: float) -> None:
-  with pytest.raises(UserError, match="zero or more"):
-    late.make_late(lambda state, batch: (state, batch), "data", 0, seconds)
 
 
 def test_a_rank_that_is_not_there_is_refused() -> None:

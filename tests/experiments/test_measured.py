@@ -4,7 +4,6 @@ import json
 import pathlib
 import sys
 import traceback
-import types
 
 from experiments.lib import measured
 
@@ -21,15 +20,3 @@ def test_no_path_of_this_machine_is_written_down(tmp_path):
     written = (tmp_path / name).read_text()
     assert root not in written and f"{sys.base_prefix}/" not in written
     assert "tests/experiments/test_measured.py" in written and "json/decoder.py" in written
-
-
-def test_figures_are_told_and_written_where_flags_say(tmp_path, monkeypatch, capsys):
-  given = types.SimpleNamespace(json=str(tmp_path / "figures.json"), markdown=None)
-  monkeypatch.setattr(measured.flags, "FLAGS", given)
-  measured.tell({"rows": [1.5]}, "# Title\n")
-  assert capsys.readouterr().out == "# Title\n\n"
-  assert json.loads((tmp_path / "figures.json").read_text()) == {"rows": [1.5]}
-  assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
-  given.json, given.markdown = None, str(tmp_path / "page.md")
-  measured.tell({}, "# Title\n")
-  assert (tmp_path / "page.md").read_text() == "# Title\n"

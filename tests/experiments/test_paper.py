@@ -9,10 +9,6 @@ import pytest
 
 from experiments.paper import (
   calibrate,
-  document,
-  drawing,
-  figures,
-  mechanisms,
   paced,
   predict,
   quick,
@@ -109,34 +105,6 @@ def test_the_page_says_what_is_inside_the_band(figures_made):
   figures_made["sizes"]["16"]["both"]["gain"] = [0.01, 0.02, 0.05]
   assert "% | +1.0 .. +2.0 .. +5.0 % | yes |" in "\n".join(tables.coordination(figures_made))
   assert "3 of them are within tolerance" in page.replace("\n", " ") and "| 256 |" in page
-
-
-@pytest.mark.long
-def test_figures_are_drawn_with_their_data(figures_made, tmp_path):
-  pytest.importorskip("matplotlib", reason="figures need matplotlib, of the extra 'examples'")
-  records = {"table1.json": figures_made}
-  for drawn in (drawing.scaling(figures_made), mechanisms.comparison(records),
-                mechanisms.architecture()):
-    file = drawing.save(drawn, tmp_path / "drawn")
-    assert file.stat().st_size > 5000
-  data = document.data(records)
-  assert (data["figure5"]["worlds"]["pacing as it comes"]["16"]["gain"]
-          == figures_made["sizes"]["16"]["all"]["gain"])
-  assert (data["figure1"]["mean_step_in_units_of_compute"]["256"]
-          == figures_made["sizes"]["256"]["all"]["bare_mean"])
-  step = figures.one_step()
-  bars, marks = figures.spans(step)
-  exits = max(step["exit"])
-  assert max(end for _, _, _, end in bars) == pytest.approx(exits) and len(marks) == 4
-  for rank in range(figures.RANKS):  # nothing overlaps on a rank
-    own = sorted((begin, end) for r, _, begin, end in bars if r == rank)
-    assert all(a[1] <= b[0] + 1e-6 for a, b in zip(own, own[1:], strict=False))
-  assert ({phase for _, phase, _, _ in bars} >= {"pause", "forward", "backward", "waiting",
-                                                 "transfer"})
-  svg = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "timeline")
-  assert "slow rank" in svg.read_text()
-  again = drawing.save(drawing.timeline(bars, marks, figures.RANKS), tmp_path / "again")
-  assert again.read_bytes() == svg.read_bytes()
 
 
 def test_pauses_come_from_the_middle_heap(tmp_path):
