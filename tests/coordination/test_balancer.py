@@ -153,6 +153,7 @@ def test_guarded_where_it_does_not_pay():
   assert played.seconds.mean() < 1.25 * played.even.mean()
 
 
+@pytest.mark.long
 def test_steered_off_and_on():
   pacer = jaxpace.steerable(jaxpace.share_work(balancer()))
   update, state = jax.jit(pacer.update), pacer.init(4)

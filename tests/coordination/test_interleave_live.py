@@ -39,6 +39,7 @@ def test_parameters_are_bitwise_the_same_and_both_ranks_ask_the_same():
                                 for rank in range(2)))
 
 
+@pytest.mark.long
 def test_without_sharing_it_asks_for_nothing():
   paced = jaxpace.instrument(step, "data", jaxpace.interleave_jobs(floor=1e-7, dead_band=0.0),
                              share=False)

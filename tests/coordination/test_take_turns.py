@@ -131,7 +131,7 @@ def test_turns_that_cost_less_than_sharing_are_taken():
 @pytest.mark.parametrize("beyond", [0.2, pytest.param(2.0, marks=pytest.mark.long)])
 def test_turns_that_cost_more_are_broken_off_and_tried_ever_more_rarely(beyond):
   """After the bank is empty, at the latest: 6 collectives, then 3 with less patience."""
-  modes, state = run(pacer_of(learn=20, trial=50, retry=200), 3000, contention=0.5,
+  modes, state = run(pacer_of(learn=20, trial=50, retry=200), 1600, contention=0.5,
                      cost=(0.5, beyond * SLOTS * FLOOR))
   acted = np.isin(modes, (turns.TRIES, turns.TURNS))
   begins = np.flatnonzero(np.diff(np.concatenate([[False], acted]).astype(int)) == 1)
@@ -347,6 +347,7 @@ def test_a_change_of_steering_is_compared_between_ranks_before_holds_go_by_it(ch
   assert float(pacer.hold(MOMENT, after)[0].seconds) < np.float32(5e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("gain", [-0.1, pytest.param(0.1, marks=pytest.mark.long)])
 def test_the_guard_lets_holds_through_where_they_pay(gain):
   """Steps take a tenth more, or less, in which anything was held."""

@@ -120,6 +120,7 @@ def test_all_returns_to_pairs_together_spend_the_level():
   assert {1, 2, 3, 4} <= seen
 
 
+@pytest.mark.long
 def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
   on, _, _ = play(trial.trials(xp=plain), noisy(16_000, -0.2))
   held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]

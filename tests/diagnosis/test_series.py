@@ -289,6 +289,7 @@ def test_no_guard_no_blocks():
                                               "on": [], "off": []})
 
 
+@pytest.mark.long
 def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
   run = diagnosis.run
   found = document.outlook(run)

@@ -106,6 +106,7 @@ def test_the_watchdog_names_the_collective_the_layer_and_the_rank(killed):
   assert "in the step: Call 6 of train_step: rank 0 has waited" in (folder / "output").read_text()
 
 
+@pytest.mark.long
 def test_the_report_names_them_from_the_files_of_the_killed_job(killed, tmp_path, capsys):
   folder, _ = killed
   assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])

@@ -148,6 +148,7 @@ def test_turns_are_taken_again_as_they_were_live(tmp_path, by, ranks):
   np.testing.assert_array_equal(listened.sum(axis=1), replayed.readings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pacer", [
     pytest.param(curious, id="alone"),
     pytest.param(guarded, id="combined", marks=pytest.mark.long)])

@@ -138,6 +138,7 @@ def test_by_message_turns_gain_where_sharing_loses_nothing():
   assert late["none"] > 0.2 and late["message"] < 0.1 * late["none"] < 0.3 * late["bucket"]
 
 
+@pytest.mark.long
 def test_the_null_without_a_neighbour_is_the_bare_run():
   """Nobody else: take_turns never listens, and every step is the same to the last bit."""
   scene = drawn([[0.6, 0.7]], [[0.2, 0.2]], [0], 1.0, [True])

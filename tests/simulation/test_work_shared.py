@@ -41,6 +41,7 @@ def test_what_shares_nothing_is_as_it_was():
   np.testing.assert_array_equal(bare.step_time, paced.step_time)
 
 
+@pytest.mark.long
 def test_beside_a_pacer():
   both = jaxpace.chain(jaxpace.pace_early_ranks(max_delay=0.1),
                        jaxpace.share_work(jaxpace.share_by_speed(TOTAL, 16)))

@@ -150,8 +150,7 @@ def test_tensor_parallel_sums_in_the_loop_with_other_counts_in_each_data_group()
     close(run(params(), shared_out(counts, 10), of(*counts)), expected())
 
 
-@pytest.mark.parametrize("explicit", [False, True])
-@pytest.mark.parametrize("split", [P(), P("data")])
+@pytest.mark.parametrize("explicit, split", [(False, P()), (True, P("data"))])
 def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
   """Tensor-parallel parameters stay so; those split over the data axis are gathered, and come back
   as they were."""
@@ -223,6 +222,7 @@ def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
   assert len(plan.collectives) == 1 and not plan.unstamped and plan.share
 
 
+@pytest.mark.long
 def test_nnx_by_its_parameters():
   with jax.numpy_dtype_promotion("standard"):
     model = nnx.Sequential(nnx.Linear(WIDTH, 16, rngs=nnx.Rngs(0)), nnx.Dropout(0.5),

@@ -56,10 +56,10 @@ def listener(times=2, pause=PAUSE):
 
 
 @pytest.mark.parametrize("clock, check_vma, case", [
-    ("auto", False, cases.linen_sync_batch_norm), ("callback", True, cases.by_user),
-    *(pytest.param("auto", check_vma, case, marks=pytest.mark.long) for check_vma, case in (
-        (True, cases.by_user), (False, cases.matrices_clipped_and_cast),
-        (True, cases.by_autodiff)))])
+    ("auto", False, cases.linen_sync_batch_norm),
+    *(pytest.param(*case, marks=pytest.mark.long) for case in (
+        ("callback", True, cases.by_user), ("auto", True, cases.by_user),
+        ("auto", False, cases.matrices_clipped_and_cast), ("auto", True, cases.by_autodiff)))])
 def test_same_bits_while_it_listens_and_holds(clock, check_vma, case):
   step, state, *rest = case()
   data = models.batches(2)
@@ -118,6 +118,7 @@ def test_ranks_that_would_hold_differently_are_found_out_and_nobody_waits_for_ev
           == [0, 1]), "nobody listened"
 
 
+@pytest.mark.long
 def test_numbers_that_no_hold_depends_on_may_differ():
   pacer, digests = listener(), []
   for changed in ({}, {"own": 7.0}, {"times": 3}, {"heard": 1.0}):
@@ -163,6 +164,7 @@ def test_what_was_held_and_heard_is_recorded_and_counts_as_pacing(tmp_path):
   np.testing.assert_allclose(work.pacing[:, 1:], (held + delayed)[:, 1:], atol=1e-7)
 
 
+@pytest.mark.long
 @patiently(PAUSE=2e-3)
 def test_what_is_held_before_a_later_collective_is_pacing_on_every_page(tmp_path):
   def step(params, batch):

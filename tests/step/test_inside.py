@@ -83,7 +83,8 @@ CASES = {
 
 @pytest.mark.optimized
 @pytest.mark.parametrize("name", [
-    pytest.param(name, marks=pytest.mark.long) if name in ("scan, remat", "nested scans") else name
+    pytest.param(name, marks=pytest.mark.long) if name in ("scan, remat", "nested scans", "cond")
+    else name
     for name in CASES])
 def test_bits_and_messages_are_the_bare_steps(name):
   step, check_vma = CASES[name]

@@ -128,6 +128,7 @@ def plain_made():
     return model, nnx.Optimizer(model, optax.sgd(0.1, momentum=0.9), wrt=nnx.Param)
 
 
+@pytest.mark.long
 def test_returned_modules_are_the_ones_that_were_given():
   wrap = mapped(check_vma=False)
   same = []
@@ -182,6 +183,7 @@ def test_parameters_that_are_sharded_over_a_model_axis():
   assert results[0] == results[1] != bits(nnx.state(make()[0]))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", [pytest.param(in_place, marks=pytest.mark.long), by_rows])
 def test_pmap(step):
   devices = jax.local_devices()[:2]

@@ -143,6 +143,7 @@ def test_whatever_is_done_to_its_ring_training_goes_on_and_a_killed_process_leav
   assert "is made anew, with the timestamps" in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_limit_to_the_size_of_files_ends_no_training(tmp_path):
   """Beyond it the system sends a signal that ends a process, unless somebody ignores it."""
   done = subprocess.run(
