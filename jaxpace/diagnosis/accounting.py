@@ -23,9 +23,8 @@ import numpy as np
 from jaxpace.diagnosis.grouped_waits import Waits, step_through
 from jaxpace.diagnosis.idea import busy_and_wait, last_pays, split_by_cause
 from jaxpace.diagnosis.idea import transfer as shortest_wait
-from jaxpace.diagnosis.ledger import Charge, charges
+from jaxpace.diagnosis.ledger import Charge, charges, to_the_busiest, without_bubbles
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
-from jaxpace.diagnosis.staged import to_the_busiest, without_bubbles
 from jaxpace.trace.run import MISSING, Run
 
 JUMP = 10.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.accounting import busy
-from jaxpace.diagnosis.lateness_by_sums import late_in
 from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import undelayed
+from jaxpace.diagnosis.totals import late_in, undelayed
 from jaxpace.trace.run import Run
 
 _WIDEST = 4096

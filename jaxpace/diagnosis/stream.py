@@ -17,6 +17,10 @@ once enough is known of it, and what is usual for it is then to be in time.
 
 Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints)
 are rare and long, and next to nothing at other times: two of them are an onset.
+
+The report's own rules, asked every 4 steps about the last 64, or every 10 about the last 120, tell
+less: of 122 faults of the fault lab (seeds 21 and 22) that begin mid-run they name 63 and 15 within
+30 steps, with 8 and 3 false alarms in 14,040 healthy steps; this names 117, with none.
 """
 
 from __future__ import annotations
@@ -29,9 +33,8 @@ from jaxpace.diagnosis import stream_levels as levels
 from jaxpace.diagnosis import stream_signals as signals
 from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.meetings import joined_ranks_of
-from jaxpace.diagnosis.stream_levels import Levels
+from jaxpace.diagnosis.stream_levels import Levels, late_from_start
 from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, NewSteps, Rules
-from jaxpace.diagnosis.stream_start import late_from_start
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.host_causes import PAUSES

@@ -16,11 +16,11 @@ import numpy as np
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
 from jaxpace.diagnosis.floor import Floor
 from jaxpace.diagnosis.grouped_waits import step_through
+from jaxpace.diagnosis.ledger import evened, leave
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.pause_costs import pauses_by_rank
 from jaxpace.diagnosis.repaired import Repaired, repair
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.staged import evened, leave
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
 
