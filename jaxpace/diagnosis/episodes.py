@@ -98,7 +98,7 @@ class Blocks(NamedTuple):
       if part is None or self.joined is not None and self.joined[rank] != part:
         part = 0 if self.joined is None else int(self.joined[rank])
         typical = self.typical(begin, end, rank)
-        level = _mean_known(values[typical]) if typical.size else np.full(values.shape[1], np.nan)
+        level = mean_known(values[typical]) if typical.size else np.full(values.shape[1], np.nan)
       differences = merged(values[rank] - level, weights[rank])
       known = differences[np.isfinite(differences)]
       result.append(Tested(
@@ -161,7 +161,7 @@ def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> l
   return sorted(grown)
 
 
-def _mean_known(values: np.ndarray) -> np.ndarray:
+def mean_known(values: np.ndarray) -> np.ndarray:
   """[B] mean over rows, NaN where none is known."""
   known = np.isfinite(values)
   number = known.sum(axis=0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.changes import change_points, without_outages
-from jaxpace.diagnosis.episodes import Blocks, Episode, find_episodes
+from jaxpace.diagnosis.episodes import Blocks, Episode, find_episodes, mean_known
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import ByGroup, Summed, Totals
 
@@ -206,18 +206,20 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
 
 
 def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
-  """Whether the rank is late for a few long gaps: its mean gap is long, its median gap is not."""
+  """Whether the rank is late for a few long gaps: beyond the typical rank's its mean gap is long,
+  its median gap is not. Gaps that are long on all ranks make none late."""
   run, selected, totals = summed.run, summed.selected, summed.totals
   if "gap" not in run.durations:
     return False
   begin, end = episode.begin, episode.end
   steps = np.flatnonzero(selected.within(begin, end))
   steps = steps[::max(1, len(steps) // 4096)]
-  gaps = run.durations["gap"][episode.rank, steps].astype(np.float64)
+  typical = blocks.typical(begin, end, episode.rank)
+  every = run.durations["gap"][:, steps].astype(np.float64)
+  gaps = every[episode.rank] - (mean_known(every[typical]) if typical.size else 0.0)
   gaps = gaps[np.isfinite(gaps)]
   if not gaps.size:
     return False
-  typical = blocks.typical(begin, end, episode.rank)
   number = np.maximum(totals.block_steps[:, begin:end].sum(axis=1), 1)
   longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
   excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))

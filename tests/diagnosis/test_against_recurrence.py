@@ -13,7 +13,7 @@ from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.diagnosis.what_if_request import parse
 from jaxpace.trace.reader import read_run
-from tests.diagnosis.recurrence import Cause, Job, gain, meeting, pipeline, play, write
+from tests.diagnosis.recurrence import Cause, Job, Place, gain, meeting, pipeline, play, write
 from tests.quick import examples
 
 STEPS = 120
@@ -146,3 +146,13 @@ def test_a_crowded_axis_is_no_ranks_fault_and_worth_what_it_costs(data, job):
   assert finding["mode"] == "fabric_contention" and not finding["ranks"]
   truth = played.step_time(1) / play(job, [crowded]).step_time(1)
   assert document["what_if"]["no_contention"]["speedup"] == pytest.approx(truth, rel=0.02)
+
+
+@pytest.mark.parametrize("late", [(3,), (2, 3)])
+def test_a_pause_of_all_ranks_excuses_none_whose_gap_is_longer_in_every_step(late):
+  everyone = (0, 1, 2, 3)
+  job = Job({"data": 4}, (Place("data", (everyone,), dict.fromkeys(everyone, 2e-3), 1e-3),),
+            steps=60, noise=0.01, causes=(Cause("pause", 15e-3, late),
+                                          Cause("pause", 0.8, everyone, begin=0.5, end=0.515)))
+  document = report(job)[1]
+  assert [each["ranks"] for each in document["findings"] if each["ranks"]] == [list(late)]
