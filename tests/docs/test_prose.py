@@ -1,11 +1,14 @@
-"""README.md and the pages of docs/: the field's words, sentences that can be read, and no more than
-somebody reads."""
+"""README.md, the pages of docs/ and `--help`: the field's words, sentences that can be read, and no
+more than somebody reads."""
 
+import contextlib
+import io
 import re
 
 import pytest
 from markdown_it import MarkdownIt
 
+from jaxpace.cli import main
 from tests.docs.blocks import ROOT, pages
 
 PAGES = [page for page in pages() if "measurements" not in page.parts]
@@ -33,9 +36,9 @@ def prose(text):
                     if child.type in ("text", "softbreak")).strip()
 
 
-def badly_said(text):
-  """Words of a page that another word is better than, with a few words around them."""
-  for paragraph in prose(text):
+def badly_said(paragraphs):
+  """Words that another word is better than, with a few words around them."""
+  for paragraph in paragraphs:
     for pattern, better in WORDS.items():
       for found in re.finditer(rf"\b({pattern})\b", paragraph, re.IGNORECASE):
         around = paragraph[max(found.start() - 30, 0):found.end() + 20]
@@ -53,8 +56,16 @@ def too_long(text):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_is_plain_and_short(page):
   text = page.read_text()
-  assert not [*badly_said(text), *too_long(text)]
+  assert not [*badly_said(prose(text)), *too_long(text)]
   assert len(text.split()) <= LIMITS.get(str(page.relative_to(ROOT)), MOST_WORDS)
+
+
+@pytest.mark.parametrize("command", main.COMMANDS)
+def test_the_help_of_a_command_is_plain(command):
+  printed = io.StringIO()
+  with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+    main.main([command, "--help"])
+  assert not [*badly_said([" ".join(printed.getvalue().split())])]
 
 
 def test_all_pages_together_can_be_read():
@@ -64,9 +75,9 @@ def test_all_pages_together_can_be_read():
 @pytest.mark.parametrize("text", [
     "It has a stamp.", "3 ms a step", "| a | was told |\n|---|---|\n| so they played again | b |"])
 def test_what_is_badly_said_is_noticed(text):
-  assert [*badly_said(text)]
+  assert [*badly_said(prose(text))]
 
 
 def test_code_and_targets_are_no_prose():
-  assert not [*badly_said("See [`stamp`](stamp.md) and `marks`.\n\n```sh\nstamp\n```\n")]
+  assert not [*badly_said(prose("See [`stamp`](stamp.md) and `marks`.\n\n```sh\nstamp\n```\n"))]
   assert [*too_long("word " * 60 + "end.")]
