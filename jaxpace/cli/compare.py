@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> running.Answer:
 
   diagnosed = []
   for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
-    recorded = read_run(path, window=window, progress=args.progress.reading)
-    diagnosed.append(diagnose(recorded, args.progress.adding_up, links=read_links(path),
+    recorded = read_run(path, window=window, progress=args.progress.counting("Reading"))
+    diagnosed.append(diagnose(recorded, args.progress.counting("Adding up"), links=read_links(path),
                               events=read_events(path, recorded.id)))
   found = compare(diagnosed[0], diagnosed[1], args.fail_above)
   return running.Answer(lambda: _render(found, make_console(), args.ranks), lambda: to_json(found),

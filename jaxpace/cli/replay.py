@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   if not balancer:
     pacer = (pacer_expression.import_pacer(args.pacer_from) if args.pacer_from
              else pacer_expression.make(args.pacer))
-  recorded = read_run(args.run, window=args.steps, progress=args.progress.reading)
+  recorded = read_run(args.run, window=args.steps, progress=args.progress.counting("Reading"))
   laid_out = _laid_out(args, recorded)
   args.progress.during("Compiling and replaying")
   return (_balanced(args, recorded, balancer, laid_out) if balancer
@@ -110,7 +110,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
     replayed = replay(run, pacer, ranks=laid_out[0],
                       max_delay=_number(settings.get("max_delay"), 0.25),
                       slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
-                      as_recorded=args.as_recorded, progress=args.progress.replaying,
+                      as_recorded=args.as_recorded, progress=args.progress.counting("Replaying"),
                       max_hold=_number(settings.get("max_hold"), 0.25))
   except (ValueError, TypeError) as error:
     raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error

@@ -106,15 +106,15 @@ def _diagnosed(args: argparse.Namespace,
     timeline.check(args.perfetto, args.chrome)
   asked = [parse(text) for text in args.without]
   fabric = read_fabric(args.floor) if args.floor else None
-  recorded = read_run(args.run, window=args.steps, progress=progress.reading)
-  diagnosis = diagnose(recorded, progress.adding_up, asked=asked, fabric=fabric,
+  recorded = read_run(args.run, window=args.steps, progress=progress.counting("Reading"))
+  diagnosis = diagnose(recorded, progress.counting("Adding up"), asked=asked, fabric=fabric,
                        links=read_links(args.run), events=read_events(args.run, recorded.id))
   if not (args.html or (args.series and args.json)):
     return diagnosis, None
   # forecasts need scipy, which other reports don't wait for
   from jaxpace.diagnosis.series.series_json import series
 
-  return diagnosis, series(diagnosis, progress.drawing, fabric)
+  return diagnosis, series(diagnosis, progress.counting("Drawing"), fabric)
 
 
 def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
@@ -125,7 +125,7 @@ def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
 
   return forecast(take_sample(run), args.forecast, per_host=args.ranks_per_host,
                   fabric=read_fabric(args.floor) if args.floor else None,
-                  algorithm=args.algorithm, progress=args.progress.adding_up)
+                  algorithm=args.algorithm, progress=args.progress.counting("Adding up"))
 
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:

@@ -81,9 +81,9 @@ def run(args: argparse.Namespace) -> running.Answer:
     for part in scenarios.run(scenario):
       adding[part.job].add(part.steps)
       if writers:
-        writers[part.job].write(part.steps, progress.writing)
+        writers[part.job].write(part.steps, progress.counting("Writing"))
       done[part.job] = part.done
-      progress.simulating(sum(done), total)
+      progress.counting("Simulating")(sum(done), total)
     for writer in writers:
       writer.close()
     whole = True

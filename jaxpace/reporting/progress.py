@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TextIO
 
 _QUIET_SECONDS = 2.0
@@ -39,29 +41,9 @@ class Progress:
       self._ticker = threading.Thread(target=self._tick, name="jaxpace-progress", daemon=True)
       self._ticker.start()
 
-  def reading(self, done: int, total: int) -> None:
-    """Shows how many rows have been read."""
-    self._show("Reading", done, total)
-
-  def adding_up(self, done: int, total: int) -> None:
-    """Shows how many steps have been added up."""
-    self._show("Adding up", done, total)
-
-  def drawing(self, done: int, total: int) -> None:
-    """Shows how many steps are laid out for charts."""
-    self._show("Drawing", done, total)
-
-  def simulating(self, done: int, total: int) -> None:
-    """Shows how many steps have been simulated."""
-    self._show("Simulating", done, total)
-
-  def writing(self, done: int, total: int) -> None:
-    """Shows how many processes' files have been written."""
-    self._show("Writing", done, total)
-
-  def replaying(self, done: int, total: int) -> None:
-    """Shows how many steps have been played again."""
-    self._show("Replaying", done, total)
+  def counting(self, what: str) -> Callable[[int, int], None]:
+    """Returns what shows how much of something is done: called with what is done, and with all."""
+    return functools.partial(self._show, what)
 
   def clear(self) -> None:
     """Takes the line away."""

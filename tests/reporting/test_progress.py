@@ -25,7 +25,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_sees_it_and_it_goes_away():
   stream = Terminal()
   progress = Progress(stream, quiet_seconds=0)
-  progress.reading(1, 4)
+  progress.counting("Reading")(1, 4)
   assert "Reading 25 %" in stream.getvalue()
   progress.clear()
   assert stream.getvalue().endswith("\r\x1b[K")
@@ -34,8 +34,8 @@ def test_a_terminal_sees_it_and_it_goes_away():
 def test_a_quick_report_and_a_pipe_see_nothing():
   quick, pipe = Terminal(), io.StringIO()
   for progress in (Progress(quick, quiet_seconds=60), Progress(pipe, quiet_seconds=0)):
-    progress.reading(1, 4)
-    progress.adding_up(4, 4)
+    progress.counting("Reading")(1, 4)
+    progress.counting("Adding up")(4, 4)
     progress.clear()
   assert quick.getvalue() == pipe.getvalue() == ""
 
@@ -45,7 +45,7 @@ def test_what_can_not_say_how_far_it_is_shows_its_seconds():
   progress = Progress(stream, quiet_seconds=0)
   progress.during("Compiling")
   wait_for(lambda: "Compiling, 0 s" in stream.getvalue())
-  progress.simulating(1, 4)
+  progress.counting("Simulating")(1, 4)
   wait_for(lambda: "Simulating 25 %, " in stream.getvalue())
   progress.clear()
   progress.clear()
