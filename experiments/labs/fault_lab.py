@@ -127,10 +127,7 @@ def _finite(value: Any) -> Any:
 
 
 def _judged(done: int, total: int) -> None:
-  if sys.stderr.isatty():
-    print(f"\r\x1b[K{done} of {total} runs judged", end="" if done < total else "\n",
-          file=sys.stderr, flush=True)
-  elif done % 50 == 0 or done == total:
+  if done % 50 == 0 or done == total:
     print(f"{done} of {total} runs judged", file=sys.stderr, flush=True)
 
 

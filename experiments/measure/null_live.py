@@ -36,7 +36,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from experiments.lib import measured
-from experiments.lib.paired import METHOD, Estimate, median_of_many, ratio_of_means, rounds_needed
+from experiments.lib.paired import Estimate, median_of_many, ratio_of_means, rounds_needed
 
 BLOCK, BUSY, LATE = 2, 10e-3, 3e-3  # steps, s, s
 _CUT = 0.25  # of a usual step; what a pair differs by beyond is somebody else's pause
@@ -202,7 +202,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
            "% at the upper end; inconclusive where A/A lies outside of that itself. Rounds needed: "
            "with which four runs in five would show that a cost of nothing is within it, by "
            "A/A's width.", ""]
-  if figures.get("intervals") != METHOD:
+  if "intervals" not in figures:
     page += [f"The intervals are a percentile bootstrap's. The {figures['rounds']} rounds were not "
              "kept; of so many such an interval covers as it should ([intervals](intervals.md)).",
              ""]

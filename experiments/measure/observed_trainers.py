@@ -2,7 +2,7 @@
 collectives?
 
     python -m experiments.measure.observed_trainers
-    python -m experiments.measure.observed_trainers --trainers="cookbook float32,pmap" --steps=3
+    python -m experiments.measure.observed_trainers --trainer="cookbook float32" --trainer=pmap --steps=3
 
 Shrunk trainers on forced devices of one process (experiments/measure/observed_trainers_steps.py and
 observed_trainers_more.py): steps of each, bare and observed, from the same state with the same
@@ -38,7 +38,7 @@ from jaxpace.core.observed import ObservedProgram
 _MODULE = "experiments.measure.observed_trainers"
 ALL: dict[str, Callable[[], Trainer]] = {**MORE, **TRAINERS}
 def define_flags() -> None:
-  flags.DEFINE_string("trainers", ",".join(ALL), "Which to run, between commas.")
+  flags.DEFINE_multi_enum("trainer", list(ALL), list(ALL), "Which to run.")
   flags.DEFINE_integer("steps", 10, "Steps of each.", lower_bound=1)
   flags.DEFINE_bool("resume", False, "Leave out the trainers that are in the file already.")
   flags.DEFINE_string("out", "docs/measurements/observed_trainers.json",
@@ -151,21 +151,6 @@ def to_markdown(figures: dict[str, Any]) -> str:
   return "\n".join([*lines, ""])
 
 
-def chosen(said: str) -> list[str]:
-  """Trainers that are named in a list between commas; names may have commas too.
-
-  Raises:
-    UsageError: something else is in it.
-  """
-  names = [name for name in ALL if name in said]
-  rest = said
-  for name in sorted(names, key=len, reverse=True):
-    rest = rest.replace(name, "")
-  if rest.strip(", "):
-    raise app.UsageError(f"No trainer is called {rest.strip(', ')!r}: {'; '.join(ALL)}.")
-  return names
-
-
 def main(argv: list[str]) -> None:
   del argv
   config = flags.FLAGS
@@ -175,7 +160,7 @@ def main(argv: list[str]) -> None:
   if config.resume and out.exists():
     figures["trainers"] = json.loads(out.read_text())["trainers"]
   done = {row["trainer"] for row in figures["trainers"]}
-  for name in chosen(config.trainers):
+  for name in config.trainer:
     if name in done:
       continue
     row = {"trainer": name, **run(ALL[name](), config.steps)}

@@ -470,6 +470,8 @@ MORE: dict[str, Callable[[], Trainer]] = {
     "spmd_mnist": spmd_mnist,
     "data parallel, momentum": lambda: data_parallel(optax.sgd(0.1, momentum=0.9)),
     "data parallel, Lion": lambda: data_parallel(optax.lion(1e-3)),
+    "data parallel, an update every third call": lambda: data_parallel(
+        optax.MultiSteps(optax.chain(optax.clip(1.0), optax.lion(1e-3)), 3)),
     "tensor parallel, dropout, AdamW": tensor_dropout,
     "FSDP, scan, remat, float32": lambda: fsdp_scan(jnp.float32),
     "FSDP, scan, remat, bf16": lambda: fsdp_scan(jnp.bfloat16),
@@ -489,6 +491,3 @@ MORE: dict[str, Callable[[], Trainer]] = {
     "Fourier layer": spectral,
     "convolutions, batch norm, LAMB": convolutions,
 }
-
-
-

@@ -1,5 +1,5 @@
-"""Train steps as their authors write them, shrunk, on made-up data: linen, nnx, and a scanned,
-sharded one.
+"""Train steps as their authors write them, shrunk, on synthetic data: nnx, and a scanned, sharded
+one.
 
 Written after flax's example mnist (nnx), and after the shape of MaxText's step; no text of theirs.
 """
@@ -10,13 +10,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from flax.training import train_state
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -57,38 +55,6 @@ def _warmup(rate: float, steps: int) -> optax.Schedule:
   return optax.join_schedules(
       [optax.linear_schedule(0.0, rate, steps),
        lambda count: rate * ((count + steps) / steps) ** -0.5], [steps])
-
-
-class _Block(nn.Module):
-  """A decoder's block, parameters laid out by names of their axes."""
-
-  @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    kernel = functools.partial(nn.with_logical_partitioning, nn.initializers.xavier_uniform())
-    dense = functools.partial(nn.Dense, use_bias=False)
-    y = nn.LayerNorm()(x)
-    y = nn.MultiHeadDotProductAttention(
-        num_heads=4, dropout_rate=0.1, deterministic=False,
-        kernel_init=kernel(("embed", "heads", "kv")))(
-            y, y, mask=nn.make_causal_mask(jnp.ones(x.shape[:2])))
-    x = x + nn.Dropout(0.1, deterministic=False)(y)
-    y = dense(4 * WIDTH, kernel_init=kernel(("embed", "mlp")))(nn.LayerNorm()(x))
-    y = nn.with_logical_constraint(nn.gelu(y), ("batch", "length", "mlp"))
-    return (x + nn.Dropout(0.1, deterministic=False)(
-        dense(WIDTH, kernel_init=kernel(("mlp", "embed")))(y)))
-
-
-class _Language(nn.Module):
-
-  @nn.compact
-  def __call__(self, tokens: jax.Array) -> jax.Array:
-    embed = nn.Embed(VOCAB, WIDTH, embedding_init=nn.with_logical_partitioning(
-        nn.initializers.normal(0.1), ("vocab", "embed")))
-    x = embed(tokens) + self.param("position", nn.with_logical_partitioning(
-        nn.initializers.normal(0.1), (None, "embed")), (LENGTH, WIDTH))
-    for _ in range(2):
-      x = _Block()(x)
-    return embed.attend(nn.LayerNorm()(x))
 
 
 class _Digits(nnx.Module):
@@ -205,30 +171,4 @@ def maxtext() -> Trainer:
                  lambda step, state, batch: step(state, batch))
 
 
-def multi_steps() -> Trainer:
-  """linen with TrainState whose optimizer updates every third call (optax.MultiSteps); plain data
-  parallel."""
-  mesh, model = _mesh(data=4), _Language()
-  tx = optax.MultiSteps(optax.chain(optax.clip(1.0), optax.lion(1e-3)), 3)
-  everywhere = NamedSharding(mesh, P())
-
-  def start() -> Any:
-    key = jax.random.key(0)
-    params = nn.unbox(model.init({"params": key, "dropout": key},
-                                 jnp.ones((BATCH, LENGTH), jnp.int32))["params"])
-    return jax.device_put(train_state.TrainState.create(apply_fn=model.apply, params=params, tx=tx),
-                          everywhere)
-
-  def train_step(state: Any, batch: Any) -> Any:
-    def loss_fn(params: Any) -> jax.Array:
-      logits = state.apply_fn({"params": params}, batch["inputs"],
-                              rngs={"dropout": jax.random.key(state.step)})
-      loss, weight, _ = _weighted(logits, batch["targets"])
-      return loss / weight
-    loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    return state.apply_gradients(grads=grads), loss
-  return Trainer(lambda: jax.jit(train_step), start, functools.partial(_tokens, mesh, P("data")),
-                 lambda step, state, batch: step(state, batch))
-
-
-TRAINERS = {"mnist": mnist, "maxtext": maxtext, "multi_steps": multi_steps}
+TRAINERS = {"mnist": mnist, "maxtext": maxtext}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from absl import app
 
 from experiments.measure import observed_trainers
 from experiments.measure import observed_trainers_more as more
@@ -47,12 +46,6 @@ def test_a_bit_that_differs_is_counted() -> None:
     return state, value + jnp.float32(1e-6) if len(calls) == 4 else value
   row = observed_trainers.run(Trainer(made.jitted, made.start, made.batch, call), 2)
   assert list(row["different"].values()) == [1] and row["after_one"] == 0
-
-
-def test_trainers_are_chosen_by_name() -> None:
-  assert observed_trainers.chosen("pmap,shard_map, psum") == ["pmap", "shard_map, psum"]
-  with pytest.raises(app.UsageError, match="llama"):
-    observed_trainers.chosen("pmap,llama")
 
 
 def test_twenty_trainers_and_more_are_there() -> None:

@@ -95,10 +95,9 @@ def explain(command: Sequence[str], said: str) -> str:
   if "not permitted" in said or "Permission denied" in said:
     return (f"{failed}. Root here may not make network namespaces: a container needs --privileged, "
             "or at least the capabilities NET_ADMIN and SYS_ADMIN.")
-  if "bridge" in command and ("Unknown device type" in said or "not supported" in said):
-    return f"This kernel has no bridges. Try: modprobe bridge. ({failed})"
-  if "veth" in command and ("Unknown device type" in said or "not supported" in said):
-    return f"This kernel has no veth links. Try: modprobe veth. ({failed})"
+  for kind in ("bridge", "veth"):
+    if kind in command and ("Unknown device type" in said or "not supported" in said):
+      return f"This kernel has no {kind}. Try: modprobe {kind}. ({failed})"
   return failed
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import shutil
@@ -26,14 +27,6 @@ def no_device(platform: str) -> str:
     return str(error).splitlines()[0]
 
 
-def version(package: str) -> str:
-  """Of an installed package, or a dash."""
-  try:
-    return importlib.metadata.version(package)
-  except importlib.metadata.PackageNotFoundError:
-    return "–"
-
-
 def ask(command: list[str]) -> str:
   """What a command says, in one line; empty where it can't."""
   if shutil.which(command[0]) is None:
@@ -56,7 +49,7 @@ def run(bench: Bench) -> None:
                or "–")
   bench.figure("nvcc", ask(["nvcc", "--version"])[-60:] or "–")
   for package in _PACKAGES:
-    if (found := version(package)) != "–":
-      bench.figure(package, found)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      bench.figure(package, importlib.metadata.version(package))
   bench.figure("XLA_FLAGS", os.environ.get("XLA_FLAGS", "") or "none")
   bench.figure("cores", os.cpu_count() or 0)
