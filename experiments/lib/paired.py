@@ -34,9 +34,6 @@ class Estimate:
   rounds: int = 0
   """That it comes from; 0 where that isn't known."""
 
-  def scaled(self, factor: float) -> Estimate:
-    return Estimate(self.value * factor, self.low * factor, self.high * factor, self.rounds)
-
   def to_json(self) -> list[float]:
     """[value, low, high], six significant digits."""
     return [float(f"{value:.6g}") for value in (self.value, self.low, self.high)]

@@ -2,7 +2,7 @@
 collectives?
 
     python -m experiments.measure.observed_trainers
-    python -m experiments.measure.observed_trainers --trainer="cookbook float32" --trainer=pmap --steps=3
+    python -m experiments.measure.observed_trainers --trainer=pmap --trainer=spmd_mnist --steps=3
 
 Shrunk trainers on forced devices of one process (experiments/measure/observed_trainers_steps.py and
 observed_trainers_more.py): steps of each, bare and observed, from the same state with the same

@@ -184,7 +184,7 @@ def compared(found: dict[str, np.ndarray]) -> dict[str, Any]:
         of(values, axis=1) / of(found[BARE], axis=1)).to_json()]
         for name, values in found.items() if name != BARE}
 
-  return {"bare_ms": paired.estimate(found[BARE].mean(axis=1)).scaled(1e3).to_json(),
+  return {"bare_ms": paired.estimate(1e3 * found[BARE].mean(axis=1)).to_json(),
           "percent": percent(np.mean), "percent_of_medians": percent(np.median),
           "raw_ms": {name: (1e3 * values.mean(axis=1)).round(5).tolist()
                      for name, values in found.items()}}
