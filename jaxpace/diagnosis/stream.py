@@ -56,17 +56,15 @@ _SPELL, _STILL = 12, 2
 """A quiet spell: of so many steps that many are high at most."""
 _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
-_STEADY, _FAR = 0.75, 2.5
-"""A rank is told late if it is so in this part of the steps since the onset, or its sum is that
-many times as high."""
+_FULL = 5.0
+"""Times its threshold that a sum grows to at most: what is over is soon seen to be so."""
+_STEADY = 0.75
+"""A rank is told late if it is so in this part of the steps since the onset."""
 _FEWEST = 12
 """Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in
 all. Twice as many where ranks by turns were told already."""
-_NEAR = 3.0
-"""Ranks whose sums are alike within this factor may be taking turns."""
 _PERHAPS = 5
 """Steps in which a rank must have been late for waiting not to be told yet."""
-"""Columns of causes that a process measures itself."""
 _ONE = np.uint64(1)
 _LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, _SPELL))
 
@@ -222,7 +220,7 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   more = np.where(active, rule.allowance - share, share - rule.allowance)
   total = np.where(ready, np.maximum(sums.total + np.clip(more, -rule.cap, rule.cap), 0.0),
                    sums.total)
-  total = np.minimum(total, 2 * _FAR * usual.threshold)
+  total = np.minimum(total, _FULL * usual.threshold)
   excess, number = sums.excess + np.where(ready, share, 0.0), sums.steps + ready
   raised = sums.raised + (ready & (more > 0))
   high = ~active & (now - usual.middle > rule.high * usual.step_time)
@@ -238,8 +236,7 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   alarms: list[Alarm] = []
   if over.any():
     often = raised >= _STEADY * number
-    steady = _steady(often & (number >= _FEWEST * (1 + _any(active, WAITING))), total,
-                     usual.threshold, active)
+    steady = often & (number >= _FEWEST * (1 + _any(active, WAITING)))
     passed, told = _passed(over, total, usual.threshold, active, steady,
                            often & (number >= _PERHAPS) | steady)
     share = excess / np.maximum(number, 1)
@@ -253,25 +250,6 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   anew = ready & (total <= 0)
   return StreamSums(total, np.where(anew, step, sums.since), np.where(anew, 0.0, excess),
                     np.where(anew, 0, number), np.where(anew, 0, raised), recent, active), alarms
-
-
-def _steady(often: np.ndarray, sums: np.ndarray, threshold: np.ndarray,
-            active: np.ndarray) -> np.ndarray:
-  """[S] signals that are raised in most steps; or far beyond their threshold, ranks so where few
-  others nearly are.
-
-  Where ranks take turns several of them gather sums, none in most steps; once that is told, a rank
-  is named for it only if no other is anywhere near.
-  """
-  ranks = len(sums) - len(signals.JOB)
-  far = sums >= _FAR * threshold
-  turns = _any(active, WAITING)
-  for rank in np.flatnonzero(far[:ranks] & ~often[:ranks] & ~active[:ranks]).tolist():
-    near = np.maximum(0.5, sums[rank] / threshold[rank] / _NEAR) * threshold[:ranks]
-    rivals = int((~often[:ranks] & ~active[:ranks] & (sums[:ranks] >= near)).sum()) - 1
-    far[rank] = (rivals < min(2, ranks / 2)
-                 and (not turns or rivals == 0 and sums[rank] >= 1.9 * _FAR * threshold[rank]))
-  return often | far
 
 
 def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
