@@ -15,7 +15,6 @@ from experiments.labs import ablation
 from experiments.labs.faults import judge
 from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.spec import STRAGGLER
-from experiments.lib import measured
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
 from tests.synthetic.made_up_runs import MadeUpJob
@@ -83,20 +82,3 @@ def test_without_a_rule_that_finds_the_fault_it_is_missed(runs: pathlib.Path) ->
   idle = ablation.figures_of(ablation.judged(ready, rule("place.late"), read, ("all",))["all"],
                              whole["all"])
   assert idle["changed"] == 0
-
-
-def test_the_page_names_what_moves_nothing(runs: pathlib.Path) -> None:
-  ready, read = judge.labelled(runs), {}
-  whole = ablation.judged(ready, None, read)
-  rows = []
-  for one in (None, rule("turns.costly"), rule("place.late")):
-    found = whole if one is None else ablation.judged(ready, one, read)
-    rows.append({"rule": one.name if one else "", "says": one.says if one else "", "seeds": [
-        {how: ablation.figures_of(found[how], whole[how] if one else None)
-         for how in ablation.WAYS}]})
-  figures = {**measured.circumstances("experiments.labs.ablation"), "note": "", "seeds": ["7"],
-             "runs": [2], "ways": list(ablation.WAYS), "rows": rows}
-  page = "\n".join(ablation.page(figures))
-  idle = page.partition("## Rules that move nothing")[2]
-  assert rule("place.late").says in idle and rule("turns.costly").says not in idle
-  assert "nothing: all rules | 1.000" in page

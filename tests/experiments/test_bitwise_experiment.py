@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from experiments.lib import hlo
-from experiments.measure import bitwise_cases, bitwise_tables
+from experiments.measure import bitwise_cases
 from experiments.measure.bitwise_cases import LAYOUTS, Case, Result, Way
 
 pytestmark = pytest.mark.optimized
@@ -69,18 +69,3 @@ def test_a_small_case(layout: str) -> None:
   assert (rows[0]["bits_equal"] and rows[0]["hlo_equal"] and rows[0]["shared"]
           and len(rows[0]["added"]) == 1)
   assert rows[0]["compared_leaves"] >= 8 and rows[0]["collectives"] >= 1
-
-
-def test_the_report_counts_what_differs() -> None:
-  good = {"model": "mlp", "dtype": "float32", "layout": "pmap", "ranks": 2, "way": "w",
-          "shared": False, "leaves": [], "bits_equal": True, "hlo_equal": True, "hlo": "",
-          "compared_leaves": 3}
-  bad = {**good, "bits_equal": False, "leaves": ["['b']"]}
-  figures = {"command": "c", "date": "d",
-             "machine": {"cores": 1, "platform": "p", "jax": "j", "python": "y"},
-             "load_average_at_start": 0.0, "steps": 5,
-             "one": [good, bad, {**bad, "way": bitwise_cases.NULL}]}
-  text = "\n".join(bitwise_tables.markdown(figures))
-  assert "| One process | 2 | 1 | 0 | 1 of 1 |" in text
-  assert "| mlp, float32, pmap, 2 ranks | w | 1 of 3 | equal |" in text
-  assert "| w | 1 of 2 |" in text

@@ -16,10 +16,8 @@ import pytest
 from configs import fault_lab
 from experiments.labs.faults import cluster, judge, make, outside, plan, scores, truth
 from experiments.labs.faults.schedule import schedule
-from experiments.labs.faults.spec import RUNTIME, STRAGGLER, Spec
-from jaxpace.trace.reader import read_run
-from tests.experiments.faults_made_up import fault_of, one, spec_of
-from tests.synthetic import made_up_faults as synthetic_faults
+from experiments.labs.faults.spec import STRAGGLER, Spec
+from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_runs import MadeUpJob
 
@@ -62,25 +60,6 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
   assert [one.spec.name for one in judge.labelled(tmp_path, ["healthy"])] == [twin.name]
   with pytest.raises(ValueError, match="no run with a label of that name"):
     judge.labelled(tmp_path, ["nothing"])
-
-
-def test_detection_is_counted_from_onset_and_takes_the_right_rank_only(
-    tmp_path: pathlib.Path) -> None:
-  struck = synthetic_faults.Fault("compute", 6e-3, (2,), begin=0.5)
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=4, steps=240, processes=1, hosts=1, noise=0.02,
-                                         faults=(struck,)))
-  run = read_run(tmp_path)
-  injected = dataclasses.replace(one(STRAGGLER, (2,)), onset=120)
-  found, noticed, early = judge.detection(run, [injected])
-  assert not early and noticed == found and found[0] is not None and 0 < found[0] <= 30
-  late = dataclasses.replace(injected, onset=110)
-  assert judge.detection(run, [late])[0] == {0: found[0] + 10}
-  assert judge.detection(run, [dataclasses.replace(late, began=115)])[0] == {0: found[0] + 5}
-  assert judge.detection(run, [dataclasses.replace(injected, ranks=(1,))])[0] == {0: None}
-  assert (judge.detection(run, [dataclasses.replace(injected, mode=RUNTIME)])[:2]
-          == ({0: None}, found))
-  assert judge.detection(run, [dataclasses.replace(injected, onset=0)])[0] == {}
-  assert len(judge.detection(run, [])[2]) == 1  # nothing was injected, so it would be a false alarm
 
 
 def test_a_stopped_process_is_stopped_and_goes_on() -> None:

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpace
 from experiments.lib import measured
 from experiments.measure import null_live
 from experiments.measure.null_live import BLOCK, ON
@@ -21,22 +20,6 @@ def schedule(rounds: int) -> np.ndarray:
   """[rounds, 3, BLOCK] arms."""
   steps = jnp.arange(WARM_UP, WARM_UP + rounds * 3 * BLOCK, dtype=jnp.int32)
   return np.asarray(jax.vmap(lambda k: null_live.arm(k, WARM_UP))(steps)).reshape(rounds, 3, BLOCK)
-
-
-@pytest.mark.long
-def test_delays_are_obeyed_in_blocks_that_are_on() -> None:
-  always = jaxpace.Pacer(lambda ranks: jnp.int32(0), lambda seen, count: (
-      jaxpace.Decision(jnp.float32(1e-3), {}), count + jnp.int32(1)))
-  pacer = null_live.gated(always, WARM_UP)
-  state, update, nothing = pacer.init(2), jax.jit(pacer.update), jnp.zeros((2,), jnp.float32)
-  arms = schedule(4).reshape(-1)
-  for k in range(WARM_UP - 1, WARM_UP + 3 * BLOCK * 4 - 1):
-    seen = jaxpace.Observation(jnp.int32(k), jnp.int32(0), nothing, nothing, nothing,
-                               jnp.float32(0), jnp.float32(0), nothing)
-    decision, state = update(seen, state)
-    assert ((float(decision.delay) > 0)
-            == (arms[k + 1 - WARM_UP] == ON)), "the delay is the next step's"
-  assert int(state) == 3 * BLOCK * 4, "it observes all along"
 
 
 def made_up(harm: float, noise: float, rounds: int = 400) -> dict[str, Any]:

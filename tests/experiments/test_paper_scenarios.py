@@ -6,14 +6,12 @@ import json
 import types
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments.paper import (
   first_come,
   literal_table1,
-  quick,
   scenarios,
   scene,
 )
@@ -37,18 +35,6 @@ def test_first_come_first_served_by_hand():
   # By bucket: the first one's second comes after the other's.
   times = served([[1.0, 1.0], [1.1, 1.1]], [[0.4, 0.4], [0.4, 0.4]], [0, 0], 1)
   assert times[0] == pytest.approx(2.2, abs=1e-5)
-
-
-@pytest.mark.long
-def test_first_come_first_served_alone_is_the_bare_run():
-  rng = np.random.default_rng(0)
-  ready = np.sort(rng.uniform(0.5, 1.5, (40, 2)), axis=1).astype(np.float32)
-  work = rng.uniform(0.1, 0.4, (40, 2)).astype(np.float32)
-  found = first_come.play(jnp.stack([ready, ready]), jnp.stack([work, work]),
-                          jnp.float32([0, 1e9]), 40)
-  drafts = quick.Drafts(jnp.asarray(ready), jnp.asarray(work))
-  expected = quick.play(drafts, drafts, jnp.float32(1e9), jnp.float32(1))
-  np.testing.assert_allclose(np.asarray(found), np.asarray(expected), rtol=1e-5)
 
 
 def records(tmp_path):
