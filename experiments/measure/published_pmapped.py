@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import types
 from typing import Any, NamedTuple
-from unittest import mock
 
 import jax
 import numpy as np
@@ -120,28 +119,6 @@ def _vit(module: Any) -> None:
               "dropout_rate": 0.1}}})
   module.train_and_evaluate(config, "vit")
 
-# jax-diffusion-transformer.
-
-
-def _dit_data() -> types.ModuleType:
-  return module_of(
-      load=mock.MagicMock(), split_for_jax_process=mock.MagicMock(),
-      as_numpy=lambda data: batches(lambda k: images_of(k, (8,), 16)))
-
-
-def _dit(module: Any) -> None:
-  # It was written for a JAX that had this name.
-  vars(jax)["tree_map"] = jax.tree.map
-  parsed("--batch_size=16" if jax.process_count() > 1 else "--batch_size=8",
-          "--use_stable_vae=0", "--seed=3")
-  module.main([])
-
-
-_DIT = (("    @partial(jax.pmap, axis_name='data')\n    def update",
-         "    @_watched\n    @partial(jax.pmap, axis_name='data')\n    def update"),
-        ("float(jax.local_devices()[0].memory_stats()['bytes_limit'])", "0"),
-        ("open('data/imagenet_labels.txt').read().splitlines()", "[]"))
-
 EXAMPLES = {
     "haiku_imagenet": Example(
         "dm-haiku/examples/imagenet/train.py", "jax.pmap", _HAIKU, _haiku,
@@ -163,8 +140,4 @@ EXAMPLES = {
         _vit, {"vit_jax.input_pipeline": _vit_data, "vit_jax.checkpoint": lambda: module_of(
             load_pretrained=lambda init_params, **named: init_params)},
         ("vision_transformer",), "vit_jax.train"),
-    "diffusion_transformer": Example(
-        "jax-diffusion-transformer/train_diffusion.py", "jax.pmap of a method", _DIT, _dit,
-        {"tensorflow_datasets": _dit_data,
-         "utils.stable_vae": lambda: module_of(StableVAE=None)}),
 }
