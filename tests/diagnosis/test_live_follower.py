@@ -20,7 +20,6 @@ from jaxpace.trace.follow import parts, window
 from jaxpace.trace.follow.parts import PartFollower
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
-from tests.cli.test_foreign_directories import flipped, gone, torn
 from tests.lib.said import numbers, only
 from tests.reporting.growing import Growing
 from tests.synthetic.made_up_faults import Fault
@@ -349,6 +348,19 @@ def test_rows_older_than_the_window_change_nothing():
   assert run.collectives[0].exit_ns.tolist() == [[2, 3, 4, 5, 6, 7, MISSING, 9]]
 
 
+def harm(victim, random):
+  """Cuts a file, flips bytes of it, or removes it."""
+  how, data = random.integers(3), bytearray(victim.read_bytes())
+  if how == 0:
+    victim.write_bytes(bytes(data[:random.integers(0, max(1, len(data)))]))
+  elif how == 1:
+    for at in random.integers(0, max(1, len(data)), 5) if data else ():
+      data[at] ^= 0xFF
+    victim.write_bytes(bytes(data))
+  else:
+    victim.unlink()
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path, written, seed):
   random = np.random.default_rng(seed)
@@ -357,7 +369,6 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(tmp_path, written, seed
   for step in (60, 120, 180):
     growing.write(step, [int(random.integers(2))])
     files = sorted(file for file in growing.directory.rglob("*") if file.is_file())
-    harm = (torn, flipped, gone)[random.integers(3)]
-    harm(growing.directory, files, random)
+    harm(files[random.integers(len(files))], random)
     look = follower.poll(float(step), 0.0)
     assert line(look, []) and look.state.kind in ("waiting", "running", "quiet", "dead", "ended")
