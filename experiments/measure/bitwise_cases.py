@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.lib import hlo
 from experiments.measure import bitwise_models
-from jaxpace.core import ring
 from jaxpace.execution import resolve_clock
+from jaxpace.trace.marks.stamped import held_in_ring
 
 LAYOUTS = ("check_vma", "no_check_vma", "pmap")
 _BLOCK = 8  # steps between waits: many steps ahead, the devices of one process starve each other
@@ -146,7 +146,7 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
     if way.clock == "native":
       resolve_clock("native")  # says why, where it can't be had
     paced = jaxpace.instrument(step, "data", (pacer or unruly()) if way.paced else None,
-                               clock=way.clock, share=way.share, rows=64 if pacer is None else 256)
+                               clock=way.clock, share=way.share)
   launch = _pmap if case.layout == "pmap" else _shard_map
   compiled, pace, state, batches = launch(job, case, step, paced)
   before = bits(state)
@@ -157,7 +157,7 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
         state, out = compiled(state, batches[number % len(batches)])
       else:
         pace, (state, out) = compiled(pace, state, batches[number % len(batches)])
-        record(pace)
+        record()
         if after_step is not None:
           after_step()
       if number % _BLOCK == _BLOCK - 1:
@@ -169,17 +169,14 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
   return Result(after | bits({"metrics": out}), compiled.as_text(),
                 bool(paced is not None and paced.plan is not None and paced.plan.share),
                 finite and after.keys() == before.keys() and after != before,
-                None if paced is None else np.stack([
-                    np.asarray(part.data).reshape(-1,
-                                                  part.data.shape[-1])[:, ring.DELAY_APPLIED].view(
-                                                      np.float32)
-                    for part in pace.ring.addressable_shards]))
+                None if paced is None or paced.plan is None else np.stack([
+                    own.applied for own in held_in_ring(paced.plan)]))
 
 
 @contextlib.contextmanager
-def _recorder(way: Way | None, paced: Any) -> Iterator[Callable[[Any], None]]:
+def _recorder(way: Way | None, paced: Any) -> Iterator[Callable[[], None]]:
   if way is None or not way.recorded:
-    yield lambda pace: None
+    yield lambda: None
     return
   with tempfile.TemporaryDirectory() as folder, jaxpace.Recorder(folder, paced) as recorder:
     yield recorder.record

@@ -14,8 +14,8 @@ restored on some ranks only, hosts whose processors round differently) would wai
 the pacer answers by is compared in each step, by a number that every rank shares beside its
 arrival, and nobody holds in a step after one in which the numbers were not all alike.
 
-The readings of a step are kept in order (`Readings`), in the loop's carry: the record of them is
-what a pacer's `hold` can be replayed from.
+What is asked for and heard goes to the ring of marks where the step has one, each reading as it is
+heard: the record of them is what a pacer's `hold` can be replayed from.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import pacing, packing, ring
+from jaxpace.core import marks, pacing, packing
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Hold, Moment, Pacer
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
+from jaxpace.execution.events import Events
 
 if TYPE_CHECKING:
   from jaxpace.communication.script import Script
@@ -66,21 +67,6 @@ class Held(NamedTuple):
   lost: jax.Array
 
 
-class Readings(NamedTuple):
-  """What was heard in a step, in order, the same on all ranks."""
-
-  number: jax.Array  # int32 [], of all
-  # float32 [ring.READINGS, 2] s, heard and told, of the first ones
-  first: jax.Array
-
-  def and_one(self, heard: jax.Array, told: jax.Array) -> Readings:
-    """With one more, which is counted alone where there is no place left."""
-    here = np.arange(ring.READINGS, dtype=np.int32)[:, None] == self.number
-    # Picked by comparison: an update in place would be a kernel of its own.
-    kept = jnp.where(here, jnp.stack([heard, told]), self.first)
-    return Readings(self.number + np.int32(1), kept)
-
-
 class _Turn(NamedTuple):
   """What is carried from one time of listening to the next."""
 
@@ -88,19 +74,17 @@ class _Turn(NamedTuple):
   now: jax.Array  # uint32 [2], the last stamp
   lost: jax.Array  # float32 [] s
   told: jax.Array  # float32 [] s, own, telling the last time
-  readings: Readings
 
 
 class Holding:
   """Asks the pacer before the collectives of one step, in order."""
 
-  def __init__(self, clock: Clock, holder: Holder):
-    self._clock, self._holder = clock, holder
+  def __init__(self, clock: Clock, holder: Holder, events: Events | None):
+    self._clock, self._holder, self._events = clock, holder, events
     self._axes = frozenset(holder.axis).union(*map(varying, jax.tree.leaves(holder.state)))
     self.state = self._own(holder.state)
     self._spent = self._own(jnp.float32(0))
     self.held: dict[int, Held] = {}
-    self.readings = Readings(jnp.int32(0), jnp.zeros((ring.READINGS, 2), jnp.float32))
 
   def before(self, slot: int, over: jax.Array, ready: jax.Array) -> jax.Array:
     """Holds the job back before a collective.
@@ -116,24 +100,33 @@ class Holding:
     holder = self._holder
     moment = pacing.before_collective(holder.step, slot, self._spent)
     zero = jnp.float32(0)
-    turn = _Turn(over, ready, zero, zero, self.readings)
+    turn = _Turn(over, ready, zero, zero)
     asked = pacing.until_sent(holder.pacer, moment, self.state, holder.max_hold, holder.allowed,
-                              self._listen, turn, self._own)
+                              functools.partial(self._listen, slot), turn, self._own)
     turn, moment, self.state = asked.carried, asked.moment, asked.state
     begin = self._wait(asked.hold.seconds, turn.over, turn.now)
     self._spent = moment.step_held + asked.hold.seconds
-    self.readings = turn.readings
     lost = turn.lost + turn.told + words.seconds_between(turn.now, begin)
-    self.held[slot] = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
-                           words.of_seconds(lost))
-    return begin
+    held = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
+                words.of_seconds(lost))
+    self.held[slot] = held
+    seconds = jnp.where(holder.allowed, held.seconds, jnp.float32(np.nan))
+    return self._note(begin, slot, marks.LOST, [
+        held.lost, words.of_bits(seconds), words.of_bits(held.heard), words.of_bits(held.listened)])
+
+  def _note(self, chain: jax.Array, slot: int, which: int, numbers: list[jax.Array]) -> jax.Array:
+    """Writes numbers to the ring, if the step has one; what follows comes after."""
+    if self._events is None:
+      return chain
+    event = self._events.tag(marks.held_value(slot, which))
+    return self._clock.note(chain, jnp.stack(numbers), event)
 
   def _wait(self, seconds: jax.Array, over: jax.Array, now: jax.Array) -> jax.Array:
     """Waits until `seconds` after `over`, of which some has gone by `now`; not in a first step."""
     left = jnp.where(words.is_zero(over), _ZERO, seconds - words.seconds_between(over, now))
     return self._clock.delay(left, self._holder.max_hold, now)[1]
 
-  def _listen(self, asked: Hold, moment: Moment, turn: _Turn
+  def _listen(self, slot: int, asked: Hold, _moment: Moment, turn: _Turn
               ) -> tuple[jax.Array, jax.Array, _Turn]:
     """One turn: waits, listens, and tells."""
     axis = self._holder.axis
@@ -146,9 +139,10 @@ class Holding:
     least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
     now = self._clock.stamp(end, least)
     lost = turn.lost + least[0] + least[1] + least[2]
-    readings = turn.readings.and_one(least[1], least[2])
     told = words.seconds_between(end, now)
-    return least[1], least[2], _Turn(now, now, lost, told, readings)
+    now = self._note(now, slot, marks.READING,
+                     [words.of_bits(least[1]), words.of_bits(least[2])])
+    return least[1], least[2], _Turn(now, now, lost, told)
 
   def _own(self, tree: Any) -> Any:
     """Typed as differing from rank to rank, as the pace state is; see `jaxpace.core.varying`."""
@@ -250,4 +244,4 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
           "the pacer is not asked.",)
 
 
-__all__ = ["Held", "Holder", "Holding", "Readings", "alike", "digest", "notices"]
+__all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]

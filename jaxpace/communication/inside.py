@@ -36,7 +36,7 @@ from jaxpace.communication.program import (
     size_bytes,
 )
 from jaxpace.communication.script import Script
-from jaxpace.core.observed import TAG_BITS
+from jaxpace.core.marks import LAST_TAG
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Inside, Loop
 from jaxpace.core.varying import vary, varying
 
@@ -44,7 +44,6 @@ Mark = Callable[..., list[jax.Array]]
 """`mark(values, *waited, tag=)` -> the values, as `jaxpace.execution.native.mark` of one
 program."""
 
-_MOST_TAGS = (1 << TAG_BITS) - 2
 _HALF = "inside {0}, a sum of half precision: a timestamp beside it would change its rounding"
 _CONSTANT = "inside {0}, of constants alone: the compiler works it out ahead"
 _BRANCHING = frozenset({"cond"})
@@ -182,7 +181,7 @@ class _Marker:
     results = [v for v in eqn.outvars if size_bytes(v.aval) and str(v) != "_"]
     holdable = [v for v in read if _exact(v.aval, sums)]
     kept = [v for v in results if _exact(v.aval, sums)]
-    if not read or not holdable or not kept or self.next_tag + 2 > _MOST_TAGS:
+    if not read or not holdable or not kept or self.next_tag + 2 > LAST_TAG:
       reason = _CONSTANT if not read else _HALF
       self.leave(eqn, stack, reason.format(_name(where)))
       return None

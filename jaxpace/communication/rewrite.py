@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.communication import sharing
-from jaxpace.communication.holds import Held, Holder, Holding, Readings
-from jaxpace.communication.inside import Mark
+from jaxpace.communication.holds import Held, Holder, Holding
 from jaxpace.communication.program import Literal, Ref, evaluate
 from jaxpace.communication.schedule import Bucket, BucketStamps
 from jaxpace.communication.script import Script
-from jaxpace.core.marks import END_TAG, START_TAG, slot_tags
+from jaxpace.core import marks
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, hold, words
+from jaxpace.execution.events import Event, Events
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,9 @@ class StepInputs:
   automatic: bool = False
   holder: Holder | None = None  # who is asked before collectives; None: nobody
   digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
+  events: Events | None = None  # where stamps go beside; None: nowhere
+  # uint32 [n, 2], what belongs in the ring as the step begins, from `marks.STEP_VALUE` on
+  numbers: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,14 +60,13 @@ class Measurements:
   digests: jax.Array | None  # float32 [ranks], where shared
   held: dict[int, Held]  # by slot, where somebody was asked
   pacer: Any  # the pacer's state after the last hold; None where nobody was asked
-  readings: Readings | None  # of the step; None likewise
 
 
 class _Evaluator:
 
-  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
-               mark: Mark | None):
-    self.script, self.clock, self.before, self.mark = script, clock, before, mark
+  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
+    self.script, self.clock, self.before = script, clock, before
+    self.tags = marks.stamp_tags(script.marks)
     self.program = script.program
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
@@ -78,7 +80,8 @@ class _Evaluator:
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
     self.shared: sharing.SharedSum | None = None
-    self.holding = None if before.holder is None else Holding(clock, before.holder)
+    self.holding = (None if before.holder is None
+                    else Holding(clock, before.holder, before.events))
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -87,28 +90,32 @@ class _Evaluator:
 
   def stamp(self, *after: Any) -> jax.Array:
     before = self.stamps[-1] if self.chained is None else self.chained
-    measured = self.clock.stamp(before, *after)
+    measured = self.clock.stamp(before, *after, event=self.event(len(self.stamps)))
     self.stamps.append(measured)
     self.chained = None
     return measured
 
-  def mark_latest(self, tag: int) -> jax.Array:
-    """Marks the latest stamp, where the step has marks: what waits for the stamp waits for both."""
-    if self.mark is not None:
-      (self.stamps[-1],) = self.mark([self.stamps[-1]], tag=tag)
-    return self.stamps[-1]
+  def event(self, place: int) -> Event | None:
+    """What a stamp leaves in the ring, by its place among the step's."""
+    events = self.before.events
+    return None if events is None else events.tag(self.tags[place])
 
   def begin(self) -> None:
+    before, first = self.before, self.event(0)
     with jax.named_scope("jaxpace"):
-      if self.before.delay_limit is None:
-        self.stamps.append(self.clock.stamp(self.before.last_exit))
-        self.holder = self.mark_latest(START_TAG)
-        return
-      early, late = self.clock.delay(
-          self.before.delay, self.before.delay_limit, self.before.last_exit)
-      self.stamps += [early, late]
-      self.holder = self.mark_latest(START_TAG)
-      self.delay = words.seconds_between(early, self.holder)
+      if before.delay_limit is None:
+        self.stamps.append(self.clock.stamp(before.last_exit, event=first))
+      else:
+        last = self.event(1)
+        early, late = self.clock.delay(
+            before.delay, before.delay_limit, before.last_exit,
+            events=None if first is None or last is None else (first, last))
+        self.stamps += [early, late]
+        self.delay = words.seconds_between(early, late)
+      if before.events is not None and before.numbers is not None:
+        self.stamps[-1] = self.clock.note(self.stamps[-1], before.numbers,
+                                          before.events.tag(marks.STEP_VALUE))
+      self.holder = self.stamps[-1]
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
     """Evaluates a segment, which sees the values in `gated` only after the stamp before it."""
@@ -140,8 +147,7 @@ class _Evaluator:
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      self.stamp(*map(self.sentinel, stamps.operands))
-      enter = self.mark_latest(slot_tags(stamps.slot)[0])
+      enter = self.stamp(*map(self.sentinel, stamps.operands))
       if not self.exits:
         self.note_arrival(enter)
       begin = self.hold_back(stamps, enter)
@@ -163,8 +169,7 @@ class _Evaluator:
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
-      self.stamp(*ends)
-      leave = self.mark_latest(slot_tags(stamps.slot)[1])
+      leave = self.stamp(*ends)
       if not self.clock.in_stream:
         held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
         self.env.update(zip(stamps.held_after, held, strict=True))
@@ -263,7 +268,6 @@ class _Evaluator:
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       self.stamp(*[v[None] if self.before.mapped else v for v in ends])
-      self.mark_latest(END_TAG)
     return outputs
 
 
@@ -280,8 +284,8 @@ def _integer(value: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
-def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
-        mark: Mark | None = None) -> tuple[list[Any], Measurements]:
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
+        ) -> tuple[list[Any], Measurements]:
   """Evaluates a scripted step.
 
   Args:
@@ -289,12 +293,11 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
     clock: to stamp with.
     before: what the rank brings along.
     inputs: the program's inputs, flat.
-    mark: marks stamps, beside what is marked within the program; None where nothing is.
 
   Returns:
     The program's outputs, flat and bit for bit what the bare step gives, and what was measured.
   """
-  evaluator = _Evaluator(script, clock, before, inputs, mark)
+  evaluator = _Evaluator(script, clock, before, inputs)
   outputs = evaluator.run()
   arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
   holding = evaluator.holding
@@ -306,8 +309,7 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any],
       delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
       waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
       held=holding.held if holding is not None else {},
-      pacer=holding.state if holding is not None else None,
-      readings=holding.readings if holding is not None else None)
+      pacer=holding.state if holding is not None else None)
 
 
 __all__ = ["Measurements", "StepInputs", "run"]

@@ -12,8 +12,8 @@ from jaxpace.communication import gates, phases, primitives, schedule, sharing
 from jaxpace.communication.program import Equation, Program, axes_of, size_bytes
 from jaxpace.communication.schedule import BucketStamps, Segment, Stage
 from jaxpace.communication.sharing import Carrier
+from jaxpace.core.marks import MAX_PHASE_MARKS
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
-from jaxpace.core.ring import MAX_PHASE_MARKS
 
 
 @dataclasses.dataclass(frozen=True)

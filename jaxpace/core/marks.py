@@ -8,11 +8,14 @@ written, or was written over.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.core.observed import TAG_BITS
+from jaxpace.core.plan import Mark
 
 MAGIC = b"jaxpace marks 1\n"
 PAGE = 4096
@@ -24,18 +27,54 @@ MOST_BYTES = 64 << 20
 """Events of all lanes together take at most this, as long as a lane has `LEAST_CAPACITY`."""
 LEAST_CAPACITY = 1024
 
+VALUES = 1 << (TAG_BITS - 1)
+"""From this tag on the `ns` of an event is no time, but a number of the program's."""
 NUMBER = (1 << TAG_BITS) - 2
-"""Tag of the event before each start mark. Its `ns` is no time, but how many executions of the
-program had started on this device before: lost events don't shift the count."""
+"""Tag of the event before each start mark. Its `ns` is how many executions of the program had
+started on this device before: lost events don't shift the count."""
 
 START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
 """Tags of the marks that begin and end an execution, and the first of its collectives'."""
+
+# Of instrumented steps.
+MAX_PHASE_MARKS = 16
+"""Phase boundaries of a step that are marked."""
+LAST_TAG = VALUES - 64
+"""Tags of marks around collectives are below."""
+DELAY_TAG, PHASE_TAG = LAST_TAG, LAST_TAG + 1
+"""Tag of the mark at the end of the step's delay, which is left out where there was none, and of
+the first phase boundary."""
+STEP_VALUE, DELAY_VALUE, DECISION_VALUE = VALUES, VALUES + 1, VALUES + 2
+"""The number of the step; the delay asked for, and the pacer's columns that came with it, float32
+bits."""
+LOST, ASKED, HEARD, LISTENED, READING, TELLING = range(6)
+"""What was done before a collective: ns lost by holding; seconds asked for, and heard the last time
+it was listened, float32 bits; how often; and of each time, what was heard and what telling took."""
+_HELD_VALUE, _HELD_VALUES = VALUES + 64, 8
+_OF_KIND = {"start": START_TAG, "delay": DELAY_TAG, "end": END_TAG}
 
 
 def slot_tags(slot: int) -> tuple[int, int]:
   """Returns the tags of the marks at the entry and exit stamps of a slot, in an instrumented
   step."""
   return FIRST_TAG + 2 * slot, FIRST_TAG + 2 * slot + 1
+
+
+def held_value(slot: int, which: int) -> int:
+  """Returns the tag of a number of what was done before a slot's collective: `LOST` and so on."""
+  return _HELD_VALUE + _HELD_VALUES * slot + which
+
+
+def stamp_tags(stamps: Sequence[Mark]) -> list[int]:
+  """Returns the tag of each stamp of an instrumented step, as its plan lists them."""
+  tags: list[int] = []
+  phase = itertools.count(PHASE_TAG)
+  for mark in stamps:
+    if mark.collective is not None:
+      tags.append(slot_tags(mark.collective)[mark.kind == "exit"])
+    else:
+      tags.append(_OF_KIND[mark.kind] if mark.kind in _OF_KIND else next(phase))
+  return tags
 
 
 EVENT = np.dtype([("ns", "<i8"), ("tag", "<u4"), ("seq", "<u4")])

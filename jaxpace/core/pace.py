@@ -1,4 +1,4 @@
-"""The state that an instrumented step threads: where the stamps collect, and what the pacer
+"""The state that an instrumented step threads: what the last step showed, and what the pacer
 carries."""
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import own_context, packing, ring
+from jaxpace.core import own_context, packing
 from jaxpace.core.packing import Packed
-from jaxpace.core.types import Pacer, PacerState
+from jaxpace.core.types import MAX_DECISIONS, Pacer, PacerState
 
 
 class PaceState(NamedTuple):
@@ -23,7 +23,10 @@ class PaceState(NamedTuple):
   is the number of ranks along the data axis.
   """
 
-  ring: jax.Array  # [rows, width] uint32, stamps of the last steps; layout in jaxpace.core.ring
+  # [2] uint32, the last step's last stamp, which all others come before. First: XLA, walking
+  # through the results' operands, must meet the step's own before the earlier stamps (see ORDER in
+  # jaxpace.execution.native).
+  end: jax.Array
   step: jax.Array  # [] int32, steps completed
   rank: jax.Array  # [] int32, number of this rank's device in the whole job
   last_exit: jax.Array  # [2] uint32, the previous step's last exit; zero before the first step
@@ -40,14 +43,13 @@ class PaceState(NamedTuple):
   alike: jax.Array | tuple[()] = ()
 
 
-def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> PaceState:
+def fresh(rank: int, ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
   """Makes one rank's state before its first step, as numpy arrays.
 
   Args:
     rank: number of the rank's device in the job.
     ranks: ranks along the data axis.
-    rows: steps the ring holds.
-    slots: collectives a row has room for.
+    slots: collectives that have a slot.
     pacer: whose state it will carry, or None.
   """
   unknown = np.full((ranks,), np.nan, np.float32)
@@ -55,12 +57,12 @@ def fresh(rank: int, ranks: int, rows: int, slots: int, pacer: Pacer | None) -> 
   # Not jax.Arrays yet, as the fields are in a step: `Instrumented.init` makes those, over its
   # devices.
   leaves: dict[str, Any] = {
-      "ring": np.zeros((rows, ring.row_width(slots, holds)), np.uint32),
+      "end": np.zeros((2,), np.uint32),
       "step": np.zeros((), np.int32),
       "rank": np.asarray(rank, np.int32),
       "last_exit": np.zeros((2,), np.uint32),
       "delay": np.zeros((), np.float32),
-      "info": np.zeros((ring.MAX_DECISIONS,), np.float32),
+      "info": np.zeros((MAX_DECISIONS,), np.float32),
       "arrivals": unknown,
       "delays": unknown.copy(),
       "step_time": np.full((), np.nan, np.float32),

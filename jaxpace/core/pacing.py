@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import arrivals as said
-from jaxpace.core import ring
 from jaxpace.core.durations import bounded, valid
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+from jaxpace.core.types import MAX_DECISIONS, Decision, Hold, Moment, Observation, Pacer
 
 _NAN = np.float32(np.nan)
 MOST_LISTENED = 128
@@ -234,8 +233,8 @@ def _scalar(name: str, value: Any, dtype: Any = jnp.float32) -> jax.Array:
 
 def _checked(made: Any, after: Any, before: Any) -> tuple[str, ...]:
   """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
-  if len(made.info) > ring.MAX_DECISIONS:
-    raise ValueError(f"A pacer may record {ring.MAX_DECISIONS} columns a step; this one has "
+  if len(made.info) > MAX_DECISIONS:
+    raise ValueError(f"A pacer may record {MAX_DECISIONS} columns a step; this one has "
                      f"{len(made.info)}: {', '.join(sorted(made.info))}.")
 
   _same_state("pacer.update", after, before)

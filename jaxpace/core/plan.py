@@ -1,6 +1,6 @@
 """What is static about an instrumented step, known after its first trace.
 
-The pace state holds bare stamps; the plan says what each of them means. The recorder writes it into
+The step writes bare events; the plan says what each of them means. The recorder writes it into
 `run.json`, so that a recorded run can be read without the program that made it.
 """
 
@@ -124,10 +124,6 @@ class Unstamped:
   reason: str
 
 
-OF_DEVICES = frozenset({"stream"})
-"""Clocks whose zero is each device's own, not that of the host's monotonic clock."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Plan:
   """What every stamp of a step means, and what was decided when the step was traced."""
@@ -145,16 +141,16 @@ class Plan:
   carrier: int | None = None
   """Slot of the collective they ride in, where they do."""
   decisions: tuple[str, ...] = ()
-  """Names of the pacer's decision columns, in ring order."""
+  """Names of the pacer's decision columns, in the order of their events."""
   holds: bool = False
-  """Whether a pacer may hold collectives back, so that a row tells of each what that cost."""
+  """Whether a pacer may hold collectives back, so that events tell of each what that cost."""
   overflow: int = 0
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()
   inside: tuple[Inside, ...] = ()
   """Collectives in loops, branches and `jax.checkpoint`, timed by marks."""
   program: int | None = None
-  """Number of the program whose marks those are; None where there are none."""
+  """Number of the program whose events the step's are; None where they go nowhere."""
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""

@@ -9,7 +9,7 @@ from jaxpace.core.plan import Plan
 
 
 class Recordable:
-  """Base of what `jaxpace.instrument` returns.
+  """Base of what `jaxpace.instrument` and `jaxpace.observe` return.
 
   A class to inherit from, not a protocol: `jax.jit` and `jax.shard_map` copy the attributes of what
   they wrap, so attributes can't tell an instrumented function from a compiled one around it.
@@ -18,12 +18,27 @@ class Recordable:
   plan: Plan | ObservedPlan | None = None
   """What the stamps mean; known once the function has been traced."""
 
-  places: int | None = None
-  """Length of the pace state's leading axis, as `init` last made it; None if it did not."""
-
   def settings_json(self) -> dict[str, Any]:
     """Returns how the function was instrumented, as plain JSON values."""
     raise NotImplementedError
+
+
+class Stamped(Recordable):
+  """Base of what `jaxpace.instrument` returns: a function whose steps write events."""
+
+  plan: Plan | None = None
+  """What the events mean; known once the function has been traced."""
+
+  number: int | None = None
+  """Number of its events' program in this process; None before the first trace, or where they go
+  nowhere."""
+
+  devices: tuple[int, ...] = ()
+  """`jax.Device.id` of each place of the pace state, from `first_place` on, as `init` last made
+  it."""
+
+  first_place: int = 0
+  """Number of the first of these."""
 
 
 def marked_of(step: Any) -> Marked | None:

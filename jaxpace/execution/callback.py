@@ -17,35 +17,59 @@ import numpy as np
 from jax.experimental import io_callback
 
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import limits, operands, words
+from jaxpace.execution import limits, marks, operands, words
+from jaxpace.execution.events import Event
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 SENT_WHOLE = 64
 """Arrays of at most this many elements are sent whole."""
 
 
-def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
+def place(rank: jax.Array) -> jax.Array:
+  """What a callback must be given to know its device: the place of that in the pace state."""
+  return rank
+
+
+def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.execution.Clock`."""
   *ready, previous = operands.prepare((*after, previous))
-  return io_callback(_read, _WORDS, *_sentinels(previous, ready), previous)
+  given = operands.prepare((*_whose(event), *_sentinels(previous, ready), previous))
+  return io_callback(functools.partial(_read, *_named(event)), _WORDS, *given)
 
 
 def delay(
-    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
+    events: tuple[Event, Event] | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in a host callback; see `jaxpace.execution.Clock`."""
   limit_ns = limits.nanoseconds(limit_s)
-  before = stamp(previous, *after, seconds)
+  first, last = events or (None, None)
+  before = stamp(previous, *after, seconds, event=first)
   seconds = jax.lax.stop_gradient(jnp.asarray(seconds, jnp.float32))
 
   def sleep(seconds, before):
-    asked = operands.prepare((seconds, before))
-    return io_callback(functools.partial(_sleep, limit_ns), _WORDS, *asked)
+    asked = operands.prepare((seconds, before, *_whose(last)))
+    return io_callback(functools.partial(_sleep, limit_ns, *_named(last)), _WORDS, *asked)
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
   end = jax.lax.cond(
       seconds > jnp.float32(0.0), sleep, lambda _, before: before, seconds, before)
   return before, end
+
+
+def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
+  """Writes numbers to the ring in a host callback; see `jaxpace.execution.Clock`."""
+  given = operands.prepare((*_whose(event), numbers, chain))
+  return io_callback(functools.partial(_note, *_named(event)), _WORDS, *given)
+
+
+def _whose(event: Event | None) -> list[jax.Array]:
+  return [event.to.place] if event is not None and event.to.place is not None else []
+
+
+def _named(event: Event | None) -> tuple[int, int]:
+  """Program and tag of an event; (0, 0) for none."""
+  return (event.to.program, event.tag) if event is not None else (0, 0)
 
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
@@ -100,13 +124,23 @@ def _last_elements(*arrays: jax.Array) -> list[jax.Array]:
 # start no JAX operation, which could wait for the very thread it runs in.
 
 
-def _read(*_: Any) -> np.ndarray:
-  return words.from_ns(time.monotonic_ns())
+def _read(program: int, tag: int, place: Any = None, *_: Any) -> np.ndarray:
+  now = time.monotonic_ns()
+  if program:
+    marks.record(program, int(place), tag, now)
+  return words.from_ns(now)
 
 
-def _sleep(limit_ns: int, seconds: Any, before: Any) -> np.ndarray:
+def _note(program: int, tag: int, place: Any, numbers: Any, chain: Any) -> np.ndarray:
+  for offset, number in enumerate(words.to_ns(np.asarray(numbers).reshape(-1, 2)).tolist()):
+    marks.record(program, int(place), tag + offset, number)
+  return np.array(chain)
+
+
+def _sleep(limit_ns: int, program: int, tag: int, seconds: Any, before: Any, place: Any = None
+           ) -> np.ndarray:
   wanted = min(float(np.asarray(seconds)) * 1e9, float(limit_ns))
   deadline = int(words.to_ns(np.asarray(before))) + math.ceil(wanted)
   while (left := deadline - time.monotonic_ns()) > 0:
     time.sleep(left * 1e-9)
-  return words.from_ns(time.monotonic_ns())
+  return _read(program, tag, place)

@@ -8,16 +8,23 @@ from typing import NamedTuple, Protocol
 import jax
 
 from jaxpace.execution import callback, native, stream
+from jaxpace.execution.events import Event
 
 
 class Stamp(Protocol):
-  def __call__(self, previous: jax.Array, *after: jax.Array) -> jax.Array: ...
+  def __call__(self, previous: jax.Array, *after: jax.Array, event: Event | None = None
+               ) -> jax.Array: ...
 
 
 class Delay(Protocol):
   def __call__(
-      self, seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+      self, seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
+      events: tuple[Event, Event] | None = None
   ) -> tuple[jax.Array, jax.Array]: ...
+
+
+class Note(Protocol):
+  def __call__(self, chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array: ...
 
 
 class HoldCall(Protocol):
@@ -37,15 +44,20 @@ class Clock(NamedTuple):
 
   Attributes:
     name: "native", "stream" or "callback".
-    stamp: `stamp(previous, *after)` -> uint32 [2], (high, low) words of nanoseconds of this host's
-      monotonic clock, read when `previous` (uint32 [2], the last stamp) and every array of `after`
-      is ready. Arrays of any shape and dtype, PRNG keys included; none is read or copied, but XLA
-      hands a native stamp its operands whole and in row-major layout: give a slice where that would
-      cost a transposition.
+    stamp: `stamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of nanoseconds of
+      this host's monotonic clock, read when `previous` (uint32 [2], the last stamp) and every array
+      of `after` is ready. Arrays of any shape and dtype, PRNG keys included; none is read or
+      copied, but XLA hands a native stamp its operands whole and in row-major layout: give a slice
+      where that would cost a transposition. With an event, it goes to the ring of marks, too.
     delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and
       after sleeping min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s`
       a Python float. The second stamp is never earlier than the first plus the delay. Nothing
-      sleeps, and the two are equal, where it is 0.
+      sleeps, and the two are equal, where it is 0. With `events`, both stamps go to the ring; the
+      second may not where nothing slept.
+    note: `note(chain, numbers, event)` -> `chain` (uint32 [2]), after the ring has `numbers`,
+      uint32 [n, 2] of (high, low) words, as events with tags from the event's on.
+    place: `place(rank)` -> what the clock must be given in `Events.place`, of the place of its
+      device in the pace state; None where it needs nothing.
     hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same
       mesh axes. Use `jaxpace.execution.hold`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
@@ -60,6 +72,8 @@ class Clock(NamedTuple):
   stamp: Stamp
   delay: Delay
   hold: HoldCall
+  note: Note
+  place: Callable[[jax.Array], jax.Array | None]
   notice: str = ""
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
   in_stream: bool = False
@@ -74,6 +88,8 @@ class _ClockKind(NamedTuple):
   stamp: Stamp
   delay: Delay
   hold: HoldCall
+  note: Note
+  place: Callable[[jax.Array], jax.Array | None]
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
   in_stream: bool = False
   tried: bool = True  # on real devices; "auto" takes no other
@@ -81,11 +97,12 @@ class _ClockKind(NamedTuple):
 
 # Best first.
 _SOURCES = (
-    _ClockKind("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold),
+    _ClockKind("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold,
+               native.note, native.place),
     _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay,
-               stream.hold, in_stream=True, tried=False),
+               stream.hold, stream.note, stream.place, in_stream=True, tried=False),
     _ClockKind("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
-               callback.awaited_under_pmap),
+               callback.note, callback.place, callback.awaited_under_pmap),
 )
 
 CLOCKS = ("auto", *(source.name for source in _SOURCES))
@@ -123,8 +140,8 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
       notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such "
                      "a device yet.")
     else:
-      return Clock(source.name, source.stamp, source.delay, source.hold, " ".join(notices),
-                   source.awaited_under_pmap, source.in_stream)
+      return Clock(source.name, source.stamp, source.delay, source.hold, source.note,
+                   source.place, " ".join(notices), source.awaited_under_pmap, source.in_stream)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 

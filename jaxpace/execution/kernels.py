@@ -100,6 +100,44 @@ def mark(program: int, tag: int, block: int, parameters: int) -> Kernel:
   return Kernel(name, _written(name, body, parameters))
 
 
+# What is written is read from memory, (high, low) words.
+_PUT = """
+  ld.param.u64 from, [p1];
+  ld.global.u32 high, [from+{high}];
+  ld.global.u32 low, [from+{low}];
+  mov.b64 time, {{low, high}};
+  {shifted}
+  atom.global.add.u64 index, [counters], 1;
+"""
+
+
+def put(program: int, tag: int, count: int, timed: bool) -> str:
+  """The body of a kernel that writes numbers as events.
+
+  Its parameters are a chain of its own, the numbers and the block.
+
+  Args:
+    program: number of the program.
+    tag: the program's own tag of the first number; 0 is its start.
+    count: numbers, (high, low) words each.
+    timed: whether they are of the GPU's timer, and become times of the host's clock.
+  """
+  head = _TIME.replace("low, high", "low, high, count").replace(
+      "time, block", "time, from, block").replace("  mov.u64 time, %globaltimer;\n", "")
+  head = head.replace("  add.u64 time, time, shift;\n", "").format(block=2)
+  shifted = "add.u64 time, time, shift;" if timed else ""
+  body = ""
+  for place in range(count):
+    own = program << TAG_BITS | tag + place
+    if own & (1 << TAG_BITS) - 1 == 0:
+      body += (f"  atom.global.add.u32 count, [counters+{16 + 4 * program}], 1;\n"
+               "  cvt.u64.u32 time, count;\n  atom.global.add.u64 index, [counters], 1;\n"
+               + _STORE.format(tag=own | marks.NUMBER))
+    body += (_PUT + _STORE).replace("{tag}", str(own)).format(
+        high=8 * place, low=8 * place + 4, shifted=shifted)
+  return head + body + "DONE:\n  ret;\n"
+
+
 def wait(parameters: int) -> Kernel:
   """A kernel that does nothing: what follows it comes after all it is given."""
   return Kernel("jaxpace_wait", _written("jaxpace_wait", "\n  ret;\n", parameters))

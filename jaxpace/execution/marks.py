@@ -1,24 +1,28 @@
-"""The ring that marks of observed programs go to: one a process, in memory of its own.
+"""The ring that events of programs go to: one a process, in memory of its own.
 
-On CPUs marks are written by a native handler, `jaxpace_mark`, into the lane of their device. XLA
-tells the handler which device it runs on; that is `jax.Device.id`, for forced devices and in
-several processes alike (tried with jax 0.10). GPUs write to rings of their own, from which
-`current` takes what is new. No file is mapped: whoever cut it short would end the process.
+On CPUs they are written by native handlers into the lane of their device. XLA tells the handler
+which device it runs on; that is `jax.Device.id`, for forced devices and in several processes alike
+(tried with jax 0.10). GPUs write to rings of their own, from which `current` takes what is new.
+Callbacks of an instrumented step write by `record`. No file is mapped: whoever cut it short would
+end the process.
 """
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import itertools
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpace.core import marks
+from jaxpace.core.observed import TAG_BITS
 from jaxpace.execution import gpu_marks
 from jaxpace.execution.native import cuda, library
 
@@ -38,6 +42,11 @@ _no_source: str | None = None
 _kept: list[Any] = []
 # The ring is one a process, and so are the numbers of the programs that write to it.
 _numbers = itertools.count(1)
+# By program whose callbacks write: the lane of each place of its pace state.
+_lane_of: dict[int, dict[int, int]] = {}
+# Executions by lane and program, where there is no native library to count them.
+_started: collections.Counter[tuple[int, int]] = collections.Counter()
+_writing = threading.Lock()
 
 
 class Ring:
@@ -79,6 +88,67 @@ def unavailable(clock: str = "auto") -> str:
     return reason
   current()
   return ""
+
+
+def unwritable(clock: str) -> str:
+  """Makes the ring for the events of an instrumented step, unless that has been done.
+
+  Args:
+    clock: name of its clock, which has been resolved.
+
+  Returns:
+    Empty where they have a place to go to; else why not, in a sentence.
+  """
+  devices = jax.local_devices()
+  if len(devices) > marks.MOST_LANES:
+    return f"Events are kept for at most {marks.MOST_LANES} devices of a process."
+  if clock == "stream" and (reason := _gpus(devices)):
+    return reason
+  current()
+  return ""
+
+
+def tell_places(program: int, devices: Sequence[int], first: int = 0) -> None:
+  """Says which device each place of a program's pace state belongs to, for `record`.
+
+  Args:
+    program: its number.
+    devices: by `jax.Device.id`.
+    first: the first one's place.
+  """
+  lanes = {int(device): lane for lane, device in enumerate(current().blocks["device"].tolist())}
+  _lane_of[program] = {place: lanes[device] for place, device in enumerate(devices, first)
+                       if device in lanes}
+
+
+def record(program: int, place: int, tag: int, ns: int) -> None:
+  """Writes an event from the host.
+
+  Args:
+    program: number of a program of which `tell_places` was called; others are ignored.
+    place: of its pace state, whose device ran it.
+    tag: the program's own.
+    ns: of the monotonic clock, or a number.
+  """
+  lane = _lane_of.get(program, {}).get(place)
+  ring = _current
+  if lane is None or ring is None:
+    return
+  if not library.unavailable():
+    library.functions().jaxpace_record(lane, program, tag, ns)
+    return
+  with _writing:
+    if tag == marks.START_TAG:
+      _put(ring, lane, program, marks.NUMBER, _started[lane, program])
+      _started[lane, program] += 1
+    _put(ring, lane, program, tag, ns)
+
+
+def _put(ring: Ring, lane: int, program: int, tag: int, ns: int) -> None:
+  index = int(ring.blocks["head"][lane])
+  ring.events[lane, index % ring.layout.capacity] = (
+      ns, program << TAG_BITS | tag, (index + 1) % 2**32)
+  ring.blocks["head"][lane] = index + 1
 
 
 def _unfit(platform: str, clock: str) -> str:
@@ -176,19 +246,22 @@ def next_program() -> int:
 
 def executions(lane: int, program: int) -> int:
   """Returns how many executions of a program have started on a lane's device in this process."""
+  if library.unavailable():
+    return _started[lane, program]
   return int(library.functions().jaxpace_executions(lane, program))
 
 
 def _made() -> Ring:
   """Makes the ring, and sends marks there."""
   devices = jax.local_devices()
-  ids = (ctypes.c_int32 * len(devices))(*(device.id for device in devices))
-  library.functions().jaxpace_lanes(ids, len(devices))
   ring, rank = Ring(marks.layout(len(devices))), ranks()
   for block, device in zip(ring.blocks, devices, strict=True):
     block["rank"], block["device"] = rank[device], device.id
-  library.functions().jaxpace_ring(
-      ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.lanes)
+  if not library.unavailable():
+    ids = (ctypes.c_int32 * len(devices))(*(device.id for device in devices))
+    library.functions().jaxpace_lanes(ids, len(devices))
+    library.functions().jaxpace_ring(
+        ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.lanes)
   return ring
 
 
@@ -197,7 +270,8 @@ def _after_fork() -> None:
   global _current, _lock, _source
   _lock = threading.Lock()
   _source = None
-  library.functions().jaxpace_ring(None, None, 0, 0)
+  if not library.unavailable():
+    library.functions().jaxpace_ring(None, None, 0, 0)
   # Never unmapped: an atfork handler is no place for that.
   _kept.append(_current)
   _current = None

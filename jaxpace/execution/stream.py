@@ -19,7 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.execution import limits, operands
+from jaxpace.execution import kernels, limits, operands
+from jaxpace.execution.events import Event
 
 TARGET = "__gpu$xla.gpu.ptx"
 
@@ -101,7 +102,15 @@ def unavailable() -> str:
   return "The stream clock is written for NVIDIA GPUs, and these are AMD's."
 
 
-def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
+def place(_rank: jax.Array) -> jax.Array:
+  """What a kernel must be given to know its device: that device's block."""
+  call = jax.ffi.ffi_call(
+      kernels.LANE, jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32),
+      vmap_method="sequential")
+  return call()
+
+
+def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the GPU's timer on the stream; see `jaxpace.execution.Clock`."""
   # In this order: see ORDER in jaxpace.execution.native.
   *ready, previous = operands.prepare((*after, previous))
@@ -109,11 +118,26 @@ def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
   for lot in _lots(ready) or [[]]:
     body = _STAMP.format(taken=len(lot) + 1)
     (previous,) = launch("jaxpace_stamp", body, [*lot, previous], [_WORDS])
-  return previous
+  return previous if event is None else _put(previous, previous[None], event, timed=True)
+
+
+def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
+  """Writes numbers to the ring on the stream; see `jaxpace.execution.Clock`."""
+  return _put(chain, numbers, event, timed=False)
+
+
+def _put(chain: jax.Array, numbers: jax.Array, event: Event, timed: bool) -> jax.Array:
+  """Writes numbers to the ring; times of the GPU's timer as those of the host's clock."""
+  assert event.to.place is not None
+  given = operands.prepare((chain, numbers.reshape(-1, 2), event.to.place))
+  body = kernels.put(event.to.program, event.tag, given[1].shape[0], timed)
+  (held,) = launch("jaxpace_note", body, given, [_WORDS], {0: 0})
+  return held
 
 
 def delay(
-    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
+    events: tuple[Event, Event] | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Waits on the stream; see `jaxpace.execution.Clock`.
 
@@ -134,6 +158,12 @@ def delay(
                        billion=_single(1e9),
                        limit=_single(float(limit_ns)))
   before, end = launch("jaxpace_delay", body, given, [_WORDS, _WORDS])
+  if events is not None:
+    first, last = events
+    before = _put(before, before[None], first, timed=True)
+    # After the first in the ring, too.
+    (end,) = hold(before, [end])
+    end = _put(end, end[None], last, timed=True)
   return before, end
 
 

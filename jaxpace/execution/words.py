@@ -97,6 +97,12 @@ def of_seconds(seconds: jax.Array) -> jax.Array:
   return jnp.stack([high, low], axis=-1).astype(jnp.uint32)
 
 
+def of_bits(value: jax.Array) -> jax.Array:
+  """Makes an event's number of a float32 or a whole number of 32 bits: [...] -> [..., 2] uint32."""
+  bits = jax.lax.bitcast_convert_type(value, jnp.uint32)
+  return jnp.stack([jnp.zeros_like(bits), bits], axis=-1)
+
+
 def to_ns(words: np.ndarray) -> np.ndarray:
   """Converts timestamps on the host: [..., 2] uint32 to [...] int64 nanoseconds, by numpy alone."""
   words = np.asarray(words)

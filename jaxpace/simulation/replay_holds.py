@@ -18,12 +18,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.core import pacing, ring
+from jaxpace.core import pacing
 from jaxpace.core.stamped import measured
 from jaxpace.core.types import Pacer
 from jaxpace.trace.run import MISSING, Run
 
 _NAN = np.float32(np.nan)
+MOST_READINGS = 4096
+"""Readings of a step that a pacer is shown."""
 
 
 class OnRecord(NamedTuple):
@@ -56,11 +58,10 @@ def was_asked(run: Run) -> bool:
 
 
 def most_readings(run: Run) -> int:
-  """P: the readings on record in any one step of a run, of which no recorder keeps more than it has
-  places for."""
+  """P: the readings on record in any one step of a run, up to `MOST_READINGS`."""
   if run.listening is None:
     return 0
-  return min(int(np.unique(run.listening.step, return_counts=True)[1].max()), ring.READINGS)
+  return min(int(np.unique(run.listening.step, return_counts=True)[1].max()), MOST_READINGS)
 
 
 def nothing_on_record(count: int, slots: int, places: int = 1) -> OnRecord:

@@ -20,7 +20,7 @@ from jaxpace.core.varying import automatic_axes, manual_axes, varying
 from jaxpace.execution import CLOCKS, Clock
 
 
-def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any, rows: Any,
+def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slots: Any,
              max_delay: Any, phases: Any, max_hold: Any) -> None:
   """Checks the arguments of `instrument`."""
   if not callable(step):
@@ -42,7 +42,6 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
     raise ValueError(f"phases={phases!r} must be True or False. To name phases of your own: "
                      "with jaxpace.phase('name').")
   fields.whole("slots", slots, 1, 256)
-  fields.whole("rows", rows, 4, 65536)
   if not fields.is_number(max_delay, 0, 10):
     raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
   if not fields.is_number(max_hold, 0, 10):
@@ -198,14 +197,16 @@ def same_pacer(one: PaceState, state: PacerState) -> None:
         "jaxpace.restore_pace.")
 
 
-def same_ring(one: PaceState, width: int) -> None:
-  """Checks that a row of the state's ring of stamps has so many columns."""
-  if one.ring.shape[-1] != width:
+def same_places(pace: PaceState, places: int) -> None:
+  """Checks that the state that a step returned holds every device's part, as many as went in."""
+  held = pace.rank.shape[0] if pace.rank.ndim else 1
+  if held < places:
     raise ValueError(
-        f"The pace state's ring of timestamps has rows of {one.ring.shape[-1]} columns, this step "
-        f"writes {width}: it was made by another version of jaxpace, or with other slots. Make it "
-        "with this step's own pace = paced.init(mesh); it holds no training state. One from a "
-        "checkpoint goes through jaxpace.restore_pace.")
+        f"The pace state that the step returned holds the part of {held} "
+        f"device{'s' if held > 1 else ''} of {places}: its partition spec in out_specs of "
+        "jax.shard_map leaves out a mesh axis, so the next step will not take it. Use spec = "
+        "jaxpace.spec(mesh) in both in_specs and out_specs: out_specs=(spec, P()). With jax.pmap: "
+        "in_axes=(0, *old), out_axes=(0, old).")
 
 
 def same_layout(given: Layout, wanted: Layout) -> None:

@@ -1,19 +1,15 @@
-"""What an instrumented step does for a pacer that holds collectives back: who is asked, and what is
-kept of what was held."""
+"""What an instrumented step does for a pacer that holds collectives back: who is asked, and what it
+sees of what was held."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxpace.communication import holds
-from jaxpace.communication.rewrite import Measurements
-from jaxpace.core import packing, ring
+from jaxpace.core import packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.types import Pacer
 from jaxpace.step import checks
@@ -45,32 +41,4 @@ def seconds(held: Mapping[int, holds.Held], slots: int) -> jax.Array:
                     for slot in range(slots)])
 
 
-def words(measured: Measurements, allowed: jax.Array | tuple[()]) -> jax.Array | None:
-  """What a row of the ring keeps of it; None without such a pacer.
-
-  Args:
-    measured: in the step.
-    allowed: bool [], whether the pacer's answers were followed in it.
-
-  Returns:
-    uint32 [ring.held_width(stamped collectives)], see `jaxpace.core.ring`.
-  """
-  if measured.pacer is None or measured.readings is None or isinstance(allowed, tuple):
-    return None
-  unknown = jnp.float32(np.nan)
-  bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
-  nothing = np.full((2,), ring.NOT_HELD, np.uint32)
-  columns: list[Any] = []
-  for held in map(measured.held.get, range(len(measured.waits))):
-    if held is None:
-      columns += [nothing, bits(jnp.stack([unknown, unknown])), np.zeros((1,), np.uint32)]
-    else:
-      seconds = jnp.where(allowed, held.seconds, unknown)
-      columns += [held.lost, bits(jnp.stack([seconds, held.heard])),
-                  held.listened.astype(jnp.uint32)[None]]
-  readings = measured.readings
-  return jnp.concatenate([*columns, readings.number.astype(jnp.uint32)[None],
-                          bits(readings.first).reshape(-1)])
-
-
-__all__ = ["holder", "seconds", "words"]
+__all__ = ["holder", "seconds"]

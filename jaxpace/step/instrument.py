@@ -15,17 +15,18 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.communication import holds, inside, program, rewrite, script
-from jaxpace.core import own_context, pacing, packing, ring
+from jaxpace.core import marks as layout
+from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
-from jaxpace.core.recordable import Recordable
-from jaxpace.core.types import Decision, Pacer, PacerState
+from jaxpace.core.recordable import Stamped
+from jaxpace.core.types import MAX_DECISIONS, Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
-from jaxpace.execution import Clock, resolve_clock, words
+from jaxpace.execution import Clock, marks, native, resolve_clock, words
+from jaxpace.execution.events import Events
 from jaxpace.step import checks, holding, pacer_states, share_choice
 from jaxpace.step.calls import Call
-from jaxpace.step.loop_marks import LoopMarks
 from jaxpace.step.share_choice import Share
 
 _LOG = logging.getLogger("jaxpace")
@@ -59,7 +60,6 @@ def instrument(
     clock: str = "auto",
     share: Share = "auto",
     slots: int = 16,
-    rows: int = 128,
     max_delay: float = 0.25,
     phases: bool = True,
     max_hold: float = 0.25,
@@ -81,7 +81,6 @@ def instrument(
       sees all of them: True, False or None for not, "auto" by layout and backend, and wherever a
       pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
     slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
-    rows: steps the ring of stamps holds; the recorder copies it before it comes round.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
     phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for
       which XLA must not run parts of both at once; without, what precedes a collective is
@@ -98,31 +97,29 @@ def instrument(
   Raises:
     ValueError: an argument is out of range.
   """
-  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots, rows=rows,
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots,
                       max_delay=max_delay, phases=phases, max_hold=max_hold)
 
 
-class Instrumented(Recordable):
+class Instrumented(Stamped):
   """An instrumented step; made by `instrument`."""
 
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None,
-               *, clock: str, share: Share, slots: int, rows: int, max_delay: float, phases: bool,
+               *, clock: str, share: Share, slots: int, max_delay: float, phases: bool,
                max_hold: float):
-    checks.settings(step, axis_name, pacer, clock, share, slots, rows, max_delay, phases, max_hold)
+    checks.settings(step, axis_name, pacer, clock, share, slots, max_delay, phases, max_hold)
     functools.update_wrapper(self, step, updated=())
     self.step = step
     self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
     self.pacer = pacer
     self.clock_wanted = clock
     self.share_wanted: Share = share
-    self.slots, self.rows, self.max_delay, self.phases = (int(slots), int(rows), float(max_delay),
-                                                          phases)
+    self.slots, self.max_delay, self.phases = int(slots), float(max_delay), phases
     self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
     self.plan = None
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
     self._warned = False
-    self._loop_marks = LoopMarks(self.slots)
 
   # Making the state.
 
@@ -151,11 +148,11 @@ class Instrumented(Recordable):
     assert devices is not None
     checks.some_devices(devices)
     self._platform = devices[0].platform
-    self.places = len(devices)
     ranks = len(devices) * jax.process_count()
-    first = jax.process_index() * len(devices)
+    self.first_place = first = jax.process_index() * len(devices)
+    self.devices = tuple(device.id for device in devices)
     self.mesh_shape = {self.axis[0]: ranks}
-    states = [pace_state.fresh(first + i, ranks, self.rows, self.slots, self.pacer)
+    states = [pace_state.fresh(first + i, ranks, self.slots, self.pacer)
               for i in range(len(devices))]
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
 
@@ -236,9 +233,14 @@ class Instrumented(Recordable):
     self._platform = mesh.devices.flat[0].platform
     self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
     names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
-    self.places = count = int(np.prod([mesh.shape[name] for name in names]))
+    count = int(np.prod([mesh.shape[name] for name in names]))
     ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
-    return pace_state.fresh(0, ranks, self.rows, self.slots, self.pacer), count
+    others = [name for name in mesh.axis_names if name not in names]
+    order = [mesh.axis_names.index(name) for name in (*names, *others)]
+    # Of those that hold the same place, along axes that are the compiler's, the first.
+    placed = mesh.devices.transpose(order).reshape(count, -1)[:, 0]
+    self.first_place, self.devices = 0, tuple(int(device.id) for device in placed)
+    return pace_state.fresh(0, ranks, self.slots, self.pacer), count
 
   # The step.
 
@@ -260,7 +262,6 @@ class Instrumented(Recordable):
     automatic = checks.axes_left_to_the_compiler(clock)
     if self.holds:
       checks.can_hold(automatic, mapped=not stacked)
-      checks.same_ring(one, ring.row_width(self.slots, holds=True))
     with Call(self.step, args, kwargs) as call:
       state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
       return state, call.result(outputs)
@@ -272,7 +273,8 @@ class Instrumented(Recordable):
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
-    marked, unmarked = self._loop_marks.put(flat, self.axis, clock, bool(automatic))
+    events, silent = self._events(clock, one)
+    marked, unmarked = self._put_marks(flat, clock, bool(automatic), events)
     flat = dataclasses.replace(flat, hidden=marked.program.hidden)
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
@@ -290,9 +292,9 @@ class Instrumented(Recordable):
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                                 self.max_delay if self.pacer is not None else None, share,
                                 self._job(one, written, share), mapped=not stacked,
-                                automatic=bool(automatic), holder=holder, digest=digest)
-    outputs, measured = rewrite.run(written, clock, before, call.leaves,
-                                    self._loop_marks.mark if marked.inside else None)
+                                automatic=bool(automatic), holder=holder, digest=digest,
+                                events=events, numbers=self._numbers(one))
+    outputs, measured = rewrite.run(written, clock, before, call.leaves)
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
@@ -301,9 +303,9 @@ class Instrumented(Recordable):
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
         inside=inside.placed(marked, written),
-        program=self._loop_marks.number if marked.inside else None,
+        program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
-                 *unmarked, *untimed, *holds.notices(self.holds, written, measured.held)))
+                 *silent, *unmarked, *untimed, *holds.notices(self.holds, written, measured.held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, outputs
@@ -315,6 +317,44 @@ class Instrumented(Recordable):
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
+  def _events(self, clock: Clock, one: PaceState) -> tuple[Events | None, tuple[str, ...]]:
+    """Where the step's events go; None, with a notice, where they can't go anywhere."""
+    reason = marks.unwritable(clock.name)
+    if not reason and self.number is None:
+      self.number = marks.next_program()
+    if not reason and (self.number or 0) >= marks.MOST_PROGRAMS:
+      reason = "This process has too many programs with marks."
+    if reason or self.number is None:
+      return None, (f"Nothing of this step can be recorded. {reason}",)
+    marks.tell_places(self.number, self.devices, self.first_place)
+    return Events(self.number, clock.place(one.rank)), ()
+
+  def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
+                 events: Events | None) -> tuple[inside.MarkedProgram, tuple[str, ...]]:
+    """The step with marks around collectives that stamps can't reach: those in loops, branches and
+    `jax.checkpoint`; and a notice where there can't be any."""
+    why = ""
+    if events is None:
+      why = "nothing of this step is recorded."
+    elif clock.name != "native":
+      why = f"that takes the native clock, not {clock.name!r}."
+    elif automatic:
+      why = "some axes of the mesh are the compiler's."
+    if not flat.hidden:
+      return inside.MarkedProgram(flat, (), ()), ()
+    if events is None or why:
+      return (inside.MarkedProgram(flat, (), ()),
+              (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
+    put = functools.partial(native.mark, program=events.program)
+    return inside.marked(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
+
+  def _numbers(self, one: PaceState) -> jax.Array:
+    """What the ring gets as the step begins: its number, and what the pacer decided for it."""
+    numbers = [words.of_bits(one.step[None]), words.of_bits(one.delay[None])]
+    if self.pacer is not None:
+      numbers.append(words.of_bits(one.info))
+    return jnp.concatenate(numbers)
+
   def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
     """What is shared of the step before; nothing where no pacer would see it."""
     if not share or self.pacer is None:
@@ -323,7 +363,7 @@ class Instrumented(Recordable):
 
   def _after(self, one: PaceState, measured: rewrite.Measurements, index: jax.Array, ranks: int
              ) -> tuple[PaceState, tuple[str, ...]]:
-    """The state after the step: its stamps in the ring, and the pacer's decision for the next."""
+    """The state after the step: what it showed, and the pacer's decision for the next."""
     nothing = jnp.float32(np.nan)
     mine = jnp.arange(ranks, dtype=jnp.int32) == index
     arrivals, delays = measured.arrivals, measured.delays
@@ -349,14 +389,11 @@ class Instrumented(Recordable):
       pacer = packing.pack(after, pacer.layout)
       names = tuple(decision.info)
     info = [*decision.info.values()]
-    info += [jnp.float32(0)] * (ring.MAX_DECISIONS - len(info))
-    row = self._row(one, measured)
+    info += [jnp.float32(0)] * (MAX_DECISIONS - len(info))
     return PaceState(
-        ring=jax.lax.dynamic_update_slice_in_dim(one.ring, row[None],
-                                                 one.step % jnp.int32(self.rows), 0),
-        step=one.step + jnp.int32(1), rank=one.rank, last_exit=measured.last_exit,
-        delay=decision.delay, info=jnp.stack(info), arrivals=arrivals,
-        delays=delays, step_time=step_time, transfers=transfers,
+        end=measured.stamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
+        last_exit=measured.last_exit, delay=decision.delay, info=jnp.stack(info),
+        arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
         pacer=() if pacer is None else pacer,
         alike=one.alike if measured.digests is None else holds.alike(measured.digests)), names
 
@@ -372,18 +409,6 @@ class Instrumented(Recordable):
     return pacing.Shared(measured.job[0], filled(measured.job[1:before]),
                          filled(measured.job[before:]))
 
-  def _row(self, one: PaceState, measured: rewrite.Measurements) -> jax.Array:
-    bits = functools.partial(jax.lax.bitcast_convert_type, new_dtype=jnp.uint32)
-    head = jnp.stack([one.step.astype(jnp.uint32), jnp.uint32(ring.VALID), bits(one.delay),
-                      bits(measured.delay)])
-    # Last stamp first, then turned round: XLA, walking through operands, must meet the step's
-    # results before the earlier stamps (see ORDER in jaxpace.execution.native).
-    stamps = jax.lax.rev(jnp.stack(measured.stamps[::-1]), (0,)).reshape(-1)
-    held = holding.words(measured, one.alike)
-    row = [head, bits(one.info), stamps] + ([] if held is None else [held])
-    left = ring.row_width(self.slots, self.holds) - sum(part.shape[0] for part in row)
-    return jnp.concatenate([*row, jnp.zeros((left,), jnp.uint32)])
-
   # What the recorder writes down.
 
   def settings_json(self) -> dict[str, Any]:
@@ -393,7 +418,7 @@ class Instrumented(Recordable):
                         if pacer is not None else None)
     return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
             "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots,
-            "rows": self.rows, "max_delay": self.max_delay,
+            "max_delay": self.max_delay,
             **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
             "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
 

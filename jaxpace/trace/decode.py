@@ -1,18 +1,20 @@
-"""Turns ring rows into the columns of the recorded tables. Pure numpy: no device, no clock, no I/O.
+"""Turns stamps into the columns of the recorded tables. Pure numpy: no device, no clock, no I/O.
 
-The layout of a row is `jaxpace.core.ring`'s; what a stamp means is `jaxpace.core.plan`'s: the time
-between two successive marks belongs to the later mark's segment.
+What a stamp means is `jaxpace.core.plan`'s: the time between two successive marks belongs to the
+later mark's segment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core import ring, stamped
+from jaxpace.core import stamped
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
+from jaxpace.core.types import MAX_DECISIONS
+from jaxpace.trace.marks.executions import Executions, join
 
 Columns = dict[str, np.ndarray]
 """Columns of one table, all of one length. A masked entry of a masked array, or an absent column,
@@ -28,79 +30,94 @@ class Previous(NamedTuple):
   end_ns: int
 
 
-class RingRows(NamedTuple):
-  """Rows of a ring that were not seen before, oldest first."""
+class Held(NamedTuple):
+  """What was done before each of C collectives in n steps; m times it was listened."""
 
-  rows: np.ndarray  # [n, width] uint32
-  missing: int  # steps overwritten, or never recorded, between the last one seen and the newest
-
-
-def new_rows(copy: np.ndarray, after: int) -> RingRows:
-  """Picks the rows of one rank's ring written after step `after`, ordered by step.
-
-  Args:
-    copy: [rows, width] uint32, one rank's ring as copied from its device.
-    after: last step already seen; -1 for none.
-
-  Returns:
-    The new rows, and the number of steps between `after` and the newest that the ring no longer
-    holds.
-  """
-  steps = copy[:, ring.STEP].astype(np.int64)
-  found = np.flatnonzero((copy[:, ring.FLAGS] & ring.VALID != 0) & (steps > after))
-  if not found.size:
-    return RingRows(copy[:0], 0)
-  _, first = np.unique(steps[found], return_index=True)
-  rows = copy[found[first]]
-  return RingRows(rows, int(rows[-1, ring.STEP]) - after - len(rows))
+  # [n, C] int64 ns, lost by holding; -1 where nothing could be held
+  lost: np.ndarray
+  # [n, C] float32 s, asked for and listened; NaN where the pacer's answer was not followed
+  asked: np.ndarray
+  # [n, C] float32 s, the last time it was listened; NaN where it was not
+  heard: np.ndarray
+  # [n, C] int64, how often
+  listened: np.ndarray
+  # [m] int64 each: place of the step, of the collective, and how often before it was listened there
+  row: np.ndarray
+  place: np.ndarray
+  turn: np.ndarray
+  # [m] float32 s each
+  reading: np.ndarray
+  telling: np.ndarray
 
 
-def newest_step(copy: np.ndarray) -> int:
-  """Returns the newest completed step of a [rows, width] ring, -1 if there is none."""
-  valid = copy[:, ring.FLAGS] & ring.VALID != 0
-  return int(copy[valid, ring.STEP].max()) if valid.any() else -1
+class StampedSteps(NamedTuple):
+  """What one rank's stamps and numbers say of n steps, in the order in which they ran."""
+
+  # [n] int64
+  step: np.ndarray
+  # [n, marks] int64 ns, in the order of the plan's marks; 0 where not taken
+  times: np.ndarray
+  # [n] float32 s, asked for and applied; NaN where not known
+  delay: np.ndarray
+  applied: np.ndarray
+  # [n, columns] float32
+  decisions: np.ndarray
+  held: Held | None = None
+  # of these steps' program, one each; None where nothing within loops is marked
+  executions: Executions | None = None
+
+  def picked(self, chosen: np.ndarray) -> StampedSteps:
+    """Some of the steps: [n] bool."""
+    if chosen.all():
+      return self
+    held, place = self.held, np.cumsum(chosen) - 1
+    if held is not None:
+      kept = chosen[held.row]
+      held = Held._make([*(each[chosen] for each in held[:4]), place[held.row[kept]],
+                         *(each[kept] for each in held[5:])])
+    runs = None if self.executions is None else self.executions.picked(chosen)
+    return StampedSteps._make([*(each[chosen] for each in self[:5]), held, runs])
 
 
-def end_ns(copy: np.ndarray, plan: Plan) -> int:
-  """Returns the last stamp of the newest completed step of a [rows, width] ring; ns of the clock it
-  is of."""
-  newest = copy[(copy[:, ring.FLAGS] & ring.VALID != 0) & (copy[:, ring.STEP] == newest_step(copy))]
-  return int(_times(newest, len(plan.marks)).max())
+def joined(parts: Sequence[StampedSteps]) -> StampedSteps:
+  """Joins steps of one rank and plan end to end."""
+  if len(parts) == 1:
+    return parts[0]
+  helds = [part.held for part in parts if part.held is not None]
+  held = None
+  if len(helds) == len(parts):
+    before = np.cumsum([0, *(len(part.step) for part in parts[:-1])])
+    row = np.concatenate([each.row + offset for each, offset in zip(helds, before, strict=True)])
+    all_of = [np.concatenate(columns) for columns in zip(*helds, strict=True)]
+    held = Held(*all_of)._replace(row=row)
+  runs = [part.executions for part in parts if part.executions is not None]
+  plain = [np.concatenate(columns) for columns in zip(*(part[:5] for part in parts), strict=True)]
+  return StampedSteps._make([*plain, held, join(runs) if len(runs) == len(parts) else None])
 
 
-def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
-           previous: Previous | None = None, shift: int = 0) -> tuple[Columns, Columns]:
-  """Decodes one rank's ring rows.
+def decode(own: StampedSteps, plan: Plan, rank: int, process: int, attempt: int,
+           previous: Previous | None = None) -> tuple[Columns, Columns]:
+  """Makes columns of one rank's steps.
 
   A phase the plan has no mark for is absent (null), never 0: forward and backward that can't be
   told apart are `compute_ns`. Phases that occur several times add up. A stamp that is 0 was not
   taken: what it bounds is null.
 
   Args:
-    rows: [n, width] uint32 rows in any order; those without the `VALID` flag are ignored.
+    own: n steps, by number.
     plan: what each stamp means.
     rank: this rank's index along the data axis.
     process: index of the process that owns it.
     attempt: 0, then 1, 2, ... after restarts.
     previous: last step decoded before this batch, for the first row's `gap_ns`; None if there is
       none.
-    shift: ns to add to every stamp, from the clock they are of to the host's.
 
   Returns:
     Columns of the `steps` table [n] and of the `collectives` table [n * stamped collectives], both
     ordered by step.
-
-  Raises:
-    ValueError: the rows are too narrow for the plan's marks.
   """
-  marks = plan.marks
-  if rows.ndim != 2 or rows.shape[1] < ring.STAMPS + 2 * len(marks):
-    raise ValueError(
-        f"Ring rows of shape {rows.shape} have no room for the plan's {len(marks)} timestamps: the "
-        "plan belongs to another pace state. Make the state with `init` of the same instrumented "
-        "function that is recorded.")
-  rows, times, taken = stamps(rows, plan, shift)
-  steps = rows[:, ring.STEP].astype(np.int64)
+  marks, steps, times = plan.marks, own.step, own.times
+  taken = times != 0
   identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
                        "process": np.full(len(steps), process, np.int32),
                        "attempt": np.full(len(steps), attempt, np.int32)}
@@ -115,25 +132,15 @@ def decode(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int,
     columns[name] = _null(total, unknown)
   columns["gap_ns"] = _gap(steps, times[:, start], times[:, end], taken[:, start] & taken[:, end],
                            previous)
-  columns["delay_ns"] = _nanoseconds(_floats(rows, ring.DELAY_ASKED))
-  columns["delay_applied_ns"] = _nanoseconds(_floats(rows, ring.DELAY_APPLIED))
-  for i, name in enumerate(plan.decisions[:ring.MAX_DECISIONS]):
-    values = _floats(rows, ring.DECISIONS + i)
+  columns["delay_ns"] = _nanoseconds(own.delay)
+  columns["delay_applied_ns"] = _nanoseconds(own.applied)
+  for i, name in enumerate(plan.decisions[:MAX_DECISIONS]):
+    values = own.decisions[:, i]
     columns[f"decision_{name}"] = _null(values, np.isnan(values))
   by_collective = _collectives(identity, times, taken, plan)
-  if plan.holds:
-    columns["held_ns"] = _held(rows, by_collective, plan)
+  if own.held is not None:
+    columns["held_ns"] = _held(own.held, by_collective, plan)
   return columns, by_collective
-
-
-def stamps(rows: np.ndarray, plan: Plan,
-           shift: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Rows of a ring by step, the [n, marks] int64 ns of their stamps, and which were taken; see
-  `decode`."""
-  rows = _by_step(rows)
-  times = _times(rows, len(plan.marks))
-  taken = times != 0
-  return rows, np.where(taken, times + shift, 0), taken
 
 
 def concatenate(parts: list[Columns]) -> Columns:
@@ -172,23 +179,6 @@ def join_host(columns: Columns, host: Mapping[str, np.ndarray]) -> Columns:
     values = host[name][order][np.maximum(at, 0)]
     joined[name] = _null(values, missing | np.ma.getmaskarray(values))
   return joined
-
-
-def _by_step(rows: np.ndarray) -> np.ndarray:
-  """Rows of completed steps, in their order."""
-  rows = rows[rows[:, ring.FLAGS] & ring.VALID != 0]
-  return rows[np.argsort(rows[:, ring.STEP], kind="stable")]
-
-
-def _times(rows: np.ndarray, marks: int) -> np.ndarray:
-  """[n, marks] int64 nanoseconds."""
-  return _whole(rows[:, ring.STAMPS:ring.STAMPS + 2 * marks])
-
-
-def _whole(words: np.ndarray) -> np.ndarray:
-  """[n, 2 m] (high, low) words as [n, m] int64."""
-  words = words.astype(np.int64)
-  return (words[:, 0::2] << 32) | words[:, 1::2]
 
 
 def _segments(times: np.ndarray, taken: np.ndarray,
@@ -240,77 +230,44 @@ def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: 
   return columns
 
 
-def _held(rows: np.ndarray, columns: Columns, plan: Plan) -> np.ndarray:
+def _held(held: Held, columns: Columns, plan: Plan) -> np.ndarray:
   """Adds what holding took to the `collectives` columns, and moves entries behind it: ns in a step,
   all together."""
-  block = _held_block(rows, plan)
   places = {c.slot: i for i, c in enumerate(plan.collectives)}
-  slots = columns["collective"][:len(columns["collective"]) // max(len(rows), 1)]
-  every = block[:, :ring.HELD * len(plan.collectives)].reshape(len(rows), -1, ring.HELD)
-  held = every[:, [places[slot] for slot in slots.tolist()]].reshape(-1, ring.HELD)
-  untouched = (held[:, 0] == ring.NOT_HELD) & (held[:, 1] == ring.NOT_HELD)
-  lost = np.where(untouched, 0, _whole(held[:, :2])[:, 0])
-  asked, heard = (np.ascontiguousarray(held[:, i]).view(np.float32) for i in (2, 3))
+  slots = columns["collective"][:len(columns["collective"]) // max(len(held.lost), 1)]
+  own = [places[slot] for slot in slots.tolist()]
+  lost, asked, heard, listened = (each[:, own].reshape(-1) for each in held[:4])
+  untouched = lost < 0
+  lost = np.where(untouched, 0, lost)
   columns["held_ns"], columns["heard_ns"] = _null(lost, untouched), _measured(heard)
   columns["asked_ns"] = _nanoseconds(asked)
-  columns["listened"] = _null(held[:, 4].astype(np.int64), ~np.isfinite(asked))
+  columns["listened"] = _null(listened, ~np.isfinite(asked))
   columns["enter_ns"] = columns["enter_ns"] + lost
-  return lost.reshape(len(rows), -1).sum(axis=1)
+  return lost.reshape(len(held.lost), -1).sum(axis=1)
 
 
-def listening(rows: np.ndarray, plan: Plan, rank: int, process: int, attempt: int) -> Columns:
-  """Decodes what a job heard before its collectives: the same on all of its ranks.
+def listening(steps: StampedSteps, plan: Plan, rank: int, process: int, attempt: int) -> Columns:
+  """Makes columns of what a job heard before its collectives: the same on all of its ranks.
 
   Args:
-    rows: as in `decode`.
+    steps: as in `decode`.
     plan: what each column means.
-    rank: whose rows they are.
+    rank: whose they are.
     process: index of the process that owns it.
     attempt: as in `decode`.
 
   Returns:
     Columns of the `listening` table, by step, collective and turn; none where nothing can be held.
-
-  Raises:
-    ValueError: the rows are too narrow for the plan.
   """
-  if not plan.holds:
+  held = steps.held
+  if held is None:
     return {}
-  rows = _by_step(rows)
-  block = _held_block(rows, plan)
-  wide = ring.HELD * len(plan.collectives)
-  times = block[:, :wide].reshape(len(rows), -1, ring.HELD)[..., 4].astype(np.int64)
-  # Kept are the first readings of a step, in the order of its collectives.
-  ends = np.cumsum(times, axis=1)
-  place = np.arange(ring.READINGS)
-  kept = place < np.minimum(block[:, wide].astype(np.int64), ends[:, -1])[:, None]
-  at, turn = np.nonzero(kept)
-  which = (turn[:, None] >= ends[at]).sum(axis=1)
-  readings = np.ascontiguousarray(block[:, wide + 1:]).view(np.float32).reshape(
-      len(rows), ring.READINGS, 2)[at, turn]
-  slots = np.array([c.slot for c in plan.collectives], np.int32)
-  return {"step": rows[at, ring.STEP].astype(np.int64),
-          **{name: np.full(len(at), value, np.int32) for name, value in
+  slots = np.array([c.slot for c in getattr(plan, "stamped", plan).collectives], np.int32)
+  return {"step": steps.step[held.row],
+          **{name: np.full(len(held.row), value, np.int32) for name, value in
              (("rank", rank), ("process", process), ("attempt", attempt))},
-          "collective": slots[which],
-          "turn": (turn - (ends - times)[at, which]).astype(np.int32),
-          "heard_ns": _measured(readings[:, 0]), "told_ns": _measured(readings[:, 1])}
-
-
-def _held_block(rows: np.ndarray, plan: Plan) -> np.ndarray:
-  """The columns of what was held and heard: [n, ring.held_width(collectives)] uint32."""
-  begin = ring.STAMPS + 2 * len(plan.marks)
-  end = begin + ring.held_width(len(plan.collectives))
-  if rows.shape[1] < end:
-    raise ValueError(
-        f"Ring rows of shape {rows.shape} have no room for what the plan's pacer held: the plan "
-        "belongs to another pace state. Make the state with `init` of the same instrumented "
-        "function that is recorded.")
-  return np.ascontiguousarray(rows[:, begin:end])
-
-
-def _floats(rows: np.ndarray, column: int) -> np.ndarray:
-  return np.ascontiguousarray(rows[:, column]).view(np.float32)
+          "collective": slots[held.place], "turn": held.turn.astype(np.int32),
+          "heard_ns": _measured(held.reading), "told_ns": _measured(held.telling)}
 
 
 _LONGEST = 1e9

@@ -1,192 +1,195 @@
-"""Rows on the host that wait to be written: what is new in each copied ring, and what the host did
+"""Steps on the host that wait to be written: what is new of each rank, and what the host did
 meanwhile."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core.plan import OF_DEVICES, Plan
 from jaxpace.trace import decode
 from jaxpace.trace import step_causes as host
+from jaxpace.trace.decode import Columns, StampedSteps
 from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.problems import plural
 
-
-@dataclasses.dataclass
-class Batch:
-  """One copy of this process's rings, and what its host did since the copy before."""
-
-  ring: np.ndarray  # [local ranks, rows, width] uint32
-  plan: Plan
-  # one for each `record` call since the last batch, the newest step's last
-  samples: list[host.Sample]
-  extra: list[dict[str, float]]  # the user's own columns, one dict a sample
-  # when the copy was read, of the host's monotonic clock; needed where the stamps are of another
-  read_ns: int = 0
-  # whether steps between this batch and the one before were left out on purpose
-  sampled: bool = False
-
-  @property
-  def nbytes(self) -> int:
-    """Memory that it takes while it waits."""
-    return self.ring.nbytes
-
-  def inherit(self, dropped: Batch, most: int) -> None:
-    """Takes over the host's samples of a batch before it that is dropped, `most` in all."""
-    # They stay aligned to the newest step.
-    self.samples[:0], self.extra[:0] = dropped.samples, dropped.extra
-    del self.samples[:-most], self.extra[:-most]
+_LOG = logging.getLogger("jaxpace")
+_STANDING = 2
+"""Steps in a row with the number of the one before that are no slip."""
 
 
 @dataclasses.dataclass
 class Losses:
   """What a process did not manage to record."""
 
-  lost_rows: int = 0  # ring rows overwritten before they were copied, or dropped
+  lost_rows: int = 0  # steps of a rank that were lost before they were read
   holes: int = 0  # interruptions in the sequence of steps
-  dropped_batches: int = 0  # copies dropped because the disk was too slow
 
   def __str__(self) -> str:
-    copies = plural(self.dropped_batches, "copy", "copies")
-    dropped = f", {copies} dropped because the disk was too slow" if self.dropped_batches else ""
-    return f"{plural(self.lost_rows, 'row')} in {plural(self.holes, 'hole')}{dropped}"
+    return f"{plural(self.lost_rows, 'row')} in {plural(self.holes, 'hole')}"
+
+
+class Batch(NamedTuple):
+  """Steps of this process's ranks that are over."""
+
+  plan: Any
+  """What their stamps mean."""
+  ranks: Sequence[int]
+  numbers: Sequence[np.ndarray]
+  """[n] int64 of each rank: which execution each step was, rising; the same on all ranks."""
+  steps: Sequence[StampedSteps]
+  """Of each rank, in that order."""
+  host: Mapping[int, tuple[host.Sample, dict[str, float]]]
+  """By execution, what the host did and the user's own columns; none where that isn't known."""
+
+
+@dataclasses.dataclass
+class Attempt:
+  """Steps that follow each other, before the loop goes back to an earlier one."""
+
+  number: int
+  parts: list[tuple[Batch, list[np.ndarray]]] = dataclasses.field(default_factory=list)
+  """Batches, and of each rank which of its steps belong here."""
+  host: dict[int, tuple[host.Sample, dict[str, float]]] = dataclasses.field(default_factory=dict)
+  """By step."""
+
+  def of_rank(self, place: int) -> StampedSteps:
+    """One rank's steps."""
+    return decode.joined([batch.steps[place].picked(kept[place]) for batch, kept in self.parts])
 
 
 class Intake:
-  """Rows on the host that are not written yet, for each of this process's ranks, and what came
-  before them."""
-
-  def __init__(self, ranks: list[int], process: int, attempt: int, losses: Losses):
-    self._ranks, self._process, self._attempt, self._losses = ranks, process, attempt, losses
-    self._seen: list[int] | None = None  # last step seen of each rank
-    self._went_back = False  # whether the next batch is the first after the loop went back
-    self._previous: list[decode.Previous | None] = [None] * len(ranks)
-    self._shift: list[int | None] = [None] * len(ranks)  # ns from each device's clock to the host's
-    self._rows: list[list[np.ndarray]] = [[] for _ in ranks]
-    self._host: list[tuple[int, list[host.Sample], list[dict[str, float]]]] = []
-    self._listening: list[decode.Columns] = []
-    self.rows = 0
+  """Steps of this process's ranks that are not written yet. Belongs to the writer's thread."""
 
   wait_seconds: float | None = None
   """How long the writer may sleep before it polls; None as long as it likes."""
 
+  def __init__(self, process: int, attempt: int, losses: Losses):
+    """Begins with none.
+
+    Args:
+      process: index of this process.
+      attempt: attempt of the run.
+      losses: what could not be recorded is counted there.
+    """
+    self._process, self._losses = process, losses
+    self._waiting = [Attempt(attempt)]
+    self._previous: dict[int, decode.Previous | None] = {}
+    self._standing, self._warned = 0, False
+    self._listening: list[Columns] = []
+    self.ranks: list[int] = []
+    """Ranks of which steps came."""
+    self.rows = 0
+    self.last_step: int | None = None
+
   def poll(self) -> Batch | None:
-    """What is to be taken in that was not submitted: nothing."""
-    return None
+    """Takes what is new from where it lies; None where nothing is."""
+    raise NotImplementedError
 
   def plan_of(self, batch: Batch) -> Any:
     """What the stamps of a batch mean."""
+    self.ranks = list(batch.ranks)
     return batch.plan
 
-  @property
-  def last_step(self) -> int | None:
-    """Newest step taken in."""
-    return max(self._seen, default=None) if self._seen else None
-
-  def goes_back(self, batch: Batch) -> bool:
-    """Tells whether the loop went back to an earlier step, by a restored checkpoint or a new pace
-    state."""
-    return self._seen is not None and any(
-        -1 < decode.newest_step(copy) < seen
-        for copy, seen in zip(batch.ring, self._seen, strict=True))
-
-  def next_attempt(self) -> None:
-    """Counts the steps that follow as another attempt. Nothing may be waiting to be decoded."""
-    self._attempt += 1
-    self._seen, self._went_back = None, True
-    self._previous = [None] * len(self._ranks)
-
   def add(self, batch: Batch) -> None:
-    """Takes in what is new in a batch."""
-    newest = [decode.newest_step(copy) for copy in batch.ring]
-    calls = len(batch.samples)
-    first = self._seen is None
-    if self._seen is None:
-      # Older rows are not this recorder's: warm-up steps, or a restored pace state with another
-      # process's stamps.
-      self._seen = [max(step - calls, -1) for step in newest]
-    if max(newest) - max(self._seen) == calls or first or batch.sampled:
-      self._host.append((max(newest), batch.samples, batch.extra))
-    hole, went_back, self._went_back = False, self._went_back, False
-    for i, copy in enumerate(batch.ring):
-      if self._shift[i] is None and newest[i] >= 0:
-        # Once and for all: what is between two stamps must not depend on when they were copied.
-        self._shift[i] = (batch.read_ns - decode.end_ns(copy, batch.plan)
-                          if batch.plan.clock in OF_DEVICES else 0)
-      rows, missing = decode.new_rows(copy, self._seen[i])
-      # steps of the state before that no copy holds: it was gone when the next was due
-      if went_back:
-        missing = max(missing, calls - len(rows))
-      if not batch.sampled:
-        self._losses.lost_rows += missing
-        hole |= missing > 0
-      if len(rows):
-        self._rows[i].append(rows)
-        self.rows += len(rows)
-        self._seen[i] = newest[i]
-    self._losses.holes += hole
+    """Takes a batch in. A step with an earlier number than the one before begins another attempt:
+    the loop went back, by a restored checkpoint or a new pace state."""
+    attempts = self._attempts(batch)
+    for attempt in self._waiting:
+      chosen = [np.array([attempts.get(number) is attempt for number in numbers.tolist()], bool)
+                for numbers in batch.numbers]
+      if any(each.any() for each in chosen):
+        attempt.parts.append((batch, chosen))
+        self.rows += int(sum(each.sum() for each in chosen))
 
-  def _decoded(self, i: int, rank: int, rows: np.ndarray,
-               plan: Any) -> tuple[decode.Columns, decode.Columns]:
-    """One rank's rows as columns."""
-    return decode.decode(rows, plan, rank, self._process, self._attempt, self._previous[i],
-                         self._shift[i] or 0)
+  def _attempts(self, batch: Batch) -> dict[int, Attempt]:
+    """The attempt of each execution; a step that ran again has none."""
+    steps = {number: step for numbers, own in zip(batch.numbers, batch.steps, strict=True)
+             for number, step in zip(numbers.tolist(), own.step.tolist(), strict=True)}
+    found = {}
+    for number in sorted(steps):
+      step = steps[number]
+      if self.last_step is not None and step < self.last_step:
+        self._waiting.append(Attempt(self._waiting[-1].number + 1))
+      elif step == self.last_step:
+        self._stands()
+        continue
+      self.last_step = step
+      found[number] = self._waiting[-1]
+      if number in batch.host:
+        self._waiting[-1].host[step] = batch.host[number]
+    return found
 
-  def _heard(self, rank: int, rows: np.ndarray, plan: Any) -> decode.Columns:
-    """What was heard before collectives, as one rank's rows tell it."""
-    return decode.listening(rows, plan, rank, self._process, self._attempt)
+  def _stands(self) -> None:
+    self._standing += 1
+    if self._standing >= _STANDING and not self._warned:
+      self._warned = True
+      _LOG.warning("The pace state given to the step does not advance, so steps are missing from "
+                   "the recording. Give each step the state that the one before returned: `pace, "
+                   "out = step(pace, state, batch)`.")
 
-  def take_listening(self) -> decode.Columns:
-    """Takes what was heard in the rows decoded so far; nothing where nobody listened."""
+  def decode(self, plan: Any) -> tuple[Columns, Columns]:
+    """Makes rows of the tables of all steps taken in, and forgets them."""
+    steps, collectives = [], []
+    for attempt in self._waiting:
+      if attempt is not self._waiting[0]:
+        self._previous = {}
+      if attempt.parts:
+        rows, waits = self._decoded(attempt, plan)
+        steps.append(decode.join_host(decode.concatenate(rows), host_columns(attempt.host)))
+        collectives += waits
+    self._waiting, self.rows = [Attempt(self._waiting[-1].number)], 0
+    return decode.concatenate(steps), decode.concatenate(collectives)
+
+  def _decoded(self, attempt: Attempt, plan: Any
+               ) -> tuple[list[Columns], list[Columns]]:
+    """Rows of `steps` and `collectives` of each rank."""
+    rows, waits = [], []
+    for place, rank in enumerate(self.ranks):
+      own = attempt.of_rank(place)
+      if not len(own.step):
+        continue
+      columns, of_collectives = self._of_rank(place, rank, own, attempt, plan)
+      if place == 0 and self._process == 0:  # what was heard is the same on all ranks
+        self._listening.append(decode.listening(own, plan, rank, self._process, attempt.number))
+      last_end = columns["end_ns"][-1]
+      self._previous[rank] = decode.Previous(
+          int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))
+      rows.append(columns)
+      waits.append(of_collectives)
+    return rows, waits
+
+  def _of_rank(self, place: int, rank: int, own: StampedSteps, attempt: Attempt, plan: Any
+               ) -> tuple[Columns, Columns]:
+    """One rank's rows of both tables; `place` is its place among `ranks`."""
+    return decode.decode(own, plan, rank, self._process, attempt.number, self._previous.get(rank))
+
+  def take_listening(self) -> Columns:
+    """Takes what was heard in the steps decoded so far; nothing where nobody listened."""
     heard = [columns for columns in self._listening if columns and len(columns["step"])]
     self._listening = []
     return decode.concatenate(heard) if heard else {}
 
-  def decode(self, plan: Any) -> tuple[decode.Columns, decode.Columns]:
-    """Decodes all rows taken in, and forgets them."""
-    steps, collectives = [], []
-    for i, rank in enumerate(self._ranks):
-      if not self._rows[i]:
-        continue
-      rows = np.concatenate(self._rows[i])
-      columns, waits = self._decoded(i, rank, rows, plan)
-      if i == 0 and self._process == 0:  # what was heard is the same on all ranks
-        self._listening.append(self._heard(rank, rows, plan))
-      last_end = columns["end_ns"][-1]
-      self._previous[i] = decode.Previous(
-          int(columns["step"][-1]), 0 if last_end is np.ma.masked else int(last_end))
-      steps.append(columns)
-      collectives.append(waits)
-      self._rows[i] = []
-    self.rows = 0
-    joined = decode.join_host(decode.concatenate(steps), host_columns(self._host))
-    self._host = []
-    return joined, decode.concatenate(collectives)
 
 
-def host_columns(pieces: list[tuple[int, list[host.Sample],
-                                    list[dict[str, float]]]]) -> decode.Columns:
-  """Lays the samples out by step: the last sample of a piece belongs to its newest step.
+def host_columns(samples: Mapping[int, tuple[host.Sample, dict[str, float]]]) -> Columns:
+  """Lays samples of the host out as columns.
 
   Args:
-    pieces: (newest step, samples, the user's own columns) of successive steps.
+    samples: by step, what the host did and the user's own columns.
   """
-  if not pieces:
+  if not samples:
     return {"step": np.zeros(0, np.int64)}
-  samples = [sample for _, piece, _ in pieces for sample in piece]
-  extra = [columns for _, _, piece in pieces for columns in piece]
-  steps = np.concatenate([
-      np.arange(newest - len(piece) + 1, newest + 1, dtype=np.int64)
-      for newest, piece, _ in pieces])
-  columns: decode.Columns = {"step": steps}
+  columns: Columns = {"step": np.array(list(samples), np.int64)}
   for i, cause in enumerate(HOST_CAUSES):
-    values = [sample[i] for sample in samples]
+    values = [sample[i] for sample, _ in samples.values()]
     unknown = np.array([value is None for value in values], bool)
     columns[cause.column] = np.ma.masked_array(np.array([value or 0 for value in values], np.int64),
                                                unknown)
+  extra = [own for _, own in samples.values()]
   for name in sorted({name for row in extra for name in row}):
     unknown = np.array([name not in row for row in extra], bool)
     columns[f"host_{name}"] = np.ma.masked_array(

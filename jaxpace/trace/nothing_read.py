@@ -58,7 +58,7 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
   if why := _ran_bare(path, processes):
     return f"{path} holds a run without a single recorded step: {why}"
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
-          "seconds: has the job finished its first step, and is `recorder.record(pace)` called in "
+          "seconds: has the job finished its first step, and is `recorder.record()` called in "
           "the loop?")
 
 

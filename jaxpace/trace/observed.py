@@ -28,13 +28,12 @@ from jaxpace.execution import marks
 from jaxpace.hosts import distributed
 from jaxpace.step.everywhere import Everywhere
 from jaxpace.trace import rundir
-from jaxpace.trace.copies import in_a_line
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.marks.finding import Step
 from jaxpace.trace.marks.found import Executed, FoundIntake
 from jaxpace.trace.marks.steps import copied_ring
 from jaxpace.trace.problems import plural
-from jaxpace.trace.recording import Recording
+from jaxpace.trace.recording import Recording, in_a_line
 from jaxpace.trace.writer import Writer
 
 _LOG = logging.getLogger("jaxpace")

@@ -89,13 +89,14 @@ class RecordedInstrumented(Recorded):
     super().__init__(recorder)
     self._step = step
     self.pace = pace
+    self._places: int | None = pace.rank.shape[0]
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, records it, and returns what the bare step would have.
 
     Raises:
       ValueError: the step was compiled for other arguments or results than the pace state and the
-        bare step's.
+        bare step's, or drops some devices' part of the pace state.
     """
     try:
       self.pace, out = self._step(self.pace, *args, **kwargs)
@@ -104,7 +105,10 @@ class RecordedInstrumented(Recorded):
       if told is None:
         raise
       raise ValueError(told) from error
-    self.recorder.record(self.pace)
+    if self._places is not None:
+      checks.same_places(self.pace, self._places)
+      self._places = None
+    self.recorder.record()
     return out
 
 

@@ -22,11 +22,9 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Recordable
 from jaxpace.trace import describe, places, rundir
 from jaxpace.trace import step_causes as host
-from jaxpace.trace.copies import in_a_line
 from jaxpace.trace.exporting import Exporter, Feed
 from jaxpace.trace.host_causes import ASKED
 from jaxpace.trace.host_sampler import HostCounters, HostSampler
-from jaxpace.trace.intake import Batch
 from jaxpace.trace.lock import DirectoryLock
 from jaxpace.trace.writer import Writer, explain
 
@@ -40,8 +38,8 @@ _counter = itertools.count()
 class Recording:
   """What all recorders share. Those of one source of stamps inherit, and say what `record` does.
 
-  For them are `takes`, `sample`, `take` and `terminate`, and some to make their own: `prepare`,
-  `bring_in`, `bring_in_again`, `bring_in_last` and `closed`.
+  For them are `takes`, `sample` and `terminate`, and some to make their own: `prepare`,
+  `bring_in`, `bring_in_last` and `closed`.
   """
 
   opened = False
@@ -68,7 +66,6 @@ class Recording:
     self._lock: DirectoryLock | None = None
     self._opened = self._closed = self._terminated = self._patient = False
     self._pid = 0
-    self._ranks_known = False
     self.run: str | None = None
 
   @property
@@ -78,18 +75,16 @@ class Recording:
 
   @property
   def lost(self) -> dict[str, Any]:
-    """What was lost so far: rows, holes, dropped copies, and why recording stopped or copies
-    failed, if so."""
+    """What was lost so far: rows, holes, and why recording stopped, if so."""
     if self._writer is None:
       return {}
-    not_copied = {"not_copied": self._writer.not_copied} if self._writer.not_copied else {}
     lost = vars(self._writer.losses).copy()
     if self._writer.stopped is not None:
       # Nobody counted since.
       unwritten = self.due() - self._writer.rows_written
       if unwritten > lost["lost_rows"]:
         lost |= {"lost_rows": unwritten, "holes": lost["holes"] + 1}
-    return {**lost, "stopped": self._writer.stopped, **not_copied}
+    return {**lost, "stopped": self._writer.stopped}
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far; 0 where the source doesn't tell."""
@@ -184,21 +179,6 @@ class Recording:
     """
     return self._causes.measure(cause)
 
-  def take(self, batch: Batch, ranks: list[int]) -> None:
-    """Records stamps that were not left in a pace state's ring, for sources of other kinds. From
-    any thread.
-
-    Args:
-      batch: a copy as if of the rings, with its plan.
-      ranks: of its rings, in their order; the same in every call.
-    """
-    if self._writer is None or self._writer.stopped is not None:
-      return
-    if not self._ranks_known:
-      self._writer.set_ranks(ranks)
-      self._ranks_known = True
-    self._writer.submit(batch)
-
   @property
   def programs(self) -> list[ObservedProgram]:
     """What the recorded steps were compiled to so far, where they are observed; else empty. For
@@ -211,7 +191,7 @@ class Recording:
     return self._causes.doing
 
   def close(self) -> None:
-    """Waits for the last copies, writes everything and says what was lost. Further calls do
+    """Waits for the last steps, writes everything and says what was lost. Further calls do
     nothing."""
     self._close(in_trouble=False)
 
@@ -240,7 +220,6 @@ class Recording:
     it would have."""
     dying = writer.termination.raises_again
     if self._terminated and not (dying and self._patient):
-      self.bring_in_again()
       return
     # A whole iteration, in which the program can ask JAX for the step at which to stop.
     self._patient = writer.termination.may_be_asked and not self._terminated
@@ -268,9 +247,6 @@ class Recording:
   def bring_in(self, deadline: float) -> None:
     """After SIGTERM: hands the writer what is under way, until `deadline`. For those that
     inherit."""
-
-  def bring_in_again(self) -> None:
-    """At each step after that, while the process lives. For those that inherit."""
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
     """At the end: hands the writer what is under way, if there is a `deadline` until then, and says
@@ -359,11 +335,15 @@ class Recording:
       _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory,
                    CLOSE_SECONDS)
     unfinished = writer.termination.received and writer.termination.raises_again
-    if writer.not_copied and writer.stopped is None:
-      _LOG.warning("%s lacks steps: %s.", self.directory, writer.not_copied.rstrip("."))
-    elif writer.losses.lost_rows and writer.stopped is None:
+    if writer.losses.lost_rows and writer.stopped is None:
       _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
     if unfinished:
       writer.termination.raise_again()
     writer.termination.restore()
     writer.release()
+
+
+def in_a_line(error: BaseException) -> str:
+  """What went wrong, in one line."""
+  message = next(iter(str(error).splitlines()), "")[:200]
+  return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -1,5 +1,4 @@
-"""The writer thread: takes copied rings from the training loop, decodes them and writes them as
-parts.
+"""The writer thread: takes what is new in the ring, decodes it and writes it as parts.
 
 All file I/O of a running recorder happens here, and nothing here touches a device. Trouble of any
 kind (a full disk, a deleted directory, a quota) ends the recording with one warning; the training
@@ -8,7 +7,6 @@ loop never sees it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import errno
@@ -19,7 +17,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 from jaxpace.files.folders import Folder, ForeignFileError
@@ -27,7 +24,7 @@ from jaxpace.hosts import distributed
 from jaxpace.trace import decode, rundir
 from jaxpace.trace.exporting import Feed
 from jaxpace.trace.host_sampler import HostSampler
-from jaxpace.trace.intake import Intake, Losses
+from jaxpace.trace.intake import Losses
 from jaxpace.trace.lock import BusyError
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.signals import Termination
@@ -36,7 +33,6 @@ _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
 _SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
 _EXPORT_SECONDS = 5.0  # how long exporters may take to finish
-KEEP_SAMPLES = 65536  # host samples kept while nothing is copied
 
 
 class Writer:
@@ -45,7 +41,7 @@ class Writer:
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
                process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
-               flush_seconds: float = 2.0, flush_rows: int = 65536, queue_bytes: int = 64 << 20,
+               flush_seconds: float = 2.0, flush_rows: int = 65536,
                grace_seconds: float = 5.0, hosts: HostSampler | None = None,
                feed: Feed | None = None):
     """Prepares; `start` starts the thread.
@@ -59,8 +55,6 @@ class Writer:
         the first.
       flush_seconds: rows stay in memory at most this long.
       flush_rows: and at most this many of them.
-      queue_bytes: copies waiting for the thread take at most this much memory; the oldest are
-        dropped beyond it.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary.
       hosts: samples the host's counters, which are written as well; None for none.
       feed: gets all rows as they are decoded; None for none.
@@ -68,7 +62,7 @@ class Writer:
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info = process_info, run_info
     self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
-    self._queue_bytes, self._grace_seconds = queue_bytes, grace_seconds
+    self._grace_seconds = grace_seconds
     self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
     self.wake.setblocking(False)
@@ -76,11 +70,8 @@ class Writer:
     self.losses = Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
-    self.not_copied: str | None = None  # what never came off the devices, and why
     self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
     self._lock = threading.Lock()
-    self._queue: collections.deque[Any] = collections.deque()
-    self._queued_bytes = 0
     self._closing = False
     self._flush_asked = self._flushed = 0
     self._flush_done = threading.Condition(self._lock)
@@ -110,35 +101,9 @@ class Writer:
       self._hosts.start()
     self._thread.start()
 
-  def set_ranks(self, ranks: list[int],
-                make: Callable[[list[int], int, int, Losses], Intake] = Intake) -> None:
-    """Says which ranks the rings of a batch belong to, in their order. Before the first `submit`.
-
-    Args:
-      ranks: by ring.
-      make: what takes their rows in.
-    """
-    self._intake = make(ranks, self._process, self._identity.attempt, self.losses)
-    self._process_info = {**self._process_info, "ranks": ranks}
-
   def set_intake(self, intake: Any) -> None:
-    """Says who reads the stamps, where they are no rings of a pace state. Before `start`."""
+    """Says who reads the steps. Before `start`."""
     self._intake = intake
-
-  def submit(self, batch: Any) -> None:
-    """Queues a copy, or what another intake takes. Never blocks; drops the oldest queued ones if
-    the disk is slow."""
-    with self._lock:
-      if self.stopped:
-        return
-      while self._queue and self._queued_bytes + batch.nbytes > self._queue_bytes:
-        dropped = self._queue.popleft()
-        self._queued_bytes -= dropped.nbytes
-        self.losses.dropped_batches += 1
-        (self._queue[0] if self._queue else batch).inherit(dropped, KEEP_SAMPLES)
-      self._queue.append(batch)
-      self._queued_bytes += batch.nbytes
-    self.poke()
 
   def fail(self, error: Exception) -> None:
     """Ends the recording, for something that went wrong beside it."""
@@ -151,7 +116,7 @@ class Writer:
     self.losses.holes += 1
 
   def flush(self, timeout: float) -> bool:
-    """Writes everything submitted so far.
+    """Writes everything that has come so far.
 
     Args:
       timeout: longest wait in seconds.
@@ -254,16 +219,8 @@ class Writer:
       raise self._failure
     if self._intake and (polled := self._intake.poll()) is not None:
       self._add(polled)
-    while True:
-      with self._lock:
-        if not self._queue:
-          return
-        batch = self._queue.popleft()
-        self._queued_bytes -= batch.nbytes
-      self._add(batch)
 
   def _add(self, batch: Any) -> None:
-    assert self._intake is not None, "set_ranks comes before submit"
     plan = self._intake.plan_of(batch)
     if plan is not self._plan:
       self._decode()
@@ -278,9 +235,6 @@ class Writer:
           run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
         self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
         self._run_info = run_info
-    if self._intake.goes_back(batch):
-      self._decode()
-      self._intake.next_attempt()
     self._intake.add(batch)
     if self._intake.rows >= self._flush_rows:
       self._flush()
@@ -326,7 +280,6 @@ class Writer:
     info = {**self._process_info, **dataclasses.asdict(self.losses),
             "rows_written": self.rows_written, "closed_cleanly": closed,
             "ended_by": self._ended_by(closed), "stopped": self.stopped,
-            "not_copied": self.not_copied,
             "last_step": self._intake.last_step if self._intake else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     name, text = f"{self._process}.json", rundir.json_text(info)
@@ -345,8 +298,6 @@ class Writer:
   def _stop(self, error: Exception) -> None:
     with self._lock:
       self.stopped = explain(error, self._directory)
-      self._queue.clear()
-      self._queued_bytes = 0
       self._flush_done.notify_all()
     self._ready = []
     if self._hosts:

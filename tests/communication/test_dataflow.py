@@ -80,7 +80,7 @@ STEPS = [one_sum, with_a_norm, sharpness_aware]
 
 
 @jax.jit
-def _stamp(previous, *after):
+def _stamp(previous, *after, event=None):
   return words.zero()  # typed as the same everywhere, as all clocks' stamps are
 
 
@@ -89,12 +89,12 @@ def _hold(stamp, values):
   return values
 
 
-def _delay(seconds, limit, previous, *after):
+def _delay(seconds, limit, previous, *after, events=None):
   begun = _stamp(previous, *after)
   return begun, _stamp(begun, seconds)
 
 
-CLOCK = Clock("fake", _stamp, _delay, _hold)
+CLOCK = Clock("fake", _stamp, _delay, _hold, lambda chain, *_: chain, lambda rank: None)
 
 
 def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes):

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import column, mesh_of, pair
 
@@ -34,13 +33,13 @@ def test_parameters_are_bitwise_those_of_the_bare_step_and_the_columns_are_in_th
            "tokens"} <= set(names))
 
   def decision(name):
-    return column(both.pace, ring.DECISIONS + names.index(name))
+    return column(both.pace, both.paced.plan, name)
 
   on = decision("guard_on")
   np.testing.assert_array_equal(on[0], on[1])
   assert set(np.unique(on[:, BLOCK + 4:])) == {0.0, 1.0}
-  assert (column(both.pace,
-                 ring.DELAY_ASKED)[on == 0] == 0).all(), "a row's arm is that of the step in it"
+  assert (column(both.pace, both.paced.plan,
+                 "delay")[on == 0] == 0).all(), "a row's arm is that of the step in it"
   # All ranks judged the job's time alike, to the last bit.
   guard = both.paced.pacer_state(pace)
   for leaf in jax.tree.leaves(guard.trial):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import P, column, mesh_of, pair
 
@@ -30,7 +29,7 @@ def test_parameters_are_bitwise_the_same_and_both_ranks_ask_the_same():
   data = models.batches(2)
   both = pair(step, mesh_of(data=2), models.mlp_params(), data[0], pacer=pacer, share=True)
   both.check_bits(models.mlp_params(), data, 60)
-  asked = column(both.pace, ring.DELAY_ASKED)
+  asked = column(both.pace, both.paced.plan, "delay")
   assert (asked > 0).any() and (asked <= np.float32(2e-3)).all()
   np.testing.assert_array_equal(asked[0], asked[1])
   state = both.paced.pacer_state(both.pace)
@@ -49,4 +48,4 @@ def test_without_sharing_it_asks_for_nothing():
   pace, state = paced.init(mesh), models.mlp_params()
   for batch in models.batches(2) * 3:
     pace, (state, _) = jax.block_until_ready(run(pace, state, batch))
-  assert (column(pace, ring.DELAY_ASKED) == 0).all() and not jnp.any(pace.delay)
+  assert (column(pace, paced.plan, "delay") == 0).all() and not jnp.any(pace.delay)

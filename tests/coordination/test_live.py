@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.core import ring
 from tests.step import models
 from tests.step.running import P, column, mesh_of, pair
 
@@ -58,13 +57,13 @@ def test_parameters_are_bitwise_those_of_the_bare_step():
   both = pair(late_step(True, 1e-3), mesh_of(data=RANKS), state, data[0], check_vma=True,
               pacer=eager, share=True)
   both.check_bits(state, data, 40)
-  asked = column(both.pace, ring.DELAY_ASKED)
+  asked = column(both.pace, both.paced.plan, "delay")
   assert (asked > 0).any() and (asked[:, :8] == 0).all()
   assert (asked[:, :] <= np.float32(2e-3)).all()
 
 
 def test_early_ranks_are_paced_while_one_is_late_and_left_alone_after():
-  paced = jaxpace.instrument(late_step(True, 10e-3), "data", pacer(), share=True, rows=1024)
+  paced = jaxpace.instrument(late_step(True, 10e-3), "data", pacer(), share=True)
   mesh = mesh_of(data=RANKS)
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
@@ -89,7 +88,7 @@ def test_early_ranks_are_paced_while_one_is_late_and_left_alone_after():
   assert paced.plan.share and paced.plan.decisions == ("active", "slack", "threshold", "tokens")
   arrivals = np.stack(shared)  # [steps, ranks]
   early = arrivals.max(axis=1, keepdims=True) - arrivals
-  asked, applied = column(pace, ring.DELAY_ASKED), column(pace, ring.DELAY_APPLIED)
+  asked, applied = column(pace, paced.plan, "delay"), column(pace, paced.plan, "applied")
   assert (asked[:, :WINDOW] == 0).all(), "nothing is known yet"
   assert (asked_next[others] >= 0.3 * LATENESS).all()
   during = asked[others][:, WINDOW:late_steps]

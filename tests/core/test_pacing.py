@@ -65,7 +65,7 @@ def recorded(tmp_path_factory):
   with jaxpace.Recorder(path, paced) as recorder:
     for _ in range(STEPS):
       pace, (params, _) = run(pace, params, batch)
-      recorder.record(pace)
+      recorder.record()
   return path, paced.plan
 
 

@@ -149,7 +149,7 @@ def test_most_fragments_are_run():
 def test_a_fragment_runs(block, script, tmp_path, caplog):
   with caplog.at_level(logging.WARNING), jax.numpy_dtype_promotion("standard"):
     names = run(block, script, tmp_path)
-  if "recorder.record(pace" in block.text:
+  if "instrument(" in block.text and "recorder.record(" in block.text:
     assert int(names["pace"].step[0]) == 3
     assert list((tmp_path / "runs" / "demo" / "steps").glob("*.parquet"))
   if "pacer=pacer" in block.text:

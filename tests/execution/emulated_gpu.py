@@ -81,6 +81,9 @@ def run(text, addresses, timer):
       continue
     if op == "mov.u64" and words[1] == "%globaltimer":
       result = timer()
+    elif op == "mov.b64" and words[1].startswith("{"):
+      low, high = map(value, re.findall(r"\w+", words[1]))
+      result = high << 32 | low
     elif op == "mov.b64":
       low, high = re.findall(r"\w+", words[0])
       registers[low], registers[high] = value(words[1]) & _MASK[32], value(words[1]) >> 32

@@ -15,7 +15,7 @@ from jaxpace.execution import marks as process_marks
 from jaxpace.execution.native import cuda
 from jaxpace.execution.native.cuda import DriverError
 from jaxpace.trace.marks.follow import Lane
-from tests.execution.emulated_gpu import Gpu
+from tests.execution.emulated_gpu import Gpu, run
 
 PROGRAM = 7
 
@@ -55,6 +55,29 @@ def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_t
   uncertain = source.uncertain_ns[1]
   assert before - uncertain <= last[0] <= last[1] <= last[2] <= last[3] <= after + uncertain
   assert abs(source.shift_ns[1] - 12_345_678_901) <= uncertain <= 100_000
+
+
+def put(gpu, source, tag, numbers, timed):
+  """Writes numbers as an instrumented step does, by the very kernel's body."""
+  words = np.array([[number >> 32, number & 0xFFFFFFFF] for number in numbers], np.uint32)
+  chain = np.zeros(2, np.uint32)
+  body = kernels.put(PROGRAM, tag, len(numbers), timed)
+  run(".entry put(.param .u64 p0, .param .u64 p1, .param .u64 p2)\n{" + body + "}",
+      [chain.ctypes.data, words.ctypes.data, source.lanes[0].block], gpu.timer)
+
+
+def test_an_instrumented_steps_stamps_come_by_the_hosts_clock_and_its_numbers_as_they_are():
+  gpu = Gpu(off_ns=5_000_000_000)
+  source, views = gpu_marks.Source([gpu]), ring(1)
+  shift = source.shift_ns[0]
+  for execution in range(2):
+    put(gpu, source, layout.START_TAG, [10**12], timed=True)
+    put(gpu, source, layout.STEP_VALUE, [7 + execution, 2**40 + 3], timed=False)
+    put(gpu, source, layout.END_TAG, [2 * 10**12], timed=True)
+  source.pour(views.blocks, views.events)
+  assert taken(views) == [(PROGRAM, tag, ns) for execution in range(2) for tag, ns in (
+      (layout.NUMBER, execution), (0, 10**12 + shift), (layout.STEP_VALUE, 7 + execution),
+      (layout.STEP_VALUE + 1, 2**40 + 3), (1, 2 * 10**12 + shift))]
 
 
 def test_an_event_that_is_not_there_yet_is_waited_for():

@@ -179,7 +179,7 @@ with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, 
     for _ in range(30):
       pace = control(pace)
       pace, w = step(pace, w, x)
-      recorder.record(pace)
+      recorder.record()
 assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
 from jaxpace.trace.links import ProbedLinks, write_links
 import numpy

@@ -63,7 +63,7 @@ def main(directory, context):
           pace = control(pace)
         pace, weights = run(pace, weights, batch)
         with beside():
-          recorder.record(pace)
+          recorder.record()
           keeper.step()
       with beside():
         links = jaxpace.probe_links(message_bytes=4096, repeats=1)

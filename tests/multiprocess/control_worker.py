@@ -18,10 +18,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.core import ring
 from jaxpace.hosts.distributed import rounds as messages
 from jaxpace.live.control import file
 from jaxpace.live.control.request import ControlRequest
+from tests.step.running import column
 
 
 def eager():
@@ -41,7 +41,7 @@ def main() -> None:
   mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
   paced = jaxpace.instrument(lambda w, x: w
                              - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
-                             jaxpace.steerable(eager()), share=True, rows=8192)
+                             jaxpace.steerable(eager()), share=True)
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
                                out_specs=(spec, P()), check_vma=False))
@@ -65,9 +65,7 @@ def main() -> None:
       time.sleep(0.005)
     rounds = control._rounds.number
     newest = control._rounds.key(rounds - 1)
-  rows = np.concatenate([np.asarray(shard.data) for shard in pace.ring.addressable_shards])[
-      :, :steps]
-  asked = np.ascontiguousarray(rows[:, :, ring.DELAY_ASKED]).view(np.float32)
+  asked = column(pace, paced.plan, "delay")
   assert (asked == asked[:1]).all(), "devices along the other axis do alike"
   kept = 0
   jaxpace.distributed.barrier("done", 60)

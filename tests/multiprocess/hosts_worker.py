@@ -30,7 +30,7 @@ def main() -> None:
   with jaxpace.Recorder(sys.argv[1], paced, hosts=0.1) as recorder:
     for _ in range(int(sys.argv[2])):
       pace, total = step(pace, batch)
-      recorder.record(pace)
+      recorder.record()
     jax.block_until_ready(total)
 
 

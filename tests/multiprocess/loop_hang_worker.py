@@ -63,10 +63,10 @@ spec = jaxpace.spec(mesh)
 step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
                              out_specs=(spec, P()), check_vma=False))
 pace = paced.init(mesh)
-with (jaxpace.Recorder("runs/hang", paced, every_steps=1) as recorder,
+with (jaxpace.Recorder("runs/hang", paced) as recorder,
       jaxpace.Watchdog(timeout=3.0, recorder=recorder) as watchdog):
   watched = watchdog.watch(step)
   for _ in range(20):
     pace, (weights, value) = watched(pace, weights, batch)
     jax.block_until_ready(value)
-    recorder.record(pace)
+    recorder.record()

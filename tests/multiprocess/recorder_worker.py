@@ -58,8 +58,9 @@ def main() -> None:
     surplus = jax.lax.psum(pace.step, "data") - jnp.uint32(mesh.devices.size) * pace.step
     return pace._replace(step=pace.step + surplus)
 
-  step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec,), out_specs=spec), donate_argnums=0)
-  pace = fake.init(mesh, rows=64)
+  step = jax.jit(jax.shard_map(body, mesh=mesh, in_specs=(spec,), out_specs=spec, check_vma=False),
+                 donate_argnums=0)
+  pace = fake.init(mesh)
   with Recorder(args.directory, fake.FakePaced(), grace_seconds=args.grace) as recorder:
     for i in range(args.steps):
       pace = step(pace)
@@ -71,7 +72,7 @@ def main() -> None:
         # usleep is interrupted by signals; Python runs none meanwhile.
         while time.monotonic() < end:
           libc.sleep(60)
-      recorder.record(pace)
+      recorder.record()
       print(f"step {i} at {time.monotonic():.4f}", flush=True)
       if args.mode == "sync" and jax.experimental.multihost_utils.reached_preemption_sync_point(i):
         print(f"preempted at {i}", flush=True)

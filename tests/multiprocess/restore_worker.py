@@ -35,7 +35,7 @@ def main() -> None:
   mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,))
   paced = jaxpace.instrument(lambda w, x: w
                              - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
-                             jaxpace.pace_early_ranks(window=16), share=True, rows=64)
+                             jaxpace.pace_early_ranks(window=16), share=True)
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
                                out_specs=(spec, P()), check_vma=False))
@@ -60,12 +60,11 @@ def main() -> None:
       mine = own(pace)
       print("restored "
             + json.dumps({"step": int(mine.step), "seen": int(paced.pacer_state(mine).low.seen),
-                          "ring": bool(mine.ring.any())}), flush=True)
-    with jaxpace.Recorder(directory / "run", paced, resume=latest is not None,
-                          every_seconds=0.2) as recorder:
+                          "end": bool(mine.end.any())}), flush=True)
+    with jaxpace.Recorder(directory / "run", paced, resume=latest is not None) as recorder:
       for k in range(first, steps):
         pace, w = jax.block_until_ready(step(pace, w, x))
-        recorder.record(pace)
+        recorder.record()
         arrivals.append(own(pace).arrivals)
         if (k + 1) % every == 0:
           manager.save(k + 1, args=ocp.args.Composite(state=ocp.args.StandardSave({"w": w}),

@@ -49,7 +49,7 @@ def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
                       for index in range(2)], 120)
   assert [status for status, _ in done] == [0, 0], done
   assert ([restored(output) for _, output in done]
-          == [{"step": last_save, "seen": 16, "ring": False}] * 2)
+          == [{"step": last_save, "seen": 16, "end": False}] * 2)
   output = done[0][1]
   facts = jobs.facts(output)
   # The killed process's last exit must not be taken for this one's: the first arrival is unknown,
@@ -65,5 +65,5 @@ def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
   ((status, output),) = jobs.finish([start(tmp_path, last_save + 20, 1000, 4)], 120)
   assert status == 0, output
   assert "of 2 ranks, this job has 4" in output
-  assert restored(output) == {"step": last_save, "seen": 0, "ring": False}
+  assert restored(output) == {"step": last_save, "seen": 0, "end": False}
   assert jobs.facts(output)["ranks"] == 4 and jobs.facts(output)["step"] == last_save + 20

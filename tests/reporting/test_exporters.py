@@ -184,12 +184,12 @@ class Strangers:
 
 strangers = Strangers()
 strangers.close = lambda: None
-with Recorder(directory, fake.FakePaced(), exporters=[exporter, strangers], every_seconds=0.1) as recorder:
+with Recorder(directory, fake.FakePaced(), exporters=[exporter, strangers]) as recorder:
   mesh = fake.mesh()
-  step, pace, steps, left = fake.make_step(mesh), fake.init(mesh, 16, 0), 0, 100
+  step, pace, steps, left = fake.make_step(mesh), fake.init(mesh), 0, 100
   while left:
     pace, steps = step(pace), steps + 1
-    recorder.record(pace)
+    recorder.record()
     time.sleep(0.01)
     left -= hasattr(strangers, "files")
 assert recorder.lost["stopped"] is None, recorder.lost

@@ -201,7 +201,7 @@ def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh
     for _ in range(60):
       asked.append(np.asarray(pace.delay))
       pace, (state, _) = jax.block_until_ready(step(pace, state, batch))
-      recorder.record(pace)
+      recorder.record()
       arrivals.append(np.asarray(pace.arrivals))
       delays.append(np.asarray(pace.delays))
       step_times.append(np.asarray(pace.step_time))

@@ -49,7 +49,7 @@ def recorded(path, pacer, ranks, steps=20, **settings):
     for _ in range(steps):
       asked.append(np.asarray(pace.delay))
       pace, (state, _) = jax.block_until_ready(step(pace, state, batch))
-      recorder.record(pace)
+      recorder.record()
       info.append(np.asarray(pace.info))
   columns = np.stack(info).transpose(2, 0, 1)
   return read_run(path), np.stack(asked), dict(zip(paced.plan.decisions, columns, strict=False))

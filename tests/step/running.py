@@ -15,9 +15,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxpace
-from jaxpace.core import ring
 from jaxpace.core.types import Decision, Pacer
-from jaxpace.execution import words
+from jaxpace.trace.decode import StampedSteps
+from jaxpace.trace.marks.stamped import held_in_ring
 
 P = PartitionSpec
 PAUSE = 3e-4  # s, what `restless` asks for
@@ -184,23 +184,30 @@ def bytes_of(eqn: Any) -> int:
 # Stamps.
 
 
+def seen(pace: Any, plan: Any) -> list[StampedSteps]:
+  """What the ring holds of the steps of this process's ranks that led to a pace state, oldest
+  first."""
+  jax.block_until_ready(pace)
+  mine = pace.step.addressable_shards[0].data if isinstance(pace.step, jax.Array) else pace.step
+  done = int(np.asarray(mine).reshape(-1)[0])
+  found = [own.picked(np.arange(len(own.step)) >= len(own.step) - done)
+           for own in held_in_ring(plan)]
+  assert all(own.step[-1] == done - 1 and (np.diff(own.step) == 1).all() for own in found)
+  return found
+
+
 def times(pace: Any, plan: Any) -> np.ndarray:
   """Stamps of the steps in the ring, oldest first: [ranks, steps, marks] int64 ns."""
-  rows = np.asarray(pace.ring)
-  done = min(int(np.asarray(pace.step).reshape(-1)[0]), rows.shape[1])
-  assert (rows[:, :, ring.FLAGS] == ring.VALID).sum() == rows.shape[0] * done
-  order = np.argsort(rows[0, :, ring.STEP], kind="stable")
-  rows = rows[:, order[rows[0, order, ring.FLAGS] == ring.VALID]]
-  stamps = rows[:, :, ring.STAMPS:ring.STAMPS + 2 * len(plan.marks)]
-  return words.to_ns(stamps.reshape(*stamps.shape[:2], len(plan.marks), 2))
+  return np.stack([own.times for own in seen(pace, plan)])
 
 
-def column(pace: Any, at: int) -> np.ndarray:
-  """A float32 column of the ring: [ranks, steps], in the order of `times`."""
-  rows = np.asarray(pace.ring)
-  order = np.argsort(rows[0, :, ring.STEP], kind="stable")
-  rows = rows[:, order[rows[0, order, ring.FLAGS] == ring.VALID]]
-  return np.ascontiguousarray(rows[:, :, at]).view(np.float32)
+def column(pace: Any, plan: Any, name: str) -> np.ndarray:
+  """A float32 number of each step: "delay" or "applied", or a decision's name: [ranks, steps], in
+  the order of `times`."""
+  every = seen(pace, plan)
+  if name in ("delay", "applied"):
+    return np.stack([getattr(own, name) for own in every])
+  return np.stack([own.decisions[:, plan.decisions.index(name)] for own in every])
 
 
 def segments(stamps: np.ndarray, plan: Any) -> dict[str, np.ndarray]:
@@ -224,4 +231,4 @@ def arrivals(pace: Any, plan: Any) -> np.ndarray:
   stamps = times(pace, plan)
   last = max(i for i, mark in enumerate(plan.marks) if mark.kind == "exit")
   busy = (stamps[:, 1:, at(plan, "enter", 0)] - stamps[:, :-1, last]) * 1e-9
-  return busy - column(pace, ring.DELAY_APPLIED)[:, 1:]
+  return busy - column(pace, plan, "applied")[:, 1:]

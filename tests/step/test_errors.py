@@ -92,7 +92,6 @@ def test_a_state_that_is_not_split_at_all(check_vma):
     ({"share": "yes"}, "'auto', True, False or None"),
     ({"slots": 0}, "slots=0"),
     ({"slots": 2.5}, "slots=2.5"),
-    ({"rows": 1}, "rows=1"),
     ({"max_delay": 20}, "20 ms is 20e-3"),
     ({"max_delay": -1e-3}, "20 ms is 20e-3"),
     ({"max_delay": float("nan")}, "20 ms is 20e-3"),

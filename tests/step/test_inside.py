@@ -98,7 +98,7 @@ def test_bits_and_messages_are_the_bare_steps(name):
 
 
 def without_native_marks(monkeypatch):
-  monkeypatch.setattr(marks, "unavailable", lambda: "there is no library here.")
+  monkeypatch.setattr(marks, "unwritable", lambda clock: "There is no library here.")
 
 
 def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypatch):
@@ -115,7 +115,7 @@ def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypat
   assert (not other.inside
           and len(other.unstamped) == sum(len(each.enter_tags) for each in one.inside))
   assert "jaxpace_mark" in made.hlo and "jaxpace_mark" not in bare.hlo
-  assert any("not timed: there is no library here." in notice for notice in other.notices)
+  assert any("can be recorded. There is no library here." in notice for notice in other.notices)
 
 
 def test_with_host_callbacks_they_are_listed_with_the_reason():
@@ -167,7 +167,7 @@ def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
     for k in range(steps):
       pace, (state, value) = step(pace, state, (x, jnp.int32(k % TURNS)))
       jax.block_until_ready(value)
-      recorder.record(pace)
+      recorder.record()
     [told] = recorder.programs if recorder.programs else [None]
   assert recorder.lost["lost_rows"] == 0
   waits, sums = rows(tmp_path, "collectives"), rows(tmp_path, "steps")

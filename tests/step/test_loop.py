@@ -21,7 +21,7 @@ def test_one_trace_donation_and_a_checkpoint():
     return models.plain_step(params, batch)
 
   ranks, data = 2, models.batches(2)
-  paced = jaxpace.instrument(step, "data", restless(), rows=8)
+  paced = jaxpace.instrument(step, "data", restless())
   mesh = mesh_of(data=ranks)
   state, pace, spec = models.mlp_params(), paced.init(mesh), jaxpace.spec(mesh)
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),

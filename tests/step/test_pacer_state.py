@@ -32,7 +32,7 @@ class Loop:
   """A compiled step over some ranks, and its states."""
 
   def __init__(self, pacer):
-    self.paced = jaxpace.instrument(models.plain_step, "data", pacer, share=True, rows=16)
+    self.paced = jaxpace.instrument(models.plain_step, "data", pacer, share=True)
     self.batch, self.state = models.batches(RANKS)[0], models.mlp_params()
     mesh = mesh_of(data=RANKS)
     spec = jaxpace.spec(mesh)
@@ -95,7 +95,7 @@ def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refuse
           and (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all())
   loop.pace = loop.paced.with_pacer_state(loop.pace, ())
   assert (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all()
-  made_for_none = jaxpace.instrument(models.plain_step, "data", rows=16).init(mesh_of(data=RANKS))
+  made_for_none = jaxpace.instrument(models.plain_step, "data").init(mesh_of(data=RANKS))
   with pytest.raises(ValueError, match="made for another pacer, or for none"):
     loop.step(made_for_none, loop.state, loop.batch)
 
@@ -120,7 +120,7 @@ def test_wrong_uses_name_the_fix():
   with pytest.raises(ValueError, match="with_pacer_state"):
     loop.step(loop.pace._replace(pacer=state), loop.state, loop.batch)
   for other in (None, jaxpace.pace_early_ranks()):
-    pace = jaxpace.instrument(models.plain_step, "data", other, share=True,
-                              rows=16).init(mesh_of(data=RANKS))
+    paced = jaxpace.instrument(models.plain_step, "data", other, share=True)
+    pace = paced.init(mesh_of(data=RANKS))
     with pytest.raises(ValueError, match="made for another pacer, or for none"):
       loop.step(pace, loop.state, loop.batch)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.core import ring
 from jaxpace.core.types import Decision, Pacer
 from tests.patience import patiently
 from tests.step import models
@@ -150,7 +149,7 @@ def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
 
   step = late_step(lambda x: x)
   pace, plan = run(step, clock=clock, share=True, pacer=Pacer(lambda ranks: (), update))
-  applied, asked = column(pace, ring.DELAY_APPLIED), column(pace, ring.DELAY_ASKED)
+  applied, asked = column(pace, plan, "applied"), column(pace, plan, "delay")
   np.testing.assert_array_equal(asked[:, 0], 0)
   np.testing.assert_array_equal(asked[LATE, 1:], np.float32(INJECTED))
   assert (applied[LATE, 1:] >= np.float32(0.999 * INJECTED)).all()
@@ -193,8 +192,8 @@ def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
 def test_no_delay_exceeds_max_delay_whatever_a_pacer_asks():
   asked = np.array([np.nan, -1.0, np.inf, 5.0, -np.inf, 2.0, 0.0], np.float32)
   pacer = Pacer(lambda ranks: (), lambda o, s: (Decision(jnp.asarray(asked)[o.step], {}), s))
-  pace, _ = run(late_step(lambda x: x), pacer=pacer, max_delay=1e-3)
-  applied = column(pace, ring.DELAY_APPLIED)[:, 1:]
+  pace, plan = run(late_step(lambda x: x), pacer=pacer, max_delay=1e-3)
+  applied = column(pace, plan, "applied")[:, 1:]
   assert np.isfinite(applied).all() and (applied >= 0).all()
   np.testing.assert_array_equal((applied >= np.float32(0.99e-3)).all(axis=0), asked[:-1] > 0)
   assert (applied[:, ~(asked[:-1] > 0)] == 0).all()

@@ -1,6 +1,8 @@
-"""A step that writes ring rows by itself, with stamps known in advance: an oracle for all that is
+"""A step that writes events by itself, with stamps known in advance: an oracle for all that is
 recorded."""
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -8,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core import ring
+from jaxpace.core.marks import STEP_VALUE, stamp_tags
 from jaxpace.core.plan import Collective, Mark, Plan
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.recordable import Stamped
+from jaxpace.execution import marks, native, words
+from jaxpace.execution.events import Events
+from jaxpace.trace.decode import StampedSteps
 
-SLOTS = 2
-WIDTH = ring.row_width(SLOTS)
 ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
 
 PLAN = Plan(
@@ -36,49 +39,50 @@ def stamp(step: int, rank: int, mark: int) -> int:
 
 
 class FakePace(NamedTuple):
-  ring: jax.Array  # [ranks, rows, WIDTH] uint32
   rank: jax.Array  # [ranks] int32
   step: jax.Array  # [ranks] uint32
+  end: jax.Array  # [ranks, 2] uint32, what the last event comes before
 
 
-class FakePaced(Recordable):
+@functools.cache
+def number() -> int:
+  """Of the step's program, one for all tests of a process."""
+  return marks.next_program()
+
+
+class FakePaced(Stamped):
   """Stands for the instrumented function: has a plan and settings."""
 
   def __init__(self, plan: Plan | None = PLAN):
-    self.plan = plan
+    self.plan = None if plan is None else dataclasses.replace(plan, program=number())
+    self.number = number()
+    self.devices = tuple(device.id for device in jax.devices())
+    marks.unwritable("native")
 
   def settings_json(self) -> dict[str, Any]:
     return {"clock": "fake", "pacer": None}
 
 
-def _row(step: jax.Array, rank: jax.Array) -> jax.Array:
-  """[WIDTH] uint32 row of a step; times by 64-bit arithmetic in two words."""
-  def words(mark: int) -> list[jax.Array]:
-    constant = ORIGIN + sum(DURATIONS[:mark + 1])
-    # step * PERIOD + rank * 11 stays below 2**32 for the steps used here.
-    low_add = step * jnp.uint32(PERIOD) + rank.astype(jnp.uint32) * jnp.uint32(11)
-    low = jnp.uint32(constant & 0xFFFFFFFF) + low_add
-    high = jnp.uint32(constant >> 32) + (low < low_add).astype(jnp.uint32)
-    return [high, low]
-
-  floats = jnp.stack([jnp.float32(0.25e-3), jnp.float32(0.125e-3),
-                      step.astype(jnp.float32) * jnp.float32(0.5)])
-  bits = jax.lax.bitcast_convert_type(floats, jnp.uint32)
-  head = jnp.stack([step, jnp.uint32(ring.VALID), *bits])
-  stamps = jnp.stack([word for mark in range(len(DURATIONS)) for word in words(mark)])
-  row = jnp.zeros(WIDTH, jnp.uint32).at[:head.size].set(head)
-  return row.at[ring.STAMPS:ring.STAMPS + stamps.size].set(stamps)
-
-
 def advance(pace: FakePace) -> FakePace:
-  """One step of one rank: leaves [1, rows, WIDTH], [1], [1]."""
-  rows = pace.ring.shape[-2]
-  row = _row(pace.step[0], pace.rank[0])
-  return FakePace(pace.ring.at[0, (pace.step[0] % rows).astype(jnp.int32)].set(row), pace.rank,
-                  pace.step + 1)
+  """One step of one rank, which writes its events: leaves [1], [1], [1, 2]."""
+  to = Events(number(), None)
+  step, chain = pace.step[0], pace.end[0]
+  # step * PERIOD + rank * 11 stays below 2**32 for the steps used here.
+  late = step * jnp.uint32(PERIOD) + pace.rank[0].astype(jnp.uint32) * jnp.uint32(11)
+  tags = stamp_tags(PLAN.marks)
+  numbers = [words.of_bits(step), words.of_bits(jnp.float32(0.25e-3)),
+             words.of_bits(step.astype(jnp.float32) * jnp.float32(0.5))]
+  for mark, tag in enumerate(tags):
+    constant = ORIGIN + sum(DURATIONS[:mark + 1])
+    began = jnp.array([constant >> 32, constant & 0xFFFFFFFF], jnp.uint32)
+    time = words.add(began, jnp.stack([jnp.uint32(0), late]))
+    if mark == 1:
+      chain = native.note(chain, jnp.stack(numbers), to.tag(STEP_VALUE))
+    chain = native.note(chain, time[None], to.tag(tag))
+  return FakePace(pace.rank, pace.step + 1, chain[None])
 
 
-def init(mesh: Mesh, rows: int = 16, step: int = 0) -> FakePace:
+def init(mesh: Mesh, step: int = 0) -> FakePace:
   """A pace state over all devices of a mesh with the axis "data"."""
   ranks = mesh.devices.size
   sharding = NamedSharding(mesh, PartitionSpec("data"))
@@ -86,15 +90,15 @@ def init(mesh: Mesh, rows: int = 16, step: int = 0) -> FakePace:
   def put(value: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
-  return FakePace(put(np.zeros((ranks, rows, WIDTH), np.uint32)),
-                  put(np.arange(ranks, dtype=np.int32)), put(np.full(ranks, step, np.uint32)))
+  return FakePace(put(np.arange(ranks, dtype=np.int32)), put(np.full(ranks, step, np.uint32)),
+                  put(np.zeros((ranks, 2), np.uint32)))
 
 
 def make_step(mesh: Mesh) -> Any:
   """A jitted step that takes the pace state by donation."""
   spec = PartitionSpec("data")
-  return jax.jit(jax.shard_map(advance, mesh=mesh, in_specs=(spec,), out_specs=spec),
-                 donate_argnums=0)
+  return jax.jit(jax.shard_map(advance, mesh=mesh, in_specs=(spec,), out_specs=spec,
+                               check_vma=False), donate_argnums=0)
 
 
 def mesh() -> Mesh:
@@ -102,14 +106,11 @@ def mesh() -> Mesh:
   return Mesh(np.array(jax.devices()), ("data",))
 
 
-def numpy_rows(steps: list[int], rank: int = 0) -> np.ndarray:
-  """[n, WIDTH] rows made without JAX."""
-  rows = np.zeros((len(steps), WIDTH), np.uint32)
-  for row, step in zip(rows, steps, strict=True):
-    row[ring.STEP], row[ring.FLAGS] = step, ring.VALID
-    row[ring.DELAY_ASKED:ring.DECISIONS + 1] = np.array([0.25e-3, 0.125e-3, step * 0.5],
-                                                        np.float32).view(np.uint32)
-    for mark in range(len(DURATIONS)):
-      time = stamp(step, rank, mark)
-      row[ring.STAMPS + 2 * mark:ring.STAMPS + 2 * mark + 2] = time >> 32, time & 0xFFFFFFFF
-  return rows
+def stamped(steps: list[int], rank: int = 0) -> StampedSteps:
+  """The same steps made without JAX."""
+  count = len(steps)
+  times = np.array([[stamp(step, rank, mark) for mark in range(len(DURATIONS))] for step in steps],
+                   np.int64).reshape(count, len(DURATIONS))
+  return StampedSteps(np.array(steps, np.int64), times, np.full(count, 0.25e-3, np.float32),
+                      np.full(count, DURATIONS[1] * 1e-9, np.float32),
+                      np.array(steps, np.float32)[:, None] * np.float32(0.5))

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core import ring
 from jaxpace.core.plan import Mark, Plan
 from jaxpace.trace import decode
+from jaxpace.trace.decode import StampedSteps
 from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.intake import Batch, Intake, Losses
 from tests.trace import fake_step as fake
@@ -17,17 +17,14 @@ def simple_plan(*marks: Mark) -> Plan:
   return Plan(axis="data", ranks=1, clock="test", marks=marks, collectives=())
 
 
-def rows_of(times: list[list[int]], steps: list[int]) -> np.ndarray:
-  rows = np.zeros((len(times), fake.WIDTH), np.uint32)
-  for row, stamps, step in zip(rows, times, steps, strict=True):
-    row[ring.STEP], row[ring.FLAGS] = step, ring.VALID
-    for i, time in enumerate(stamps):
-      row[ring.STAMPS + 2 * i:ring.STAMPS + 2 * i + 2] = time >> 32, time & 0xFFFFFFFF
-  return rows
+def rows_of(times: list[list[int]], steps: list[int]) -> StampedSteps:
+  zeros = np.zeros(len(steps), np.float32)
+  return StampedSteps(np.array(steps, np.int64), np.array(times, np.int64), zeros, zeros,
+                      zeros[:, None])
 
 
 def test_every_column_of_a_known_step():
-  steps, collectives = decode.decode(fake.numpy_rows([4, 5], rank=3), fake.PLAN, rank=3, process=1,
+  steps, collectives = decode.decode(fake.stamped([4, 5], rank=3), fake.PLAN, rank=3, process=1,
                                      attempt=2)
   expected = {
       "step": [4, 5], "rank": [3, 3], "process": [1, 1], "attempt": [2, 2],
@@ -35,7 +32,7 @@ def test_every_column_of_a_known_step():
       "end_ns": [fake.stamp(4, 3, 7), fake.stamp(5, 3, 7)], "forward_ns": [200_000] * 2,
       "backward_ns": [300_000] * 2, "sync_ns": [45_000] * 2, "update_ns": [60_000] * 2,
       "phase_my_loss_ns": [7_000] * 2, "gap_ns": [None, fake.PERIOD - sum(fake.DURATIONS)],
-      "delay_ns": [250_000] * 2, "delay_applied_ns": [125_000] * 2, "decision_slack": [2.0, 2.5],
+      "delay_ns": [250_000] * 2, "delay_applied_ns": [10_000] * 2, "decision_slack": [2.0, 2.5],
   }
   assert {name: values.tolist() for name, values in steps.items()} == expected
   assert {name: values.tolist() for name, values in collectives.items()} == {
@@ -81,8 +78,6 @@ def test_a_stamp_not_taken_makes_null():
   assert steps["forward_ns"].tolist() == [None, 10]
   assert steps["update_ns"].tolist() == [None, 20]
   assert steps["gap_ns"].tolist() == [None, 10]
-  shifted, _ = decode.decode(rows_of([[10, 0, 30], [40, 50, 70]], [0, 1]), plan, 0, 0, 0, shift=5)
-  assert shifted["forward_ns"].tolist() == [None, 10] and shifted["end_ns"].tolist() == [35, 75]
 
 
 def test_gap_is_carried_over_batches_but_not_over_holes():
@@ -96,60 +91,31 @@ def test_gap_is_carried_over_batches_but_not_over_holes():
 
 
 def test_a_delay_that_is_not_a_number_is_null():
-  rows = fake.numpy_rows([1])
-  rows[0, ring.DELAY_ASKED] = np.array(np.nan, np.float32).view(np.uint32)
-  steps, _ = decode.decode(rows, fake.PLAN, 0, 0, 0)
+  own = fake.stamped([1])._replace(delay=np.array([np.nan], np.float32))
+  steps, _ = decode.decode(own, fake.PLAN, 0, 0, 0)
   assert steps["delay_ns"].tolist() == [None]
-  assert steps["delay_applied_ns"].tolist() == [125_000]
+  assert steps["delay_applied_ns"].tolist() == [10_000]
 
 
 @pytest.mark.parametrize(("asked", "recorded"),
                          [(1e30, 10**18), (-1e30, -10**18), (1e9, 10**18), (np.inf, None)])
 def test_a_delay_of_any_size_keeps_its_sign(asked, recorded):
-  rows = fake.numpy_rows([1])
-  rows[0, ring.DELAY_ASKED] = np.array(asked, np.float32).view(np.uint32)
-  steps, _ = decode.decode(rows, fake.PLAN, 0, 0, 0)
+  own = fake.stamped([1])._replace(delay=np.array([asked], np.float32))
+  steps, _ = decode.decode(own, fake.PLAN, 0, 0, 0)
   assert steps["delay_ns"].tolist() == [recorded]
 
 
-def test_rows_too_narrow_for_the_plan():
-  with pytest.raises(ValueError, match="another pace state"):
-    decode.decode(fake.numpy_rows([1])[:, :ring.STAMPS + 4], fake.PLAN, 0, 0, 0)
-
-
 def test_no_rows():
-  steps, collectives = decode.decode(np.zeros((5, fake.WIDTH), np.uint32), fake.PLAN, 0, 0, 0)
+  steps, collectives = decode.decode(fake.stamped([]), fake.PLAN, 0, 0, 0)
   assert len(steps["step"]) == len(collectives["step"]) == len(steps["gap_ns"]) == 0
 
 
-@given(rows=st.integers(1, 12), copies=st.lists(st.integers(0, 30), max_size=8))
-def test_copies_of_a_ring_give_every_step_once_and_count_what_is_missing(rows, copies):
-  """Oracle: the set of steps the ring held at any copy."""
-  buffer = np.zeros((rows, fake.WIDTH), np.uint32)
-  step, seen, got, missing, held = 0, -1, [], 0, set()
-  for advance in copies:
-    for _ in range(advance):
-      buffer[step % rows] = fake.numpy_rows([step])[0]
-      step += 1
-    fresh = decode.new_rows(buffer, seen)
-    got += fresh.rows[:, ring.STEP].tolist()
-    missing += fresh.missing
-    seen = max([seen, *got])
-    held |= set(range(max(0, step - rows), step))
-    assert decode.newest_step(buffer) == step - 1
-  assert got == sorted(held)
-  assert missing == step - len(held)
-
-
-@given(st.permutations(range(6)), st.integers(0, 5))
-def test_batching_and_order_do_not_matter(order, cut):
-  rows = fake.numpy_rows(list(range(6)))
-  whole, _ = decode.decode(rows, fake.PLAN, 0, 0, 0)
-  assert (decode.decode(rows[list(order)], fake.PLAN, 0, 0, 0)[0]["gap_ns"].tolist()
-          == whole["gap_ns"].tolist())
-  first, _ = decode.decode(rows[:cut], fake.PLAN, 0, 0, 0)
+@given(st.integers(0, 6))
+def test_batching_does_not_matter(cut):
+  whole, _ = decode.decode(fake.stamped(list(range(6))), fake.PLAN, 0, 0, 0)
+  first, _ = decode.decode(fake.stamped(list(range(cut))), fake.PLAN, 0, 0, 0)
   previous = decode.Previous(cut - 1, fake.stamp(cut - 1, 0, 7)) if cut else None
-  second, _ = decode.decode(rows[cut:], fake.PLAN, 0, 0, 0, previous)
+  second, _ = decode.decode(fake.stamped(list(range(cut, 6))), fake.PLAN, 0, 0, 0, previous)
   joined = decode.concatenate([first, second])
   assert {n: v.tolist() for n, v in joined.items()} == {n: v.tolist() for n, v in whole.items()}
 
@@ -163,34 +129,40 @@ def test_host_columns_join_by_step():
                                           {"step": np.zeros(0, np.int64), "cpu_ns": np.zeros(0)})
 
 
-def test_stamps_of_a_device_s_clock_become_the_host_s_by_one_shift_for_each_rank():
-  plan = dataclasses.replace(fake.PLAN, clock="stream")
-  ranks = [3, 5]
-  intake = Intake(ranks, process=1, attempt=0, losses=Losses())
-
-  def batch(steps, read_ns):
-    rings = np.stack([fake.numpy_rows(steps, rank=rank) for rank in ranks])
-    return Batch(rings, plan, [(None,) * len(HOST_CAUSES)] * len(steps), [{}] * len(steps), read_ns)
-
-  intake.add(batch([0, 1], 7_000_000))
-  first, waits = intake.decode(plan)
-  intake.add(batch([2, 3], 90_000_000))  # read late: that must not move it
-  second, _ = intake.decode(plan)
-  for rank in ranks:
-    ends = np.concatenate([columns["end_ns"][columns["rank"] == rank]
-                           for columns in (first, second)])
-    assert ends.tolist() == [7_000_000 + (step - 1) * fake.PERIOD for step in range(4)]
-    assert (second["gap_ns"][second["rank"] == rank].tolist()
-            == [fake.PERIOD - sum(fake.DURATIONS)] * 2)
-    mine = waits["rank"] == rank
-    assert (waits["exit_ns"] - waits["enter_ns"])[mine].tolist() == [fake.DURATIONS[5]] * 2
-    assert ((first["end_ns"][first["rank"] == rank] - waits["exit_ns"][mine]).tolist()
-            == [sum(fake.DURATIONS[6:])] * 2)
+def batch(numbers, steps, ranks=(3, 5)):
+  """Steps that all of these ranks ran, with what the host did in each."""
+  own = [(np.array(numbers), fake.stamped(steps, rank)) for rank in ranks]
+  host = {number: ((number,) + (None,) * (len(HOST_CAUSES) - 1), {"load": number / 2})
+          for number in numbers}
+  return Batch(fake.PLAN, ranks, [number for number, _ in own], [each for _, each in own], host)
 
 
-def test_stamps_of_the_host_s_clock_are_left_alone():
-  intake = Intake([3], process=1, attempt=0, losses=Losses())
-  # steps before the recording
-  intake.add(Batch(fake.numpy_rows([4], rank=3)[None], fake.PLAN, [], [], 7_000_000))
-  intake.add(Batch(fake.numpy_rows([5], rank=3)[None], fake.PLAN, [], [], 7_000_000))
-  assert intake.decode(fake.PLAN)[0]["end_ns"].tolist() == [fake.stamp(5, 3, 7)]
+def test_a_step_with_an_earlier_number_begins_another_attempt_and_one_with_the_same_is_left_out():
+  intake = Intake(process=1, attempt=2, losses=Losses())
+  intake.plan_of(batch([0], [7]))
+  intake.add(batch([0, 1, 2], [7, 8, 8]))
+  assert intake.rows == 4 and intake.last_step == 8
+  intake.add(batch([3, 4, 5], [9, 4, 5]))
+  steps, waits = intake.decode(fake.PLAN)
+  for rank in (3, 5):
+    mine = steps["rank"] == rank
+    assert steps["step"][mine].tolist() == [7, 8, 9, 4, 5]
+    assert steps["attempt"][mine].tolist() == [2, 2, 2, 3, 3]
+    gap = fake.PERIOD - sum(fake.DURATIONS)
+    assert steps["gap_ns"][mine].tolist() == [None, gap, gap, None, gap]
+    assert steps["host_load"][mine].tolist() == [0, 0.5, 1.5, 2, 2.5]
+    assert steps[HOST_CAUSES[0].column][mine].tolist() == [0, 1, 3, 4, 5]
+  assert len(waits["step"]) == 10 and not intake.rows
+  intake.add(batch([6], [6]))
+  later, _ = intake.decode(fake.PLAN)
+  assert later["attempt"].tolist() == [3, 3] and None not in later["gap_ns"].tolist()
+
+
+def test_a_rank_that_lost_steps_lacks_their_rows_and_no_others():
+  intake = Intake(process=0, attempt=0, losses=Losses())
+  whole, short = fake.stamped([0, 1, 2], 0), fake.stamped([0, 2], 1)
+  intake.plan_of(batch([3], [3], ranks=(0, 1)))
+  intake.add(Batch(fake.PLAN, [0, 1], [np.arange(3), np.array([0, 2])], [whole, short], {}))
+  steps, _ = intake.decode(fake.PLAN)
+  assert steps["step"].tolist() == [0, 1, 2, 0, 2]
+  assert steps["gap_ns"].tolist()[-1] is None

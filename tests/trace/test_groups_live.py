@@ -28,7 +28,7 @@ def record(path, mesh, step, axis, state, spec):
   with Recorder(path, paced) as recorder:
     for _ in range(STEPS):
       pace, state = run(pace, state)
-      recorder.record(pace)
+      recorder.record()
       # Many steps in flight can deadlock XLA's in-process collectives on few cores.
       jax.block_until_ready(state)
   return paced.plan

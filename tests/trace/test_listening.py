@@ -1,17 +1,16 @@
-"""What was heard before collectives, from a ring's row to the run that is read."""
+"""What was heard before collectives, from a step's events to the run that is read."""
 
-import dataclasses
 import json
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core import ring, stamped
+from jaxpace.core import stamped
 from jaxpace.core.plan import Collective, Mark, Plan
 from jaxpace.execution import words
 from jaxpace.trace import decode
+from jaxpace.trace.decode import Held, StampedSteps
 from jaxpace.trace.intake import Batch, Intake, Losses
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
@@ -23,41 +22,36 @@ PLAN = Plan(
                                    for kind in ("enter", "exit")), Mark("end", "update")),
     collectives=tuple(Collective(slot, f"psum.{slot}", ("psum",), "data", 4, 1, ("float32",),
                                  "backward") for slot in range(3)))
-WIDTH = ring.row_width(3, holds=True)
-BEGIN = ring.STAMPS + 2 * len(PLAN.marks)
 
 
 def bits(value):
   return np.asarray(value, np.float32).view(np.uint32)
 
 
-def row(step, held, readings, number=None):
-  """A ring's row: of each collective (lost ns, asked s, heard s, listened) or None, and s heard and
-  told."""
-  made = np.zeros(WIDTH, np.uint32)
-  made[ring.STEP], made[ring.FLAGS] = step, ring.VALID
-  for i in range(len(PLAN.marks)):
-    made[ring.STAMPS + 2 * i:ring.STAMPS + 2 * i + 2] = words.from_ns(1000 * (step * 100 + i + 1))
-  for slot, each in enumerate(held):
-    at = BEGIN + ring.HELD * slot
-    if each is None:
-      made[at:at + 2], made[at + 2:at + 4] = ring.NOT_HELD, bits([np.nan, np.nan])
-    else:
-      lost, asked, heard, listened = each
-      made[at:at + 2], made[at + 2:at + 4] = words.from_ns(lost), bits([asked, heard])
-      made[at + 4] = listened
-  at = BEGIN + ring.HELD * 3
-  made[at] = len(readings) if number is None else number
-  kept = np.asarray(readings[:ring.READINGS], np.float32).reshape(-1)
-  made[at + 1:at + 1 + len(kept)] = bits(kept)
-  return made
+def stamped_steps(*rows):
+  """Steps of (number, of each collective (lost ns, asked s, heard s, listened) or None, and s heard
+  and told)."""
+  number, held, readings = zip(*rows, strict=True)
+  cells = [[(-1, np.nan, np.nan, 0) if each is None else each for each in own] for own in held]
+  lost, asked, heard, listened = np.moveaxis(np.array(cells, object), 2, 0)
+  listened = listened.astype(np.int64)
+  turns = [(row, place, turn) for row, own in enumerate(listened.tolist())
+           for place, times in enumerate(own) for turn in range(times)]
+  of = np.array(turns, np.int64).reshape(-1, 3).T
+  said = np.array([pair for own in readings for pair in own], np.float32).reshape(-1, 2).T
+  zeros = np.zeros(len(rows), np.float32)
+  return StampedSteps(
+      np.array(number), np.array([[1000 * (step * 100 + i + 1) for i in range(len(PLAN.marks))]
+                                  for step in number]), zeros, zeros, zeros[:, None],
+      Held(lost.astype(np.int64), asked.astype(np.float32), heard.astype(np.float32), listened,
+           *of, *said))
 
 
 def test_every_column_of_known_steps():
-  rows = np.stack([
-      row(4, [(500, np.nan, np.nan, 0)] * 3, []),
-      row(5, [(2000, 3e-3, 4e-5, 2), None, (0, 1e-3, 7e-5, 1)],
-          [(2e-5, 0), (4e-5, 1e-5), (7e-5, 0)])])
+  rows = stamped_steps(
+      (4, [(500, np.nan, np.nan, 0)] * 3, []),
+      (5, [(2000, 3e-3, 4e-5, 2), None, (0, 1e-3, 7e-5, 1)],
+       [(2e-5, 0), (4e-5, 1e-5), (7e-5, 0)]))
   steps, collectives = decode.decode(rows, PLAN, 1, 0, 0)
   assert steps["held_ns"].tolist() == [1500, 2000]
   assert collectives["held_ns"].tolist() == [500, 500, 500, 2000, None, 0]
@@ -72,26 +66,9 @@ def test_every_column_of_known_steps():
       "told_ns": [0, 10_000, 0]}
 
 
-@given(st.lists(st.integers(0, 40), min_size=3, max_size=3))
-def test_the_first_readings_of_a_step_are_kept_in_order(times):
-  """Oracle: a list of all of them, cut."""
-  every = [(slot, turn) for slot, number in enumerate(times) for turn in range(number)]
-  readings = [(1e-6 * (i + 1), 1e-6 * i) for i in range(len(every))]
-  heard = decode.listening(
-      row(7, [(0, 0.0, 0.0, number) for number in times], readings)[None], PLAN, 0, 0, 0)
-  kept = every[:ring.READINGS]
-  assert list(zip(heard["collective"].tolist(), heard["turn"].tolist(), strict=True)) == kept
-  assert heard["heard_ns"].tolist() == [1000 * (i + 1) for i in range(len(kept))]
-  assert heard["told_ns"].tolist() == [1000 * i for i in range(len(kept))]
-
-
-def test_a_plan_of_which_nothing_is_held_has_no_readings_and_rows_too_narrow_are_refused():
-  assert decode.listening(np.zeros((1, WIDTH), np.uint32),
-                          dataclasses.replace(PLAN, holds=False), 0, 0, 0) == {}
-  narrow = row(1, [None] * 3, [])[None, :BEGIN + ring.held_width(3) - 1]
-  for read in (decode.decode, decode.listening):
-    with pytest.raises(ValueError, match="belongs to another pace state"):
-      read(narrow, PLAN, 0, 0, 0)
+def test_a_plan_of_which_nothing_is_held_has_no_readings():
+  steps = stamped_steps((1, [None] * 3, []))._replace(held=None)
+  assert decode.listening(steps, PLAN, 0, 0, 0) == {}
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -99,18 +76,18 @@ def test_a_reading_is_kept_to_the_last_bit(nanoseconds):
   """Also where float32 has not room for every nanosecond."""
   seconds = np.float32(stamped.measured(np.int64(nanoseconds)))
   assert seconds == np.float32(words.seconds_between(words.from_ns(0), words.from_ns(nanoseconds)))
-  heard = decode.listening(row(1, [(0, 0.0, 0.0, 1), None, None], [(seconds, seconds)])[None], PLAN,
-                           0, 0, 0)
+  heard = decode.listening(
+      stamped_steps((1, [(0, 0.0, 0.0, 1), None, None], [(seconds, seconds)])), PLAN, 0, 0, 0)
   for name in ("heard_ns", "told_ns"):
     assert bits(stamped.measured(heard[name]))[0] == bits(seconds)
 
 
-def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps(tmp_path):
-  rows = np.stack([row(step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)]) for step in range(4)])
-  rings = np.broadcast_to(rows, (2, *rows.shape))
+def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps():
+  own = stamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)]) for step in range(4)))
   for process, readings in ((0, 4), (1, 0)):
-    intake = Intake([2 * process, 2 * process + 1], process, 0, Losses())
-    intake.add(Batch(rings, PLAN, [(None,) * 5] * 4, [{}] * 4))
+    intake = Intake(process, 0, Losses())
+    batch = Batch(PLAN, [2 * process, 2 * process + 1], [np.arange(4)] * 2, [own] * 2, {})
+    intake.add(batch._replace(plan=intake.plan_of(batch)))
     intake.decode(PLAN)
     found = intake.take_listening()
     assert len(found.get("step", ())) == readings and not intake.take_listening()
@@ -122,7 +99,8 @@ def written(path, heard, attempts=(0,), **changed):
   (path / "process").mkdir(parents=True)
   (path / "run.json").write_text(json.dumps({"schema_version": 1, "run": "a", "ranks": 1}))
   for attempt in attempts:
-    rows = np.stack([row(step, [(0, 1e-4, 3e-5, 1), None, None], []) for step in range(3)])
+    rows = stamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)])
+                           for step in range(3)))
     for table, columns in zip(("steps", "collectives"), decode.decode(rows, PLAN, 0, 0, attempt),
                               strict=True):
       PartStore(path, table, "a", 0).append(columns)

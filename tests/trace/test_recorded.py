@@ -50,7 +50,7 @@ def test_results_and_record_are_those_of_the_long_way(tmp_path: pathlib.Path,
   with jaxpace.Recorder(tmp_path / "long", paced) as recorder:
     for batch in batches():
       pace, (state, size) = step(pace, state, jax.device_put(batch, sharding))
-      recorder.record(pace)
+      recorder.record()
   expected = np.asarray(state), np.asarray(size)
 
   paced, step, sharding, state = compiled(mesh)

@@ -97,7 +97,7 @@ class Process:
     self.length = round(1e3 * gradient_kb / 4)
     devices = list(self.mesh.devices.flat)
     self.own = [rank for rank, device in enumerate(devices) if device.process_index == self.index]
-    self.paced = jaxpace.instrument(make_step(resolve_clock()), "data", slots=2, rows=64)
+    self.paced = jaxpace.instrument(make_step(resolve_clock()), "data", slots=2)
     spec, state = jaxpace.spec(self.mesh), {"params": P(), "step": P(), "spent": P("data")}
     self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(spec, state, P("data")),
                                       out_specs=(spec, state), check_vma=False),
@@ -155,7 +155,7 @@ class Process:
   def one_step(self, recorder: jaxpace.Recorder) -> None:
     """Runs and records a step, and waits for it."""
     self.pace, self.state = self.step(self.pace, self.state, self.asked)
-    recorder.record(self.pace)
+    recorder.record()
     jax.block_until_ready(self.state)
 
   def spent(self) -> np.ndarray:

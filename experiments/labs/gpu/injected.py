@@ -15,10 +15,9 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.labs.gpu import hosttime, kernels, transformer
 from experiments.labs.gpu.bench import Bench
-from jaxpace.core import ring
 from jaxpace.core.plan import Plan
 from jaxpace.core.types import Decision, Observation
-from jaxpace.execution import words
+from jaxpace.trace.marks.stamped import held_in_ring
 
 INJECTED_S = (0.0, 10e-6, 50e-6, 200e-6, 1e-3, 5e-3, 20e-3)
 DELAYED_S = (0.0, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3)
@@ -57,24 +56,14 @@ def asking(table: Sequence[float]) -> jaxpace.Pacer:
   return jaxpace.Pacer(lambda ranks: np.zeros((), np.int32), update)
 
 
-def stamps_of(plan: Plan, rows: np.ndarray) -> np.ndarray:
-  """Stamps of a ring's rows [n, width], in order of steps: [n, marks] ns."""
-  rows = rows[np.argsort(rows[:, ring.STEP])]
-  count = len(plan.marks)
-  times: np.ndarray = words.to_ns(
-      rows[:, ring.STAMPS:ring.STAMPS + 2 * count].reshape(len(rows), count, 2))
-  return times
-
-
-def readings(plan: Plan, rows: np.ndarray) -> dict[str, np.ndarray]:
-  """What a recorded run says of its steps, from a ring's rows [n, width] of steps that follow each
+def readings(plan: Plan, times: np.ndarray) -> dict[str, np.ndarray]:
+  """What a recorded run says of its steps, from the stamps [n, marks] ns of steps that follow each
   other.
 
   Returns:
     [n - 1] seconds each, from the second step on: `arrival`, `start to enter`, `wait` (enter to
     exit), `exit to end`, `arrival of the next` (NaN at the last step), `delay` (by its stamps).
   """
-  times = stamps_of(plan, rows)
   place = {kind: [i for i, mark in enumerate(plan.marks) if mark.kind == kind] for kind in
            ("start", "delay", "enter", "exit", "end")}
   start, end = times[:, place["start"][0]], times[:, place["end"][0]]
@@ -131,11 +120,9 @@ def run(bench: Bench) -> None:
         pair = (ns[kind], ns[0]) if where == BEFORE else (ns[0], ns[kind])
         pace, (state, value) = step(pace, state, batch, *pair)
       jax.block_until_ready(value)
-      last = int(np.asarray(pace.step)[0])
-      rows = np.asarray(pace.ring)[0]
-      rows = rows[(rows[:, ring.FLAGS] & ring.VALID > 0) & (rows[:, ring.STEP] >= last - len(part))]
       assert paced.plan is not None
-      for name, found in (*readings(paced.plan, rows).items(), ("kind", part[1:])):
+      times = held_in_ring(paced.plan)[0].times[-len(part):]
+      for name, found in (*readings(paced.plan, times).items(), ("kind", part[1:])):
         taken.setdefault(name, []).append(found[(WARM if not begin else 0):])
     every = {name: np.concatenate(parts) for name, parts in taken.items()}
     _report(bench, where, every, lengths)
@@ -173,15 +160,11 @@ def _pacer(bench: Bench, size: transformer.Size, state: Any, batch: jax.Array) -
   for _ in range(len(kinds) + 1):
     pace, (state, value) = step(pace, state, batch)
   jax.block_until_ready(value)
-  rows = np.asarray(pace.ring)[0]
-  rows = rows[rows[:, ring.FLAGS] & ring.VALID > 0]
-  rows = rows[np.argsort(rows[:, ring.STEP])]
   assert paced.plan is not None
-  found = readings(paced.plan, rows)
-  told = rows[1:, ring.DELAY_ASKED].view(np.float32).astype(np.float64)
-  applied = rows[1:, ring.DELAY_APPLIED].view(np.float32).astype(np.float64)
-  wanted = np.asarray([asked[kind] for kind in kinds])[
-      (rows[1:, ring.STEP].astype(np.int64) - 1) % len(kinds)]
+  seen = held_in_ring(paced.plan)[0]
+  found = readings(paced.plan, seen.times)
+  told, applied = seen.delay[1:].astype(np.float64), seen.applied[1:].astype(np.float64)
+  wanted = np.asarray([asked[kind] for kind in kinds])[(seen.step[1:] - 1) % len(kinds)]
   bench.holds("what the pacer asked for is what the ring says it asked for",
               bool(np.allclose(told, wanted, rtol=1e-6)), f"{len(wanted)} steps")
   kind = np.searchsorted(asked, wanted)

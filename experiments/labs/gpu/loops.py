@@ -73,21 +73,19 @@ class Program:
 class Loop:
   """A training loop: holds its own state."""
 
-  def __init__(self, program: Program, folder: str | None = None, sharing_time: int = 1):
+  def __init__(self, program: Program, folder: str | None = None):
     """Compiles the program if it is not, and runs two steps.
 
     Args:
       program: whose step is run.
       folder: where a `jaxpace.Recorder` records; None records nothing.
-      sharing_time: how many loops take turns: the recorder copies by the clock.
     """
     self.program = program
     *pace, self.state, self.batch = program.arguments()
     self.pace = pace[0] if pace else None
     self.recorder: Any = None
     if folder is not None:
-      self.recorder = jaxpace.Recorder(folder, program.paced, handle_sigterm=False,
-                                       every_seconds=float(sharing_time))
+      self.recorder = jaxpace.Recorder(folder, program.paced, handle_sigterm=False)
       self.recorder.open()
     self.block(2)
 
@@ -98,7 +96,7 @@ class Loop:
     else:
       self.pace, (self.state, value) = self.program.step(self.pace, self.state, self.batch)
       if self.recorder is not None:
-        self.recorder.record(self.pace)
+        self.recorder.record()
     result: jax.Array = value
     return result
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.execution import limits, operands
-from jaxpace.execution.native.library import DELAY, HOLD, MARK, STAMP, unavailable
+from jaxpace.execution.events import Event
+from jaxpace.execution.native.library import DELAY, HOLD, MARK, NOTE, STAMP, unavailable
 
-__all__ = ["delay", "hold", "mark", "stamp", "start", "unavailable"]
+__all__ = ["delay", "hold", "mark", "note", "place", "stamp", "start", "unavailable"]
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -24,22 +25,40 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 # would without the stamps, and combines them alike.
 
 
-def stamp(previous: jax.Array, *after: jax.Array) -> jax.Array:
+def place(_rank: jax.Array) -> None:
+  """What a handler must be given to know its device: nothing."""
+
+
+def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.execution.Clock`."""
   # In this order: see ORDER.
   arguments = operands.prepare((*after, previous))
-  return jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")(*arguments)
+  call = jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")
+  return call(*arguments, program=np.int32(event.to.program if event else 0),
+              tag=np.int32(event.tag if event else 0))
 
 
 def delay(
-    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array
+    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
+    events: tuple[Event, Event] | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in an XLA FFI handler; see `jaxpace.execution.Clock`."""
   limit_ns = np.int64(limits.nanoseconds(limit_s))
   arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
-  before, end = call(*arguments, limit_ns=limit_ns)
+  first, last = events or (None, None)
+  before, end = call(*arguments, limit_ns=limit_ns,
+                     program=np.int32(first.to.program if first else 0),
+                     tag=np.int32(first.tag if first else 0),
+                     end_tag=np.int32(last.tag if last else 0))
   return before, end
+
+
+def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
+  """Writes numbers to the ring in an XLA FFI handler; see `jaxpace.execution.Clock`."""
+  given = operands.prepare((chain, numbers))
+  call = jax.ffi.ffi_call(NOTE, _WORDS, vmap_method="sequential", input_output_aliases={0: 0})
+  return call(*given, program=np.int32(event.to.program), tag=np.int32(event.tag))
 
 
 def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:

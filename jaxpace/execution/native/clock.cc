@@ -53,41 +53,6 @@ void SleepUntil(int64_t deadline) {
   }
 }
 
-// The operands are waited for by XLA; nothing reads them.
-ffi::Error Stamp(ffi::RemainingArgs, ffi::Result<Words> stamp) {
-  Write(Now(), stamp);
-  return ffi::Error::Success();
-}
-
-ffi::Error Delay(Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs, ffi::Result<Words> before,
-                 ffi::Result<Words> after, int64_t limit_ns) {
-  const int64_t start = Now();
-  int64_t end = start;
-  const double asked = static_cast<double>(seconds.typed_data()[0]) * 1e9;
-  if (asked > 0.0 && limit_ns > 0) {  // false for NaN
-    const double limit = static_cast<double>(limit_ns);
-    SleepUntil(start + static_cast<int64_t>(std::ceil(asked < limit ? asked : limit)));
-    end = Now();
-  }
-  Write(start, before);
-  Write(end, after);
-  return ffi::Error::Success();
-}
-
-// Hands its operands through, all but the last, once that, the stamp, is there. Operands and results share their
-// memory; where XLA made a copy all the same, it is filled.
-ffi::Error Hold(ffi::RemainingArgs values, ffi::RemainingRets held) {
-  for (size_t i = 0; i < held.size(); ++i) {
-    auto from = values.get<ffi::AnyBuffer>(i);
-    auto to = held.get<ffi::AnyBuffer>(i);
-    if (!from.has_value() || !to.has_value()) return ffi::Error::Internal("jaxpace_hold: operand without result");
-    if ((*to)->untyped_data() != from->untyped_data()) {
-      std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
-    }
-  }
-  return ffi::Error::Success();
-}
-
 // Marks: the layout of a ring is that of jaxpace/core/marks.py.
 
 constexpr uint32_t kMostLanes = 1024;
@@ -184,6 +149,61 @@ void Record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
   }
 }
 
+// The operands are waited for by XLA; nothing reads them. A stamp with a program is an event of that, too.
+ffi::Error Stamp(int32_t device, ffi::RemainingArgs, ffi::Result<Words> stamp, int32_t program, int32_t tag) {
+  const int64_t now = Now();
+  Write(now, stamp);
+  if (program > 0) Record(LaneOf(device), static_cast<uint32_t>(program), static_cast<uint32_t>(tag), now);
+  return ffi::Error::Success();
+}
+
+// With a program, `tag` is the first stamp's and `end_tag` the second one's.
+ffi::Error Delay(int32_t device, Words, ffi::BufferR0<ffi::F32> seconds, ffi::RemainingArgs,
+                 ffi::Result<Words> before, ffi::Result<Words> after, int64_t limit_ns, int32_t program, int32_t tag,
+                 int32_t end_tag) {
+  const int64_t start = Now();
+  if (program > 0) Record(LaneOf(device), static_cast<uint32_t>(program), static_cast<uint32_t>(tag), start);
+  int64_t end = start;
+  const double asked = static_cast<double>(seconds.typed_data()[0]) * 1e9;
+  if (asked > 0.0 && limit_ns > 0) {  // false for NaN
+    const double limit = static_cast<double>(limit_ns);
+    SleepUntil(start + static_cast<int64_t>(std::ceil(asked < limit ? asked : limit)));
+    end = Now();
+  }
+  if (program > 0) Record(LaneOf(device), static_cast<uint32_t>(program), static_cast<uint32_t>(end_tag), end);
+  Write(start, before);
+  Write(end, after);
+  return ffi::Error::Success();
+}
+
+// Hands its operands through, all but the last, once that, the stamp, is there. Operands and results share their
+// memory; where XLA made a copy all the same, it is filled.
+ffi::Error Hold(ffi::RemainingArgs values, ffi::RemainingRets held) {
+  for (size_t i = 0; i < held.size(); ++i) {
+    auto from = values.get<ffi::AnyBuffer>(i);
+    auto to = held.get<ffi::AnyBuffer>(i);
+    if (!from.has_value() || !to.has_value()) return ffi::Error::Internal("jaxpace_hold: operand without result");
+    if ((*to)->untyped_data() != from->untyped_data()) {
+      std::memcpy((*to)->untyped_data(), from->untyped_data(), from->size_bytes());
+    }
+  }
+  return ffi::Error::Success();
+}
+
+// Writes numbers as events, one for each (high, low) pair of `numbers`, with tags from `tag` on; hands `chain` through,
+// so that what follows comes after.
+ffi::Error Note(int32_t device, Words chain, ffi::AnyBuffer numbers, ffi::Result<Words> held, int32_t program,
+                int32_t tag) {
+  if (held->typed_data() != chain.typed_data()) std::memcpy(held->typed_data(), chain.typed_data(), 8);
+  const auto* words = static_cast<const uint32_t*>(numbers.untyped_data());
+  const uint32_t lane = LaneOf(device);
+  for (size_t i = 0; i < numbers.element_count() / 2; ++i) {
+    const uint64_t number = (static_cast<uint64_t>(words[2 * i]) << 32) | words[2 * i + 1];
+    Record(lane, static_cast<uint32_t>(program), static_cast<uint32_t>(tag + i), static_cast<int64_t>(number));
+  }
+  return ffi::Error::Success();
+}
+
 // Hands the first `values` operands through; the rest are only waited for. On CPU `device` is the device's id in the
 // job: 2048, 2049, ... in the second process.
 ffi::Error MarkTime(int32_t device, ffi::RemainingArgs operands, ffi::RemainingRets results, int32_t program,
@@ -209,19 +229,37 @@ ffi::Error MarkTime(int32_t device, ffi::RemainingArgs operands, ffi::RemainingR
 }  // namespace
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_stamp, Stamp,
-                              ffi::Ffi::Bind().RemainingArgs().Ret<Words>());
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .RemainingArgs()
+                                  .Ret<Words>()
+                                  .Attr<int32_t>("program")
+                                  .Attr<int32_t>("tag"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_delay, Delay,
                               ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
                                   .Arg<Words>()
                                   .Arg<ffi::BufferR0<ffi::F32>>()
                                   .RemainingArgs()
                                   .Ret<Words>()
                                   .Ret<Words>()
-                                  .Attr<int64_t>("limit_ns"));
+                                  .Attr<int64_t>("limit_ns")
+                                  .Attr<int32_t>("program")
+                                  .Attr<int32_t>("tag")
+                                  .Attr<int32_t>("end_tag"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_hold, Hold,
                               ffi::Ffi::Bind().RemainingArgs().RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_note, Note,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::DeviceOrdinal>()
+                                  .Arg<Words>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<Words>()
+                                  .Attr<int32_t>("program")
+                                  .Attr<int32_t>("tag"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_mark, MarkTime,
                               ffi::Ffi::Bind()
@@ -265,8 +303,13 @@ extern "C" void jaxpace_mark_here(uint32_t lane, uint32_t program, uint32_t tag,
   for (uint32_t i = 0; i < times; ++i) Record(lane, program, tag, Now());
 }
 
+// An event as a handler leaves it, from the host: of clocks that are callbacks.
+extern "C" void jaxpace_record(uint32_t lane, uint32_t program, uint32_t tag, int64_t ns) {
+  Record(lane, program, tag, ns);
+}
+
 // Raised whenever a handler's operands change: a library left over from another version must not be called.
-extern "C" int jaxpace_handlers() { return 3; }
+extern "C" int jaxpace_handlers() { return 4; }
 
 // The version of the headers this was built on: a newer one than the running jaxlib's must not be registered.
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }

@@ -12,10 +12,11 @@ import jax
 
 from jaxpace.execution.native.elf import whole
 
-STAMP, DELAY, HOLD, MARK = "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "jaxpace_mark"
+STAMP, DELAY, HOLD, NOTE, MARK = (
+    "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "jaxpace_note", "jaxpace_mark")
 """Names under which the handlers are known to XLA, and in the library."""
 
-HANDLERS = 3
+HANDLERS = 4
 """Version of the handlers' operands, as in clock.cc."""
 
 REINSTALL = (
@@ -47,7 +48,7 @@ def unavailable() -> str:
               f"{REINSTALL}")
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
     handlers = {name: jax.ffi.pycapsule(getattr(library, name))
-                for name in (STAMP, DELAY, HOLD, MARK)}
+                for name in (STAMP, DELAY, HOLD, NOTE, MARK)}
   except (OSError, AttributeError) as error:
     return f"The native clock's library can't be loaded: {error}. {REINSTALL}"
   if reason := incompatibility(built, running_api()):
@@ -71,6 +72,7 @@ def functions() -> ctypes.CDLL:
     library.jaxpace_usage_head.argtypes, library.jaxpace_usage_head.restype = [], long
   library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
   library.jaxpace_mark_here.argtypes = [word, word, word, word]
+  library.jaxpace_record.argtypes = [word, word, word, ctypes.c_int64]
   return library
 
 

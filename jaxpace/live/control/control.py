@@ -106,7 +106,7 @@ class Control:
         for batch in batches:
           pace = control(pace)
           pace, (state, metrics) = step(pace, state, batch)
-          recorder.record(pace)
+          recorder.record()
 
   Then `jaxpace control runs/demo --off` (or any other way of replacing `runs/demo/control.json`)
   switches pacing off a few seconds later. Every process calls `control` once a step, as it does the

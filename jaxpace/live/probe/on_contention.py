@@ -11,14 +11,16 @@ import jax
 import numpy as np
 
 from jaxpace.core.plan import Plan
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.recordable import Stamped
 from jaxpace.live.probe import measure
 from jaxpace.live.probe.links import ProbedLinks, probe_links
-from jaxpace.trace import decode, ringcopy
+from jaxpace.trace.decode import StampedSteps
+from jaxpace.trace.marks.stamped import held_in_ring
 
 _LOG = logging.getLogger("jaxpace")
 _REST = 10  # periods without another probe after one
 _FEWEST = 8  # steps from which a period's transfer is judged
+_MOST_STEPS = 128  # of which it is judged
 
 
 class ProbeOnContention:
@@ -29,14 +31,14 @@ class ProbeOnContention:
         pace, (state, metrics) = step(pace, state, batch)
         prober.step(pace)
 
-  Every `every` steps the processes put together what the ring of stamps holds of the last steps: a
+  Every `every` steps the processes put together what the ring holds of the last steps: a
   collective's own time is the shortest wait of any rank. Where its median is more than `above`
   times the floor, `probe_links` runs there and then, between two steps, and process 0 logs what it
   says. All processes see the same numbers, so all probe, or none. A probe stops the training for a
   few seconds: hence only on request, and at most `most` times.
   """
 
-  def __init__(self, directory: str | os.PathLike[str] | None, paced: Recordable, *,
+  def __init__(self, directory: str | os.PathLike[str] | None, paced: Stamped, *,
                every: int = 200, above: float = 1.5, floor: float | None = None, most: int = 3,
                **options: Any):
     """Prepares.
@@ -98,30 +100,31 @@ class ProbeOnContention:
     return links
 
   def _transfer(self, pace: Any) -> float | None:
-    """Median over the ring's steps of the collectives' own time, seconds; the same on all
+    """Median over the last steps of the collectives' own time, seconds; the same on all
     processes."""
+    jax.block_until_ready(pace.step)
+    waits = np.full((_MOST_STEPS,), np.inf, np.float32)  # newest last
     plan = self._paced.plan
-    rings, _ = ringcopy.start(pace, with_ranks=False).read()
-    waits = np.full((rings.shape[1],), np.inf, np.float32)  # [steps], newest last
-    if isinstance(plan, Plan) and plan.collectives:
-      own = np.array([self._waits(ring, plan) for ring in rings])
-      waits = own.min(axis=0)
+    if plan is not None and plan.program is not None and plan.collectives:
+      for own in held_in_ring(plan):
+        waits = np.minimum(waits, _waits(own, plan, len(waits)))
     devices = measure.ends()
     if len(devices) > 1:
       waits = measure.gathered(devices, waits).min(axis=0)
     known = waits[np.isfinite(waits)]
     return float(np.median(known)) if known.size >= _FEWEST else None
 
-  @staticmethod
-  def _waits(ring: np.ndarray, plan: Any) -> np.ndarray:
-    """[rows] float32 seconds, one rank's waits added up over a step's collectives; infinity where
-    not known."""
-    _, columns = decode.decode(ring, plan, 0, 0, 0)
-    waits = np.ma.filled((columns["exit_ns"] - columns["enter_ns"]).astype(np.float64) * 1e-9,
-                         np.inf)
-    steps, place = np.unique(columns["step"], return_inverse=True)
-    total = np.zeros(len(steps))
-    np.add.at(total, place, waits)
-    found = np.full((len(ring),), np.inf, np.float32)
-    found[len(found) - len(total):] = total
-    return found
+
+def _waits(steps: StampedSteps, plan: Plan, count: int) -> np.ndarray:
+  """[count] float32 s, one rank's waits added up over a step's collectives, of the last steps;
+  infinity where not known."""
+  of_kind = {kind: [place for place, mark in enumerate(plan.marks) if mark.kind == kind]
+             for kind in ("enter", "exit")}
+  enter, leave = steps.times[:, of_kind["enter"]], steps.times[:, of_kind["exit"]]
+  total = np.where((enter == 0) | (leave == 0), np.inf, (leave - enter) * 1e-9).sum(axis=1)
+  found = np.full(count, np.inf, np.float32)
+  # Of a loop that went back, the last.
+  place = count - 1 - (int(steps.step[-1]) - steps.step)
+  kept = (place >= 0) & (place < count)
+  found[place[kept]] = total[kept]
+  return found

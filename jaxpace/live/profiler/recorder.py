@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import logging
 import os
@@ -14,14 +15,14 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.hosts import distributed
 from jaxpace.live.profiler import executions, stamps
+from jaxpace.trace import rundir
 from jaxpace.trace import step_causes as host
-from jaxpace.trace.intake import Batch
+from jaxpace.trace.intake import Batch, Intake
 from jaxpace.trace.recording import CLOSE_SECONDS, Recording
 from jaxpace.trace.writer import Writer
 
@@ -40,6 +41,19 @@ class _Session(NamedTuple):
   end_ns: int  # of the host's monotonic clock; what begins later is of no session
   samples: list[host.Sample]
   extra: list[dict[str, float]]
+
+
+class _ProfiledIntake(Intake):
+  """Steps of sessions that have been read."""
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    self.ready: collections.deque[Batch] = collections.deque()
+    """Filled by the thread that reads the traces, emptied by the writer's."""
+
+  def poll(self) -> Batch | None:
+    """See `Intake`."""
+    return self.ready.popleft() if self.ready else None
 
 
 class _ProfiledStep(Recordable):
@@ -107,8 +121,14 @@ class ProfiledRecorder(Recording):
     self._free.set()
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, stamps.Groups]] = {}
     self._ranks: list[int] | None = None
+    self._intake: _ProfiledIntake | None = None
     self._told: set[str] = set()
     self._checked = False  # whether `record` was given arrays, the first time
+
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """See `Recording`."""
+    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
+    writer.set_intake(self._intake)
 
   @property
   def sampling(self) -> bool:
@@ -240,9 +260,17 @@ class ProfiledRecorder(Recording):
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    rings = np.stack([stamps.rows(steps, groups, session.first_step)
-                      for steps in stamps.in_order(by_device, ordinals)])
-    self.take(Batch(rings, plan, session.samples, session.extra, sampled=True), ranks)
+    of_ranks = [stamps.stamped(steps, groups, session.first_step)
+                for steps in stamps.in_order(by_device, ordinals)]
+    host = dict(enumerate(zip(session.samples, session.extra, strict=True),
+                          session.first_step))
+    self._hand_over(Batch(plan, ranks, [own.step for own in of_ranks], of_ranks, host))
+
+  def _hand_over(self, batch: Batch) -> None:
+    writer, intake = self._writer, self._intake
+    if writer is not None and intake is not None and writer.stopped is None:
+      intake.ready.append(batch)
+      writer.poke()
 
   def _plan(self, program: str, steps: list[executions.Execution],
             local: int) -> tuple[Plan, stamps.Groups]:

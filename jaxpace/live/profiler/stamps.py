@@ -1,5 +1,4 @@
-"""Executions of a program as stamps of its steps: what an instrumented step would have left in its
-ring."""
+"""Executions of a program as stamps of its steps: what an instrumented step would have left."""
 
 from __future__ import annotations
 
@@ -8,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxpace.core import ring
 from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
 from jaxpace.live.profiler.executions import Execution
+from jaxpace.trace.decode import StampedSteps
 
 MAX_SLOTS = 256
 """Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every
@@ -97,8 +96,8 @@ def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[
   return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
 
 
-def rows(steps: Sequence[Execution], groups: Groups, first_step: int) -> np.ndarray:
-  """Returns one device's steps as rows of a ring.
+def stamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> StampedSteps:
+  """Returns one device's steps by the stamps that `plan` tells of.
 
   Args:
     steps: executions, in order.
@@ -106,23 +105,18 @@ def rows(steps: Sequence[Execution], groups: Groups, first_step: int) -> np.ndar
     first_step: number of the first of them.
 
   Returns:
-    [steps, width] uint32, see `jaxpace.core.ring`; the delays are not known.
+    Their times; the delays are not known.
   """
-  times = np.zeros((len(steps), 2 + 2 * len(groups)), np.uint64)
+  times = np.zeros((len(steps), 2 + 2 * len(groups)), np.int64)
   for k, step in enumerate(steps):
     times[k, 0], times[k, -1] = step.begin_ns, step.end_ns
     for slot, members in enumerate(groups):
       known = [step.collectives[name] for name in members if name in step.collectives]
       if known:
         times[k, 1 + 2 * slot:3 + 2 * slot] = min(t[0] for t in known), max(t[1] for t in known)
-  table = np.zeros((len(steps), ring.STAMPS + 2 * times.shape[1]), np.uint32)
-  table[:, ring.STEP] = np.arange(first_step, first_step + len(steps))
-  table[:, ring.FLAGS] = ring.VALID
-  unknown = np.full(len(steps), np.nan, np.float32).view(np.uint32)
-  table[:, ring.DELAY_ASKED] = table[:, ring.DELAY_APPLIED] = unknown
-  table[:, ring.STAMPS::2] = times >> np.uint64(32)
-  table[:, ring.STAMPS + 1::2] = times & np.uint64(0xFFFFFFFF)
-  return table
+  unknown = np.full(len(steps), np.nan, np.float32)
+  return StampedSteps(np.arange(first_step, first_step + len(steps)), times, unknown, unknown,
+                      np.zeros((len(steps), 0), np.float32))
 
 
 def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],

@@ -93,7 +93,7 @@ class Watchdog:
         step = watchdog.watch(step)
         for batch in batches:
           pace, (state, metrics) = step(pace, state, batch)
-          recorder.record(pace)
+          recorder.record()
           if time_to_save:
             with watchdog.pause("checkpoint"):
               save(state)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from jaxpace.core.marks import NUMBER
+from jaxpace.core.marks import NUMBER, VALUES
 from jaxpace.core.observed import TAG_BITS, ObservedProgram
 from jaxpace.trace.flight.programs import ProgramsByKey
 
@@ -88,6 +88,8 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
     programs: all programs.
     now_ns: when its process last lived, of the same clock; None where not known.
   """
+  timed = ((tag & _MASK) < VALUES) | ((tag & _MASK) == NUMBER)
+  tag, ns = tag[timed], ns[timed]
   number, own = tag >> TAG_BITS, (tag & _MASK).astype(np.int64)
   found: list[tuple[int, int, NewestExecution, float | None]] = []
   for each in np.unique(number).tolist():

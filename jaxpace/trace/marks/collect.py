@@ -7,10 +7,10 @@ from collections.abc import Callable, Container
 
 import numpy as np
 
-from jaxpace.core.marks import NUMBER
+from jaxpace.core.marks import NUMBER, VALUES
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.execution import marks
-from jaxpace.trace.marks.executions import NOTHING, Executions, Splitter
+from jaxpace.trace.marks.executions import NOTHING, Executions, Splitter, join, part
 from jaxpace.trace.marks.follow import Lane
 
 MOST_MARKS = 1 << 22
@@ -34,6 +34,11 @@ class Collector:
     self._latest = [0] * len(self._lanes)
     self.gaps: list[int] = []
     """ns of the last event before each loss of some."""
+
+  @property
+  def devices(self) -> list[int]:
+    """`jax.Device.id` of each lane."""
+    return [int(device) for device in self._ring.blocks["device"]]
 
   @property
   def lanes(self) -> int:
@@ -121,7 +126,7 @@ class Collector:
 
   def _split(self, lane: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)
-    times = ns[tag & _OWN != NUMBER]
+    times = ns[tag & _OWN < VALUES]
     if len(times):
       self._latest[lane] = int(times[-1])
     for number in np.unique(program).tolist():
@@ -150,24 +155,3 @@ def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> No
   starts = np.flatnonzero(tag & _OWN == NUMBER)
   for at in starts.tolist():
     found.setdefault(int(tag[at]) >> TAG_BITS, int(ns[at]))
-
-
-def join(parts: list[Executions]) -> Executions:
-  """Joins successive executions of one program and device."""
-  if len(parts) == 1:
-    return parts[0]
-  offsets = np.cumsum([0, *(len(each.number) for each in parts[:-1])])
-  return Executions(
-      np.concatenate([each.number for each in parts]),
-      np.concatenate([each.start_ns for each in parts]),
-      np.concatenate([each.end_ns for each in parts]),
-      np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
-      np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
-
-
-def part(whole: Executions, begin: int, end: int) -> Executions:
-  """Picks executions `begin` to `end`."""
-  first, last = np.searchsorted(whole.of, [begin, end])
-  chosen, marks_of = slice(begin, end), slice(first, last)
-  return Executions(whole.number[chosen], whole.start_ns[chosen], whole.end_ns[chosen],
-                    whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.marks import NUMBER
+from jaxpace.core.marks import NUMBER, VALUES
 
 
 class Executions(NamedTuple):
@@ -22,14 +22,41 @@ class Executions(NamedTuple):
   of: np.ndarray
   # [m] uint32, without the program's number
   tag: np.ndarray
-  # [m] int64
+  # [m] int64; from the tag `VALUES` on a number, no time
   ns: np.ndarray
+
+  def picked(self, chosen: np.ndarray) -> Executions:
+    """Some of them: [n] bool."""
+    kept = chosen[self.of]
+    return Executions(self.number[chosen], self.start_ns[chosen], self.end_ns[chosen],
+                      (np.cumsum(chosen) - 1)[self.of[kept]], self.tag[kept], self.ns[kept])
 
 
 MOST_MARKS = 1 << 21
 """Marks of an execution that has not ended, at most: one with more is dropped."""
 _NONE = np.empty(0, np.int64)
 NOTHING = Executions(_NONE, _NONE, _NONE, _NONE, np.empty(0, np.uint32), _NONE)
+
+
+def join(parts: list[Executions]) -> Executions:
+  """Joins successive executions of one program and device."""
+  if len(parts) == 1:
+    return parts[0]
+  offsets = np.cumsum([0, *(len(each.number) for each in parts[:-1])])
+  return Executions(
+      np.concatenate([each.number for each in parts]),
+      np.concatenate([each.start_ns for each in parts]),
+      np.concatenate([each.end_ns for each in parts]),
+      np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
+      np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
+
+
+def part(whole: Executions, begin: int, end: int) -> Executions:
+  """Picks executions `begin` to `end`."""
+  first, last = np.searchsorted(whole.of, [begin, end])
+  chosen, marks_of = slice(begin, end), slice(first, last)
+  return Executions(whole.number[chosen], whole.start_ns[chosen], whole.end_ns[chosen],
+                    whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])
 
 
 class Splitter:
@@ -83,7 +110,8 @@ class Splitter:
     has_start, start_ns = _first(of, ns, kept & (tag == self._start), len(ends))
     whole = (numbers > 0) & has_start
     marks = kept & whole[of] & (tag != NUMBER) & (tag != self._start) & (tag != self._end)
-    np.minimum.at(start_ns, of[marks], ns[marks])
+    timed = marks & (tag < VALUES)
+    np.minimum.at(start_ns, of[timed], ns[timed])
     place = np.cumsum(whole) - 1
     return Executions(ns[later[whole]], start_ns[whole], ns[ends[whole]], place[of[marks]],
                       tag[marks], ns[marks])

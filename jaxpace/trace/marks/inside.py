@@ -1,10 +1,4 @@
-"""Collectives in the loops of an instrumented step: the ring's marks, joined to the stamps of the
-pace state.
-
-Stamps and marks are of one clock, and a device ends a step before it begins the next: a mark
-belongs to the step between whose first and last stamp its execution begins. Nothing is counted, so
-nothing shifts where something is lost.
-"""
+"""Collectives in the loops of an instrumented step: their marks, beside those at its stamps."""
 
 from __future__ import annotations
 
@@ -19,7 +13,7 @@ from jaxpace.core.observed import ObservedCollective, ObservedProgram
 from jaxpace.core.plan import DELAY, GAP, SYNC, Inside, Plan
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.marks.executions import Executions
-from jaxpace.trace.marks.occurrences import Occurrences, occurrences
+from jaxpace.trace.marks.occurrences import occurrences
 from jaxpace.trace.marks.slots import Unrolled
 from jaxpace.trace.marks.sums import exposed
 from jaxpace.trace.meeting import read_meeting, sends
@@ -133,8 +127,6 @@ def _observed(one: Inside) -> ObservedCollective:
 class Joined(NamedTuple):
   """What one rank's marks add to its n steps; m of them have a slot."""
 
-  # [n] bool: whether the step's marks are all there
-  known: np.ndarray
   # [n] int64 ns by phase: exposed time of collectives in it, which its stamps can't tell from
   # computing
   waiting: dict[str, np.ndarray]
@@ -151,29 +143,21 @@ class Joined(NamedTuple):
 
 
 def join(times: np.ndarray, executions: Executions, plan: InsidePlan) -> Joined:
-  """Finds the step of each mark, and the phase that the time in each collective was counted to.
+  """Finds the phase that the time in each collective was counted to.
 
   Args:
     times: [n, marks] int64 ns of the steps' stamps, both axes rising.
-    executions: of the step's program on this rank's device, in the order in which they began.
+    executions: the same steps' on this rank's device.
     plan: what stamps and marks mean.
   """
-  count = len(times)
-  at = np.searchsorted(times[:, -1], executions.start_ns)
-  inside = at < count
-  inside[inside] = times[at[inside], 0] <= executions.start_ns[inside]
-  known = np.zeros(count, bool)
-  known[at[inside]] = True
   ran = occurrences(executions, plan.program.collectives)
-  kept = inside[ran.execution] if len(ran.execution) else np.zeros(0, bool)
-  ran = Occurrences(*(column[kept] for column in ran))
-  row = at[ran.execution]
-  last = np.zeros(count, np.int64)
+  row = ran.execution
+  last = np.zeros(len(times), np.int64)
   np.maximum.at(last, row, ran.exit_ns)
   slot = plan.unrolled.slot(ran.collective, ran.turn)
   placed = slot >= 0
-  return Joined(known, _waiting(times, row, *exposed(row, ran.enter_ns, ran.exit_ns),
-                                plan.stamped), last,
+  return Joined(_waiting(times, row, *exposed(row, ran.enter_ns, ran.exit_ns),
+                         plan.stamped), last,
                 row[placed], plan.first + slot[placed], ran.enter_ns[placed], ran.exit_ns[placed])
 
 
@@ -192,19 +176,18 @@ def _waiting(times: np.ndarray, row: np.ndarray, order: np.ndarray, begin: np.nd
 
 
 def step_columns(columns: Columns, joined: Joined, times: np.ndarray, plan: Plan) -> Columns:
-  """Columns of `steps` in which time in these collectives is `sync_ns`, no phase's; null where
-  marks are missing."""
+  """Columns of `steps` in which time in these collectives is `sync_ns`, no phase's."""
   changed = dict(columns)
   total = np.zeros(len(times), np.int64)
   for segment, waited in joined.waiting.items():
     name = f"{segment}_ns" if f"{segment}_ns" in columns else f"phase_{segment}_ns"
-    changed[name] = _null(columns[name] - waited, ~joined.known)
+    changed[name] = columns[name] - waited
     total += waited
   stamped: Any = columns.get("sync_ns", np.zeros(len(times), np.int64))
-  changed["sync_ns"] = _null(stamped + total, ~joined.known)
+  changed["sync_ns"] = stamped + total
   exits = [place for place, mark in enumerate(plan.marks) if mark.kind == "exit"]
   last = np.maximum(joined.last_exit, times[:, exits].max(axis=1) if exits else 0)
-  changed["last_exit_ns"] = _null(last, (last == 0) | ~joined.known)
+  changed["last_exit_ns"] = np.ma.masked_array(last, last == 0)
   return changed
 
 
@@ -218,16 +201,10 @@ def collective_columns(identity: Columns, joined: Joined, chosen: np.ndarray,
     chosen: [n] bool, steps to write in full.
     plan: what is in each slot.
   """
-  kept = (chosen & joined.known)[joined.row]
+  kept = chosen[joined.row]
   row, slot = joined.row[kept], joined.slot[kept]
   own = slot - plan.first
   return {**{name: identity[name][row] for name in ("step", "rank", "process", "attempt")},
           "collective": slot.astype(np.int32), "name": plan.names[own], "axis": plan.axes[own],
           "bytes": plan.bytes[own], "enter_ns": joined.enter_ns[kept],
           "exit_ns": joined.exit_ns[kept]}
-
-
-def _null(values: np.ndarray, unknown: np.ndarray) -> np.ndarray:
-  mask = np.ma.getmaskarray(values) | unknown
-  data: np.ndarray = np.ma.getdata(values)
-  return np.ma.masked_array(data, mask) if mask.any() else data

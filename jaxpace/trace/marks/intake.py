@@ -104,6 +104,18 @@ class MarksIntake:
     """Steps handed over so far that are finished on all devices of this process."""
     return self._over
 
+  @property
+  def underway(self) -> bool:
+    """Whether steps may still be running: a call that is not over is."""
+    return True
+
+  def reached(self, handed: int) -> bool:
+    """Whether as many steps as the loop has handed over are finished."""
+    return self._over >= handed
+
+  def finish(self) -> None:
+    """Says that the loop records no more steps."""
+
   def poll(self) -> Calls | None:
     """Reads what is new in the ring, and takes the steps that are over; None where the loop has
     dispatched none and none is."""
@@ -153,13 +165,6 @@ class MarksIntake:
     used = set(self._programs.plan.used)
     return [rank for rank in self._collector.ranks if rank in used]
 
-  def goes_back(self, _batch: Calls) -> bool:
-    """Whether the loop went back: never, its steps are counted here."""
-    return False
-
-  def next_attempt(self) -> None:
-    """Nothing goes back, so there is none."""
-
   def add(self, batch: Calls) -> None:
     """Takes steps in."""
     self._steps += batch.steps
@@ -187,8 +192,8 @@ class MarksIntake:
     if len(numbers):
       self.last_step = int(numbers[-1])
     samples = self._samples(steps, devices)
-    host = host_columns([(step.step, [sample], [step.extra])
-                         for step, sample in zip(steps, samples, strict=True)])
+    host = host_columns({step.step: (sample, step.extra)
+                         for step, sample in zip(steps, samples, strict=True)})
     return decode.join_host(decode.concatenate(rows), host), decode.concatenate(waits)
 
   def _samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> list[Sample]:

@@ -36,12 +36,12 @@ def path_of(directory: pathlib.Path, process: int) -> pathlib.Path:
   return directory / FOLDER / f"{process}.plan.json"
 
 
-def write_plan(directory: pathlib.Path, process: int, run: str, attempt: int,
+def write_plan(directory: pathlib.Path | Folder, process: int, run: str, attempt: int,
                plan: ObservedPlan) -> None:
   """Replaces a process's plan as a whole; it is on the disk when this returns.
 
   Args:
-    directory: run directory; it must be there.
+    directory: run directory, which must be there; or its folder `FOLDER`, held open.
     process: index of this process.
     run: id of the run.
     attempt: attempt of the run.
@@ -51,8 +51,8 @@ def write_plan(directory: pathlib.Path, process: int, run: str, attempt: int,
     OSError: it can't be written.
   """
   document = {"run": run, "attempt": attempt, "process": process, "plan": plan.to_json()}
-  Folder(directory, FOLDER).write_text(path_of(directory, process).name, json.dumps(document),
-                                       fsync=True)
+  folder = directory if isinstance(directory, Folder) else Folder(directory, FOLDER)
+  folder.write_text(f"{process}.plan.json", json.dumps(document), fsync=True)
 
 
 def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:

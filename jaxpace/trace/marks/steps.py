@@ -1,5 +1,4 @@
-"""The recorder's part in the training loop for observed steps: it counts what was dispatched,
-nothing else."""
+"""The recorder's part in the training loop: it counts what was dispatched, nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from typing import Any
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import Marked, Stamped
 from jaxpace.execution import marks
 from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import ProcessFile
@@ -23,6 +22,7 @@ from jaxpace.trace.marks import ringfile
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.marks.intake import MarksIntake
+from jaxpace.trace.marks.stamped import StampedIntake
 from jaxpace.trace.step_causes import Sample
 from jaxpace.trace.writer import Writer
 
@@ -32,36 +32,108 @@ _MOST_STEPS = 65536
 _SHARE_SECONDS = 60.0
 _STUCK_SECONDS = 60.0
 """How long the end of a recording waits while the devices finish nothing."""
+_IDLE_SECONDS = 2.0
+"""The same where the devices run no step: the loop may have recorded more than there were."""
 _NOTICE_SECONDS = 2.0
 
 
-class MarkedSteps:
-  """Steps of observed functions, from `open` to `close`. Belongs to the thread of the training
-  loop."""
+class RingSteps:
+  """Steps whose events lie in the ring, from `open` to `close`. Belongs to the thread of the
+  training loop."""
 
-  def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
-    """Prepares; see `jaxpace.Recorder`."""
-    self._observed = tuple(observed)
-    self._detail, self._first = detail, first_step
-    self._step = first_step or 0
-    self._before = [one.calls for one in observed]
-    self._bare = sum(one.bare_calls for one in observed)
+  def __init__(self, detail: int | str) -> None:
+    """Prepares; `detail` as for `jaxpace.Recorder`."""
+    self._detail = detail
     self._handed = 0
-    # A step's number and executions are its own, whatever thread says that it is over.
-    self._turn = threading.Lock()
-    self._intake: MarksIntake | None = None
+    self._intake: MarksIntake | StampedIntake | None = None
     self._copier: RingCopier | None = None
-    self._ranks: list[int] = []
-    self.lanes = 0
-    """Devices of this process."""
+
+  @property
+  def lanes(self) -> int:
+    """Ranks of this process of which steps are recorded."""
+    raise NotImplementedError
+
+  def programs(self) -> list[ObservedProgram]:
+    """The programs met so far. From any thread."""
+    raise NotImplementedError
 
   def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
            resume: bool) -> None:
-    """Copies marks to the run directory and says who reads them.
+    """Copies events to the run directory and says who reads them.
 
     Raises:
       OSError: the directory can't be written.
     """
+    raise NotImplementedError
+
+  def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
+    """Counts a step."""
+    raise NotImplementedError
+
+  def bring_in(self, writer: Writer, deadline: float | None) -> None:
+    """Waits until the devices have ended all steps, until `deadline` if there is one."""
+    intake = self._intake
+    if intake is None:
+      return
+    began = since = time.monotonic()
+    over: Any = None
+    while not intake.reached(self._handed) and writer.stopped is None:
+      now = time.monotonic()
+      # A long step finishes nothing for a while, and yet its marks come.
+      reached = intake.over, marks.current().heads().tolist()
+      if reached != over:
+        over, since = reached, now
+      patience = _STUCK_SECONDS if intake.underway else _IDLE_SECONDS
+      if (deadline is not None and now > deadline) or now - since > patience:
+        return
+      if now - began > _NOTICE_SECONDS:
+        began = float("inf")
+        _LOG.info("Waiting for the devices to finish the last steps, to record them.")
+      writer.poke()
+      time.sleep(0.002)
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """The same at the end; what is not finished then is lost."""
+    intake = self._intake
+    if intake is None:
+      return
+    intake.finish()
+    self.bring_in(writer, deadline)
+    left = self._handed - intake.over
+    if left > 0 and intake.underway:
+      writer.add_lost(left, self.lanes)
+
+  def close(self) -> None:
+    """Copies the last marks; the file stays."""
+    if self._copier is not None:
+      self._copier.close()
+      self._copier = None
+
+
+class MarkedSteps(RingSteps):
+  """Steps of observed functions: what was dispatched between two calls of `record`."""
+
+  def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
+    """Prepares; see `jaxpace.Recorder`."""
+    super().__init__(detail)
+    self._observed = tuple(observed)
+    self._first = first_step
+    self._step = first_step or 0
+    self._before = [one.calls for one in observed]
+    self._bare = sum(one.bare_calls for one in observed)
+    # A step's number and executions are its own, whatever thread says that it is over.
+    self._turn = threading.Lock()
+    self._intake: MarksIntake | None = None
+    self._ranks: list[int] = []
+
+  @property
+  def lanes(self) -> int:
+    """Devices of this process."""
+    return len(self._ranks)
+
+  def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
+           resume: bool) -> None:
+    """See `RingSteps`."""
     process = jax.process_index()
     if resume and self._first is None:
       self._step = _next_step(directory, identity, process)
@@ -72,7 +144,7 @@ class MarkedSteps:
     self._copier = copied_ring(directory, identity)
     self._before = [one.calls for one in self._observed]
     collector = Collector()
-    self.lanes, self._ranks = collector.lanes, collector.ranks
+    self._ranks = collector.ranks
     self._intake = MarksIntake(
         collector, self._observed, directory, identity.run, process, identity.attempt,
         jax.device_count(), writer.losses, self._detail)
@@ -111,44 +183,59 @@ class MarkedSteps:
     ranks = {rank for program in self.programs() if not program.bare for rank in program.ranks}
     return len(ranks.intersection(self._ranks))
 
-  def bring_in(self, writer: Writer, deadline: float | None) -> None:
-    """Waits until the devices have ended all steps, until `deadline` if there is one."""
-    intake = self._intake
-    if intake is None:
-      return
-    began = since = time.monotonic()
-    over: Any = None
-    while intake.over < self._handed and writer.stopped is None:
-      now = time.monotonic()
-      # A long step finishes nothing for a while, and yet its marks come.
-      reached = intake.over, marks.current().heads().tolist()
-      if reached != over:
-        over, since = reached, now
-      if (deadline is not None and now > deadline) or now - since > _STUCK_SECONDS:
-        return
-      if now - began > _NOTICE_SECONDS:
-        began = float("inf")
-        _LOG.info("Waiting for the devices to finish the last steps, to record them.")
-      writer.poke()
-      time.sleep(0.002)
-
-  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """The same at the end; what is not finished then is lost."""
-    self.bring_in(writer, deadline)
-    left = self._handed - (self._intake.over if self._intake else self._handed)
-    if left:
-      writer.add_lost(left, self.lanes)
-
-  def close(self) -> None:
-    """Copies the last marks; the file stays."""
-    if self._copier is not None:
-      self._copier.close()
-      self._copier = None
-
   def programs(self) -> list[ObservedProgram]:
-    """The programs met so far. From any thread."""
+    """See `RingSteps`."""
     return [program for observed in self._observed if observed.plan is not None
             for program in observed.plan.programs]
+
+
+class InstrumentedSteps(RingSteps):
+  """Steps of an instrumented function: its executions, by the number that the pace state gives
+  them."""
+
+  def __init__(self, paced: Stamped, detail: int | str):
+    """Prepares; see `jaxpace.Recorder`."""
+    super().__init__(detail)
+    self._paced = paced
+    self._intake: StampedIntake | None = None
+
+  @property
+  def lanes(self) -> int:
+    """Devices of this process that have a place in the pace state."""
+    mine = {device.id for device in jax.local_devices()}
+    return len(mine.intersection(self._paced.devices))
+
+  def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
+           resume: bool) -> None:
+    """See `RingSteps`."""
+    if self._paced.number is not None:
+      _wait_for_earlier_steps()
+    self._copier = copied_ring(directory, identity)
+    self._intake = StampedIntake(self._paced, directory, identity.run, jax.process_index(),
+                                 identity.attempt, writer.losses, self._detail)
+    writer.set_intake(self._intake)
+
+  def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
+    """Counts a step, with what the host did since the one before."""
+    if self._intake is not None:
+      if self._paced.plan is None and not self._handed:
+        _LOG.warning("The recorder's function has not been traced, so nothing is recorded. Give "
+                     "the Recorder the very object that jaxpace.instrument returned and the step "
+                     "calls; do not instrument twice.")
+      self._intake.calls.append((sample, extra))
+      self._handed += 1
+
+  def programs(self) -> list[ObservedProgram]:
+    """See `RingSteps`."""
+    return [] if self._intake is None else self._intake.programs
+
+
+def _wait_for_earlier_steps() -> None:
+  """Waits for what the program has dispatched so far, warm-up steps say, which is not recorded: a
+  step that begins later is taken for one of the recording's."""
+  for array in jax.live_arrays():
+    with contextlib.suppress(Exception):  # The program will meet it itself.
+      array.block_until_ready()
 
 
 def copied_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> RingCopier:

@@ -18,7 +18,6 @@ import pytest
 
 import jaxpace
 from jaxpace.cli import main as cli
-from jaxpace.core import ring
 from jaxpace.hosts import distributed
 from jaxpace.hosts.distributed import rounds
 from jaxpace.live.control import file, request
@@ -54,7 +53,7 @@ def compiled(form, pacer):
     traces.append(1)
     return (models.vma_step if form == "check_vma" else models.plain_step)(params, batch)
 
-  paced = jaxpace.instrument(counted, "data", pacer(), share=True, rows=4096)
+  paced = jaxpace.instrument(counted, "data", pacer(), share=True)
   if form == "pmap":
     devices = jax.local_devices()[:RANKS]
     return (paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices},
@@ -106,7 +105,7 @@ class Job:
 
   def asked(self):
     """Delays asked for, [RANKS, steps]."""
-    return column(self.pace, ring.DELAY_ASKED)[:, :self.steps]
+    return column(self.pace, self.paced.plan, "delay")[:, :self.steps]
 
 
 def control_of(path, **options):

@@ -1,21 +1,21 @@
 """The probe on forced devices, its document, and the one that probes by itself."""
 
+import dataclasses
 import json
 from types import SimpleNamespace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AxisType, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.cli.main import main
-from jaxpace.core import ring
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.marks import STEP_VALUE, stamp_tags
+from jaxpace.core.recordable import Stamped
+from jaxpace.execution import marks
 from jaxpace.live.probe import on_contention
 from jaxpace.live.profiler import stamps
-from jaxpace.live.profiler.executions import Execution
 from jaxpace.trace import links
 from tests.lib.said import numbers
 
@@ -74,24 +74,27 @@ def test_a_document_that_is_none(tmp_path, text):
   assert links.read_links(tmp_path) is None
 
 
-def _pace(mesh, plan, groups, transfers, first):
-  """Rings of 4 ranks whose shortest waits are `transfers`; rank r waits r ms longer."""
-  rings = []
+def _write(plan, transfers):
+  """Steps of 4 ranks whose shortest waits are `transfers`; rank r waits r ms longer. Returns the
+  state after them."""
+  tags = stamp_tags(plan.marks)
   for r in range(4):
-    steps = [Execution(10**9 * (k + 1), 10**9 * (k + 1) + 9 * 10**7, {"all-reduce.1": (
-        10**9 * (k + 1) + 10**6, 10**9 * (k + 1) + 10**6 + round(1e9 * transfer) + r * 10**6)})
-        for k, transfer in enumerate(transfers)]
-    rings.append(stamps.rows(steps, groups, first))
-  rows = np.stack(rings)
-  assert rows.shape[-1] == ring.STAMPS + 2 * len(plan.marks)
-  return SimpleNamespace(ring=jax.device_put(rows, NamedSharding(mesh, P("data"))), rank=None)
+    for k, transfer in enumerate(transfers):
+      begin = 10**9 * (k + 1)
+      times = (begin, begin + 10**6, begin + 10**6 + round(1e9 * transfer) + r * 10**6,
+               begin + 9 * 10**7)
+      for tag, time in zip((tags[0], STEP_VALUE, *tags[1:]), (times[0], k, *times[1:]),
+                           strict=True):
+        marks.record(plan.program, r, tag, time)
+  return SimpleNamespace(step=jnp.int32(len(transfers)))
 
 
 def test_it_probes_when_transfers_have_become_slow_and_rests_then(monkeypatch, caplog):
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",), axis_types=(AxisType.Auto,))
-  groups = (("all-reduce.1",),)
-  paced = Recordable()
-  paced.plan = stamps.plan("jit_step", groups, "data", 4)
+  paced = Stamped()
+  paced.number = marks.next_program()
+  marks.tell_places(paced.number, [device.id for device in jax.devices()[:4]])
+  paced.plan = dataclasses.replace(stamps.plan("jit_step", (("all-reduce.1",),), "data", 4),
+                                   program=paced.number)
   calls = []
 
   def probe(directory, **options):
@@ -100,15 +103,19 @@ def test_it_probes_when_transfers_have_become_slow_and_rests_then(monkeypatch, c
 
   monkeypatch.setattr(on_contention, "probe_links", probe)
   prober = jaxpace.ProbeOnContention("where", paced, every=2, above=1.5, most=2, repeats=3)
-  healthy, slow = [_pace(mesh, paced.plan, groups, [t] * 12, 0) for t in (4e-3, 8e-3)]
-  assert [prober.step(healthy) for _ in range(4)] == [None] * 4
-  assert prober.step(slow) is None and prober.step(slow) is not None  # every second step only
+
+  def steps(transfer, number, of=prober):
+    return [of.step(_write(paced.plan, [transfer] * 12)) for _ in range(number)]
+
+  assert steps(4e-3, 4) == [None] * 4
+  first, second = steps(8e-3, 2)  # every second step only
+  assert first is None and second is not None
   assert calls == [("where", {"repeats": 3})] and 2.0 in numbers(caplog.text)
-  assert [prober.step(slow) for _ in range(20)] == [None] * 20
-  assert ([prober.step(slow) is not None for _ in range(6)]
+  assert steps(8e-3, 20) == [None] * 20
+  assert ([found is not None for found in steps(8e-3, 6)]
           == [False, True, False, False, False, False])
-  assert [prober.step(slow) for _ in range(30)] == [None] * 30  # two at most
-  few = _pace(mesh, paced.plan, groups, [90e-3] * 3, 0)
-  assert jaxpace.ProbeOnContention(None, paced, every=1, floor=1e-3).step(few) is None
+  assert steps(8e-3, 30) == [None] * 30  # two at most
+  other = jaxpace.ProbeOnContention(None, paced, every=1, floor=1e-3)
+  assert other.step(_write(paced.plan, [90e-3] * 3)) is None
   with pytest.raises(ValueError, match="above=1"):
     jaxpace.ProbeOnContention(None, paced, above=1)

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxpace.core import ring
 from jaxpace.live.profiler import stamps
 from jaxpace.live.profiler.executions import (
     ANCHOR,
@@ -143,8 +142,8 @@ def test_rows_decode_to_the_tables_they_came_from():
            for k in (0, 2000)]
   groups = stamps.group(steps)
   plan = stamps.plan("jit_step", groups, "data", 4)
-  rows = stamps.rows(steps, groups, 50)
-  assert rows.shape[1] == ring.STAMPS + 2 * len(plan.marks)
+  rows = stamps.stamped(steps, groups, 50)
+  assert rows.times.shape[1] == len(plan.marks)
   columns, collectives = decode.decode(rows, plan, 3, 0, 0)
   assert (columns["step"].tolist() == [50, 51]
           and columns["start_ns"].tolist() == [begin, begin + 2000])
@@ -159,8 +158,8 @@ def test_rows_decode_to_the_tables_they_came_from():
 def test_a_collective_that_did_not_run_is_null():
   steps = [Execution(10, 90, {"all-reduce.1": (20, 30)}), Execution(110, 190, {})]
   groups = stamps.group(steps)
-  _, collectives = decode.decode(stamps.rows(steps, groups, 0), stamps.plan("p", groups, "data", 1),
-                                 0, 0, 0)
+  _, collectives = decode.decode(stamps.stamped(steps, groups, 0),
+                                 stamps.plan("p", groups, "data", 1), 0, 0, 0)
   assert np.ma.getmaskarray(collectives["enter_ns"]).tolist() == [False, True]
 
 
