@@ -171,6 +171,17 @@ def test_a_rank_late_in_three_steps_of_five_is_not_told_to_change():
   assert late.ranks == (1,)
 
 
+@pytest.mark.parametrize(("steps", "named"), [(23, False), (400, True)])
+def test_a_rank_that_chance_makes_last_in_half_of_a_few_steps_is_not_named(steps, named):
+  """In 4 % of such short runs one of four ranks is last in half of the steps by chance."""
+  compute = np.full((4, steps), STEP)
+  at = np.arange(steps)
+  last = np.where(at % 2 == 0, 3, at // 2 % 3)
+  compute[last, at] += 0.5 * STEP * (1 + (last == 3) * np.where(at % 4 == 0, 0.9, -0.5))
+  diagnosis = diagnose(run_of(compute, np.full_like(compute, 1e-3), np.full(steps, 0.01)))
+  assert any(finding.ranks == (3,) for finding in diagnosis.findings) == named
+
+
 def test_a_rank_without_which_no_step_would_be_shorter_is_not_blamed():
   """It is late in every step, and in every step another one is as late."""
   random = np.random.default_rng(0)

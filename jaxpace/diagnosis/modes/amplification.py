@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from jaxpace.diagnosis import step_ranges
@@ -22,9 +24,10 @@ _RAISED, _SHORTEST = 2.0, 0.3
 _RARE = 0.5
 """Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential
 jitter has a third."""
-_MOST, _FAR = 0.5, 2.0
-"""A rank is named that is last in this part of the steps, and that many standard deviations more
-often than by chance. Chosen by hand; no measurement of them is published."""
+_MOST, _CHANCE = 0.5, 0.02
+"""A rank is named that is last in this part of the steps, where chance makes any of the ranks last
+so often in no more than this part of healthy runs. In runs of 24 steps of published trainers two
+standard deviations named a rank of four in two healthy jobs."""
 _STOPS, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
 """A rank stops now and then if the others wait for it for this share of the step in so many steps,
 and it holds this part of the waiting."""
@@ -121,10 +124,26 @@ def _mostly_last(case: Case) -> int | None:
   totals = case.totals
   rank, there = int(totals.blame.argmax()), int((totals.present > 0).sum())
   steps = max(1, int(totals.present[rank]))
-  often = float(totals.last[rank]) / steps
-  beyond = (often - 1 / there) / np.sqrt((there - 1) / there**2 / steps)
-  return (rank if often >= _MOST and beyond >= _FAR and 2 * totals.blame[rank] >= totals.blame.sum()
-          and not case.lateness.episodes else None)
+  last = int(totals.last[rank])
+  return (rank if last >= _MOST * steps and there * _tail(last, steps, 1 / there) <= _CHANCE
+          and 2 * totals.blame[rank] >= totals.blame.sum() and not case.lateness.episodes else None)
+
+
+def _tail(least: int, number: int, probability: float) -> float:
+  """Probability that at least so many of a number of trials succeed (binomial).
+
+  >>> round(_tail(2, 3, 0.5), 12), _tail(0, 3, 0.5)
+  (0.5, 1.0)
+  """
+  if probability >= 1:
+    return 1.0
+  term = math.exp(math.lgamma(number + 1) - math.lgamma(least + 1) - math.lgamma(number - least + 1)
+                  + least * math.log(probability) + (number - least) * math.log1p(-probability))
+  total = 0.0
+  for successes in range(least, number + 1):
+    total += term
+    term *= (number - successes) / (successes + 1) * probability / (1 - probability)
+  return min(1.0, total)
 
 
 def _last_rank(case: Case) -> Sentence:
