@@ -267,7 +267,8 @@ class _Evaluator:
         # the entry stamps.
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
-      self.stamp(*[v[None] if self.before.mapped else v for v in ends])
+      # The stamps first, in their order: see ORDER in jaxpace.execution.native.
+      self.stamp(*self.stamps, *[v[None] if self.before.mapped else v for v in ends])
     return outputs
 
 

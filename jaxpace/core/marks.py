@@ -44,6 +44,9 @@ LAST_TAG = VALUES - 64
 DELAY_TAG, PHASE_TAG = LAST_TAG, LAST_TAG + 1
 """Tag of the mark at the end of the step's delay, which is left out where there was none, and of
 the first phase boundary."""
+MAX_DECISIONS = 24
+"""Columns that a pacer may record a step. Every pacer of the package chained, guarded and steered
+takes 17."""
 STEP_VALUE, DELAY_VALUE, DECISION_VALUE = VALUES, VALUES + 1, VALUES + 2
 """The number of the step; the delay asked for, and the pacer's columns that came with it, float32
 bits."""

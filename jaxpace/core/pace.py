@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import own_context, packing
+from jaxpace.core.marks import MAX_DECISIONS
 from jaxpace.core.packing import Packed
-from jaxpace.core.types import MAX_DECISIONS, Pacer, PacerState
+from jaxpace.core.types import Pacer, PacerState
 
 
 class PaceState(NamedTuple):
@@ -23,9 +24,8 @@ class PaceState(NamedTuple):
   is the number of ranks along the data axis.
   """
 
-  # [2] uint32, the last step's last stamp, which all others come before. First: XLA, walking
-  # through the results' operands, must meet the step's own before the earlier stamps (see ORDER in
-  # jaxpace.execution.native).
+  # [2] uint32, the last step's last stamp, which all others come before. First, since XLA combines
+  # all-reduces as it meets them from the results on (see ORDER in jaxpace.execution.native).
   end: jax.Array
   step: jax.Array  # [] int32, steps completed
   rank: jax.Array  # [] int32, number of this rank's device in the whole job

@@ -11,9 +11,6 @@ import numpy as np
 PacerState = Any
 """Any pytree of arrays with fixed shapes; carried by the user inside the pace state."""
 
-MAX_DECISIONS = 24
-"""Columns that a pacer may record a step. Every pacer of the package chained, guarded and steered
-takes 17."""
 _NOTHING: Any = np.full((0,), np.nan, np.float32)
 
 

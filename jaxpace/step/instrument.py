@@ -18,10 +18,11 @@ from jaxpace.communication import holds, inside, program, rewrite, script
 from jaxpace.core import marks as layout
 from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
+from jaxpace.core.marks import MAX_DECISIONS
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Stamped
-from jaxpace.core.types import MAX_DECISIONS, Decision, Pacer, PacerState
+from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
 from jaxpace.execution import Clock, marks, native, resolve_clock, words
 from jaxpace.execution.events import Events

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core import stamped
+from jaxpace.core.marks import MAX_DECISIONS
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
-from jaxpace.core.types import MAX_DECISIONS
 from jaxpace.trace.marks.executions import Executions, join
 
 Columns = dict[str, np.ndarray]

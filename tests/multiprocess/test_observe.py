@@ -28,7 +28,7 @@ def test_two_processes_put_the_same_marks_in_or_none():
              if loops == [3]}
     assert kinds["all-gather"] == (["fsdp"], [[0, 1], [2, 3]])
   assert facts[0]["plan"] == facts[1]["plan"]
-  assert "on another process" in facts[0]["bare"][1]
+  assert "another process of this job runs it unmodified" in facts[0]["bare"][1]
   assert "no space left" in facts[1]["bare"][1]
 
 

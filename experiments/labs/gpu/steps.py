@@ -75,19 +75,19 @@ def _loops(bench: Bench, size: transformer.Size,
   """Every arm's loop, the bare one first; and why others could not be made."""
   bare = Program(bench, size, "bare")
   stamped = Program(bench, size, "stamped")
-  arms: dict[str, Callable[[int], Loop]] = {
-      "bare": lambda _: Loop(bare), "bare again": lambda _: Loop(bare),
-      "stamped": lambda _: Loop(stamped),
-      "callback": lambda _: Loop(Program(bench, size, "stamped", "callback"))}
+  arms: dict[str, Callable[[], Loop]] = {
+      "bare": lambda: Loop(bare), "bare again": lambda: Loop(bare),
+      "stamped": lambda: Loop(stamped),
+      "callback": lambda: Loop(Program(bench, size, "stamped", "callback"))}
   if bench.size != "tiny":
-    arms["paced"] = lambda _: Loop(Program(bench, size, "paced"))
+    arms["paced"] = lambda: Loop(Program(bench, size, "paced"))
   if folder is not None:
-    arms["recorded"] = lambda turns: Loop(stamped, os.path.join(folder, "run"), turns)
+    arms["recorded"] = lambda: Loop(stamped, os.path.join(folder, "run"))
   loops: dict[str, Loop] = {}
   failed: dict[str, str] = {}
   for arm, make in arms.items():
     try:
-      loops[arm] = make(len(arms))
+      loops[arm] = make()
       bench.say(f"{arm} is compiled")
     except Exception as error:
       if arm == BASE:

@@ -17,7 +17,6 @@ from jaxpace.core.marks import slot_tags, stamp_tags
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Stamped
-from jaxpace.core.types import MAX_DECISIONS
 from jaxpace.execution import marks
 from jaxpace.files.folders import Folder
 from jaxpace.trace import decode
@@ -41,7 +40,7 @@ def steps_of(executions: Executions, plan: Plan) -> StampedSteps:
     plan: what the events mean.
   """
   tags = [*stamp_tags(plan.marks), layout.STEP_VALUE, layout.DELAY_VALUE,
-          *range(layout.DECISION_VALUE, layout.DECISION_VALUE + MAX_DECISIONS)]
+          *range(layout.DECISION_VALUE, layout.DECISION_VALUE + layout.MAX_DECISIONS)]
   table, known = _by_tag(executions, tags)
   count = len(plan.marks)
   times = np.where(known[:, :count], table[:, :count], 0)
