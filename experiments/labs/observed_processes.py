@@ -44,8 +44,8 @@ def judged(one: Labelled, layer: int | None) -> dict[str, Any]:
     `right`: the injected mode is found, exactly the right ranks or hosts are named for it, and
       nobody else is for
     anything; of a healthy run, that nobody is blamed. `exact`: that no other mode is found either.
-    `layer_named`: that the finding names the layer's turn of the loop; None where there is none to
-    name.
+    `layer_named`: that the finding names the layer's iteration of the loop; None where there is
+    none to name.
   """
   found = diagnose(read_run(one.path / "run"), links=read_links(one.path / "run"))
   findings = tuple(Found(f.mode, f.share, f.confidence, tuple(f.ranks), tuple(f.hosts))
@@ -60,7 +60,7 @@ def judged(one: Labelled, layer: int | None) -> dict[str, Any]:
                         "hosts": list(f.hosts)}
                        for f in found.findings],
           "right": right(run), "exact": right(run) and set(modes) == {f.mode for f in run.injected},
-          "layer_named": None if layer is None else f"turn {layer} of" in at,
+          "layer_named": None if layer is None else f"iteration {layer} of" in at,
           "at": at, "steps": found.selected.size,
           "step_ms": 1e3 * found.step_time.mean if found.step_time else None}
 

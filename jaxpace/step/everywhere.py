@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxpace.communication.partitioned import compiling, program
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import Marked
@@ -25,6 +27,11 @@ def add(made: ObservedProgram) -> None:
   global _programs
   with _lock:
     _programs = (*_programs, made)
+
+
+def known() -> tuple[ObservedProgram, ...]:
+  """All programs of this process that have timestamps."""
+  return _programs
 
 
 class Everywhere(Marked):
@@ -45,11 +52,15 @@ class Everywhere(Marked):
     """
     self._marked, self._warn = marked, warn
     self._warned: set[str] = set()
+    # Of programs that were there before and have not run since: how often they had.
+    self._earlier: dict[int, int] = {}
 
   @property
   def plan(self) -> ObservedPlan:  # type: ignore[override]
-    """See `Marked`."""
-    return ObservedPlan(_programs)
+    """See `Marked`; without programs that have not run since `start`, such as another job's."""
+    self._earlier = {number: times for number, times in self._earlier.items()
+                     if _executions(number) == times}
+    return ObservedPlan(tuple(one for one in _programs if one.number not in self._earlier))
 
   @property
   def runs(self) -> frozenset[int]:  # type: ignore[override]
@@ -66,6 +77,7 @@ class Everywhere(Marked):
     Raises:
       RuntimeError: this JAX can't be watched.
     """
+    self._earlier = {one.number: _executions(one.number) for one in _programs}
     compiling.watch_all(self._compile)
     if self.runs:
       self._begin()
@@ -112,6 +124,11 @@ class Everywhere(Marked):
     if sentence not in self._warned:
       self._warned.add(sentence)
       self._warn(sentence)
+
+
+def _executions(number: int) -> int:
+  """How often a program has started on the devices of this process, all together."""
+  return sum(marks.executions(lane, number) for lane in range(jax.local_device_count()))
 
 
 def _named(made: ObservedProgram) -> ObservedProgram:

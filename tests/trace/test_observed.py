@@ -108,7 +108,7 @@ def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
   with jaxpace.observed(tmp_path / "run") as inside:
     for step in range(8):
       x = double(x)
-      if step % 3 == 0:
+      if step % 5 == 0:  # twice: what ran three times might be the step, if it took long
         halve(x).block_until_ready()
     x.block_until_ready()
   [name] = inside.step.programs
@@ -224,3 +224,17 @@ def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
   assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
   said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
   assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]
+
+
+def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):
+  mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
+  x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
+  wide = jax.jit(lambda x: x + x.sum())
+  with jaxpace.observed(tmp_path / "earlier"):
+    for _ in range(4):
+      x = jax.block_until_ready(wide(x))
+  with jaxpace.observed(tmp_path / "run"):
+    train()
+  assert read_run(tmp_path / "earlier").ranks == 8
+  run = read_run(tmp_path / "run")
+  assert run.ranks == 4 and len(run.steps) == STEPS and not run.problems

@@ -6,11 +6,12 @@ import collections
 import contextlib
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
+from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
 from jaxpace.trace.intake import Losses
@@ -45,13 +46,14 @@ returns what all take for the step from that on, None as long as that isn't know
 class Executed:
   """What programs of this process have executed from now on. Made before the first of them runs."""
 
-  def __init__(self, programs: Marked):
-    """Begins; `programs` are all that have timestamps."""
+  def __init__(self, programs: Marked, earlier: Iterable[ObservedProgram] = ()):
+    """Begins; `programs` are all that have timestamps and run, `earlier` those that have run
+    before."""
     self.programs, self.collector = programs, Collector()
     ranks = self.collector.ranks
-    lanes = {one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
-             for one in (programs.plan.programs if programs.plan else ()) if not one.bare}
-    self.order = CallOrder(self.collector, lanes, _ALL)
+    self.order = CallOrder(self.collector, {
+        one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
+        for one in earlier if not one.bare}, _ALL)
     self.host = HostUse()
     self._heads = marks.current().heads().tolist()
 
