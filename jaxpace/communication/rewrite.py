@@ -267,8 +267,10 @@ class _Evaluator:
         # the entry stamps.
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
-      # The stamps first, in their order: see ORDER in jaxpace.execution.native.
-      self.stamp(*self.stamps, *[v[None] if self.before.mapped else v for v in ends])
+      # Entry stamps first: see ORDER in jaxpace.execution.native.
+      entered = [stamp for stamp, mark in zip(self.stamps, self.script.marks, strict=False)
+                 if mark.kind == "enter"]
+      self.stamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
     return outputs
 
 

@@ -211,5 +211,5 @@ def test_the_last_stamp_does_not_wait_for_what_a_step_hands_back_as_it_came(monk
       paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False),
       pace, (jnp.ones((3, 2)), jnp.ones(5)), jnp.ones((8, 3))))
   _, given, _ = [call for call in found if "jaxpace_stamp" in call[2]][-1]
-  # What is new, and the stamp before it.
-  assert len(given) == 2 and not any(operand.startswith("%arg") for operand in given)
+  # The entry stamp, what is new, and the stamp before it.
+  assert len(given) == 3 and not any(operand.startswith("%arg") for operand in given)

@@ -22,8 +22,8 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 # ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's
 # results through operands, first to last. What the step itself computes comes first among the
 # operands here, the chain of stamps last: so XLA meets the step's own collectives in the order it
-# would without the stamps. The last stamp is the first result and has the earlier ones as its first
-# operands, so that all that an entry stamp waits for is met before what follows: else XLA combines
+# would without the stamps. The last stamp is the first result and has the entry stamps as its first
+# operands, so that all that one of them waits for is met before what follows: else XLA combines
 # all-reduces of one collective with those of a later one, and some start before their stamp.
 
 
