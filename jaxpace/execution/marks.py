@@ -82,16 +82,11 @@ def unavailable(clock: str = "auto") -> str:
     return reason
   if reason := library.unavailable():
     return reason
-  if len(devices) > marks.MOST_LANES:
-    return f"Timestamps are kept for at most {marks.MOST_LANES} devices of a process."
-  if clock == "stream" and (reason := _gpus(devices)):
-    return reason
-  current()
-  return ""
+  return unwritable(clock)
 
 
 def unwritable(clock: str) -> str:
-  """Makes the ring for the events of an instrumented step, unless that has been done.
+  """Makes the ring for the events of a step, unless that has been done.
 
   Args:
     clock: name of its clock, which has been resolved.
@@ -101,7 +96,7 @@ def unwritable(clock: str) -> str:
   """
   devices = jax.local_devices()
   if len(devices) > marks.MOST_LANES:
-    return f"Events are kept for at most {marks.MOST_LANES} devices of a process."
+    return f"Timestamps are kept for at most {marks.MOST_LANES} devices of a process."
   if clock == "stream" and (reason := _gpus(devices)):
     return reason
   current()

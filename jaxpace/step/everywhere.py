@@ -29,11 +29,6 @@ def add(made: ObservedProgram) -> None:
     _programs = (*_programs, made)
 
 
-def known() -> tuple[ObservedProgram, ...]:
-  """All programs of this process that have timestamps."""
-  return _programs
-
-
 class Everywhere(Marked):
   """The programs of a process, as a recorder records them. From `start` to `stop` every program
   with collectives over several devices is compiled with timestamps; all others are left alone.
@@ -54,6 +49,11 @@ class Everywhere(Marked):
     self._warned: set[str] = set()
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
+
+  @property
+  def known(self) -> tuple[ObservedProgram, ...]:
+    """All programs of this process that have timestamps, those that don't run any more included."""
+    return _programs
 
   @property
   def plan(self) -> ObservedPlan:  # type: ignore[override]

@@ -26,7 +26,6 @@ import jax
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.execution import marks
 from jaxpace.hosts import distributed
-from jaxpace.step import everywhere
 from jaxpace.step.everywhere import Everywhere
 from jaxpace.trace import rundir
 from jaxpace.trace.marks.copier import RingCopier
@@ -138,7 +137,7 @@ class observed:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
-      self._recording.executed = Executed(self._programs, everywhere.known())
+      self._recording.executed = Executed(self._programs, self._programs.known)
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
       self._opener.start()
 

@@ -46,7 +46,7 @@ returns what all take for the step from that on, None as long as that isn't know
 class Executed:
   """What programs of this process have executed from now on. Made before the first of them runs."""
 
-  def __init__(self, programs: Marked, earlier: Iterable[ObservedProgram] = ()):
+  def __init__(self, programs: Marked, earlier: Iterable[ObservedProgram]):
     """Begins; `programs` are all that have timestamps and run, `earlier` those that have run
     before."""
     self.programs, self.collector = programs, Collector()
