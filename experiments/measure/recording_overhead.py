@@ -158,7 +158,7 @@ def measure(case: str, target: float, rounds: int, seconds: float) -> dict[str, 
     raise SystemExit(f"The step has no marks: {program.bare}")
   return {"case": case, "target_ms": target * 1e3, "width": width, "batch": batch,
           "marks": program.marks, **compared(found),
-          "writer_percent": 100 * writer / sum(found[OBSERVED].ravel())}
+          "writer_percent": writer_percent(writer, found)}
 
 
 def in_turns(steps: dict[str, Any], weights: Any, inputs: Any, rounds: int, length: int,
@@ -197,6 +197,13 @@ def writer_seconds() -> float:
   return sum(int(path.read_text().split()[0]) * 1e-9 for path in paths if path.exists())
 
 
+def writer_percent(writer: float, found: dict[str, np.ndarray]) -> float:
+  """CPU time of one recorder's thread in percent of a core, from the time of them all:
+  the recorders are open while every arm runs."""
+  recorders = sum(name in found for name in ARMS[2:])
+  return 100 * writer / recorders / sum(float(times.sum()) for times in found.values())
+
+
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures in Markdown."""
   where = (f"{figures['processes']} processes of one device" if figures.get("processes", 1) > 1
@@ -211,11 +218,11 @@ def lines(figures: dict[str, Any]) -> list[str]:
           "arms take turns step by step; a round gives each arm's ratio to the bare step, and "
           "brackets are Student's intervals of 95 % of their mean. Twice: from a round's mean "
           "steps, which pauses are part of, and from its median steps. `unchanged`: as by `jaxpace "
-          "run`; `recorded`: observed; `instrumented`: that, too. The recorders' threads: of one "
-          "core.", "",
+          "run`; `recorded`: observed; `instrumented`: that, too. A recorder's thread: of one "
+          "core, all the time.", "",
           *measured.table(["step", "marks per step and device", "bare", "arm", "means",
                            "A/A control: bare again", "medians", "A/A control",
-                           "recorders' threads"], rows)]
+                           "a recorder's thread"], rows)]
 
 
 def launch(processes: int) -> list[dict[str, Any]]:

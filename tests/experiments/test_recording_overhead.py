@@ -16,6 +16,8 @@ def test_each_arm_stands_beside_the_null():
   found = {overhead.BARE: bare, overhead.AGAIN: bare, overhead.OBSERVED: 1.02 * bare,
            overhead.INSTRUMENTED: 1.05 * bare}
   row = {"case": "shard_map", "marks": 20, "writer_percent": 2.5, **overhead.compared(found)}
+  assert overhead.writer_percent(0.01, found) == pytest.approx(
+      100 * 0.01 / 2 / sum(times.sum() for times in found.values()))
   assert row["percent"]["recorded"] == pytest.approx([2, 2, 2])
   assert row["percent_of_medians"]["instrumented"] == pytest.approx([5, 5, 5])
   page = overhead.lines({**CIRCUMSTANCES, "devices": 2, "rounds": 3, "rows": [row]})
