@@ -1,72 +1,31 @@
-"""Lays the rows of the tables out as dense arrays of [ranks, steps]."""
+"""Reads the tables of a run that is over, or read as if it were, into dense arrays."""
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import pyarrow as pa
 
-from jaxpace.trace.run import MISSING, HeldTimes, RunError
-from jaxpace.trace.table_reader import TableFiles
-from jaxpace.trace.whole_numbers import filled
+from jaxpace.trace import part_files
+from jaxpace.trace.cells import Cells, StepAxis
+from jaxpace.trace.columns import of_table
+from jaxpace.trace.host_causes import HOST_CAUSES
+from jaxpace.trace.row_checks import filled
+from jaxpace.trace.run import MISSING, HeldTimes, HostCauses, Listening, Run, RunError
+from jaxpace.trace.table_reader import TableFiles, open_table
 
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
 _ROOM_OF_SLOTS = 64
-_SPARSE = 4
-"""Step numbers are laid out as they are unless that takes this many times as many cells as there
-are rows."""
-
-
-@dataclasses.dataclass(frozen=True)
-class StepAxis:
-  """The step numbers of the dense arrays' second axis."""
-
-  steps: np.ndarray  # [K] int64, rising
-  contiguous: bool
-
-  @property
-  def size(self) -> int:
-    """K."""
-    return len(self.steps)
-
-  @staticmethod
-  def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
-           distinct: Callable[[], np.ndarray], rows: int) -> StepAxis:
-    """Makes the axis over the tables' step ranges, cut to the window and the step before it.
-
-    Args:
-      ranges: lowest and highest step of each table.
-      window: first step and one past the last, None where open.
-      distinct: reads all distinct step numbers; called only if the numbers are far apart.
-      rows: rows of the largest table.
-    """
-    low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
-    first, stop = window
-    if first is not None:
-      low = max(low, first - 1)
-    if stop is not None:
-      high = min(high, stop - 1)
-    if high < low or (first is not None and high < first):
-      return StepAxis(np.empty(0, np.int64), True)
-    if high - low < _SPARSE * rows + 1000:
-      return StepAxis(np.arange(low, high + 1, dtype=np.int64), True)
-    steps = np.unique(distinct())
-    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64), False)
-
-  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Positions of step numbers, and which of them lie on the axis; None if all do."""
-    if self.contiguous:
-      at = steps - self.steps[0]
-      if at.size and at.min() >= 0 and at.max() < self.size:
-        return at, None
-      return at, (at >= 0) & (at < self.size)
-    at = np.minimum(np.searchsorted(self.steps, steps), self.size - 1)
-    return at, self.steps[at] == steps
+KEYS = ("step", "rank", "attempt", "process")
+GUARD = ("guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs")
+"""Columns of `jaxpace.guard`, without the prefix `decision_`."""
+WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high",
+        "work_pairs")
+"""Those of `jaxpace.share_work`, which are the same on all ranks."""
 
 
 class Counter:
@@ -82,39 +41,6 @@ class Counter:
       self._done += rows
       if self._report:
         self._report(self._done, self._total)
-
-
-@dataclasses.dataclass
-class StepRows:
-  """The `steps` table."""
-
-  attempt: np.ndarray  # [R, K] int16, -1 where there is no row
-  process_of_rank: np.ndarray  # [R] int32, -1 where unknown
-  durations: dict[str, np.ndarray]  # [R, K] float32 seconds, NaN where null
-  times: dict[str, np.ndarray]  # [R, K] int64 ns, `MISSING` where null
-  duplicates: int = 0
-  found: int = 0
-
-
-@dataclasses.dataclass
-class SlotTimes:
-  """One slot of the `collectives` table."""
-
-  enter_ns: np.ndarray  # [R, K] int64
-  exit_ns: np.ndarray  # [R, K] int64
-  attempt: np.ndarray  # [R, K] int16
-  held: HeldTimes | None = None  # where a pacer holds collectives back
-
-
-@dataclasses.dataclass
-class CollectiveRows:
-  """The `collectives` table."""
-
-  slots: dict[int, SlotTimes]
-  names: dict[int, tuple[str, int | None]]  # name and bytes by slot
-  process_of_rank: np.ndarray
-  duplicates: int = 0
-  found: int = 0
 
 
 def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
@@ -158,138 +84,158 @@ def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, a
 
 
 def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str],
-               times: Sequence[str], count: Counter) -> StepRows:
+               times: Sequence[str], count: Counter | None = None) -> Cells:
   """Reads the named columns of the `steps` table."""
-  shape = ranks, axis.size
-  rows = StepRows(np.full(shape, -1, np.int16), np.full(ranks, -1, np.int32),
-                  {name.removesuffix("_ns"): np.full(shape, np.nan, np.float32)
-                   for name in durations},
-                  {name: np.full(shape, MISSING, np.int64) for name in times if table.rows})
-  keys = ["step", "rank", "attempt", "process"]
-  for data in table.read([*keys, *durations, *times], _keep(axis)):
-    numbers = _whole(data, [*keys, *rows.times])
-    placed = _place(numbers, axis, rows.attempt)
-    rows.duplicates += placed.duplicates
-    rows.found += placed.found
-    _note_process(numbers, placed, rows.process_of_rank)
-    for name in durations:
-      if name in data.column_names:
-        placed.put(rows.durations[name.removesuffix("_ns")], _seconds(data.column(name)))
-    for name in rows.times:
-      if name in numbers:
-        placed.put(rows.times[name], numbers[name])
-    count.add(data.num_rows)
-  return rows
+  cells = Cells(ranks, axis.size)
+  cells.expect(times=times, values=durations)
+  for data in table.read([*KEYS, *durations, *times], axis.span):
+    cells.add(of_table(data), axis)
+    if count:
+      count.add(data.num_rows)
+  return cells
 
 
-def read_collectives(table: TableFiles, ranks: int, axis: StepAxis,
-                     count: Counter) -> CollectiveRows:
-  """Reads entries and exits of the `collectives` table, one pair of arrays a slot."""
-  rows = CollectiveRows({}, {}, np.full(ranks, -1, np.int32))
-  left_out: set[int] = set()
-  held = HeldTimes._fields if "held_ns" in table.columns else ()
-  columns = ["step", "rank", "attempt", "process", "enter_ns", "exit_ns", *held]
-  several = table.highest_slot > 0
-  if several:
+def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Counter,
+                     slots: Sequence[int] | None = None) -> Cells:
+  """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
+  can be of."""
+  held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
+  cells = (Cells(ranks, axis.size, (), _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY)
+           if slots is None else Cells(ranks, axis.size, slots))
+  cells.expect(times=("enter_ns", "exit_ns", *held))
+  columns = [*KEYS, "enter_ns", "exit_ns", *held]
+  if table.highest_slot > 0:
     columns.append("collective")
-  for data in table.read(columns, _keep(axis)):
-    for slot, part in _by_slot(_whole(data, columns), several):
-      if slot not in rows.slots:
-        shape = ranks, axis.size
-        if len(rows.slots) * ranks * axis.size > _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY:
-          left_out.add(slot)
-          continue
-        rows.slots[slot] = SlotTimes(np.full(shape, MISSING, np.int64),
-                                     np.full(shape, MISSING, np.int64),
-                                     np.full(shape, -1, np.int16),
-                                     HeldTimes.missing(shape) if held else None)
-      times = rows.slots[slot]
-      placed = _place(part, axis, times.attempt)
-      rows.duplicates += placed.duplicates
-      rows.found += placed.found
-      _note_process(part, placed, rows.process_of_rank)
-      placed.put(times.enter_ns, part["enter_ns"])
-      placed.put(times.exit_ns, part["exit_ns"])
-      for name in held:
-        if times.held is not None and name in part:
-          placed.put(getattr(times.held, name), part[name])
+  for data in table.read(columns, axis.span):
+    cells.add(of_table(data), axis)
     count.add(data.num_rows)
-  if left_out:
+  if cells.left_out and slots is None:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: "
-                          f"{len(left_out):,} of them are left out.")
-  rows.names = _names(table, set(rows.slots))
-  return rows
+                          f"{len(cells.left_out):,} of them are left out.")
+  return cells
+
+
+def _read_ranks(table: TableFiles, axis: StepAxis, attempt: np.ndarray, ranks: np.ndarray,
+                names: Sequence[str]) -> dict[str, np.ndarray]:
+  """Reads [P, K] columns of some ranks' rows, as far as they belong to the attempts that count:
+  `attempt`, [R, K]."""
+  row_of_rank = np.full(len(attempt), -1, np.int64)
+  row_of_rank[ranks] = np.arange(len(ranks))
+  cells = Cells(len(ranks), axis.size)
+  cells.expect(values=names)
+  cells.attempt[0] = attempt[ranks]
+  for data in table.read(["step", "rank", "attempt", *names], axis.span):
+    own = row_of_rank[np.clip(data.column("rank").to_numpy(), 0, len(attempt) - 1)]
+    if (own >= 0).any():
+      cells.add({**of_table(data), "rank": own}, axis)
+  return {name: values[0] for name, values in cells.columns.items()}
+
+
+def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[str, np.ndarray]:
+  """Reads a guard's columns, and those of shared work, of the lowest rank that recorded anything: a
+  pacer's own columns are many, the report needs few.
+
+  Args:
+    table: the `steps` table.
+    axis: the step numbers wanted.
+    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
+
+  Returns:
+    [K] float32 by column, NaN where null; nothing if neither ran.
+  """
+  names = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in table.columns]
+  recorded = np.flatnonzero((attempt >= 0).any(axis=1))
+  if not {"decision_guard_on", "decision_work_uneven"}.intersection(names) or not recorded.size:
+    return {}
+  return {name.removeprefix("decision_"): values[0]
+          for name, values in _read_ranks(table, axis, attempt, recorded[:1], names).items()}
+
+
+def read_host_causes(table: TableFiles, axis: StepAxis, attempt: np.ndarray,
+                     process_of_rank: np.ndarray) -> HostCauses:
+  """Reads what the host did in each step, of each process's lowest rank.
+
+  Args:
+    table: the `steps` table.
+    axis: the step numbers wanted.
+    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
+    process_of_rank: [R] int32, -1 where no row says.
+  """
+  names = {cause.column: cause.name for cause in HOST_CAUSES if cause.column in table.columns}
+  recorded = np.flatnonzero((attempt >= 0).any(axis=1) & (process_of_rank >= 0))
+  processes, first = np.unique(process_of_rank[recorded], return_index=True)
+  if not names or not recorded.size:
+    return HostCauses()
+  found = _read_ranks(table, axis, attempt, recorded[first], list(names))
+  return HostCauses(processes.astype(np.int64), {
+      names[column]: values for column, values in found.items() if np.isfinite(values).any()})
+
+
+def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt: np.ndarray
+                   ) -> tuple[Listening, list[str]]:
+  """Reads what was heard in a run's steps.
+
+  Args:
+    path: run directory.
+    run: id of the run; None takes every run's.
+    axis: the step numbers wanted.
+    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded; only the
+      newest one's readings count.
+
+  Returns:
+    The readings, none where nobody listened; and sentences about what was left out.
+
+  Raises:
+    PermissionError: the folder or a part may not be read.
+  """
+  table = open_table("listening", part_files.list_parts(path / "listening", run).parts)
+  newest = attempt.max(axis=0)
+  parts: list[list[np.ndarray]] = []
+  for rows in table.read([*Listening._fields, "attempt"], axis.span):
+    data = of_table(rows)
+    at, inside = axis.index(data["step"])
+    keep = np.ones(len(at), bool) if inside is None else inside
+    keep = keep & (data["attempt"] == newest[np.where(keep, at, 0)])
+    parts.append([data[name][keep] for name in Listening._fields])
+  step, slot, turn, heard, told = ([np.concatenate(each) for each in zip(*parts, strict=True)]
+                                   or [np.zeros(0, np.int64)] * 5)
+  # Of rows that say it twice, the one read last.
+  order = np.lexsort((np.arange(len(step)), turn, slot, step))
+  keys = np.stack([step, slot, turn])[:, order]
+  last = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)[:len(order)]
+  return (Listening(*(values[order[last]] for values in (step, slot, turn, heard, told))),
+          list(table.problems))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Placed:
-  """Where the rows of one batch go."""
+class Bounds:
+  """R ranks, K steps; int64 ns of each rank's own clock, `MISSING` where not known."""
 
-  rows: np.ndarray | slice  # rows of the batch that count
-  at: np.ndarray  # flat positions in [R, K]
-  duplicates: int
-
-  @property
-  def found(self) -> int:
-    return len(self.at)
-
-  def put(self, target: np.ndarray, values: np.ndarray) -> None:
-    target.reshape(-1)[self.at] = values[self.rows]
+  start: np.ndarray  # [R, K]
+  end: np.ndarray  # [R, K]
 
 
-def _place(data: Mapping[str, np.ndarray], axis: StepAxis, attempt: np.ndarray) -> _Placed:
-  """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts."""
-  steps, ranks = data["step"], data["rank"]
-  attempts = data["attempt"].astype(np.int16)
-  at, inside = axis.index(steps)
-  inside_ranks = (ranks >= 0) & (ranks < attempt.shape[0])
-  keep: np.ndarray | slice = slice(None)
-  if inside is not None or not inside_ranks.all():
-    keep = np.flatnonzero(inside_ranks if inside is None else inside & inside_ranks)
-  at = ranks[keep].astype(np.int64) * axis.size + at[keep]
-  attempts = attempts[keep]
-  flat = attempt.reshape(-1)
-  known = flat[at]
-  if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
-    # Later attempts win; of one attempt the row read last. Writes to one cell happen in order.
-    order = np.argsort(attempts, kind="stable")
-    order = order[attempts[order] >= known[order]]
-    keep = np.arange(len(steps))[keep][order]
-    duplicates = len(at) - len(np.unique(at[known < 0]))
-    at, attempts = at[order], attempts[order]
-  else:
-    duplicates = 0
-  flat[at] = attempts
-  return _Placed(keep, at, duplicates)
+def read_bounds(run: Run) -> Bounds:
+  """Reads start and end of the steps of a run that was read, which a timeline shows and the report
+  does not need. What can't be read is `MISSING`."""
+  table = open_table("steps", part_files.list_parts(run.path / "steps", run.id).parts)
+  axis = StepAxis(run.steps, bool((np.diff(run.steps) == 1).all()))
+  if run.numbers is not None:
+    table.renumber(run.numbers)
+  cells = read_steps(table, run.ranks, axis, (), ("start_ns", "end_ns"))
+  # A row written since the run was read may belong to a newer attempt, on another clock.
+  same = cells.attempt[0] == run.attempt
+  return Bounds(*(np.where(same, cells.columns[name][0], MISSING)
+                  for name in ("start_ns", "end_ns")))
 
 
-def _whole(data: pa.Table, names: Sequence[str]) -> dict[str, np.ndarray]:
-  """The columns of whole numbers that a batch has; `MISSING` for null."""
-  return {name: integers(data.column(name)) for name in names if name in data.column_names}
-
-
-def _by_slot(data: Mapping[str, np.ndarray], several: bool
-             ) -> list[tuple[int, Mapping[str, np.ndarray]]]:
-  if not several:
-    return [(0, data)]
-  slots = data["collective"]
-  parts = ((int(slot), np.flatnonzero(slots == slot)) for slot in np.unique(slots) if slot >= 0)
-  return [(slot, {name: column[rows] for name, column in data.items()}) for slot, rows in parts]
-
-
-def _note_process(data: Mapping[str, np.ndarray], placed: _Placed, process_of_rank: np.ndarray
-                  ) -> None:
-  if "process" in data and placed.found:
-    process_of_rank[data["rank"][placed.rows]] = data["process"][placed.rows]
-
-
-def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
+def read_names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
   """Name and bytes of each slot, from the first rows that have them."""
   names: dict[int, tuple[str, int | None]] = {}
   for data in table.read(["collective", "name", "bytes"]):
     if "name" not in data.column_names:
       continue
-    slots = integers(data.column("collective"))
+    slots = filled(data.column("collective"), MISSING)
     for slot in wanted - set(names):
       hits = np.flatnonzero(slots == slot)
       if hits.size:
@@ -299,18 +245,3 @@ def _names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | No
     if not wanted - set(names):
       break
   return names
-
-
-def _keep(axis: StepAxis) -> tuple[int, int]:
-  return int(axis.steps[0]), int(axis.steps[-1])
-
-
-def integers(column: pa.ChunkedArray) -> np.ndarray:
-  """Whole numbers; `MISSING` for null."""
-  return filled(column, MISSING)
-
-
-def _seconds(column: pa.ChunkedArray) -> np.ndarray:
-  """float32 seconds; NaN for null."""
-  values = np.multiply(column.to_numpy(), 1e-9, dtype=np.float64)
-  return values.astype(np.float32)

@@ -15,9 +15,8 @@ import numpy as np
 
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
-from jaxpace.trace import dense
+from jaxpace.trace.cells import StepAxis
 from jaxpace.trace.problems import plural
-from jaxpace.trace.run import MISSING
 from jaxpace.trace.table_reader import TableFiles
 
 MOST_CELLS = 32 << 20
@@ -49,7 +48,7 @@ def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
           for entry in entries}
 
 
-def choose(info: dict[str, Any], table: TableFiles, axis: dense.StepAxis,
+def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
            ranks: int) -> Chosen | None:
   """Finds out which steps and collectives are laid out.
 
@@ -104,7 +103,7 @@ def _every(info: dict[str, Any]) -> int:
   return value if is_whole(value, 1) else 1
 
 
-def _count(table: TableFiles, axis: dense.StepAxis, planned: dict[int, int], programs: Sequence[int]
+def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs: Sequence[int]
            ) -> tuple[np.ndarray, set[int]]:
   """[programs, K] rows of each step, and the slots that have any."""
   rows = np.zeros((len(programs), axis.size), np.int64)
@@ -124,57 +123,3 @@ def _count(table: TableFiles, axis: dense.StepAxis, planned: dict[int, int], pro
     flat = at if len(programs) == 1 else where[slots] * axis.size + at
     rows += np.bincount(flat, minlength=rows.size).reshape(rows.shape)
   return rows, set(np.flatnonzero(seen).tolist())
-
-
-def read(table: TableFiles, ranks: int, chosen: Chosen,
-         count: dense.Counter) -> dense.CollectiveRows:
-  """Lays the chosen steps' rows out: the arrays are [R, D] by slot, parts of one block."""
-  slots, size = len(chosen.slots), len(chosen.steps)
-  enter = np.full((slots, ranks, size), MISSING, np.int64)
-  leave = np.full((slots, ranks, size), MISSING, np.int64)
-  attempt = np.full((slots, ranks, size), -1, np.int16)
-  rows = dense.CollectiveRows(
-      {int(slot): dense.SlotTimes(enter[c], leave[c], attempt[c])
-       for c, slot in enumerate(chosen.slots)}, {},
-      np.full(ranks, -1, np.int32))
-  low, high = int(chosen.steps[0]), int(chosen.steps[-1])
-  place_of_slot = np.full(max(table.highest_slot, 0) + 1, -1, np.int64)
-  place_of_slot[chosen.slots] = np.arange(slots)
-  place_of_step = None
-  if high - low < 1 << 27:
-    place_of_step = np.full(high - low + 1, -1, np.int64)
-    place_of_step[chosen.steps - low] = np.arange(size)
-  flat = attempt.reshape(-1)
-  for data in table.read(["step", "rank", "attempt", "process", "collective", "enter_ns",
-                          "exit_ns"], (low, high)):
-    count.add(data.num_rows)
-    columns = {name: dense.integers(data.column(name)) for name in data.column_names}
-    at = columns["step"]
-    if place_of_step is not None:
-      inside = (at >= low) & (at <= high)
-      at = np.where(inside, place_of_step[np.where(inside, at - low, 0)], -1)
-    else:
-      found = np.minimum(np.searchsorted(chosen.steps, at), size - 1)
-      at = np.where(chosen.steps[found] == at, found, -1)
-    rank = columns["rank"]
-    slot = columns["collective"]
-    keep = (at >= 0) & (rank >= 0) & (rank < ranks) & (slot >= 0) & (slot < len(place_of_slot))
-    keep &= place_of_slot[np.where(keep, slot, 0)] >= 0
-    kept: np.ndarray | slice = slice(None) if keep.all() else np.flatnonzero(keep)
-    rank = rank[kept].astype(np.int64)
-    cells = (place_of_slot[slot[kept]] * ranks + rank) * size + at[kept]
-    attempts = columns["attempt"][kept].astype(np.int16)
-    enters, leaves = columns["enter_ns"][kept], columns["exit_ns"][kept]
-    known = flat[cells]
-    if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
-      # Later attempts win; of one attempt the row read last. Writes to one cell happen in order.
-      order = np.argsort(attempts, kind="stable")
-      order = order[attempts[order] >= known[order]]
-      rows.duplicates += len(cells) - len(np.unique(cells[known < 0]))
-      cells, attempts, enters, leaves = cells[order], attempts[order], enters[order], leaves[order]
-    flat[cells] = attempts
-    enter.reshape(-1)[cells], leave.reshape(-1)[cells] = enters, leaves
-    rows.found += len(cells)
-    if "process" in columns:
-      rows.process_of_rank[rank] = columns["process"][kept]
-  return rows

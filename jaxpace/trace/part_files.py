@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from jaxpace.trace import schema
@@ -62,7 +62,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
     else:
       parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
                             int(match["last"])))
-  return Folder(_nest(parts), temporary, foreign, unknown, tuple(others[:3]))
+  return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
 
 
 def is_temporary(name: str) -> bool:
@@ -79,8 +79,8 @@ def others_left_out(table: str, names: Sequence[str], number: int) -> str:
           "run-p00000.000000-000000.parquet.")
 
 
-def _nest(parts: list[PartFile]) -> list[PartFile]:
-  """Hangs every part whose range lies inside another's on that one."""
+def outermost(parts: Iterable[PartFile]) -> list[PartFile]:
+  """Puts parts in their order; those whose range lies inside another's hang on that one."""
   nested: list[PartFile] = []
   for part in sorted(parts, key=lambda p: (p.run, p.process, p.first, -p.last)):
     outer = nested[-1] if nested else None

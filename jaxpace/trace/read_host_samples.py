@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpace.trace import part_files, schema
+from jaxpace.trace.row_checks import filled
 from jaxpace.trace.table_reader import open_table
-from jaxpace.trace.whole_numbers import filled
 
 COLUMNS = tuple(field.name for field in schema.HOSTS
                 if field.name not in ("time_ns", "process", "attempt"))

@@ -11,7 +11,7 @@ import concurrent.futures
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,16 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.trace import decisions, dense, many_collectives, part_files
+from jaxpace.trace import dense, many_collectives, part_files
 from jaxpace.trace.along_axis import laid_out
+from jaxpace.trace.cells import Cells, StepAxis
 from jaxpace.trace.full_steps import in_full
 from jaxpace.trace.meeting import Meeting, read_meeting, sends
 from jaxpace.trace.nothing_read import nothing_read
 from jaxpace.trace.problems import describe, plural, why_unreadable
 from jaxpace.trace.processes import read_processes
 from jaxpace.trace.read_host_samples import read_host_samples
-from jaxpace.trace.read_listening import read_listening
-from jaxpace.trace.read_step_causes import read_host_causes
-from jaxpace.trace.run import CollectiveTimes, Process, Run, RunError
+from jaxpace.trace.run import CollectiveTimes, HeldTimes, Process, Run, RunError
 from jaxpace.trace.schema import SCHEMA_VERSION
 from jaxpace.trace.slot_order import in_order
 from jaxpace.trace.table_reader import TableFiles, open_table
@@ -91,7 +90,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     problems += [problem for table in tables.values() for problem in table.problems]
     raise RunError(nothing_read(path, run_id, skipped, processes, problems))
 
-  axis = dense.StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
+  axis = StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
                              lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
                              max(t.rows for t in tables.values()))
   if axis.size == 0:
@@ -108,22 +107,15 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
                       for p in processes)
 
-  count = dense.Counter(progress, sum(t.rows for t in tables.values()))
-  names = steps_table.columns_like(_DURATIONS, prefix="phase_")
   chosen = (many_collectives.choose(info, collectives_table, axis, ranks) if steps_table.rows
             else None)
-  times: tuple[str, ...] = () if collectives_table.rows else ("end_ns",)
-  if chosen is not None:
-    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    steps_job = pool.submit(dense.read_steps, steps_table, ranks, axis, names, times, count)
-    collectives_job = (
-        pool.submit(dense.read_collectives, collectives_table, ranks, axis, count)
-        if chosen is None else
-        pool.submit(many_collectives.read, collectives_table, ranks, chosen, count))
-    steps_rows, collective_rows = steps_job.result(), collectives_job.result()
+  steps_rows, collective_rows = _lay_out(steps_table, collectives_table, ranks, axis, chosen,
+                                         progress)
   skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
   skipped["vanished"] = sum(t.vanished for t in tables.values())
+  collectives = name_collectives(
+      info, collective_rows, dense.read_names(collectives_table, _unnamed(info, collective_rows)),
+      by_exit=chosen is not None)
   for table in tables.values():
     problems.extend(table.problems)
   if not steps_rows.found and not collective_rows.found:
@@ -132,8 +124,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
 
-  collectives = name_collectives(info, collective_rows, by_exit=chosen is not None)
-  attempt = steps_rows.attempt
+  attempt = steps_rows.attempt[0]
   for collective in () if chosen is not None else collectives:
     np.maximum(attempt, collective.attempt, out=attempt)
   process_of_rank = np.maximum(steps_rows.process_of_rank, collective_rows.process_of_rank)
@@ -141,15 +132,17 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     for rank in process.ranks:
       if 0 <= rank < ranks and process_of_rank[rank] < 0:
         process_of_rank[rank] = process.process
+  columns = {name: values[0] for name, values in steps_rows.columns.items()}
+  end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
   run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps,
-            attempt=attempt,
-            end_ns=steps_rows.times.get("end_ns" if chosen is None else "last_exit_ns"),
-            durations=steps_rows.durations, collectives=collectives if chosen is None else (),
+            attempt=attempt, end_ns=end_ns,
+            durations={name.removesuffix("_ns"): values for name, values in columns.items()},
+            collectives=collectives if chosen is None else (),
             process_of_rank=process_of_rank, skipped=dict(skipped),
             duplicates=max(steps_rows.duplicates, collective_rows.duplicates), problems=(),
-            window=window, guard=decisions.read_guard(steps_table, axis, steps_rows.attempt),
-            host_causes=read_host_causes(steps_table, axis, steps_rows.attempt,
-                                         steps_rows.process_of_rank), numbers=numbers,
+            window=window, guard=dense.read_guard(steps_table, axis, attempt),
+            host_causes=dense.read_host_causes(steps_table, axis, attempt,
+                                               steps_rows.process_of_rank), numbers=numbers,
             declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   if chosen is not None:
@@ -159,11 +152,31 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems.extend(unreadable)
   samples, unreadable = read_host_samples(path, run_id)
   problems.extend(unreadable)
-  listening, unreadable = read_listening(path, run_id, axis, attempt)
+  listening, unreadable = dense.read_listening(path, run_id, axis, attempt)
   problems.extend(unreadable)
   return dataclasses.replace(run, problems=tuple(problems), locality=tuple(places),
                              host_samples=samples if samples.time_ns.size else None,
                              listening=listening if listening.step.size else None)
+
+
+def _lay_out(steps: TableFiles, collectives: TableFiles, ranks: int, axis: StepAxis,
+             chosen: many_collectives.Chosen | None, progress: Progress | None
+             ) -> tuple[Cells, Cells]:
+  """Reads both tables; of the steps of an observed run only those `chosen` have their
+  collectives."""
+  count = dense.Counter(progress, steps.rows + collectives.rows)
+  names = steps.columns_like(_DURATIONS, prefix="phase_")
+  times: tuple[str, ...] = () if collectives.rows else ("end_ns",)
+  waits = axis
+  slots: list[int] | None = None
+  if chosen is not None:
+    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
+    waits, slots = StepAxis(chosen.steps, False), chosen.slots.tolist()
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    of_steps = pool.submit(dense.read_steps, steps, ranks, axis, names,
+                           times if steps.rows else (), count)
+    of_collectives = pool.submit(dense.read_collectives, collectives, ranks, waits, count, slots)
+    return of_steps.result(), of_collectives.result()
 
 
 def check_directory(path: pathlib.Path) -> None:
@@ -312,32 +325,45 @@ def _span(tables: Any) -> tuple[int, int]:
   return min(r[0] for r in ranges), max(r[1] for r in ranges)
 
 
-def name_collectives(info: dict[str, Any], rows: dense.CollectiveRows, by_exit: bool = False
+def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+  """The plan's entries, by slot."""
+  plan = info.get("plan")
+  return {entry.get("slot"): entry
+          for entry in (plan.get("collectives") or () if isinstance(plan, dict) else ())
+          if isinstance(entry, dict)}
+
+
+def _unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
+  """Slots whose name and size the plan does not say."""
+  planned = _planned(info)
+  return {slot for slot in cells.slots
+          if not planned.get(slot, {}).get("name") or "bytes" not in planned[slot]}
+
+
+def name_collectives(info: dict[str, Any], cells: Cells,
+                     names: Mapping[int, tuple[str, int | None]], by_exit: bool = False
                      ) -> tuple[CollectiveTimes, ...]:
   """Collectives in the order in which a step goes through them.
 
   Args:
     info: `run.json`.
-    rows: of the table.
+    cells: their rows.
+    names: name and bytes of slots of which the plan does not say them.
     by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
       may stay open while the device computes and goes through others: it is waited for after these,
       and only that time of it is exposed.
   """
-  plan = info.get("plan")
-  planned = {}
-  for entry in plan.get("collectives") or () if isinstance(plan, dict) else ():
-    if isinstance(entry, dict):
-      planned[entry.get("slot")] = entry
+  planned = _planned(info)
   result = []
-  for slot, times in rows.slots.items():
+  for slot, place in sorted(cells.slots.items()):
     entry = planned.get(slot, {})
-    name, size = rows.names.get(slot, ("", None))
-    result.append(CollectiveTimes(slot, str(entry.get("name") or name or f"collective {slot}"),
-                                  entry.get("bytes", size), times.enter_ns, times.exit_ns,
-                                  times.attempt,
-                                  *_topology(info, entry, name, slot, len(times.enter_ns)),
-                                  held=times.held))
-  result.sort(key=lambda c: c.slot)
+    name, size = names.get(slot, ("", None))
+    times = {column: values[place] for column, values in cells.columns.items()}
+    held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
+    result.append(CollectiveTimes(
+        slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),
+        times["enter_ns"], times["exit_ns"], cells.attempt[place],
+        *_topology(info, entry, name, slot, cells.attempt.shape[1]), held=held))
   if len(result) < 2:
     return tuple(result)
   order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],

@@ -17,7 +17,6 @@ import pyarrow as pa
 from jaxpace.files.schemas import RANKS, TIME
 from jaxpace.trace import schema
 from jaxpace.trace.host_causes import HOST_CAUSES, TIMES
-from jaxpace.trace.whole_numbers import values_and_known
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
           "collective": (1 << 16) - 1, "turn": (1 << 15) - 1}
@@ -52,7 +51,7 @@ def type_fault(field: pa.Field) -> str | None:
             f"convert it with .cast(\"int64\"), null for what is not known")
   if field.name in ("name", "axis") and not _is_text(field.type):
     return f"its column {field.name!r} holds {field.type}, not text"
-  if field.name.startswith("decision_") and not _is_number(field.type):
+  if field.name.startswith("decision_") and not is_number(field.type):
     return f"its column {field.name!r} holds {field.type}, not numbers"
   return None
 
@@ -62,7 +61,8 @@ def _is_text(kind: pa.DataType) -> bool:
   return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def is_number(kind: pa.DataType) -> bool:
+  """Whether a column of this type holds numbers, or nothing at all."""
   return (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
           or pa.types.is_null(kind))
 
@@ -135,3 +135,55 @@ class Soundness:
 
 def _span(values: np.ndarray) -> tuple[int, int]:
   return (int(values.min()), int(values.max())) if values.size else (0, 0)
+
+
+def values_and_known(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+  """Splits a column of whole numbers into values and whether each is known, to the last digit.
+
+  `ChunkedArray.to_numpy` makes floats of whole numbers where some are null, and those are off
+  beyond 2^53. `pyarrow.compute` does this too, but wraps and documents hundreds of functions as it
+  is imported, which takes some 30 ms: a noticeable part of a report on a small run.
+
+  Args:
+    column: of any type of whole numbers.
+
+  Returns:
+    Values of that type, anything where they are null; and booleans, false where they are null.
+  """
+  if not column.null_count:
+    return column.to_numpy(), np.ones(len(column), bool)
+  values, known = [], []
+  for chunk in column.chunks:
+    validity, data = chunk.buffers()
+    place = len(chunk), chunk.offset
+    values.append(_view(column.type, data, *place))
+    known.append(np.ones(len(chunk), bool) if validity is None
+                 else _view(pa.bool_(), validity, *place))
+  return np.concatenate(values), np.concatenate(known)
+
+
+def filled(column: pa.ChunkedArray, null: int) -> np.ndarray:
+  """Whole numbers, with a number in place of null.
+
+  Args:
+    column: of any type of whole numbers.
+    null: what to put in place of null.
+
+  Returns:
+    int64 where there are nulls, otherwise what the column holds.
+
+  Raises:
+    pyarrow.ArrowInvalid: there are nulls, and numbers beyond int64.
+  """
+  if not column.null_count:
+    return column.to_numpy()
+  if pa.types.is_uint64(column.type):
+    column = column.cast(pa.int64())  # refuses what doesn't fit
+  values, known = values_and_known(column)
+  return np.where(known, values.astype(np.int64, copy=False), null)
+
+
+def _view(kind: pa.DataType, data: pa.Buffer, length: int, offset: int) -> np.ndarray:
+  """What a buffer holds, whatever is null."""
+  return pa.Array.from_buffers(kind, length, [None, data], offset=offset).to_numpy(
+      zero_copy_only=False)

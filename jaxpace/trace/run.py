@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,9 +13,6 @@ from jaxpace.files import UserError
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace.meeting import Meeting
 from jaxpace.trace.read_host_samples import HostSamples
-
-if TYPE_CHECKING:
-  from jaxpace.trace.read_listening import Listening
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -72,6 +69,16 @@ class CollectiveTimes:
   """Whether it can begin before its entry stamp, which may then be late."""
   held: HeldTimes | None = None
   """What a pacer that holds collectives back did before it; None without one."""
+
+
+class Listening(NamedTuple):
+  """Readings in the order of step, collective and turn; N of them. ns, `MISSING` where null."""
+
+  step: np.ndarray  # [N] int64, step numbers
+  collective: np.ndarray  # [N] int64, slot before which it was listened
+  turn: np.ndarray  # [N] int64, 0 for the first time before that collective
+  heard_ns: np.ndarray  # [N] int64
+  told_ns: np.ndarray  # [N] int64
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,8 +16,9 @@ from jaxpace.diagnosis.live import follower as followers
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.reporting.watch.live import line
-from jaxpace.trace.follow import parts, window
-from jaxpace.trace.follow.parts import PartFollower
+from jaxpace.trace import growing as parts
+from jaxpace.trace import window
+from jaxpace.trace.growing import PartFollower
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
 from tests.lib.said import numbers, only

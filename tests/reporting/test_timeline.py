@@ -21,9 +21,9 @@ from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
 from jaxpace.reporting.timeline.write import encode_chrome
+from jaxpace.trace.dense import read_bounds
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.step_times import read_bounds
 from tests.quick import examples
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_faults import Fault

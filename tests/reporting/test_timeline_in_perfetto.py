@@ -18,8 +18,8 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline import perfetto
 from jaxpace.reporting.timeline.build import build
 from jaxpace.reporting.timeline.write import encode_chrome
+from jaxpace.trace.dense import read_bounds
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.step_times import read_bounds
 from tests.reporting import chromium
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_runs import MadeUpJob

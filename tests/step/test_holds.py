@@ -17,8 +17,8 @@ from jaxpace.diagnosis import accounting
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.reporting.timeline.build import build
+from jaxpace.trace.dense import read_bounds
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.step_times import read_bounds
 from tests.patience import patiently
 from tests.step import cases, models
 from tests.step.running import extra_operands, hlo_collectives, mesh_of, pair, restless

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.trace.follow import columns, window
+from jaxpace.trace import columns, window
 from jaxpace.trace.part_files import PartFile
 from jaxpace.trace.run import MISSING
 from jaxpace.trace.table_reader import NEEDED, open_table

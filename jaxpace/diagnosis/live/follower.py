@@ -16,9 +16,9 @@ from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.live.alive import Event, EventFollower, ProcessFiles, judge
 from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
-from jaxpace.trace.follow import window as windows
-from jaxpace.trace.follow.columns import Columns, joined
-from jaxpace.trace.follow.parts import PartFollower, PartRows
+from jaxpace.trace import window as windows
+from jaxpace.trace.columns import Columns, joined
+from jaxpace.trace.growing import PartFollower, PartRows
 from jaxpace.trace.marks.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run

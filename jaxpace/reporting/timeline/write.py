@@ -11,8 +11,8 @@ from jaxpace.reporting.json_file import UnwritableError, check_target, write_fil
 from jaxpace.reporting.timeline import perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.slices import Timeline, Track
+from jaxpace.trace.dense import read_bounds
 from jaxpace.trace.run import Run
-from jaxpace.trace.step_times import read_bounds
 
 
 def encode_chrome(timeline: Timeline) -> Iterator[bytes]:

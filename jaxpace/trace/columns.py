@@ -19,9 +19,16 @@ import pyarrow.parquet as pq
 from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.files.schemas import TIME
 from jaxpace.trace.host_causes import PAUSES
-from jaxpace.trace.row_checks import ABSENT, LIMITS, is_whole, name_fault, type_fault
+from jaxpace.trace.row_checks import (
+  ABSENT,
+  LIMITS,
+  filled,
+  is_number,
+  is_whole,
+  name_fault,
+  type_fault,
+)
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.whole_numbers import filled
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
@@ -35,8 +42,9 @@ _SMALL = 1 << 18
 
 
 def of_table(data: pa.Table) -> Columns:
-  """Converts a table; its columns are numbers."""
-  return {name: _numbers(data.column(name)) for name in data.column_names}
+  """Converts a table's columns of numbers; others are left out."""
+  return {field.name: _numbers(data.column(field.name)) for field in data.schema
+          if is_number(field.type)}
 
 
 def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import pathlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jaxpace.trace.follow.columns import Columns, of_table, read_small
-from jaxpace.trace.part_files import PartFile, is_temporary, others_left_out
+from jaxpace.trace.columns import Columns, of_table, read_small
+from jaxpace.trace.part_files import PartFile, is_temporary, others_left_out, outermost
 from jaxpace.trace.parts import parse_part_name
 from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
@@ -63,7 +63,7 @@ class PartFollower:
     """
     self._list()
     for process, parts in sorted(self._pending.items()):
-      yield from self._catch_up(process, _outermost(parts.values()), columns, steps)
+      yield from self._catch_up(process, outermost(parts.values()), columns, steps)
       read = self._read.get(process, -1)
       self._pending[process] = {name: part for name, part in parts.items() if part.last > read}
     yield from self._mended(columns)
@@ -157,17 +157,6 @@ class PartFollower:
     written = _stamp(part.path)[1] / 1e9
     if written:
       self.newest_unix = max(written, self.newest_unix or 0.0)
-
-
-def _outermost(parts: Iterable[PartFile]) -> list[PartFile]:
-  """In their order; those whose range lies inside another's hang on that one."""
-  kept: list[PartFile] = []
-  for part in sorted(parts, key=lambda p: (p.first, -p.last)):
-    if kept and part.last <= kept[-1].last:
-      kept[-1] = kept[-1]._replace(inside=(*kept[-1].inside, part))
-    else:
-      kept.append(part)
-  return kept
 
 
 def _stamp(path: pathlib.Path) -> tuple[int, int]:
