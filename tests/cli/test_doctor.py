@@ -1,10 +1,6 @@
 """`jaxpace doctor` as a user meets it."""
 
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import pytest
 
@@ -13,9 +9,6 @@ from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.trace import rundir
 from tests.hosts.locality import machines
-from tests.hosts.locality.test_read import cuda
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def doctor(capsys, *arguments):
@@ -40,15 +33,6 @@ def test_a_sound_machine_as_a_tree(tmp_path, capsys):
   assert "NVIDIA H100 80GB HBM3, x16 at 32 GT/s, NVLink, nearest NIC mlx5_0" in out
 
 
-def test_a_node_of_memory_alone_is_said_to_have_no_cpus(tmp_path, capsys):
-  machines.dgx(tmp_path)
-  machines.write(tmp_path, "/sys/devices/system/node/node2/cpulist", "")
-  machines.write(tmp_path, "/sys/devices/system/node/node2/meminfo",
-                 "Node 2 MemTotal:       15728640 kB")
-  _, out, _ = doctor(capsys, "--root", tmp_path)
-  assert "NUMA node 2: no CPUs, 15 GiB" in out and "CPUs ," not in out
-
-
 @pytest.mark.parametrize("strict, expected", [((), 0), (("--strict",), 1)])
 def test_warnings_count_only_when_asked(tmp_path, capsys, strict, expected):
   status, out, _ = doctor(capsys, "--root", machines.laptop(tmp_path), *strict)
@@ -70,20 +54,6 @@ def test_json_says_the_same(tmp_path, capsys):
   assert json.loads(capsys.readouterr().out) == document and status == 0
 
 
-def test_this_machine_without_jax(tmp_path):
-  code = ("import sys; from jaxpace.cli.main import main; status = main(['doctor']); "
-          "assert 'jax' not in sys.modules and 'pyarrow' not in sys.modules; sys.exit(status)")
-  done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT,
-                        check=False, env={**os.environ, "PYTHONIOENCODING": "utf-8"})
-  assert done.returncode == 0, done.stderr
-  assert "clock source" in done.stdout
-
-
-def test_devices_of_jax_on_request(capsys):
-  status, out, _ = doctor(capsys, "--devices")
-  assert status == 0 and "8 × cpu" in out
-
-
 def test_hosts_of_a_run_are_told_together_and_compared(tmp_path, capsys):
   good = read_locality(machines.dgx(tmp_path / "good"))
   bad = read_locality(machines.dgx(tmp_path / "bad", swapped=True))
@@ -95,16 +65,6 @@ def test_hosts_of_a_run_are_told_together_and_compared(tmp_path, capsys):
   assert "3 equal hosts: node0, node1, node2" in out and out.count("GPU 0000:18:00.0") == 2
   assert "node3 process 3: 2 GPUs" in out
   assert "The hosts differ in clock source: tsc on 3 of 4, but hpet on node3." in out
-
-
-def test_processes_of_one_host(tmp_path, capsys):
-  root = machines.dgx(tmp_path / "root")
-  places = [read_locality(root, process=i, devices=[cuda(i, i)])._replace(hostname="node[0]")
-            for i in range(8)]
-  record(tmp_path / "run", places)
-  status, out, _ = doctor(capsys, tmp_path / "run", "--strict")
-  assert status == 0 and "node[0]" in out
-  assert "process 7: CPUs 0-7, 1 × NVIDIA H100 (0000:8f:00.0)" in out
 
 
 def test_torn_files_of_a_run_are_named(tmp_path, capsys):

@@ -56,11 +56,6 @@ def test_numbers_that_are_none_are_refused(text, run, capsys):
   assert "no number" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_fabric_is_a_sentence(run, tmp_path, capsys):
-  assert call(run, "--forecast", "16", "--floor", tmp_path / "none.json") == 2
-  assert "no such file" in capsys.readouterr().err
-
-
 def test_a_fabric_that_is_no_file_is_not_waited_for(tmp_path, capsys):
   made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(steps=120))
   os.mkfifo(tmp_path / "fabric.json")

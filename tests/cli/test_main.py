@@ -31,12 +31,6 @@ def test_the_package_is_the_command():
   assert (done.returncode, done.stdout) == (0, f"jaxpace {cli.version()}\n")
 
 
-def test_version(capsys):
-  assert cli.main(["--version"]) == 0
-  name, version = capsys.readouterr().out.split()
-  assert name == "jaxpace" and version == cli.version()
-
-
 @pytest.mark.parametrize(("arguments", "words"), [
     (["rnu"], "unknown command 'rnu'; did you mean `jaxpace run`?"),
     (["frobnicate"], f"unknown command 'frobnicate'; there are: {', '.join(cli.COMMANDS)}."),
@@ -94,18 +88,6 @@ def test_options_of_the_script_are_the_scripts(tmp_path):
   done = run("run", "--no-record", "--nproc", "1", "--logs", str(tmp_path), "echo", "no dashes",
              "--", "-h")
   assert done.stdout == "no dashes -- -h\n"
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"]])
-def test_help_does_not_wait_for_jax(arguments):
-  code = f"""
-import sys
-from jaxpace.cli.main import main
-assert main({arguments!r}) == 0
-slow = {{'jax', 'numpy', 'pyarrow', 'rich'}} & set(sys.modules)
-assert not slow, slow
-"""
-  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsys):

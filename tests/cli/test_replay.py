@@ -9,7 +9,6 @@ import pytest
 
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.main import main
-from jaxpace.cli.pacer_expression import ExpressionError
 from jaxpace.core.types import Pacer
 from tests.multiprocess.jobs import ROOT
 from tests.synthetic import made_up_runs
@@ -145,15 +144,6 @@ def test_without_the_switch_nothing_is_imported(run, monkeypatch, capsys):
   assert "--pacer-from" in capsys.readouterr().err and not (run.parent / "sentinel").exists()
 
 
-def test_json_that_cannot_be_written_is_a_sentence_before_the_work_is_done(
-    run, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr("jaxpace.simulation.replay.replay", None)  # not reached
-  target = tmp_path / "nowhere" / "replay.json"
-  assert replay(run, "--pacer", "pace_early_ranks()", "--json", target) == 2
-  found = capsys.readouterr()
-  assert not found.out and str(target) in found.err and "does not exist" in found.err
-
-
 def test_a_rank_that_was_never_recorded_is_said(run, capsys):
   for path in run.glob("*/synthetic-p00001*"):
     path.unlink()
@@ -162,33 +152,12 @@ def test_a_rank_that_was_never_recorded_is_said(run, capsys):
   assert "Rank 2 was never recorded" in out and "No rank is ever delayed" in out
 
 
-def test_no_run_is_a_sentence(tmp_path, capsys):
-  assert replay(tmp_path / "none", "--pacer", "pace_early_ranks()") == 2
-  assert "no such directory" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("text", [
     "pace_early_ranks", "pace_early_ranks()", "jaxpace.pace_early_ranks(window=16)",
     "chain(pace_early_ranks, limit(pace_early_ranks(threshold=0.1), 5e-3))",
     "only_ranks(pace_early_ranks(), range(0, 8))", "only_ranks(pace_early_ranks(), [0, +1])"])
 def test_expressions(text):
   assert isinstance(pacer_expression.make(text), Pacer)
-
-
-def test_only_pacers_are_offered():
-  with pytest.raises(ExpressionError, match="no pacer 'instrument'"):
-    pacer_expression.make("instrument(pace_early_ranks())")
-
-
-def test_help_does_not_wait_for_jax():
-  code = """
-import sys
-from jaxpace.cli.main import main
-assert main(["replay", "--help"]) == 0
-slow = {'jax', 'numpy', 'pyarrow', 'rich'} & set(sys.modules)
-assert not slow, slow
-"""
-  subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
 def test_work_shared_by_speed(run, tmp_path, capsys):

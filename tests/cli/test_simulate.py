@@ -67,15 +67,6 @@ def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys
   assert "recorded delay in 100.00% of" in capsys.readouterr().out
 
 
-def test_what_a_pacer_holds_back_is_said_to_be_left_out(config, capsys):
-  said = []
-  for pacer in ("take_turns()", "pace_early_ranks()"):
-    assert main(["simulate", str(config), "--set", "steps=8", "--set",
-                 f"jobs.only.pacer={pacer}"]) == 0
-    said.append("is not simulated here, only its delays" in capsys.readouterr().out)
-  assert said == [True, False]
-
-
 @pytest.mark.parametrize(("arguments", "said"), [
     (["missing.py"], "there is no file missing.py"),
     (["{config}", "--set", "steps=-1"], "steps=-1 must be a whole number"),
@@ -143,10 +134,8 @@ def test_the_config_in_the_repository_runs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("pacer", [
-    "os:system('touch {sentinel}')", "os:system(\"touch {sentinel}\")",
-    " subprocess:getoutput('touch {sentinel}') ", "pathlib:Path('{sentinel}')", "evil:pacer",
-    "chain(os:system('touch {sentinel}'))", "__import__('os').system('touch {sentinel}')",
-    "chain(__import__('evil'))", "open('{sentinel}', 'w')", "jaxpace.simulation.record",
+    "os:system('touch {sentinel}')", "evil:pacer", "chain(os:system('touch {sentinel}'))",
+    "__import__('os').system('touch {sentinel}')", "open('{sentinel}', 'w')",
     "chain.__globals__['sys']"])
 @pytest.mark.parametrize("by", ["file", "--set"])
 def test_a_config_is_data_nothing_in_it_is_run(config, tmp_path, monkeypatch, capsys, pacer, by):
@@ -176,8 +165,3 @@ def test_a_pacer_of_ones_own_has_a_switch_that_names_it(config, tmp_path, monkey
     assert f"only is paced by {given.removeprefix('only=')}" in capsys.readouterr().out
   assert main(["simulate", str(config), "--pacer-from", "other=simulate_pacers:own"]) == 2
   assert "no job other" in capsys.readouterr().err
-
-
-def test_a_config_nested_without_end_is_a_sentence(config, capsys):
-  config.write_text("[" * 200_000)
-  assert main(["simulate", str(config)]) == 2 and "is no JSON file" in capsys.readouterr().err

@@ -38,28 +38,18 @@ def growing(tmp_path):
     (lambda path: path / "no" / "such", "no directory"),
     (lambda path: path / "run" / "run.json", "Give its directory"),
     (lambda path: path / "run" / "steps", "is a part of a run"), (lambda path: path, "holds one")])
-@pytest.mark.parametrize("options", [(), ("--once", )])
-def test_a_mistake_is_a_sentence(growing, tmp_path, capsys, make, says, options):
-  assert main(["watch", str(make(tmp_path)), *options]) == 2
+def test_a_mistake_is_a_sentence(growing, tmp_path, capsys, make, says):
+  assert main(["watch", str(make(tmp_path)), "--once"]) == 2
   said = capsys.readouterr()
   assert said.err.startswith("jaxpace watch: ") and says in said.err
   assert len(said.err.splitlines()) == 1 and not said.out
 
 
-@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "nan"), ("--every", "soon"),
-                                     ("--steps", "3"), ("--steps", "-5"), ("--steps", "1e3")])
+@pytest.mark.parametrize("options", [("--every", "0"), ("--every", "nan"), ("--steps", "3"),
+                                     ("--steps", "1e3")])
 def test_arguments_out_of_range(growing, capsys, options):
   assert main(["watch", str(growing.directory), *options]) == 2
   assert options[1] in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_once_where_nothing_is_recorded_yet(tmp_path, capsys):
-  (tmp_path / "empty").mkdir()
-  (tmp_path / "foreign").mkdir()
-  (tmp_path / "foreign" / "run.json").write_text("{}")
-  for name in ("empty", "foreign", "missing"):
-    assert main(["watch", str(tmp_path / name), "--once"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
 
 
 def test_once_prints_the_whole_picture(growing, capsys, monkeypatch):
@@ -108,16 +98,6 @@ def test_a_pipe_ends_with_the_run(growing, capsys):
   live.in_lines(Follower(growing.directory), 1.0, sleep)
   said = capsys.readouterr().out.splitlines()
   assert len(said) == 3 and "has ended" in said[-1] and "has ended" not in said[0]
-
-
-def test_a_pipe_whose_reader_has_left_ends_quietly(growing, monkeypatch):
-  class Broken(io.StringIO):
-    def write(self, text):
-      raise BrokenPipeError
-
-  monkeypatch.setattr(sys, "stdout", Broken())
-  with pytest.raises(BrokenPipeError):
-    live.in_lines(Follower(growing.directory), 1.0, lambda seconds: None)
 
 
 def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):

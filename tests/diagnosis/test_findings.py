@@ -16,6 +16,7 @@ from jaxpace.diagnosis.report_json import to_json
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from tests.diagnosis.made_up import run_of, true_shares
 from tests.lib.said import numbers, only
+from tests.quick import examples
 from tests.synthetic.made_up_faults import Fault
 from tests.synthetic.made_up_runs import MadeUpJob
 
@@ -123,7 +124,7 @@ def test_the_onset_is_dated_to_the_step(diagnosed):
   assert next(f for f in diagnosed["straggler"][0].findings).first_step is None
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(examples(6)))
 @pytest.mark.parametrize("shape", [{"ranks": 2, "processes": 2, "hosts": 2}, {},
                                    {"ranks": 32, "processes": 8,
                                     "hosts": 8, "steps": 150}])

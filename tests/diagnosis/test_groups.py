@@ -103,32 +103,12 @@ def test_each_group_has_a_floor_of_its_own(tmp_path):
           == pytest.approx(2e-3, rel=0.05))
 
 
-def test_several_kinds_of_groups_pass_lateness_on(tmp_path):
-  """Tensor-parallel pairs, then data-parallel pairs: rank 3's 10 ms hold up all, by way of ranks 1
-  and 2."""
-  busy = noisy([[10e-3, 10e-3, 10e-3, 20e-3], [5e-3] * 4])
-  enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
-  grouped.write(tmp_path / "run", enter, leave,
-                collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
-  document = report(tmp_path / "run")
-  check_shares(document)
-  (finding,) = document["findings"]
-  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
-  assert document["per_rank"][3]["lateness"] == pytest.approx(10e-3, rel=0.02)
-  assert document["per_rank"][3]["last_share"] > 0.99
-  step = document["step_time"]["mean"]
-  assert document["shares"]["skew"] * step == pytest.approx(7.5e-3, rel=0.03)
-  assert document["shares"]["transfer"] * step == pytest.approx(3e-3, rel=0.03)
-  assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(18e-3, rel=0.02)
-
-
 _MESH = np.arange(32).reshape(8, 4)
 TENSOR, DATA = _MESH.tolist(), _MESH.T.tolist()
 
 
-@pytest.mark.parametrize("slots, at", [("ttd", 0), ("ttd", 1), ("ttd", 2), ("ttttd", 1)])
-@pytest.mark.parametrize("noise", [0.001, 0.02])
-def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slots, at, noise):
+@pytest.mark.parametrize("slots, at", [("ttd", 0), ("ttd", 2), ("ttttd", 1)])
+def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slots, at, noise=0.02):
   """Microseconds of spread in later collectives don't make others pay for its 20 ms."""
   groups = [TENSOR if slot == "t" else DATA for slot in slots]
   busy = noisy(np.full((len(slots), 32), 120e-3 / len(slots)), noise=noise)
@@ -147,8 +127,7 @@ def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slot
   assert finding["share"] == pytest.approx((1 - without / step) * 31 / 32, abs=0.012)
 
 
-@pytest.mark.parametrize("ranks", [4, 16])
-@pytest.mark.parametrize("back", [False, True])
+@pytest.mark.parametrize("back, ranks", [(False, 16), (True, 4)])
 def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
   """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is
   to blame."""
@@ -166,30 +145,6 @@ def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
   assert document["per_rank"][2]["lateness"] == pytest.approx(20e-3, rel=0.02)
   assert document["collectives"][0]["kind"] == "point_to_point"
   assert {Note.POINT_TO_POINT, Note.BUBBLES} <= {*document["note_codes"]}
-
-
-def test_a_pipeline_that_ends_in_a_sum_blames_the_late_stage_alone(tmp_path):
-  busy = noisy([*[[2.5e-3, 2.5e-3, 7.5e-3, 2.5e-3]] * 4, [1e-3] * 4])
-  chain = [-1, 0, 1, 2]
-  enter, leave = grouped.play(busy, [1e-3] * 4 + [2e-3], sources=[chain] * 4 + [None])
-  send = {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}
-  grouped.write(tmp_path / "run", enter, leave, collectives=[send] * 4 + [{}])
-  document = report(tmp_path / "run")
-  check_shares(document)
-  (finding,) = document["findings"]
-  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [2]
-  assert document["what_if"]["without_rank"]["2"]["step_time"] == pytest.approx(17e-3, rel=0.03)
-
-
-def test_even_stages_have_no_late_rank(tmp_path):
-  chain = [-1, 0, 1, 2]
-  enter, leave = grouped.play(noisy([[5e-3] * 4] * 2 + [[1e-3] * 4]), [1e-3, 1e-3, 2e-3],
-                              sources=[chain, chain, None])
-  send = {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}
-  grouped.write(tmp_path / "run", enter, leave, collectives=[send, send, {}])
-  document = report(tmp_path / "run")
-  check_shares(document)
-  assert not document["findings"] and document["verdict_code"] == Verdict.HEALTHY
 
 
 def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):

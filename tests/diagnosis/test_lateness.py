@@ -10,6 +10,7 @@ from jaxpace.diagnosis.episodes import student_cdf
 from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only
+from tests.quick import examples
 
 MS = 1_000_000
 
@@ -27,7 +28,7 @@ def modes(diagnosis):
   return [f.mode for f in diagnosis.findings]
 
 
-@pytest.mark.parametrize(("ranks", "late"), [(2, 0), (3, 2), (4, 1), (16, 15), (64, 17)])
+@pytest.mark.parametrize(("ranks", "late"), [(2, 0), (3, 2), (64, 17)])
 def test_one_late_rank_is_named_with_its_lateness(ranks, late):
   busy = noise(ranks, 300)
   busy[late] += 5 * MS
@@ -50,20 +51,6 @@ def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
   assert diagnosis.without_late.step_time == pytest.approx(healthy, rel=0.01)
   assert (diagnosis.without_late.step_time
           < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3)
-
-
-def test_what_if_is_the_job_played_with_the_rank_in_time():
-  busy = noise(6, 200, deviation=2.0)
-  healthy = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9
-  busy[4] += 6 * MS
-  diagnosis = diagnose_busy(busy)
-  assert diagnosis.without_rank[4].step_time == pytest.approx(healthy, rel=0.01)
-  mean = (busy[:, 1:].mean() + 2 * MS) * 1e-9
-  assert diagnosis.no_skew.step_time == pytest.approx(mean, abs=1e-12)
-  whole = (busy[:, 1:].max(axis=0).mean() + 2 * MS) * 1e-9
-  assert diagnosis.step_time.mean == pytest.approx(whole, abs=1e-12)
-  assert diagnosis.no_skew.speedup == pytest.approx(whole / mean)
-  assert diagnosis.no_skew.speedup == pytest.approx(1 / (1 - diagnosis.shares["skew"]))
 
 
 def test_shares_of_the_findings_are_the_two_parts_of_earliness():
@@ -91,19 +78,13 @@ def test_downstream_victim_is_not_blamed():
   assert abs(diagnosis.lateness.mean[2]) < 0.2e-3
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(examples(6)))
 @pytest.mark.parametrize("ranks", [2, 4, 64])
 def test_healthy_jobs_are_healthy(ranks, seed):
   diagnosis = diagnose_busy(noise(ranks, 100, deviation=0.3, seed=seed))
   assert diagnosis.findings == ()
   assert diagnosis.verdict.code == Verdict.HEALTHY
   assert diagnosis.without_rank == {}
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_strong_noise_alone_names_no_rank(seed):
-  diagnosis = diagnose_busy(noise(32, 200, deviation=3.0, seed=seed))
-  assert modes(diagnosis) == [AMPLIFICATION]
 
 
 def test_wandering_noise_names_no_rank():
@@ -136,16 +117,6 @@ def test_a_stop_of_five_seconds_is_told_as_five(ranks):
   assert told[:3] == [250, 5000, 1] and told[-1] == pytest.approx(share, abs=0.2)
 
 
-def test_late_from_the_middle_of_the_run_on_is_persistent():
-  busy = noise(4, 400, deviation=0.1)
-  busy[2, 160:] += 10 * MS
-  finding = diagnose_busy(busy).findings[0]
-  assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
-  assert finding.first_step in range(158, 163)
-  assert finding.last_step is None
-  assert finding.evidence[0].code == Evidence.LATE
-
-
 @pytest.mark.parametrize("length", [40, 120])
 def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
   busy = noise(4, 400, deviation=0.1)
@@ -158,7 +129,7 @@ def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
   assert {finding.first_step, finding.last_step} <= set(numbers(finding.evidence[0]))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(examples(12)))
 def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
   assert PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
 

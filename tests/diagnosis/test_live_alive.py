@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from jaxpace.diagnosis.live.alive import EventFollower, ProcessFiles, duration, judge, longest_quiet
+from jaxpace.diagnosis.live.alive import EventFollower, ProcessFiles, judge, longest_quiet
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.live.watchdog.watchdog import EventFile
 from jaxpace.trace.alarms import Late, LateProcess
@@ -171,10 +171,3 @@ def test_events_that_others_wrote_are_data(tmp_path, values):
   (tmp_path / "watchdog" / "0.jsonl").write_text(line + "\n[]\nnull\n{\n")
   event, = EventFollower(tmp_path).poll("r")
   assert event.sentence.startswith("Watchdog: ") and "\x1b" not in event.sentence
-
-
-@pytest.mark.parametrize("seconds, words",
-                         [(9.94, "9.9 s"), (10.2, "10 s"), (119.4, "119 s"), (3599, "59 min"),
-                          (3600, "1 h 0 min"), (172800, "2 d 0 h")])
-def test_durations(seconds, words):
-  assert duration(seconds) == words

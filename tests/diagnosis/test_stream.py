@@ -70,14 +70,6 @@ def test_healthy_jobs_raise_next_to_no_alarm(kind):
   assert len(alarms(steps(4, 4000, kind=kind, seed=5), 4, chunk=500)) == 0
 
 
-def test_chunks_do_not_matter():
-  given = steps(4, 380, onset=300, fault=LATE)
-  whole = alarms(given, 4, chunk=380)
-  assert whole
-  assert alarms(given, 4, chunk=7) == whole
-  assert alarms(given, 4, chunk=1) == whole
-
-
 def test_it_says_when_it_is_over_and_finds_the_next():
   given = steps(4, 700, onset=300, fault=LATE)
   given.arrival[1, 400:] -= (steps(4, 700, onset=300, fault=LATE).arrival[1, 400:]
@@ -151,22 +143,10 @@ def test_steps_that_are_not_known_are_passed_over():
   assert [(a.kind, a.rank) for a in found] == [(LATE, 1)]
 
 
-def test_two_ranks_by_turns_are_told():
-  told = [[a.kind for a in alarms(steps(2, 400, seed=seed, onset=300, fault=WAITING, cost=0.06), 2)
-           if not a.over and a.step < 430] for seed in range(6)]
-  assert sum(kinds == [WAITING] for kinds in told) >= 5
-
-
 def test_gaps_without_a_cause_must_be_long_where_causes_are_measured():
   for cost, found in ((0.06, []), (0.25, [GAP])):
     given = steps(4, 400, onset=300, fault=GAP, cost=cost)._replace(pause=np.zeros(400))
     assert [a.kind for a in alarms(given, 4) if not a.over] == found
-
-
-def test_waiting_for_one_rank_is_not_told_as_turns():
-  for seed in range(4):
-    told = alarms(steps(4, 400, seed=seed, onset=300, fault=LATE, cost=0.3), 4)
-    assert [(a.kind, a.rank) for a in told] == [(LATE, 1)]
 
 
 def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():

@@ -10,6 +10,7 @@ import pytest
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING, RunError
+from tests.quick import examples
 from tests.trace.written import parts, rewrite, said
 
 
@@ -126,7 +127,7 @@ def test_columns_of_another_kind_cost_only_their_part(run_dir, table, column, va
   assert sum(diagnose(run).shares.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(30)))
 def test_what_crashes_leave_behind_never_ends_in_a_traceback(run_dir, seed):
   """Files cut short anywhere, and blocks that never reached the disk and read as zeros."""
   path, _ = run_dir
