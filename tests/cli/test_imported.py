@@ -8,7 +8,7 @@ from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_runs import MadeUpJob
 
 _SLOW = {"jax", "numpy", "pyarrow", "rich"}
-_NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas", "difflib",
+_NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas",
                "pyarrow.compute", "pyarrow.dataset", "numpy.random"}
 
 
