@@ -10,8 +10,13 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from jaxpace.trace.columns import Columns, of_table, read_small
-from jaxpace.trace.part_files import PartFile, is_temporary, others_left_out, outermost
-from jaxpace.trace.parts import parse_part_name
+from jaxpace.trace.part_files import (
+  PartFile,
+  is_temporary,
+  others_left_out,
+  outermost,
+  parse_part_name,
+)
 from jaxpace.trace.table_reader import NEEDED, TableFiles, open_table
 
 

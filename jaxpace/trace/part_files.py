@@ -10,6 +10,28 @@ from typing import NamedTuple
 from jaxpace.trace import schema
 
 
+class PartId(NamedTuple):
+  """What a part's file name says."""
+
+  run: str
+  process: int
+  first: int
+  last: int
+
+  @property
+  def file_name(self) -> str:
+    """The name of the part's file."""
+    return schema.PART_NAME.format(**self._asdict())
+
+
+def parse_part_name(name: str) -> PartId | None:
+  """Inverse of `PartId.file_name`; None for a name that is not a part's."""
+  match = schema.PART_PATTERN.match(name)
+  if not match or int(match["first"]) > int(match["last"]):
+    return None
+  return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
+
+
 class PartFile(NamedTuple):
   """One part of a table. `inside` are parts whose rows it already holds: what a merge left
   behind."""

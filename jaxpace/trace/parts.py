@@ -24,6 +24,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, regular_file
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
+from jaxpace.trace.part_files import PartId, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
@@ -31,28 +32,6 @@ MERGE_PARTS = 32
 MERGE_ROWS = 1_000_000
 """Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory
 small."""
-
-
-class PartId(NamedTuple):
-  """What a part's file name says."""
-
-  run: str
-  process: int
-  first: int
-  last: int
-
-  @property
-  def file_name(self) -> str:
-    """The name of the part's file."""
-    return schema.PART_NAME.format(**self._asdict())
-
-
-def parse_part_name(name: str) -> PartId | None:
-  """Inverse of `PartId.file_name`; None for a name that is not a part's."""
-  match = schema.PART_PATTERN.match(name)
-  if not match or int(match["first"]) > int(match["last"]):
-    return None
-  return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
 
 
 def to_arrow(columns: Columns, table: str) -> pa.Table:

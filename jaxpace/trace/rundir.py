@@ -17,7 +17,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import MarksFile, ProcessFile, RunFile
 from jaxpace.trace import schema
 from jaxpace.trace.marks import ringfile
-from jaxpace.trace.parts import parse_part_name
+from jaxpace.trace.part_files import parse_part_name
 
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"

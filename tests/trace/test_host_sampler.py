@@ -15,7 +15,7 @@ import pytest
 from jaxpace.hosts.locality import host, job
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.trace import host_sampler as hosts
-from jaxpace.trace import own_sockets, parts, places, rundir
+from jaxpace.trace import own_sockets, part_files, places, rundir
 from jaxpace.trace.host_sampler import HostCounters, HostSampler, find_interfaces
 from jaxpace.trace.read_host_samples import read_host_samples
 from jaxpace.trace.reader import read_run
@@ -299,7 +299,7 @@ def test_samples_are_read_back(tmp_path):
 
 def test_unreadable_samples_are_named_and_left_out(tmp_path):
   assert len(read_host_samples(tmp_path, None)[0].time_ns) == 0
-  names = [parts.PartId("r", process, 0, 0).file_name for process in range(3)]
+  names = [part_files.PartId("r", process, 0, 0).file_name for process in range(3)]
   columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]),
              "retransmits": np.array([2, 1])}
   (tmp_path / "hosts").mkdir()

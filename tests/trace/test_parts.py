@@ -22,12 +22,12 @@ def read(files: list[pathlib.Path]) -> list[dict]:
   return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
-@given(name=st.builds(parts.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
+@given(name=st.builds(part_files.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
                       st.integers(0, 10**6), st.integers(0, 10**7), st.integers(10**7, 10**8)))
 def test_part_names_read_back(name):
-  assert parts.parse_part_name(name.file_name) == name
-  assert parts.parse_part_name("." + name.file_name + ".tmp") is None
-  assert (parts.parse_part_name(name._replace(last=name.first - 1).file_name) is None
+  assert part_files.parse_part_name(name.file_name) == name
+  assert part_files.parse_part_name("." + name.file_name + ".tmp") is None
+  assert (part_files.parse_part_name(name._replace(last=name.first - 1).file_name) is None
           or name.first == 0)
 
 
@@ -60,7 +60,7 @@ def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   assert [row["step"] for row in rows] == list(range(first))
   assert [row["forward_ns"] for row in rows] == [200_000] * first
   assert all(pq.read_metadata(p).num_rows <= max(limit, max(sizes)) for p in store.files)
-  names = [parts.parse_part_name(p.name) for p in store.files]
+  names = [part_files.parse_part_name(p.name) for p in store.files]
   assert [n.first for n in names] == [0] + [n.last + 1 for n in names[:-1]]
 
 
@@ -68,8 +68,8 @@ def test_many_small_parts_become_few(tmp_path):
   store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
   for i in range(64):
     store.append(columns(i, 1))
-  assert ([(n.first, n.last) for n in map(parts.parse_part_name, (p.name for p in store.files))]
-          == [(0, 63)])
+  names = [part_files.parse_part_name(p.name) for p in store.files]
+  assert [(n.first, n.last) for n in names] == [(0, 63)]
 
 
 def test_parts_with_different_columns_merge(tmp_path):
@@ -100,7 +100,7 @@ def test_a_crash_between_rename_and_delete_loses_and_doubles_nothing(
     patch.setattr(Folder, "unlink", dying)
     with pytest.raises(KeyboardInterrupt):
       store.compact()
-  left = [parts.parse_part_name(p.name) for p in sorted((tmp_path / "steps").iterdir())]
+  left = [part_files.parse_part_name(p.name) for p in sorted((tmp_path / "steps").iterdir())]
   whole = [n for n in left if (n.first, n.last) == (0, 2)]
   assert len(whole) == 1 and len(left) == 1 + 3 - deleted
   again = parts.PartStore(tmp_path, "steps", "run", 0)
@@ -130,7 +130,7 @@ def test_leftover_temporary_files_and_damaged_parts_on_resume(tmp_path):
   folder = tmp_path / "steps"
   (folder / ".run-p00000.000001-000001.parquet.tmp").write_bytes(b"x")
   (folder / ".run-p00001.000001-000001.parquet.tmp").write_bytes(b"another process's")
-  damaged = folder / parts.PartId("run", 0, 1, 1).file_name
+  damaged = folder / part_files.PartId("run", 0, 1, 1).file_name
   damaged.write_bytes(b"not parquet")
   again = parts.PartStore(tmp_path, "steps", "run", 0)
   again.append(columns(2, 1))
