@@ -31,7 +31,6 @@ if TYPE_CHECKING:
   from jaxpace.live.control.control import Control as Control
   from jaxpace.live.housekeeping.keeper import Housekeeper as Housekeeper
   from jaxpace.live.probe.links import probe_links as probe_links
-  from jaxpace.live.probe.on_contention import ProbeOnContention as ProbeOnContention
   from jaxpace.live.profiler.recorder import ProfiledRecorder as ProfiledRecorder
   from jaxpace.live.watchdog.watchdog import Watchdog as Watchdog
   from jaxpace.step.accumulate import accumulate as accumulate
@@ -60,7 +59,6 @@ _HOMES = {
     "PaceState": "core.pace",
     "Pacer": "core.types",
     "Plan": "core.plan",
-    "ProbeOnContention": "live.probe.on_contention",
     "ProfiledRecorder": "live.profiler.recorder",
     "Recorder": "trace.recorder",
     "Watchdog": "live.watchdog.watchdog",

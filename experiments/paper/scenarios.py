@@ -31,12 +31,12 @@ from absl import app, flags
 import jaxpace
 from experiments.lib import measured
 from experiments.paper import calibrate, scenarios_page, turns
+from experiments.paper import on_one_link as simulated
 from experiments.paper import world as worlds
 from experiments.paper.literal_table1 import recorded_worlds
 from experiments.paper.scene import FABRICS, SCENES, Draws, Scene, Sends, assemble
 from experiments.paper.scene_fit import KEY, all_draws, bare, fit
 from jaxpace.core.types import Pacer
-from jaxpace.simulation import turns as simulated
 
 WORLDS = pathlib.Path("docs/measurements/table1_worlds.json")
 OUT = pathlib.Path("docs/measurements/table1_scenarios_fitted.json")

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.paper import on_one_link as turns
 from experiments.paper import quick
 from experiments.paper import world as worlds
-from jaxpace.simulation import noise, schedules, turns
+from jaxpace.simulation import noise, schedules
 from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.job import Job, Shape
 
@@ -154,7 +155,7 @@ def sent(scene: Scene, sends: Sends, nodes: int) -> Any:
 
 
 def assemble(scene: Scene, nodes: int, drawn: Draws, sends: Sends) -> turns.Drawn:
-  """One world at one size, as `jaxpace.simulation.turns` takes it."""
+  """One world at one size, as `on_one_link` takes it."""
   buckets = scene.buckets
   ours = sent(scene, sends, nodes)
   exposed = jnp.maximum(ours / buckets, ours - (2 / 3) * (1 - 1 / buckets))

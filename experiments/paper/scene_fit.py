@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.paper import calibrate
+from experiments.paper import on_one_link as simulated
 from experiments.paper import world as worlds
 from experiments.paper.scene import Draws, Scene, Sends, assemble, draws
-from jaxpace.simulation import turns as simulated
 
 KEY = 2040
 """Of the draws that the search sees, and of the search."""

@@ -10,7 +10,7 @@ lost.
 The worlds are those of `experiments.paper.table1`, fitted to the baseline columns alone, as they
 are on record. Draws are of the same laws. The constants of `take_turns` were chosen by trying them
 in every other world (the first, third, ...) on other draws; the page tells the worlds that it was
-not tried in apart. What listening hears is a model: see `jaxpace.simulation.turns.Ear`.
+not tried in apart. What listening hears is a model: see `on_one_link.Ear`.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from absl import app, flags
 import jaxpace
 from experiments.lib import measured
 from experiments.paper import first_come, quick, turns_page
+from experiments.paper import on_one_link as turns
 from experiments.paper import world as worlds
 from experiments.paper.literal_table1 import recorded_worlds
 from jaxpace.core.types import Pacer
-from jaxpace.simulation import turns
 from jaxpace.simulation.job import Shape
 
 WORLDS = pathlib.Path("docs/measurements/table1_worlds.json")

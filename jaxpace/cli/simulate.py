@@ -236,8 +236,7 @@ def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSumma
                     f"ms, which held a step back by {found.cost * 1e3:.4f} ms "
                     f"({found.cost / found.mean:.3%})."]
       if job.pacer.hold is not None:
-        lines += ["What it holds back before collectives is not simulated here, only its delays: "
-                  "jaxpace.simulation.turns does that."]
+        lines += ["What it holds back before collectives is not simulated, only its delays."]
     if found.survived:
       s = found.survived
       lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, "

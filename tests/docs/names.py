@@ -14,8 +14,7 @@ from jaxpace.step.instrument import Instrumented
 
 KNOWN: dict[str, Any] = {
     "recorder": jaxpace.Recorder, "paced": Instrumented, "control": jaxpace.Control,
-    "keeper": jaxpace.Housekeeper, "watchdog": jaxpace.Watchdog,
-    "prober": jaxpace.ProbeOnContention}
+    "keeper": jaxpace.Housekeeper, "watchdog": jaxpace.Watchdog}
 """What variables of these names are in all pages: methods called on them must exist."""
 OURS = ("jaxpace", "configs", "experiments")
 ALIASES = {"jaxpace": "jaxpace", "jax": "jax", "jnp": "jax.numpy", "np": "numpy",

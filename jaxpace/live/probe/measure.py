@@ -163,11 +163,6 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   return Times(gathered[0], gathered[1])
 
 
-def gathered(devices: Sequence[Any], value: np.ndarray) -> np.ndarray:
-  """Returns every end's `value`, [n, ...], the same on all processes, which all call this."""
-  return _Ends(devices).gather(value)
-
-
 def host_names(devices: Sequence[Any], name: str) -> list[str]:
   """Returns the name of each end's host.
 
@@ -179,4 +174,4 @@ def host_names(devices: Sequence[Any], name: str) -> list[str]:
   letters = name.encode("utf-8", errors="replace")[:64]
   text[:len(letters)] = list(letters)
   return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace")
-          for row in gathered(devices, text)]
+          for row in _Ends(devices).gather(text)]

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import jaxpace
+from experiments.paper import on_one_link as turns
 from experiments.paper import quick
 from jaxpace.core.types import Decision, Hold, Pacer
-from jaxpace.simulation import turns
 
 STEPS = 60
 
