@@ -96,7 +96,7 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
   from jaxpace.files.schemas import ProcessFile
   from jaxpace.trace import rundir
-  from jaxpace.trace.along_axis import groups
+  from jaxpace.trace.meeting import groups
   from jaxpace.trace.problems import plural
   hosts: dict[str, list[int]] = {}
   processes = sorted((path for path in (directory / "process").glob("*.json")

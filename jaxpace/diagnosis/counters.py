@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.trace.read_host_samples import HostSamples
-from jaxpace.trace.run import MISSING, Run
+from jaxpace.trace.run import MISSING, HostSamples, Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.

@@ -11,7 +11,7 @@ from jaxpace.diagnosis.codes import Evidence, Sentence
 from jaxpace.diagnosis.counters import CROWDED, mean_gauge, per_step, switches
 from jaxpace.diagnosis.modes.case import LEAST, Case
 from jaxpace.diagnosis.wording import milliseconds, name_process, percent
-from jaxpace.trace.host_causes import PAUSES
+from jaxpace.trace.step_causes import PAUSES
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.

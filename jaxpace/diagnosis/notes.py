@@ -21,7 +21,7 @@ from jaxpace.diagnosis.untold import NO_SLOT, once, untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
 from jaxpace.diagnosis.wording import joined, percent
 from jaxpace.trace.alarms import where
-from jaxpace.trace.along_axis import groups
+from jaxpace.trace.meeting import groups
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 

@@ -10,8 +10,8 @@ import numpy as np
 from jaxpace.diagnosis.accounting import BusyTimes, account, busy, chunks
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
-from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import Run
+from jaxpace.trace.step_causes import PAUSES
 
 
 class Paused(NamedTuple):

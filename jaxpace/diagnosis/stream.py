@@ -37,8 +37,8 @@ from jaxpace.diagnosis.stream_levels import Levels, late_from_start
 from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, NewSteps, Rules
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
-from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import Run
+from jaxpace.trace.step_causes import PAUSES
 
 __all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow",
            "init", "update"]

@@ -15,7 +15,7 @@ from jaxpace.diagnosis.diagnosis import Facts
 from jaxpace.diagnosis.findings import COSTLY, JITTER
 from jaxpace.diagnosis.selected_steps import MIN_STEPS
 from jaxpace.diagnosis.what_if import has_gaps
-from jaxpace.trace.host_causes import PAUSES
+from jaxpace.trace.step_causes import PAUSES
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.

@@ -16,7 +16,7 @@ from jaxpace.diagnosis.modes.case import COSTLY, SilentStretches
 from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps
 from jaxpace.diagnosis.totals import Summed
 from jaxpace.diagnosis.wording import hosts_of, named
-from jaxpace.trace.along_axis import laid_out
+from jaxpace.trace.meeting import laid_out
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Process, Run
 

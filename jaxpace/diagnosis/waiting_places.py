@@ -15,7 +15,7 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
 from jaxpace.diagnosis.wording import milliseconds, percent
-from jaxpace.trace.marks.slots import turns_in_words
+from jaxpace.trace.marks.plan import turns_in_words
 from jaxpace.trace.run import Run
 
 MOST = 10

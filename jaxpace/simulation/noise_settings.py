@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
 from jaxpace.simulation import noise as noises
-from jaxpace.trace.host_causes import PAUSES
+from jaxpace.trace.step_causes import PAUSES
 
 CAUSES = ("", *PAUSES)
 """What a pause may be: one that a column of a recorded run shows; "" where nothing shows it."""

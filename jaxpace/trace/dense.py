@@ -8,15 +8,25 @@ import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pyarrow as pa
 
-from jaxpace.trace import part_files
+from jaxpace.trace import schema
 from jaxpace.trace.cells import Cells, StepAxis
-from jaxpace.trace.columns import of_table
-from jaxpace.trace.host_causes import HOST_CAUSES
-from jaxpace.trace.row_checks import filled
-from jaxpace.trace.run import MISSING, HeldTimes, HostCauses, Listening, Run, RunError
-from jaxpace.trace.table_reader import TableFiles, open_table
+from jaxpace.trace.columns import filled, of_table
+from jaxpace.trace.run import (
+  MISSING,
+  HeldTimes,
+  HostCauses,
+  HostSamples,
+  Listening,
+  Run,
+  RunError,
+)
+from jaxpace.trace.step_causes import HOST_CAUSES
+from jaxpace.trace.table_reader import TableFiles, list_parts, open_table
 
+HOST_COLUMNS = tuple(field.name for field in schema.HOSTS
+                     if field.name not in ("time_ns", "process", "attempt"))
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
 _ROOM_OF_SLOTS = 64
@@ -188,7 +198,7 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = open_table("listening", part_files.list_parts(path / "listening", run).parts)
+  table = open_table("listening", list_parts(path / "listening", run).parts)
   newest = attempt.max(axis=0)
   parts: list[list[np.ndarray]] = []
   for rows in table.read([*Listening._fields, "attempt"], axis.span):
@@ -218,7 +228,7 @@ class Bounds:
 def read_bounds(run: Run) -> Bounds:
   """Reads start and end of the steps of a run that was read, which a timeline shows and the report
   does not need. What can't be read is `MISSING`."""
-  table = open_table("steps", part_files.list_parts(run.path / "steps", run.id).parts)
+  table = open_table("steps", list_parts(run.path / "steps", run.id).parts)
   axis = StepAxis(run.steps, bool((np.diff(run.steps) == 1).all()))
   if run.numbers is not None:
     table.renumber(run.numbers)
@@ -245,3 +255,49 @@ def read_names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int 
     if not wanted - set(names):
       break
   return names
+
+
+def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples, list[str]]:
+  """Reads all samples of a run.
+
+  Args:
+    path: run directory.
+    run: id of the run; None takes every run's.
+
+  Returns:
+    The samples, none if nothing was sampled; and sentences about what was left out.
+
+  Raises:
+    PermissionError: the folder or a part may not be read.
+  """
+  table = open_table("hosts", list_parts(path / "hosts", run).parts)
+  batches = list(table.read(["process", "attempt", "time_ns", *HOST_COLUMNS]))
+  process = _join([_whole(batch, "process") for batch in batches])
+  attempt = _join([_whole(batch, "attempt") for batch in batches])
+  time_ns = _join([_whole(batch, "time_ns") for batch in batches])
+  order = np.lexsort((time_ns, attempt, process))
+  columns = {name: np.concatenate([_number(batch, name) for batch in batches] or [np.zeros(0)])
+             for name in HOST_COLUMNS}
+  samples = HostSamples(process[order].astype(np.int32), attempt[order].astype(np.int32),
+                        time_ns[order],
+                        {name: values[order] for name, values in columns.items()})
+  return samples, list(table.problems)
+
+
+def _join(parts: list[np.ndarray]) -> np.ndarray:
+  return np.concatenate(parts or [np.zeros(0, np.int64)])
+
+
+def _whole(batch: pa.Table, name: str) -> np.ndarray:
+  if name not in batch.column_names:
+    return np.zeros(batch.num_rows, np.int64)
+  return filled(batch.column(name), 0).astype(np.int64)
+
+
+def _number(batch: pa.Table, name: str) -> np.ndarray:
+  """A column as floats; NaN throughout where it is absent or holds no numbers."""
+  kind = batch.schema.field(name).type if name in batch.column_names else None
+  if kind is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+    return np.full(batch.num_rows, np.nan)
+  # Null is NaN by now; whole numbers beyond 2^53 are rounded.
+  return batch.column(name).to_numpy().astype(np.float64, copy=False)

@@ -13,8 +13,8 @@ import numpy as np
 from jaxpace.trace import decode
 from jaxpace.trace import step_causes as host
 from jaxpace.trace.decode import Columns, StampedSteps
-from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.problems import plural
+from jaxpace.trace.step_causes import HOST_CAUSES
 
 _LOG = logging.getLogger("jaxpace")
 _STANDING = 2

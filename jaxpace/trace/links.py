@@ -1,13 +1,16 @@
-"""What a link probe has measured, kept in the run directory: `links.json`. Imports no JAX."""
+"""What a link probe has measured, kept in the run directory (`links.json`), and which host or link
+is slow by it. Imports no JAX."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import logging
+import math
 import os
 import pathlib
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -15,7 +18,6 @@ from jaxpace.files import atomic_write
 from jaxpace.files.documents import read_document
 from jaxpace.files.plain import to_plain
 from jaxpace.files.schemas import LinksFile
-from jaxpace.trace.link_inference import Culprit, infer
 
 _LOG = logging.getLogger("jaxpace")
 FILE = "links.json"
@@ -126,3 +128,222 @@ def _bytes(size: float) -> str:
     if size >= scale:
       return f"{size / scale:.3g} {unit}"
   return f"{size:.0f} B"
+
+
+Kind = Literal["host", "sender", "receiver", "link", "direction", "process"]
+
+SMALLEST_RATIO = 1.3
+"""Slower than that, or it is not mentioned."""
+CONFIDENCE = 0.95
+"""Probability that a hypothesis must have among all."""
+LINK_CONFIDENCE = 0.99
+"""The same for a link or a direction: those are many, and one or two odd times look like one."""
+_FLOOR = 0.05  # scale below which noise is not believed: two runs of one probe differ by as much
+_MOST = 4  # culprits looked for
+_LINKS_TRIED = 64  # in large jobs: those pairs of hosts that stand out most
+
+
+class Culprit(NamedTuple):
+  """Something that is slow.
+
+  Attributes:
+    kind: "host" (sends and receives slowly), "sender" or "receiver" (one way only), "link" (between
+      two hosts, each way), "direction" (from one host to another), "process" (one of several on its
+      host).
+    hosts: the host, or the two.
+    processes: those on it; of a link those on both.
+    ratio: how many times as long its pairs take as others.
+    confidence: probability among all hypotheses tried, 0 to 1.
+  """
+
+  kind: Kind
+  hosts: tuple[str, ...]
+  processes: tuple[int, ...]
+  ratio: float
+  confidence: float
+
+  def sentence(self) -> str:
+    """Says it in words."""
+    name = self.hosts[0]
+    slow = f"{self.ratio:.1f} times as slow as elsewhere (confidence {100 * self.confidence:.0f} %)"
+    return {
+        "host":
+        f"Host {name} sends and receives {slow}: its NIC, cable or port, or load on the host.",
+        "sender": f"What host {name} sends is {slow}; it receives as the others do.",
+        "receiver": f"What host {name} receives is {slow}; it sends as the others do.",
+        "link":
+        f"Between hosts {' and '.join(self.hosts)} messages are {slow}, each way; both are well "
+        "elsewhere.",
+        "direction":
+        f"From host {name} to host {self.hosts[-1]} messages are {slow}; the way back is not.",
+        "process":
+        f"Process {self.processes[0]} on host {name} is {slow}, the host's other processes "
+        "are not.",
+    }[self.kind]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain values, the sentence with them."""
+    return {**self._asdict(), "sentence": self.sentence()}
+
+
+class Inference(NamedTuple):
+  """What the times say: the culprits, strongest first; and why nothing more can be told, empty
+  where it can."""
+
+  culprits: tuple[Culprit, ...]
+  cannot_tell: str
+
+
+class _Hypothesis(NamedTuple):
+  kind: Kind
+  hosts: tuple[int, ...]  # numbers of hosts
+  processes: tuple[int, ...]
+  pairs: np.ndarray  # [N] bool
+
+
+def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
+  """Says which host or link is slow.
+
+  Args:
+    seconds: [n, n] time of a message from row to column; NaN where it was not measured, and on the
+      diagonal.
+    hosts: [n] name of each process's host.
+  """
+  seconds = np.asarray(seconds, np.float64)
+  known = np.isfinite(seconds) & (seconds > 0)
+  np.fill_diagonal(known, False)
+  sender, receiver = np.nonzero(known)
+  names = list(dict.fromkeys(hosts))
+  of = np.array([names.index(host) for host in hosts])
+  if len(seconds) < 3:
+    return Inference((), "With two processes every message is between the same two: a slow one "
+                         "can't be told from its peer or the link. Probe with three or more.")
+  missing = len(seconds) * (len(seconds) - 1) - len(sender)
+  if len(sender) < 2 * len(seconds):
+    return Inference((), f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not "
+                         "measured in time: give the probe more seconds, or smaller messages.")
+  y = np.log(seconds[sender, receiver])
+  tier = (of[sender] != of[receiver]).astype(int)
+  tried = _hypotheses(sender, receiver, of, tier, y)
+  if not tried:
+    return Inference((), "All processes are on two hosts: a slow host can't be told from its peer "
+                         "or the link. Probe with a third." if len(names) == 2
+                     else "Too few pairs were measured to compare them.")
+  sets = [one.pairs for one in tried]
+  chosen: dict[int, float] = {}  # number of a hypothesis: its shift
+  while len(chosen) < _MOST:
+    probability, shift = _compare(y - _explained(chosen, sets), tier, sets)
+    best = int(np.argmax(probability[1:]))
+    if best in chosen or probability[0] > 1 - CONFIDENCE or math.exp(shift[best]) < SMALLEST_RATIO:
+      break
+    chosen[best] = shift[best]
+  culprits: list[Culprit] = []
+  reason = ""
+  # each anew, beside the others: two slow hosts don't contest each other's place
+  for best in chosen:
+    rest = {other: shift for other, shift in chosen.items() if other != best}
+    probability, shift = _compare(y - _explained(rest, sets), tier, sets)
+    one, ratio = tried[best], math.exp(shift[best])
+    if probability[1 + best] >= _needed(one.kind) and ratio >= SMALLEST_RATIO:
+      culprits.append(Culprit(one.kind, tuple(names[h] for h in one.hosts), one.processes, ratio,
+                              float(probability[1 + best])))
+    else:
+      reason = reason or _ambiguous(probability, tried, shift, names)
+  return Inference(tuple(culprits), reason)
+
+
+def _explained(chosen: Mapping[int, float], sets: Sequence[np.ndarray]) -> np.ndarray:
+  """[N] what the hypotheses chosen add to the times' logarithms."""
+  return sum((shift * sets[number] for number, shift in chosen.items()), np.zeros(len(sets[0])))
+
+
+def _hypotheses(sender: np.ndarray, receiver: np.ndarray, of: np.ndarray, tier: np.ndarray,
+                y: np.ndarray) -> list[_Hypothesis]:
+  """All hypotheses that leave enough other pairs of the same kind to compare with."""
+  found: list[_Hypothesis] = []
+
+  def add(kind: Kind, hosts: tuple[int, ...], processes: np.ndarray, pairs: np.ndarray) -> None:
+    if not pairs.any() or any(((tier == t) & ~pairs).sum() < 2 for t in set(tier[pairs])):
+      return
+    found.append(_Hypothesis(kind, hosts, tuple(int(p) for p in processes), pairs))
+
+  between = tier == 1
+  for h in range(int(of.max()) + 1):
+    own = np.flatnonzero(of == h)
+    sends, receives = (of[sender] == h) & between, (of[receiver] == h) & between
+    add("host", (h,), own, sends | receives)
+    add("sender", (h,), own, sends)
+    add("receiver", (h,), own, receives)
+    if len(own) > 1:
+      for p in own:
+        add("process", (h,), np.array([p]), (sender == p) | (receiver == p))
+  pairs = {(int(a), int(b)) for a, b in zip(of[sender[between]], of[receiver[between]],
+                                            strict=True)}
+  links = sorted({(min(pair), max(pair)) for pair in pairs})
+  if len(links) > _LINKS_TRIED:
+    def strength(link: tuple[int, int]) -> float:
+      both = np.isin(of[sender], link) & np.isin(of[receiver], link) & between
+      return -float(y[both].max())
+    links = sorted(links, key=strength)[:_LINKS_TRIED]
+  for a, b in links:
+    there = (of[sender] == a) & (of[receiver] == b)
+    back = (of[sender] == b) & (of[receiver] == a)
+    both = np.flatnonzero((of == a) | (of == b))
+    add("link", (a, b), both, there | back)
+    add("direction", (a, b), both, there)
+    add("direction", (b, a), both, back)
+  return found
+
+
+def _compare(y: np.ndarray, tier: np.ndarray,
+             sets: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+  """Probability of "nothing" and of each set, and each set's shift."""
+  size = len(y)
+  scale = _scale(y - _bases(y, tier, np.ones(size, bool)))
+  scores, shifts = [0.0], []
+  price = 0.5 * math.log(size) + math.log(max(1, len(sets)))
+  for pairs in sets:
+    base = _bases(y, tier, ~pairs)
+    shift = float(np.median((y - base)[pairs]))
+    shifts.append(shift)
+    if shift <= 0:
+      scores.append(-np.inf)
+      continue
+    own = _scale(y - base - shift * pairs)
+    scores.append(size * math.log(scale / own) - price)
+  weight = np.exp(np.array(scores) - max(scores))
+  return weight / weight.sum(), np.array(shifts)
+
+
+def _bases(y: np.ndarray, tier: np.ndarray, of: np.ndarray) -> np.ndarray:
+  """[N] base of each pair: the median of its tier among the pairs `of`."""
+  base = np.zeros(len(y))
+  for t in set(tier):
+    chosen = (tier == t) & of
+    base[tier == t] = np.median(y[chosen if chosen.any() else tier == t])
+  return base
+
+
+def _scale(residuals: np.ndarray) -> float:
+  return float(np.abs(residuals).mean()) + _FLOOR
+
+
+def _needed(kind: Kind) -> float:
+  return LINK_CONFIDENCE if kind in ("link", "direction") else CONFIDENCE
+
+
+def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.ndarray,
+               names: Sequence[str]) -> str:
+  """Why nothing is named though "nothing is slow" is improbable; empty where nothing seems slow."""
+  if not tried or probability[0] > 1 - CONFIDENCE:
+    return ""
+  order = [i for i in np.argsort(probability[1:])[::-1] if probability[1 + i] > 0.05 and
+           math.exp(shift[i]) >= SMALLEST_RATIO][:3]
+  if not order:
+    return ""
+  words = [
+      f"{tried[i].kind} {' to '.join(names[h] for h in tried[i].hosts)} "
+      f"({100 * probability[1 + i]:.0f} %)"
+      for i in order]
+  return (f"Something may be slow, but not surely: {', '.join(words)}. Probe again, with "
+          "more repeats.")

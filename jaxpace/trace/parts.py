@@ -24,7 +24,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, regular_file
 from jaxpace.trace import schema
 from jaxpace.trace.decode import Columns
-from jaxpace.trace.part_files import PartId, parse_part_name
+from jaxpace.trace.table_reader import PartId, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99

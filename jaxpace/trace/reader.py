@@ -8,6 +8,7 @@ on is an error.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import pathlib
 from collections import Counter
@@ -20,18 +21,16 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.trace import dense, many_collectives, part_files
-from jaxpace.trace.along_axis import laid_out
+from jaxpace.trace import dense, many_collectives, table_reader
 from jaxpace.trace.cells import Cells, StepAxis
+from jaxpace.trace.collectives import name_collectives, unnamed
 from jaxpace.trace.full_steps import in_full
-from jaxpace.trace.meeting import Meeting, read_meeting, sends
-from jaxpace.trace.nothing_read import nothing_read
-from jaxpace.trace.problems import describe, plural, why_unreadable
-from jaxpace.trace.processes import read_processes
-from jaxpace.trace.read_host_samples import read_host_samples
-from jaxpace.trace.run import CollectiveTimes, HeldTimes, Process, Run, RunError
+from jaxpace.trace.marks.ringfile import read_plan
+from jaxpace.trace.meeting import laid_out
+from jaxpace.trace.problems import describe, kept_from_recording, plural, why_unreadable
+from jaxpace.trace.run import Process, Run, RunError
+from jaxpace.trace.rundir import read_processes
 from jaxpace.trace.schema import SCHEMA_VERSION
-from jaxpace.trace.slot_order import in_order
 from jaxpace.trace.table_reader import TableFiles, open_table
 
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
@@ -114,7 +113,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
   skipped["vanished"] = sum(t.vanished for t in tables.values())
   collectives = name_collectives(
-      info, collective_rows, dense.read_names(collectives_table, _unnamed(info, collective_rows)),
+      info, collective_rows, dense.read_names(collectives_table, unnamed(info, collective_rows)),
       by_exit=chosen is not None)
   for table in tables.values():
     problems.extend(table.problems)
@@ -150,7 +149,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
-  samples, unreadable = read_host_samples(path, run_id)
+  samples, unreadable = dense.read_host_samples(path, run_id)
   problems.extend(unreadable)
   listening, unreadable = dense.read_listening(path, run_id, axis, attempt)
   problems.extend(unreadable)
@@ -259,7 +258,7 @@ def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> st
   if info.get("run"):
     return info["run"]
   ids = Counter(part.run for table in ("steps", "collectives")
-                for part in part_files.list_parts(path / table, None).parts)
+                for part in table_reader.list_parts(path / table, None).parts)
   if len(ids) > 1:
     problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
                     f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")
@@ -268,7 +267,7 @@ def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> st
 
 def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[str],
           problems: list[str]) -> TableFiles:
-  folder = part_files.list_parts(path / table, run_id)
+  folder = table_reader.list_parts(path / table, run_id)
   skipped["temporary"] += folder.temporary
   skipped["foreign"] += folder.foreign
   skipped["unknown"] += folder.unknown
@@ -276,22 +275,8 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
   if folder.foreign:
     problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
   if folder.unknown:
-    problems.append(part_files.others_left_out(table, folder.others, folder.unknown))
+    problems.append(table_reader.others_left_out(table, folder.others, folder.unknown))
   return open_table(table, folder.parts)
-
-
-def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
-              ) -> tuple[Meeting | None, bool, bool]:
-  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
-  stamps may be late."""
-  point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
-  plan = info.get("plan")
-  notices = plan.get("notices") if isinstance(plan, dict) else None
-  early = any(isinstance(notice, str)
-              and notice.startswith(f"Collective {slot} can start before its entry ")
-              for notice in (notices if isinstance(notices, list) else ()))
-  return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
-          early or entry.get("may_begin_early") is True)
 
 
 def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
@@ -325,47 +310,62 @@ def _span(tables: Any) -> tuple[int, int]:
   return min(r[0] for r in ranges), max(r[1] for r in ranges)
 
 
-def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
-  """The plan's entries, by slot."""
-  plan = info.get("plan")
-  return {entry.get("slot"): entry
-          for entry in (plan.get("collectives") or () if isinstance(plan, dict) else ())
-          if isinstance(entry, dict)}
+_SPLIT = " left out: "
 
 
-def _unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
-  """Slots whose name and size the plan does not say."""
-  planned = _planned(info)
-  return {slot for slot in cells.slots
-          if not planned.get(slot, {}).get("name") or "bytes" not in planned[slot]}
-
-
-def name_collectives(info: dict[str, Any], cells: Cells,
-                     names: Mapping[int, tuple[str, int | None]], by_exit: bool = False
-                     ) -> tuple[CollectiveTimes, ...]:
-  """Collectives in the order in which a step goes through them.
+def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int],
+                 processes: Sequence[Process], problems: Sequence[str]) -> str:
+  """Says it, and names the files that lie there.
 
   Args:
-    info: `run.json`.
-    cells: their rows.
-    names: name and bytes of slots of which the plan does not say them.
-    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
-      may stay open while the device computes and goes through others: it is waited for after these,
-      and only that time of it is exposed.
+    path: run directory.
+    run: id of the run.
+    skipped: files left out, by reason.
+    processes: what the processes said of themselves.
+    problems: what was found while reading.
   """
-  planned = _planned(info)
-  result = []
-  for slot, place in sorted(cells.slots.items()):
-    entry = planned.get(slot, {})
-    name, size = names.get(slot, ("", None))
-    times = {column: values[place] for column, values in cells.columns.items()}
-    held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
-    result.append(CollectiveTimes(
-        slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),
-        times["enter_ns"], times["exit_ns"], cells.attempt[place],
-        *_topology(info, entry, name, slot, cells.attempt.shape[1]), held=held))
-  if len(result) < 2:
-    return tuple(result)
-  order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],
-                   [c.attempt for c in result], by_exit)
-  return tuple(result[at] for at in order)
+  reasons = Counter(reason for problem in problems
+                    for name, found, reason in [problem.partition(_SPLIT)]
+                    if found and name.endswith(".parquet"))
+  if reasons:
+    (reason, number), *others = reasons.most_common()
+    first = next(problem.partition(_SPLIT)[0]
+                 for problem in problems if problem.endswith(_SPLIT + reason))
+    which = first if number == 1 else f"{number:,} parts, {first} the first of them,"
+    more = f" ({sum(count for _, count in others):,} more for other reasons)" if others else ""
+    torn = reason.startswith(("torn", "empty"))
+    because = f"{'it is ' if torn else ''}{reason.rstrip('.')}"
+    return (f"No row of {path} can be read: {which} left out because {because}{more}."
+            + (" Was it copied completely?" if torn else ""))
+  if skipped.get("torn"):
+    return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
+            "Was it copied completely?")
+  outside = [problem for problem in problems if "is not a number from" in problem
+             or "holds rows without" in problem]
+  if outside:
+    return f"No row of {path} can be used: {outside[0]}"
+  if skipped.get("foreign"):
+    return (f"{path} has no rows of its own run {run}, only {plural(skipped['foreign'], 'part')} "
+            "of other runs. Was run.json overwritten, or the directory used twice?")
+  kept = [reason for process in processes for reason in kept_from_recording(process)]
+  if kept:
+    return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
+  named = [problem for problem in problems if "not named as parts" in problem]
+  if named:
+    return f"{path} holds no part of a run: {named[0]}"
+  if why := _ran_bare(path, processes):
+    return f"{path} holds a run without a single recorded step: {why}"
+  return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
+          "seconds: has the job finished its first step, and is `recorder.record()` called in "
+          "the loop?")
+
+
+def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
+  """What an observed step had no marks for, where none of its programs has any; else empty."""
+  for process in processes:
+    with contextlib.suppress(OSError, UnreadableError):
+      programs = read_plan(path, process.process).plan.programs
+      if programs and all(program.bare for program in programs):
+        last = programs[-1]
+        return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"
+  return ""

@@ -20,12 +20,12 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import Recordable
-from jaxpace.trace import describe, places, rundir
+from jaxpace.trace import describe, rundir
 from jaxpace.trace import step_causes as host
 from jaxpace.trace.exporting import Exporter, Feed
-from jaxpace.trace.host_causes import ASKED
 from jaxpace.trace.host_sampler import HostCounters, HostSampler
 from jaxpace.trace.lock import DirectoryLock
+from jaxpace.trace.step_causes import ASKED
 from jaxpace.trace.writer import Writer, explain
 
 _LOG = logging.getLogger("jaxpace")
@@ -144,9 +144,9 @@ class Recording:
     info = describe.process(identity, process)
     run_info = (describe.run(identity, self._source, self._config, directory) if process == 0
                 else None)
-    place = places.read(process)
+    place = describe.read(process)
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
-        gauges=places.gauges(place))) if self._hosts else None
+        gauges=describe.gauges(place))) if self._hosts else None
     writer = Writer(directory, identity, process, info, run_info,
                     grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
     try:
@@ -159,7 +159,7 @@ class Recording:
       writer.release()
       raise
     try:
-      places.write(directory, identity.run, place)
+      describe.write(directory, identity.run, place)
     except OSError as error:
       _LOG.warning("Where process %d runs is not written down: %s", process,
                    explain(error, directory))

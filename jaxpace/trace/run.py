@@ -12,7 +12,6 @@ import numpy as np
 from jaxpace.files import UserError
 from jaxpace.hosts.locality.types import Locality
 from jaxpace.trace.meeting import Meeting
-from jaxpace.trace.read_host_samples import HostSamples
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -71,6 +70,36 @@ class CollectiveTimes:
   """What a pacer that holds collectives back did before it; None without one."""
 
 
+class HostSamples(NamedTuple):
+  """Samples in the order of process, attempt and time. Times of two processes can't be compared."""
+
+  process: np.ndarray  # [N] int32
+  attempt: np.ndarray  # [N] int32
+  time_ns: np.ndarray  # [N] int64, that process's monotonic clock
+  columns: dict[str, np.ndarray]  # [N] float64 by column of the table `hosts`; NaN where null
+
+  def of(self, process: int) -> HostSamples:
+    """The samples of one process."""
+    keep = self.process == process
+    return HostSamples(self.process[keep], self.attempt[keep], self.time_ns[keep],
+                       {name: values[keep] for name, values in self.columns.items()})
+
+  def increase(self, name: str) -> dict[int, float]:
+    """How much a counter rose in all, by process; those that never counted it are left out.
+
+    Counters start anew with each attempt. A fall, as no counter has, counts as nothing.
+    """
+    found: dict[int, float] = {}
+    values = self.columns[name]
+    for process in np.unique(self.process).tolist():
+      for attempt in np.unique(self.attempt[self.process == process]).tolist():
+        own = values[(self.process == process) & (self.attempt == attempt)]
+        own = own[np.isfinite(own)]
+        if own.size:
+          found[process] = found.get(process, 0.0) + float(np.maximum(np.diff(own), 0).sum())
+    return found
+
+
 class Listening(NamedTuple):
   """Readings in the order of step, collective and turn; N of them. ns, `MISSING` where null."""
 
@@ -92,7 +121,7 @@ class HostCauses:
   # [P], rising
   processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
   columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
-  """[P, K] float32 by name of `jaxpace.trace.host_causes`: seconds, "nivcsw" a count; NaN where
+  """[P, K] float32 by name of `jaxpace.trace.step_causes`: seconds, "nivcsw" a count; NaN where
   null."""
 
   def row(self, process: int) -> int | None:
@@ -222,3 +251,20 @@ class Run:
       if p.process == process or (process < 0 and rank in p.ranks):
         return p.host
     return ""
+
+
+def cut(run: Run, first: int) -> Run:
+  """The run from the step at index `first` on; the one before it is kept as for any window."""
+  part = slice(max(first - 1, 0), None)
+  causes = dataclasses.replace(run.host_causes,
+                               columns={n: v[:, part] for n, v in run.host_causes.columns.items()})
+  return dataclasses.replace(
+      run, steps=run.steps[part], attempt=run.attempt[:, part],
+      window=(int(run.steps[first]), run.window[1]),
+      end_ns=None if run.end_ns is None else run.end_ns[:, part],
+      durations={name: values[:, part] for name, values in run.durations.items()},
+      collectives=tuple(dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
+                                            exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part],
+                                            held=None if c.held is None else c.held.at(part))
+                        for c in run.collectives),
+      guard={name: values[part] for name, values in run.guard.items()}, host_causes=causes)

@@ -20,7 +20,7 @@ import re
 
 import pyarrow as pa
 
-from jaxpace.trace.host_causes import HOST_CAUSES
+from jaxpace.trace.step_causes import HOST_CAUSES
 
 SCHEMA_VERSION = 1
 

@@ -1,5 +1,5 @@
 """What the host did in each step: CPU time, involuntary switches, garbage collection, data and
-checkpoints.
+checkpoints. One table of its columns, `HOST_CAUSES`: all else that names them is made from it.
 
 Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind
 the loop: a value belongs to the step that the loop was dispatching, not to what the devices
@@ -13,8 +13,7 @@ import gc
 import resource
 import time
 from collections.abc import Iterator
-
-from jaxpace.trace.host_causes import ASKED
+from typing import NamedTuple
 
 Sample = tuple[int | None, int | None, int | None, int | None, int | None]
 """One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was
@@ -99,3 +98,40 @@ def _used() -> tuple[int, int]:
   """
   used = resource.getrusage(resource.RUSAGE_SELF)
   return round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw
+
+
+class HostCause(NamedTuple):
+  """A column of the table `steps` that says what the process did besides the devices' work."""
+
+  column: str
+  label: str
+  """What it is, for people."""
+  pauses: str = ""
+  """What a process does meanwhile, for people, where the loop stands still for it; else empty."""
+  asked: bool = False
+  """Whether it is known only where the program has it measured, see `jaxpace.Recorder.measure`."""
+
+  @property
+  def name(self) -> str:
+    """In arrays, findings and metrics."""
+    return self.column.removesuffix("_ns")
+
+  @property
+  def scale(self) -> float:
+    """From what is recorded to seconds; 1 for a number of times."""
+    return 1e-9 if self.column.endswith("_ns") else 1.0
+
+
+HOST_CAUSES = (
+    HostCause("cpu_ns", "CPU time"),
+    HostCause("nivcsw", "involuntary context switches"),
+    HostCause("gc_ns", "garbage collection", "collects garbage"),
+    HostCause("data_ns", "waiting for data", "waits for data", asked=True),
+    HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
+)
+TIMES = tuple(cause.name for cause in HOST_CAUSES if cause.scale != 1)
+"""Those in seconds."""
+PAUSES = {cause.name: cause for cause in HOST_CAUSES if cause.pauses}
+"""By name, those for which the loop stands still."""
+ASKED = {cause.column: cause.name for cause in HOST_CAUSES if cause.asked}
+"""By column."""

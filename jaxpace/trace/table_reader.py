@@ -1,19 +1,21 @@
-"""Reads the rows of one table, part by part; a part that can't be read is reported and left out."""
+"""Finds the Parquet parts of a table and reads its rows, part by part; a part that can't be read is
+reported and left out."""
 
 from __future__ import annotations
 
 import itertools
+import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, check_regular
-from jaxpace.trace.part_files import PartFile
-from jaxpace.trace.row_checks import ABSENT, LIMITS, Soundness, name_fault, type_fault
+from jaxpace.trace import schema
+from jaxpace.trace.columns import ABSENT, LIMITS, Soundness, name_fault, type_fault
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
@@ -221,3 +223,106 @@ def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, in
 def _first_line(error: BaseException) -> str:
   return next(itertools.chain(str(error).strip().splitlines(),
                               [type(error).__name__]))[:120].rstrip(". ")
+
+
+class PartId(NamedTuple):
+  """What a part's file name says."""
+
+  run: str
+  process: int
+  first: int
+  last: int
+
+  @property
+  def file_name(self) -> str:
+    """The name of the part's file."""
+    return schema.PART_NAME.format(**self._asdict())
+
+
+def parse_part_name(name: str) -> PartId | None:
+  """Inverse of `PartId.file_name`; None for a name that is not a part's."""
+  match = schema.PART_PATTERN.match(name)
+  if not match or int(match["first"]) > int(match["last"]):
+    return None
+  return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
+
+
+class PartFile(NamedTuple):
+  """One part of a table. `inside` are parts whose rows it already holds: what a merge left
+  behind."""
+
+  path: pathlib.Path
+  run: str
+  process: int
+  first: int
+  last: int
+  inside: tuple[PartFile, ...] = ()
+
+
+class Folder(NamedTuple):
+  """What lies in the folder of one table."""
+
+  parts: list[PartFile]
+  temporary: int
+  foreign: int  # parts of other runs
+  unknown: int  # files that are no part at all
+  others: tuple[str, ...] = ()  # names of some of those
+
+
+def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
+  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that
+  holds them.
+
+  Args:
+    folder: the table's folder; it may be missing.
+    run: run id; None takes the parts of every run.
+
+  Raises:
+    PermissionError: the folder can't be listed.
+  """
+  parts: list[PartFile] = []
+  temporary = foreign = unknown = 0
+  others: list[str] = []
+  try:
+    names = sorted(os.listdir(folder))
+  except (FileNotFoundError, NotADirectoryError):
+    names = []
+  for name in names:
+    match = schema.PART_PATTERN.match(name)
+    if is_temporary(name):
+      temporary += 1
+    elif not match or int(match["first"]) > int(match["last"]):
+      unknown += 1
+      others.append(name)
+    elif run is not None and match["run"] != run:
+      foreign += 1
+    else:
+      parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
+                            int(match["last"])))
+  return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
+
+
+def is_temporary(name: str) -> bool:
+  """Whether a file of this name is still being written, or was left by a writer that was killed."""
+  return name.startswith(".") or name.endswith((".tmp", "~"))
+
+
+def others_left_out(table: str, names: Sequence[str], number: int) -> str:
+  """Says that some files of a table's folder are none of its parts: `number` of them, of which
+  `names` are named."""
+  more = f" and {number - len(names)} more" if number > len(names) else ""
+  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out "
+          f"({', '.join(names)}{more}): not named as parts of a recorded run are, such as "
+          "run-p00000.000000-000000.parquet.")
+
+
+def outermost(parts: Iterable[PartFile]) -> list[PartFile]:
+  """Puts parts in their order; those whose range lies inside another's hang on that one."""
+  nested: list[PartFile] = []
+  for part in sorted(parts, key=lambda p: (p.run, p.process, p.first, -p.last)):
+    outer = nested[-1] if nested else None
+    if outer and (outer.run, outer.process) == (part.run, part.process) and part.last <= outer.last:
+      nested[-1] = outer._replace(inside=(*outer.inside, part))
+    else:
+      nested.append(part)
+  return nested

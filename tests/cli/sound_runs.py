@@ -7,7 +7,7 @@ import json
 import pathlib
 import time
 
-from jaxpace.trace.marks import plans
+from jaxpace.trace.marks import ringfile
 from tests.hosts.locality import topologies
 from tests.synthetic import made_up_observed, made_up_runs
 from tests.synthetic.made_up_faults import Fault
@@ -73,7 +73,7 @@ def write_observed(path: pathlib.Path) -> None:
     (path / "process" / f"{process}.json").write_text(json.dumps(info | {"closed_cleanly": False}))
     machine.write(path / "marks" / f"{process}.ring", [2 * process, 2 * process + 1],
                   process=process, run="observed", alive=60.0, wall=time.time_ns() - 90 * 10**9)
-    plans.write_plan(path, process, "observed", 0, machine.plan)
+    ringfile.write_plan(path, process, "observed", 0, machine.plan)
 
 
 def write_inputs(path: pathlib.Path) -> None:

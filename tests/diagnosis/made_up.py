@@ -10,8 +10,8 @@ from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import Summed, add_up
-from jaxpace.trace.read_host_samples import COLUMNS, HostSamples
-from jaxpace.trace.run import HostCauses, Run
+from jaxpace.trace.dense import HOST_COLUMNS
+from jaxpace.trace.run import HostCauses, HostSamples, Run
 from tests.diagnosis.traces import make_run
 from tests.synthetic.made_up_runs import MadeUpJob, _host_columns, _host_samples, simulate
 
@@ -37,7 +37,7 @@ def run_of(job: MadeUpJob):
                for p, ranks in enumerate(groups)]
     columns = {name: np.concatenate([s.get(name, np.full(len(s["time_ns"]), np.nan))
                                      for s in samples]).astype(float)
-               for name in COLUMNS}
+               for name in HOST_COLUMNS}
     run = dataclasses.replace(
         run, host_causes=HostCauses(np.arange(job.processes), causes),
         host_samples=HostSamples(*(np.concatenate([s[n] for s in samples])

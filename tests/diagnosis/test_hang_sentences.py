@@ -7,8 +7,7 @@ import pytest
 
 from jaxpace.diagnosis.codes import HangCode as Code
 from jaxpace.diagnosis.hang import find_hang
-from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey, position
 from jaxpace.trace.flight.told import Flight
 from tests.trace.flight.machine import Machine, collective, program
 

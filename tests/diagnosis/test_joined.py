@@ -10,8 +10,7 @@ from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
-from jaxpace.trace.link_inference import Culprit
-from jaxpace.trace.links import ProbedLinks
+from jaxpace.trace.links import Culprit, ProbedLinks
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import barrier, make_run
 from tests.synthetic.made_up_faults import Fault

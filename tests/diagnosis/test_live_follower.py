@@ -16,7 +16,6 @@ from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
 from jaxpace.reporting.watch.live import line
 from jaxpace.trace import growing as parts
-from jaxpace.trace import window
 from jaxpace.trace.growing import PartFollower
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.run import MISSING
@@ -53,13 +52,13 @@ def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_pat
   follower, seen = PartFollower(growing.directory / "collectives", "collectives", "growing"), []
   for step in range(20, 221, 20):
     growing.write(step)
-    seen += list(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
-    assert list(follower.poll(window.COLLECTIVES_COLUMNS, 8192)) == []
+    seen += list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
+    assert list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192)) == []
   assert keys(seen) == {(s, r, c) for s in range(220) for r in range(4) for c in range(2)}
   assert len(opened) == 2 * 11 and len(list((growing.directory / "collectives").iterdir())) < 2 * 11
   for store in growing.stores.values():
     store.compact()
-  assert list(follower.poll(window.COLLECTIVES_COLUMNS, 8192)) == [] and len(opened) == 2 * 11
+  assert list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192)) == [] and len(opened) == 2 * 11
 
 
 original = parts.read_small
@@ -69,12 +68,12 @@ def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing):
   follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
   for step in range(10, 51, 10):
     growing.write(step)
-  assert ({key[0] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 10))}
+  assert ({key[0] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 10))}
           == set(range(40, 50)))
   for step in range(60, 101, 10):  # what was read lies in a merged part now, beside what was not
     growing.write(step)
   assert (set(range(50, 100)) <= {key[0]
-                                  for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))})
+                                  for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))})
 
 
 def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds_it(
@@ -89,8 +88,8 @@ def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds
     return original(path, *columns)
 
   monkeypatch.setattr(parts, "read_small", merging)
-  before = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
-  after = keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))
+  before = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
+  after = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
   assert (not before and {key[0] for key in after} == set(range(40))
           and {key[1] for key in after} == {0, 1, 2, 3})
 
@@ -101,13 +100,13 @@ def test_a_torn_part_is_named_and_read_once_it_is_whole(growing):
   whole = part.read_bytes()
   part.write_bytes(whole[:100])
   follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
-  assert {key[1] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))} == {0, 1}
+  assert {key[1] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))} == {0, 1}
   assert len(follower.problems) == 1 and part.name in follower.problems[0]
   growing.write(40)
-  assert ({key[:2] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))}
+  assert ({key[:2] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))}
           >= {(39, 2), (39, 3)})
   part.write_bytes(whole)
-  assert {key[1] for key in keys(follower.poll(window.COLLECTIVES_COLUMNS, 8192))} == {2, 3}
+  assert {key[1] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))} == {2, 3}
   assert follower.problems == []
 
 
@@ -144,8 +143,8 @@ def test_numbers_are_those_of_the_report_on_the_same_steps(written, tmp_path_fac
 
 
 def test_memory_is_bounded_and_the_newest_steps_stay(growing, monkeypatch):
-  monkeypatch.setattr(window, "LEAST", 64)
-  monkeypatch.setattr(window, "CELLS", 1)
+  monkeypatch.setattr(parts, "LEAST", 64)
+  monkeypatch.setattr(parts, "CELLS", 1)
   follower = Follower(growing.directory, 20)
   for step in range(16, 321, 16):
     growing.write(step)
@@ -329,7 +328,7 @@ def test_rows_older_than_the_window_change_nothing():
     return {"step": np.array(steps), **zeros, "enter_ns": np.array(exits),
             "exit_ns": np.array(exits)}
 
-  ring = window.Window(8, 1)
+  ring = parts.Window(8, 1)
   assert ring.add_collectives(rows(list(range(10, 18)), list(range(8))), 0.0)
   assert not ring.add_collectives(rows([2, 9], [77, 78]), 1.0)
   run = ring.run(11, 17, pathlib.Path("run"), {}, ())

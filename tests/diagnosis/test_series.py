@@ -22,9 +22,8 @@ from jaxpace.diagnosis.series import skew_map
 from jaxpace.diagnosis.series.series_json import distribution, places, where
 from jaxpace.diagnosis.series.skew_map import Columns
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
-from jaxpace.trace.cut import cut
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.run import MISSING
+from jaxpace.trace.run import MISSING, cut
 from tests.diagnosis.traces import barrier, make_run
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_faults import Fault

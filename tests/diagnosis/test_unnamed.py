@@ -8,8 +8,8 @@ import pytest
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.codes import Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.run import HostCauses
+from jaxpace.trace.step_causes import PAUSES
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only
 

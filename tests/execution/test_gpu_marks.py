@@ -14,7 +14,7 @@ from jaxpace.execution import gpu_marks, kernels
 from jaxpace.execution import marks as process_marks
 from jaxpace.execution.native import cuda
 from jaxpace.execution.native.cuda import DriverError
-from jaxpace.trace.marks.follow import Lane
+from jaxpace.trace.marks.executions import Lane
 from tests.execution.emulated_gpu import Gpu, run
 
 PROGRAM = 7

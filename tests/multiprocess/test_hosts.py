@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxpace.trace.read_host_samples import read_host_samples
+from jaxpace.trace.dense import read_host_samples
 from jaxpace.trace.reader import read_run
 from tests.multiprocess import jobs
 

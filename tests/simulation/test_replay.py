@@ -12,7 +12,7 @@ from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.simulation import replay_summary
 from jaxpace.simulation.observed import observe
 from jaxpace.simulation.replay import replay
-from jaxpace.trace.along_axis import groups
+from jaxpace.trace.meeting import groups
 from jaxpace.trace.reader import read_run
 from tests.coordination.test_live import late_step
 from tests.quick import QUICK

@@ -13,10 +13,10 @@ from jaxpace.core import own_context
 from jaxpace.execution import marks
 from jaxpace.step import comparing, observe
 from jaxpace.step.dispatched import Dispatched
-from jaxpace.trace import describe, places, rundir, step_causes
+from jaxpace.trace import describe, rundir, step_causes
 from jaxpace.trace.host_sampler import HostSampler
 from jaxpace.trace.marks import collect, intake, steps
-from jaxpace.trace.marks.calls import CallOrder
+from jaxpace.trace.marks.collect import CallOrder
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.parts import PartStore
 from tests.step import observed_steps
@@ -30,7 +30,7 @@ POINTS = {
     "look": (observe, "look_of"), "copy": (own_context, "on"),
     "compare": (comparing, "differences"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
-    "run": (rundir, "claim"), "place": (places, "read"),
+    "run": (rundir, "claim"), "place": (describe, "read"),
     "process": (describe, "process"), "share": (describe, "share"),
     "sample": (HostSampler, "__init__"), "intake": (intake.MarksIntake, "__init__"),
     "begin": (CallOrder, "__init__"), "record": (steps.MarkedSteps, "record"),

@@ -18,8 +18,8 @@ import numpy as np
 
 from jaxpace.trace import rundir, schema
 from jaxpace.trace.decode import Columns
-from jaxpace.trace.host_causes import PAUSES
 from jaxpace.trace.parts import PartStore
+from jaxpace.trace.step_causes import PAUSES
 from tests.synthetic.made_up_faults import Extra, Fault, strike
 
 _NS = 1e9

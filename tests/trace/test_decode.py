@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from jaxpace.core.plan import Mark, Plan
 from jaxpace.trace import decode
 from jaxpace.trace.decode import StampedSteps
-from jaxpace.trace.host_causes import HOST_CAUSES
 from jaxpace.trace.intake import Batch, Intake, Losses
+from jaxpace.trace.step_causes import HOST_CAUSES
 from tests.trace import fake_step as fake
 
 

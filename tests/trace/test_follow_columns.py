@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.trace import columns, window
-from jaxpace.trace.part_files import PartFile
+from jaxpace.trace import columns, growing
 from jaxpace.trace.run import MISSING
-from jaxpace.trace.table_reader import NEEDED, open_table
+from jaxpace.trace.table_reader import NEEDED, PartFile, open_table
 from tests.quick import examples
 
 LONG = st.integers(-2**40, 2**40)
@@ -43,7 +42,7 @@ def path(tmp_path_factory):
 def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps,
                                                   statistics):
   pq.write_table(table(rows, steps, ranks, attempt, gaps), path, write_statistics=statistics)
-  wanted = (*window.STEPS_COLUMNS, *window.GUARD_COLUMNS)
+  wanted = (*growing.STEPS_COLUMNS, *growing.GUARD_COLUMNS)
   read = columns.read_small(path, NEEDED["steps"], wanted)
   if not statistics:
     assert read is None  # whether a key is null can't be told
@@ -73,9 +72,9 @@ def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, atte
 def test_what_no_recorder_writes_is_left_to_the_tables_reader(path, change):
   good = table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7])
   pq.write_table(good, path)
-  assert columns.read_small(path, NEEDED["steps"], window.STEPS_COLUMNS)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
   pq.write_table(change(good), path)
-  assert columns.read_small(path, NEEDED["steps"], window.STEPS_COLUMNS) is None
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
 
 
 def test_large_torn_and_missing_files_are_left_too(path, monkeypatch):
@@ -83,12 +82,12 @@ def test_large_torn_and_missing_files_are_left_too(path, monkeypatch):
   whole = path.read_bytes()
   for data in (b"", whole[:-4], whole[:50], b"PAR1" + whole[4:-9] + b"PAR1"):
     path.write_bytes(data)
-    assert columns.read_small(path, NEEDED["steps"], window.STEPS_COLUMNS) is None
+    assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
   path.write_bytes(whole)
-  assert columns.read_small(path, NEEDED["steps"], window.STEPS_COLUMNS)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
   monkeypatch.setattr(columns, "_SMALL", len(whole) - 1)
-  assert columns.read_small(path, NEEDED["steps"], window.STEPS_COLUMNS) is None
-  assert columns.read_small(path.with_name("gone"), NEEDED["steps"], window.STEPS_COLUMNS) is None
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+  assert columns.read_small(path.with_name("gone"), NEEDED["steps"], growing.STEPS_COLUMNS) is None
 
 
 def test_rows_of_the_same_columns_are_put_together_in_their_order():

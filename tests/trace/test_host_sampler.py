@@ -14,10 +14,10 @@ import pytest
 
 from jaxpace.hosts.locality import host, job
 from jaxpace.hosts.locality.tree import Tree
+from jaxpace.trace import describe, host_sampler, rundir, table_reader
 from jaxpace.trace import host_sampler as hosts
-from jaxpace.trace import own_sockets, part_files, places, rundir
+from jaxpace.trace.dense import read_host_samples
 from jaxpace.trace.host_sampler import HostCounters, HostSampler, find_interfaces
-from jaxpace.trace.read_host_samples import read_host_samples
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.hosts.locality import machines
@@ -69,7 +69,7 @@ def test_traffic_of_this_process_is_counted():
 
 @linux
 def test_a_connection_made_between_two_readings_counts_from_its_beginning():
-  sockets = own_sockets.OwnSockets()
+  sockets = host_sampler.OwnSockets()
   before, other = connected()
   with before, other:
     send(before, other, 16 << 20)
@@ -95,7 +95,7 @@ def test_round_trips_are_those_of_the_connections_that_were_busy_weighted_by_how
     for end in (end for pair in pairs for end in pair):
       stack.enter_context(end)
     send(*idle, 1 << 20)
-    sockets = own_sockets.OwnSockets()
+    sockets = host_sampler.OwnSockets()
     assert sockets.read().rtt_ns is None, "nothing was sent since the first reading"
     before = [kernel_says(left) for left, _ in pairs]
     for left, right in (quick, slow):
@@ -113,10 +113,10 @@ def test_round_trips_are_those_of_the_connections_that_were_busy_weighted_by_how
 
 @linux
 def test_a_kernel_that_does_not_count_busy_time_gives_no_round_trips(monkeypatch):
-  monkeypatch.setattr(own_sockets, "_FULL", 1 << 10)
+  monkeypatch.setattr(host_sampler, "_FULL", 1 << 10)
   left, right = connected()
   with left, right:
-    sockets = own_sockets.OwnSockets()
+    sockets = host_sampler.OwnSockets()
     sockets.read()
     send(left, right, 1 << 20)
     counts = sockets.read()
@@ -131,7 +131,7 @@ def test_sockets_of_others_are_left_alone():
   left, right = connected()
   unix = socket.socketpair()
   with left, right, unix[0], unix[1], socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagram:
-    sockets = own_sockets.OwnSockets()
+    sockets = host_sampler.OwnSockets()
     for _ in range(3):
       sockets.read()
     left.sendall(b"x")
@@ -139,8 +139,8 @@ def test_sockets_of_others_are_left_alone():
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known(monkeypatch, tmp_path):
-  monkeypatch.setattr(own_sockets, "_getsockopt", lambda: None)
-  assert own_sockets.OwnSockets().read() is None
+  monkeypatch.setattr(host_sampler, "_getsockopt", lambda: None)
+  assert host_sampler.OwnSockets().read() is None
   values = HostCounters(tmp_path).read()
   assert values.pop("nivcsw") == 0 and set(values.values()) == {None}
 
@@ -265,9 +265,9 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
     raise OSError(5, "Input/output error")
   caplog.set_level("INFO", "jaxpace")
   monkeypatch.setattr(hosts.HostCounters, "read", broken)
-  monkeypatch.setattr(places, "read_locality", broken)
+  monkeypatch.setattr(describe, "read_locality", broken)
   real = rundir.write_json
-  monkeypatch.setattr(places.rundir, "write_json",
+  monkeypatch.setattr(describe.rundir, "write_json",
                       lambda path, *a, **k: broken() if path.parent.name == "locality"
                       else real(path, *a, **k))
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
@@ -299,7 +299,7 @@ def test_samples_are_read_back(tmp_path):
 
 def test_unreadable_samples_are_named_and_left_out(tmp_path):
   assert len(read_host_samples(tmp_path, None)[0].time_ns) == 0
-  names = [part_files.PartId("r", process, 0, 0).file_name for process in range(3)]
+  names = [table_reader.PartId("r", process, 0, 0).file_name for process in range(3)]
   columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]),
              "retransmits": np.array([2, 1])}
   (tmp_path / "hosts").mkdir()

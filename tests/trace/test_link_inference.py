@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpace.live.probe import measure
-from jaxpace.trace.link_inference import infer
+from jaxpace.trace.links import infer
 from tests.quick import examples
 
 

@@ -16,10 +16,10 @@ import jaxpace
 from jaxpace.communication.partitioned import collectives, compiling, program, thunks
 from jaxpace.execution import marks
 from jaxpace.step import everywhere
-from jaxpace.trace import describe, observed, places, rundir
+from jaxpace.trace import describe, observed, rundir
 from jaxpace.trace.host_sampler import HostSampler
 from jaxpace.trace.marks import collect, finding, found, intake
-from jaxpace.trace.marks.calls import CallOrder
+from jaxpace.trace.marks.collect import CallOrder
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
@@ -162,7 +162,7 @@ POINTS = {
     "begin": (observed, "Executed"), "usage": (marks.Usage, "take"),
     "open": (observed.FoundRecording, "open"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
-    "run": (rundir, "claim"), "place": (places, "read"), "process": (describe, "process"),
+    "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
     "share": (describe, "share"), "sample": (HostSampler, "__init__"),
     "intake": (intake.MarksIntake, "__init__"), "collect": (collect.Collector, "collect"),
     "order": (CallOrder, "settle"), "decide": (finding, "find"), "cut": (finding.Step, "steps"),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.files.folders import Folder
-from jaxpace.trace import decode, part_files, parts, schema
+from jaxpace.trace import decode, parts, schema, table_reader
 from tests.trace import fake_step as fake
 
 
@@ -22,12 +22,12 @@ def read(files: list[pathlib.Path]) -> list[dict]:
   return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
-@given(name=st.builds(part_files.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
+@given(name=st.builds(table_reader.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
                       st.integers(0, 10**6), st.integers(0, 10**7), st.integers(10**7, 10**8)))
 def test_part_names_read_back(name):
-  assert part_files.parse_part_name(name.file_name) == name
-  assert part_files.parse_part_name("." + name.file_name + ".tmp") is None
-  assert (part_files.parse_part_name(name._replace(last=name.first - 1).file_name) is None
+  assert table_reader.parse_part_name(name.file_name) == name
+  assert table_reader.parse_part_name("." + name.file_name + ".tmp") is None
+  assert (table_reader.parse_part_name(name._replace(last=name.first - 1).file_name) is None
           or name.first == 0)
 
 
@@ -60,7 +60,7 @@ def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   assert [row["step"] for row in rows] == list(range(first))
   assert [row["forward_ns"] for row in rows] == [200_000] * first
   assert all(pq.read_metadata(p).num_rows <= max(limit, max(sizes)) for p in store.files)
-  names = [part_files.parse_part_name(p.name) for p in store.files]
+  names = [table_reader.parse_part_name(p.name) for p in store.files]
   assert [n.first for n in names] == [0] + [n.last + 1 for n in names[:-1]]
 
 
@@ -68,7 +68,7 @@ def test_many_small_parts_become_few(tmp_path):
   store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
   for i in range(64):
     store.append(columns(i, 1))
-  names = [part_files.parse_part_name(p.name) for p in store.files]
+  names = [table_reader.parse_part_name(p.name) for p in store.files]
   assert [(n.first, n.last) for n in names] == [(0, 63)]
 
 
@@ -100,7 +100,7 @@ def test_a_crash_between_rename_and_delete_loses_and_doubles_nothing(
     patch.setattr(Folder, "unlink", dying)
     with pytest.raises(KeyboardInterrupt):
       store.compact()
-  left = [part_files.parse_part_name(p.name) for p in sorted((tmp_path / "steps").iterdir())]
+  left = [table_reader.parse_part_name(p.name) for p in sorted((tmp_path / "steps").iterdir())]
   whole = [n for n in left if (n.first, n.last) == (0, 2)]
   assert len(whole) == 1 and len(left) == 1 + 3 - deleted
   again = parts.PartStore(tmp_path, "steps", "run", 0)
@@ -130,7 +130,7 @@ def test_leftover_temporary_files_and_damaged_parts_on_resume(tmp_path):
   folder = tmp_path / "steps"
   (folder / ".run-p00000.000001-000001.parquet.tmp").write_bytes(b"x")
   (folder / ".run-p00001.000001-000001.parquet.tmp").write_bytes(b"another process's")
-  damaged = folder / part_files.PartId("run", 0, 1, 1).file_name
+  damaged = folder / table_reader.PartId("run", 0, 1, 1).file_name
   damaged.write_bytes(b"not parquet")
   again = parts.PartStore(tmp_path, "steps", "run", 0)
   again.append(columns(2, 1))
@@ -173,7 +173,7 @@ def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_pa
   assert damaged.name in caplog.text
   assert ([row["step"] for row in read([path for path in store.files if path != damaged])]
           == [0, 1, *range(3, 20)])
-  found = part_files.list_parts(tmp_path / "steps", "run").parts
+  found = table_reader.list_parts(tmp_path / "steps", "run").parts
   assert damaged in [part.path for part in found]  # not hidden inside another's range
   assert not any(part.inside for part in found)
 

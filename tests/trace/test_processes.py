@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from jaxpace.trace.processes import read_processes
+from jaxpace.trace.rundir import read_processes
 
 
 def write(folder, name, value):
@@ -37,7 +37,7 @@ def test_a_file_that_may_not_be_read_is_a_problem_or_an_error(tmp_path, monkeypa
   def refuse(path, schema):
     raise PermissionError(13, "Permission denied")
 
-  monkeypatch.setattr("jaxpace.trace.processes.read_document", refuse)
+  monkeypatch.setattr("jaxpace.trace.rundir.read_document", refuse)
   problems = []
   assert not list(read_processes(tmp_path, "a", problems)) and "Permission denied" in problems[0]
   with pytest.raises(PermissionError):

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.trace.row_checks import filled, values_and_known
+from jaxpace.trace.columns import filled, values_and_known
 
 _NULL = np.iinfo(np.int64).min
 

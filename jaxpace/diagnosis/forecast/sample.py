@@ -15,7 +15,7 @@ from jaxpace.diagnosis.floor import running_minimum
 from jaxpace.diagnosis.meetings import that_all_meet
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import undelayed
-from jaxpace.trace.along_axis import groups
+from jaxpace.trace.meeting import groups
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run, RunError
 

@@ -16,7 +16,7 @@ from jaxpace.diagnosis.codes import Note, Sentence
 from jaxpace.diagnosis.live.alive import Event, EventFollower, ProcessFiles, judge
 from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
-from jaxpace.trace import window as windows
+from jaxpace.trace import growing as windows
 from jaxpace.trace.columns import Columns, joined
 from jaxpace.trace.growing import PartFollower, PartRows
 from jaxpace.trace.marks.plan import CLOCK as OBSERVED_CLOCK

@@ -21,9 +21,8 @@ from jaxpace.diagnosis.totals import PARTS
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines
-from jaxpace.trace.cut import cut
 from jaxpace.trace.problems import list_ranks
-from jaxpace.trace.run import Run, RunError
+from jaxpace.trace.run import Run, RunError, cut
 
 _DIGITS = 7
 

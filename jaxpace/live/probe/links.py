@@ -11,8 +11,7 @@ from typing import Any
 import jax
 
 from jaxpace.live.probe import measure
-from jaxpace.trace.link_inference import infer
-from jaxpace.trace.links import ProbedLinks, write_links
+from jaxpace.trace.links import ProbedLinks, infer, write_links
 
 _LARGEST, _SMALLEST = 1 << 28, 1 << 10
 

@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.execution import marks
 from jaxpace.live.watchdog.heartbeat import LastHeartbeat
-from jaxpace.trace.flight import compact
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey, from_text, to_text
 from jaxpace.trace.flight.read import of_ring, read_flight
 from jaxpace.trace.flight.told import CauseInWords, Flight, told
 
@@ -32,7 +31,7 @@ def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
 
 def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> str:
   """The same for a heartbeat; empty where nothing is observed."""
-  return compact.to_text(own_flight(programs, process).positions.values(), most) if programs else ""
+  return to_text(own_flight(programs, process).positions.values(), most) if programs else ""
 
 
 def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, LastHeartbeat],
@@ -53,8 +52,8 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
   for other, one in heard.items():
     if other == process or not one.heartbeat.marks:
       continue
-    positions = compact.from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs,
-                                  one.silence)
+    positions = from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs,
+                          one.silence)
     if positions:
       known[other] = Flight({each.rank: each for each in positions}, own.programs)
   flight = read_flight(directory, own=known) if directory is not None else None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.trace.decode import Columns
-from jaxpace.trace.host_causes import TIMES
+from jaxpace.trace.step_causes import TIMES
 
 MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
 """Label values a process exports of each kind; what comes beyond them is added up under "other"."""

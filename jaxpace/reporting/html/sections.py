@@ -8,7 +8,7 @@ from jaxpace.diagnosis.by_rank import MEANING, SHARES
 from jaxpace.diagnosis.findings import milliseconds
 from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
 from jaxpace.reporting.html.markup import Markup, element, joined, prose, table
-from jaxpace.trace.marks.slots import turns_in_words
+from jaxpace.trace.marks.plan import turns_in_words
 from jaxpace.trace.problems import list_ranks, plural
 
 RANKS_SHOWN, LONGEST_SHOWN, HANG_SHOWN = 64, 10, 20

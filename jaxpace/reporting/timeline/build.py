@@ -14,11 +14,10 @@ from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.grouped_waits import Waits
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Slices, Timeline, Track, text
-from jaxpace.trace.cut import cut
 from jaxpace.trace.dense import Bounds
-from jaxpace.trace.host_causes import PAUSES
-from jaxpace.trace.plain_text import plain
-from jaxpace.trace.run import MISSING, Run
+from jaxpace.trace.problems import plain
+from jaxpace.trace.run import MISSING, Run, cut
+from jaxpace.trace.step_causes import PAUSES
 
 
 class TimelineWaits(NamedTuple):

@@ -1,16 +1,19 @@
-"""Where a rank is in its program: told by the marks that its device has written."""
+"""Where a rank is in its program, by the marks that its device has written; programs of several
+processes that are one; and positions as short text for a heartbeat."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 import numpy as np
 
 from jaxpace.core.marks import NUMBER, VALUES
-from jaxpace.core.observed import TAG_BITS, ObservedProgram
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.core.observed import TAG_BITS, ObservedCollective, ObservedPlan, ObservedProgram
 
 _MASK = (1 << TAG_BITS) - 1
 _USUAL_OF = 64
@@ -173,3 +176,141 @@ def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entere
 def _usual(tag: np.ndarray, ns: np.ndarray, program: ObservedProgram) -> float | None:
   starts = ns[tag == program.start_tag][-_USUAL_OF - 1:]
   return float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
+
+
+_OWN = ("number", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")
+
+
+class ProgramsByKey:
+  """Programs by a key that is the same in every process that compiled the same."""
+
+  def __init__(self) -> None:
+    """Begins without any."""
+    self.by_key: dict[str, ObservedProgram] = {}
+    self._groups: dict[tuple[str, int], dict[int, tuple[int, ...]]] = {}
+
+  def add(self, plan: ObservedPlan) -> dict[int, str]:
+    """Takes in a process's programs.
+
+    Programs are the same if they have the same name, ranks and collectives; of several that are
+    the same within a process, the k-th is the other process's k-th.
+
+    Returns:
+      The key of each of its programs, by its number.
+    """
+    keys, met = {}, Counter[str]()
+    described = plan.to_json()["programs"]
+    for program, document in zip(plan.programs, described, strict=True):
+      text = json.dumps({name: value for name, value in document.items() if name not in _OWN},
+                        sort_keys=True)
+      digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+      key = f"{digest}-{met[digest]}" if met[digest] else digest
+      met[digest] += 1
+      keys[program.number] = key
+      self.by_key.setdefault(key, program)
+    return keys
+
+  def collective(self, key: str, place: int) -> ObservedCollective:
+    """Returns a program's collective by its place in the list."""
+    return self.by_key[key].collectives[place]
+
+  def group(self, key: str, place: int, rank: int) -> tuple[int, ...]:
+    """Returns the ranks that a rank meets in a collective, itself included, rising."""
+    known = self._groups.get((key, place))
+    if known is None:
+      program = self.by_key[key]
+      each = program.collectives[place]
+      found = each.groups or _joined(each.pairs) or (program.ranks,)
+      known = {r: tuple(sorted(set(members))) for members in found for r in members}
+      self._groups[key, place] = known
+    return known.get(rank, (rank,))
+
+
+def _joined(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+  """Ranks that pairs of source and target connect."""
+  parent: dict[int, int] = {}
+
+  def root(rank: int) -> int:
+    parent.setdefault(rank, rank)
+    while parent[rank] != rank:
+      parent[rank] = parent[parent[rank]]
+      rank = parent[rank]
+    return rank
+
+  for source, target in pairs:
+    parent[root(source)] = root(target)
+  groups: dict[int, list[int]] = {}
+  for rank in parent:
+    groups.setdefault(root(rank), []).append(rank)
+  return tuple(tuple(sorted(group)) for group in groups.values())
+
+
+_NEWEST = 2
+"""Executions of a rank that are told: that under way, and one of another program."""
+
+
+def to_text(positions: Iterable[Position], most: int) -> str:
+  """Writes positions; ranks that are at the same place share their entry. What does not fit is left
+  out.
+
+  Args:
+    positions: of one process's ranks.
+    most: characters, at most.
+  """
+  entries: dict[str, list[int]] = {}
+  for one in positions:
+    executions = [[each.program, each.number, each.ended, list(each.entered), list(each.left),
+                   each.last]
+                  for each in one.executions[-_NEWEST:]]
+    times = [None if value is None else round(value, 2)
+             for value in (one.quiet, one.usual, one.waiting)]
+    entries.setdefault(json.dumps([executions, *times], separators=(",", ":")), []).append(one.rank)
+  pieces: list[str] = []
+  left = most - 2
+  for text, ranks in entries.items():
+    piece = f"[{json.dumps(ranks, separators=(',', ':'))},{text}]"
+    needed = len(piece) + (1 if pieces else 0)
+    if needed > left:
+      continue
+    left -= needed
+    pieces.append(piece)
+  return f"[{','.join(pieces)}]" if pieces else ""
+
+
+def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
+              silence: float = 0.0) -> list[Position]:
+  """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
+
+  Args:
+    text: what `to_text` wrote.
+    process: whose positions they are.
+    host: its name.
+    programs: those known here.
+    silence: seconds since it was written.
+  """
+  found: list[Position] = []
+  try:
+    for ranks, (executions, *times) in json.loads(text) if text else []:
+      quiet, usual, waiting = (None if value is None else float(value) for value in times)
+      made = tuple(_execution(*each) for each in executions)
+      if not all(_fits(each, programs) for each in made):
+        continue
+      one = Position(-1, process, made, None if quiet is None else quiet + silence, usual,
+                     host=host, waiting=None if waiting is None else waiting + silence)
+      found += [dataclasses.replace(one, rank=int(rank)) for rank in ranks]
+  except (TypeError, ValueError):
+    return found
+  return found
+
+
+def _execution(program: str, number: int | None, ended: bool, entered: list[int], left: list[int],
+               last: list[int] | None) -> NewestExecution:
+  return NewestExecution(str(program), None if number is None else int(number), bool(ended),
+                         tuple(map(int, entered)), tuple(map(int, left)),
+                         None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
+
+
+def _fits(one: NewestExecution, programs: ProgramsByKey) -> bool:
+  program = programs.by_key.get(one.program)
+  return (program is not None and len(one.entered) == len(one.left) == len(program.collectives)
+          and (one.last is None or 0 <= one.last[0] < len(program.collectives)))

@@ -15,14 +15,13 @@ import numpy as np
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.reading import UnreadableError
 from jaxpace.trace import rundir
-from jaxpace.trace.flight.positions import Position, position
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import Position, ProgramsByKey, position
 from jaxpace.trace.flight.told import Flight
-from jaxpace.trace.marks import plans, ringfile
-from jaxpace.trace.marks.follow import Lane
+from jaxpace.trace.marks import ringfile
+from jaxpace.trace.marks.executions import Lane
 from jaxpace.trace.marks.ringfile import Pulse, RingFile, read_pulse, read_ring
 from jaxpace.trace.problems import list_ranks, plural, why_unreadable
-from jaxpace.trace.processes import read_processes
+from jaxpace.trace.rundir import read_processes
 
 _RING = re.compile(r"^([0-9]{1,7})\.ring$")
 _MOST_NAMED = 3
@@ -114,7 +113,7 @@ class _Reading:
                       f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
       return
     try:
-      plan = plans.read_plan(self._directory, process)
+      plan = ringfile.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
       if ring.events["seq"].any():
         self._leave_out(process,
@@ -122,7 +121,7 @@ class _Reading:
                         f"{why_unreadable(error)}")
         return
       # It has compiled nothing yet.
-      plan = plans.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
+      plan = ringfile.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
     if plan.run != ring.run or plan.attempt != ring.attempt:
       self._leave_out(process, "has a plan of another start of the job beside it")
       return

@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxpace.trace.flight import waits
-from jaxpace.trace.flight.positions import NewestExecution, Position
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.trace.flight.waits import Cause, GroupRun, Wait
-from jaxpace.trace.marks.slots import turns_in_words, turns_of
+from jaxpace.trace.marks.plan import turns_in_words, turns_of
 from jaxpace.trace.problems import list_ranks, plural
 
 _MOST_PLACES = 4

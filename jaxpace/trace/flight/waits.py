@@ -12,9 +12,8 @@ import functools
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from jaxpace.trace.flight.positions import Position
-from jaxpace.trace.flight.programs import ProgramsByKey
-from jaxpace.trace.marks.slots import turns_of
+from jaxpace.trace.flight.positions import Position, ProgramsByKey
+from jaxpace.trace.marks.plan import turns_of
 
 Kind = Literal["absent", "order", "stuck", "unknown"]
 """What keeps a collective from finishing.

@@ -16,8 +16,7 @@ from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
 from jaxpace.trace.intake import Losses
 from jaxpace.trace.marks import finding
-from jaxpace.trace.marks.calls import CallOrder
-from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.collect import CallOrder, Collector
 from jaxpace.trace.marks.finding import Step
 from jaxpace.trace.marks.intake import MarksIntake
 from jaxpace.trace.marks.table import DeviceSteps, Range, StepCalls

@@ -12,10 +12,8 @@ from jaxpace.core import kinds
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
 from jaxpace.core.plan import DELAY, GAP, SYNC, Inside, Plan
 from jaxpace.trace.decode import Columns
-from jaxpace.trace.marks.executions import Executions
-from jaxpace.trace.marks.occurrences import occurrences
-from jaxpace.trace.marks.slots import Unrolled
-from jaxpace.trace.marks.sums import exposed
+from jaxpace.trace.marks.executions import Executions, exposed, occurrences
+from jaxpace.trace.marks.plan import Unrolled
 from jaxpace.trace.meeting import read_meeting, sends
 
 

@@ -19,19 +19,18 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import Marked
 from jaxpace.trace import decode
 from jaxpace.trace.intake import Losses, host_columns
-from jaxpace.trace.marks.calls import CallOrder
-from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.collect import CallOrder, Collector
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
-from jaxpace.trace.marks.plans import write_plan
+from jaxpace.trace.marks.ringfile import write_plan
 from jaxpace.trace.marks.table import (
-    DeviceSteps,
-    Range,
-    StepCalls,
-    calls_before,
-    collective_columns,
-    device,
-    step_columns,
+  DeviceSteps,
+  Range,
+  StepCalls,
+  calls_before,
+  collective_columns,
+  device,
+  step_columns,
 )
 from jaxpace.trace.step_causes import Sample
 

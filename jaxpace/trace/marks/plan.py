@@ -1,5 +1,5 @@
 """What a recorded run says of the programs that its marks are of, and the slots of their
-collectives."""
+collectives: a place for each turn of each, in unrolled order."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.observed import ObservedProgram
-from jaxpace.trace.marks.slots import MOST, Unrolled
-from jaxpace.trace.marks.sums import COMPUTE, PHASES
+from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
+from jaxpace.trace.marks.executions import COMPUTE, PHASES
 
 CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
@@ -170,3 +169,159 @@ def _mesh(programs: Sequence[PlannedProgram], ranks: int) -> dict[str, int]:
       return dict(each.program.mesh_axes)
   return {}
 
+
+MOST = 4096
+"""Slots of a program: what readers take of a step."""
+UNKNOWN_TURNS = 64
+"""Turns that have slots in a loop whose turns the compiler does not know."""
+
+
+class Unrolled:
+  """The slots of one program; the same in every process, since the program is."""
+
+  def __init__(self, program: ObservedProgram, most: int = MOST):
+    """Lays them out. Where there would be more than `most`, only the first turns of loops have
+    slots."""
+    self.program = program
+    self.turns_kept: int | None = None
+    if _size(program.collectives, None) > most:
+      self.turns_kept = 1 << 20
+      while self.turns_kept > 1 and _size(program.collectives, self.turns_kept) > most:
+        self.turns_kept //= 2
+    self.slots = _unroll(program.collectives, self.turns_kept)[:most]
+    """(place of the collective, turn) of each slot."""
+    turns = max((turn for _, turn in self.slots), default=0) + 1
+    self._slot = np.full((len(program.collectives) + 1, turns + 1), -1, np.int64)
+    for slot, (place, turn) in enumerate(self.slots):
+      self._slot[place, turn] = slot
+    self._place = {each.index: place for place, each in enumerate(program.collectives)}
+    size = max(self._place, default=-1) + 2
+    self._place_of = np.full(size, len(program.collectives), np.int64)
+    for index, place in self._place.items():
+      self._place_of[index] = place
+
+  def __len__(self) -> int:
+    return len(self.slots)
+
+  def slot(self, collective: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """[m] slots of occurrences, by index of their collective and turn; -1 where there is none."""
+    place = self._place_of[np.clip(collective, 0, len(self._place_of) - 1)]
+    return self._slot[place, np.minimum(turn, self._slot.shape[1] - 1)]
+
+  def entry(self, slot: int, at: int, call: int = 0, of: int = 0) -> dict[str, Any]:
+    """Describes a slot for `run.json`.
+
+    Args:
+      slot: place in `slots`.
+      at: number of the slot in the table.
+      call: how many executions of the program come before, in a step that has several.
+      of: what to add to the collective's index, in a run of several programs.
+    """
+    place, turn = self.slots[slot]
+    each = self.program.collectives[place]
+    groups = each.groups or _together(each.pairs)
+    return {
+        "slot": at, "name": slot_name(each.name, turn, call), "primitives": [each.kind],
+        "kind": each.kind, "axis": ",".join(each.axes), "bytes": each.bytes,
+        "operands": each.operands, "dtypes": list(each.dtypes), "phase": each.phase,
+        "groups": [list(members) for members in groups],
+        "rank_pairs": [list(pair) for pair in each.pairs] or None,
+        "operation": each.operation, "source": each.source,
+        "loops": [*([["call", call, None]] if call else []), *turns_of(each.loops, turn)],
+        "of": of + each.index, "program": self.program.number, "conditional": each.conditional,
+    }
+
+
+def slot_name(name: str, turn: int, call: int = 0) -> str:
+  """Name of a collective in one turn of its loops and one of several executions.
+
+  >>> slot_name("all-gather.11", 0), slot_name("all-gather.11", 3), slot_name("all-reduce.2", 1, 2)
+  ('all-gather.11', 'all-gather.11@3', 'all-reduce.2@1#2')
+  """
+  return f"{name}{f'@{turn}' if turn else ''}{f'#{call}' if call else ''}"
+
+
+def turns_of(loops: Sequence[Loop], turn: int) -> list[list[Any]]:
+  """[name, turn, turns in all] of each loop, outermost first, at the turn-th time in all.
+
+  Where a loop's turns are not known, which turn of the loops around it this is can't be told:
+  those are left out.
+
+  >>> turns_of([Loop("a", 3), Loop("b", 4)], 6)
+  [['a', 1, 3], ['b', 2, 4]]
+  >>> turns_of([Loop("a", None), Loop("b", 4)], 6)
+  [['a', 1, None], ['b', 2, 4]]
+  >>> turns_of([Loop("a", 3), Loop("b", None)], 6)
+  [['b', 6, None]]
+  """
+  found: list[list[Any]] = []
+  for depth, loop in reversed(list(enumerate(loops))):
+    if depth == 0 or not loop.trips:
+      found.append([loop.name, turn, loop.trips])
+      break
+    found.append([loop.name, turn % loop.trips, loop.trips])
+    turn //= loop.trips
+  return found[::-1]
+
+
+def turns_in_words(turns: Iterable[Sequence[Any]]) -> str:
+  """Puts what `turns_of` gives into words; empty outside of loops.
+
+  >>> turns_in_words([["while.1", 2, 4], ["while.2", 17, None]])
+  'iteration 2 of 4, in it iteration 17'
+  """
+  return ", in it ".join(f"iteration {turn}" + ("" if trips is None else f" of {trips}")
+                         for _, turn, trips in turns)
+
+
+def _trips(loop: Loop) -> int:
+  return UNKNOWN_TURNS if loop.trips is None else max(0, loop.trips)
+
+
+def _size(collectives: Sequence[ObservedCollective], kept: int | None) -> int:
+  total = 0
+  for each in collectives:
+    turns = 1
+    for loop in each.loops:
+      turns *= _trips(loop) if kept is None else min(kept, _trips(loop))
+    total += turns
+  return total
+
+
+def _unroll(collectives: Sequence[ObservedCollective], kept: int | None) -> list[tuple[int, int]]:
+  """(place, turn) in the order in which they run; turns of a loop from `kept` on are left out."""
+  slots: list[tuple[int, int]] = []
+  # Turn of each collective's whole nest, as far as the loops around have come.
+  def body(places: Sequence[int], depth: int, before: dict[int, int]) -> None:
+    at = 0
+    while at < len(places):
+      place = places[at]
+      loops = collectives[place].loops
+      if len(loops) <= depth:
+        slots.append((place, before[place]))
+        at += 1
+        continue
+      loop = loops[depth]
+      inside = [place]
+      while at + len(inside) < len(places):
+        other = collectives[places[at + len(inside)]].loops
+        if len(other) <= depth or other[depth].name != loop.name:
+          break
+        inside.append(places[at + len(inside)])
+      trips = _trips(loop)
+      for turn in range(trips if kept is None else min(kept, trips)):
+        body(inside, depth + 1, {each: before[each] * trips + turn for each in inside})
+      at += len(inside)
+
+  body(range(len(collectives)), 0, dict.fromkeys(range(len(collectives)), 0))
+  return slots
+
+
+def _together(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
+  """Ranks that pairs of source and target connect."""
+  groups: dict[int, set[int]] = {}
+  for source, target in pairs:
+    joined = groups.get(source, {source}) | groups.get(target, {target})
+    for rank in joined:
+      groups[rank] = joined
+  return sorted({tuple(sorted(group)) for group in groups.values()})

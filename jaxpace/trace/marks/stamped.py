@@ -22,7 +22,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.trace import decode
 from jaxpace.trace.decode import Columns, Held, StampedSteps
 from jaxpace.trace.intake import Attempt, Batch, Intake, Losses
-from jaxpace.trace.marks import inside, plans
+from jaxpace.trace.marks import inside, ringfile
 from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.executions import Executions
@@ -135,7 +135,7 @@ class StampedIntake(Intake):
     super().__init__(process, attempt, losses)
     self._paced, self._run = paced, run
     # Held open: what stands under its name later is nothing to write to.
-    self._folder = Folder(directory, plans.FOLDER)
+    self._folder = Folder(directory, ringfile.FOLDER)
     self._first_attempt = attempt
     self._collector = Collector()
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
@@ -227,7 +227,7 @@ class StampedIntake(Intake):
         self.programs = [inside.observed_program(plan, self._paced.settings_json(),
                                                  jax.device_count(),
                                                  [slot_tags(c.slot) for c in plan.collectives])]
-        plans.write_plan(self._folder, self._process, self._run, self._first_attempt,
+        ringfile.write_plan(self._folder, self._process, self._run, self._first_attempt,
                          ObservedPlan(tuple(self.programs)))
     return self._plan
 

@@ -8,10 +8,16 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.trace.decode import Columns, Previous
-from jaxpace.trace.marks.executions import Executions
-from jaxpace.trace.marks.occurrences import occurrences
+from jaxpace.trace.marks.executions import (
+  BACKWARD,
+  COMPUTE,
+  FORWARD,
+  UPDATE,
+  Executions,
+  occurrences,
+  sums,
+)
 from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
-from jaxpace.trace.marks.sums import BACKWARD, COMPUTE, FORWARD, UPDATE, sums
 from jaxpace.trace.step_causes import Sample
 
 _PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", COMPUTE),

@@ -7,8 +7,8 @@ from jaxpace.execution.native import library
 from jaxpace.live.watchdog import in_step
 from jaxpace.live.watchdog.heartbeat import Heartbeat, LastHeartbeat
 from jaxpace.trace.alarms import Late
-from jaxpace.trace.flight import compact
-from jaxpace.trace.marks import plans
+from jaxpace.trace.flight import positions
+from jaxpace.trace.marks import ringfile
 from tests.trace.flight.machine import Machine, collective, program
 from tests.trace.flight.test_waits import flight_of
 
@@ -54,14 +54,14 @@ def test_nothing_is_told_of_a_step_that_is_not_observed():
 def test_the_others_are_known_by_their_heartbeats(of, waiting):
   found = flight_of(machine(of, waiting)).positions
   # The process with ranks 8 and 9 tells of them; programs have the same key in both.
-  text = compact.to_text([found[8], found[9]], 2000)
+  text = positions.to_text([found[8], found[9]], 2000)
   cause = absent(in_step.find([of], 0, {1: heartbeat(1, text)}, None), (8,))
   assert "all-reduce.0 (model.py:10)" in cause.sentences[0] and "on b" in cause.sentences[1]
 
 
 def test_or_by_their_rings_in_the_directory(of, waiting, tmp_path):
   machine(of, waiting).write(tmp_path / "marks" / "1.ring", [8, 9], process=1, alive=3.0)
-  plans.write_plan(tmp_path, 1, "run", 0, type(machine(of, 0).plan)((of,)))
+  ringfile.write_plan(tmp_path, 1, "run", 0, type(machine(of, 0).plan)((of,)))
   # Of a process that sends nothing, what its ring was last written shows, and no more.
   said = absent(in_step.find([of], 0, {}, tmp_path), (8,))
   assert "3.0 s before its process last wrote" in said.sentences[1]

@@ -6,8 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.trace.flight.compact import from_text, to_text
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey, from_text, to_text
 from jaxpace.trace.flight.waits import unfinished
 from tests.trace.flight.machine import LOOP, Machine, collective, program
 from tests.trace.flight.test_waits import flight_of, jobs

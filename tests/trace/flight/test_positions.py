@@ -5,8 +5,7 @@ import pytest
 
 from jaxpace.core.marks import NUMBER
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey, position
 from tests.trace.flight.machine import collective, program
 
 OF = program([collective(0, [(0, 1)]), collective(1, [(0, 1)], tags=((4, 6), (5, 7)))], 2)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from jaxpace.core import marks
 from jaxpace.execution import marks as execution
 from jaxpace.trace.flight import read
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey
 from jaxpace.trace.flight.read import of_ring, read_flight
 from jaxpace.trace.flight.told import told
-from jaxpace.trace.marks import plans
+from jaxpace.trace.marks import ringfile
 from tests.trace.flight.machine import Machine, collective, program
 
 GONE = 2**22 + 1
@@ -48,7 +48,7 @@ class Directory:
             else wall)
     self.machine.write(self.path / "marks" / f"{process}.ring", [process], process=process,
                        alive=alive, closed=closed, attempt=attempt, run=run, wall=wall)
-    plans.write_plan(self.path, process, run, attempt, self.machine.plan)
+    ringfile.write_plan(self.path, process, run, attempt, self.machine.plan)
     (self.path / "process").mkdir(exist_ok=True)
     (self.path / "process" / f"{process}.json").write_text(json.dumps(
         {"process": process, "run": self.run, "hostname": f"host{process}", "closed_cleanly": False}
@@ -146,8 +146,8 @@ def test_rings_of_another_start_are_left_out(job, watched, change, said):
 
 
 def test_a_plan_that_is_missing_or_of_another_attempt_makes_the_marks_useless(job, watched):
-  plans.write_plan(job.path, 3, "run", 1, job.machine.plan)
-  os.unlink(plans.path_of(job.path, 2))
+  ringfile.write_plan(job.path, 3, "run", 1, job.machine.plan)
+  os.unlink(ringfile.path_of(job.path, 2))
   said = " ".join(read_flight(job.path).left_out)
   assert "3.ring has a plan of another start" in said and "2.ring has no plan beside it" in said
 

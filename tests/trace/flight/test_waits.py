@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
-from jaxpace.trace.flight.positions import position
-from jaxpace.trace.flight.programs import ProgramsByKey
+from jaxpace.trace.flight.positions import ProgramsByKey, position
 from jaxpace.trace.flight.told import Flight, told
 from jaxpace.trace.flight.waits import causes, unfinished
 from tests.lib.said import numbers

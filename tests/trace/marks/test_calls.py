@@ -4,8 +4,7 @@ import pytest
 
 from jaxpace.execution import marks
 from jaxpace.execution.native import library
-from jaxpace.trace.marks.calls import CallOrder
-from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.collect import CallOrder, Collector
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from jaxpace.execution import marks
 from jaxpace.execution.native import library
 from jaxpace.files.folders import Folder
 from jaxpace.trace.marks import copier, ringfile
-from jaxpace.trace.marks.follow import Lane
+from jaxpace.trace.marks.executions import Lane
 
 PROGRAM, TAG = marks.next_program(), 7
 EVENT = PROGRAM << 20 | TAG

@@ -8,9 +8,15 @@ from hypothesis import strategies as st
 
 from jaxpace.core.marks import NUMBER
 from jaxpace.core.observed import Loop
-from jaxpace.trace.marks.executions import Splitter
-from jaxpace.trace.marks.occurrences import occurrences
-from jaxpace.trace.marks.sums import BACKWARD, COMPUTE, FORWARD, UPDATE, sums
+from jaxpace.trace.marks.executions import (
+  BACKWARD,
+  COMPUTE,
+  FORWARD,
+  UPDATE,
+  Splitter,
+  occurrences,
+  sums,
+)
 from tests.trace.marks.programs import collective, program, programs
 
 

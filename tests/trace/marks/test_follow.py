@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxpace.core import marks
 from jaxpace.execution import marks as execution
 from jaxpace.execution.native import library
-from jaxpace.trace.marks.follow import Lane, take
+from jaxpace.trace.marks.executions import Lane, take
 
 
 class Written:

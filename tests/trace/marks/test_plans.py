@@ -7,7 +7,7 @@ import pytest
 from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
 from jaxpace.core.plan import Unstamped
 from jaxpace.files.reading import UnreadableError
-from jaxpace.trace.marks import plans
+from jaxpace.trace.marks import ringfile
 
 
 def plan():
@@ -25,21 +25,21 @@ def plan():
 
 
 def test_a_plan_comes_back_as_it_was(tmp_path):
-  plans.write_plan(tmp_path, 3, "a run", 2, plan())
-  assert plans.read_plan(tmp_path, 3) == ("a run", 2, 3, plan())
+  ringfile.write_plan(tmp_path, 3, "a run", 2, plan())
+  assert ringfile.read_plan(tmp_path, 3) == ("a run", 2, 3, plan())
   assert [path.name for path in (tmp_path / "marks").iterdir()] == ["3.plan.json"]
-  plans.write_plan(tmp_path, 3, "a run", 2, ObservedPlan())
-  assert plans.read_plan(tmp_path, 3).plan == ObservedPlan()
+  ringfile.write_plan(tmp_path, 3, "a run", 2, ObservedPlan())
+  assert ringfile.read_plan(tmp_path, 3).plan == ObservedPlan()
 
 
 def test_a_file_without_a_plan_is_refused(tmp_path):
   with pytest.raises(OSError):
-    plans.read_plan(tmp_path, 0)
+    ringfile.read_plan(tmp_path, 0)
   (tmp_path / "marks").mkdir()
   for text in ("", "{", "[]", "{}", '{"plan": 1}', '{"plan": {}}', '{"plan": {"programs": [{}]}}'):
-    plans.path_of(tmp_path, 0).write_text(text)
+    ringfile.path_of(tmp_path, 0).write_text(text)
     with pytest.raises(UnreadableError):
-      plans.read_plan(tmp_path, 0)
+      ringfile.read_plan(tmp_path, 0)
 
 
 @pytest.mark.parametrize("path, value", [
@@ -48,8 +48,8 @@ def test_a_file_without_a_plan_is_refused(tmp_path):
     (("collectives", 0, "loops", 0, "trips"), -3), (("collectives", 0, "index"), None),
     (("collectives",), {}), (("mesh_axes",), [])])
 def test_a_plan_that_is_damaged_anywhere_is_refused(tmp_path, path, value):
-  plans.write_plan(tmp_path, 0, "a run", 0, plan())
-  file = plans.path_of(tmp_path, 0)
+  ringfile.write_plan(tmp_path, 0, "a run", 0, plan())
+  file = ringfile.path_of(tmp_path, 0)
   document = json.loads(file.read_text())
   at = document["plan"]["programs"][0]
   for key in path[:-1]:
@@ -57,4 +57,4 @@ def test_a_plan_that_is_damaged_anywhere_is_refused(tmp_path, path, value):
   at[path[-1]] = value
   file.write_text(json.dumps(document))
   with pytest.raises(UnreadableError):
-    plans.read_plan(tmp_path, 0)
+    ringfile.read_plan(tmp_path, 0)

@@ -11,7 +11,7 @@ import pytest
 from jaxpace.execution import marks
 from jaxpace.execution.native import library
 from jaxpace.trace.marks import collect, copier, ringfile, steps
-from jaxpace.trace.marks.plans import read_plan
+from jaxpace.trace.marks.ringfile import read_plan
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.patience import patiently

@@ -15,7 +15,7 @@ from jaxpace.cli.main import main
 from jaxpace.files.reading import UnreadableError
 from jaxpace.trace.flight.read import read_flight
 from jaxpace.trace.marks import ringfile
-from jaxpace.trace.marks.plans import read_plan
+from jaxpace.trace.marks.ringfile import read_plan
 from jaxpace.trace.recorder import Recorder
 from tests.multiprocess.jobs import ROOT, clean_environment
 from tests.trace.marks.handmade import Handmade

@@ -12,7 +12,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
 from jaxpace.trace.marks import ringfile
 from jaxpace.trace.marks.copier import RingCopier
-from jaxpace.trace.marks.follow import Lane
+from jaxpace.trace.marks.executions import Lane
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
-from jaxpace.trace.marks.slots import UNKNOWN_TURNS, Unrolled
+from jaxpace.trace.marks.plan import UNKNOWN_TURNS, Unrolled
 from tests.trace.marks.programs import collective, program, programs
 from tests.trace.marks.test_executions import run_of
 

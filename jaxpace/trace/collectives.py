@@ -1,15 +1,18 @@
-"""The order in which a step goes through its collectives, where no rank need take part in all of
-them."""
+"""The collectives of a step as a run recorded them: their names, who meets in each, and in what
+order the step goes through them, where no rank need take part in all."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxpace.trace.run import MISSING
+from jaxpace.trace.cells import Cells
+from jaxpace.trace.meeting import Meeting, read_meeting, sends
+from jaxpace.trace.run import MISSING, CollectiveTimes, HeldTimes
 
 _RANKS, _CELLS = 8, 1 << 20
 """Ranks that are asked of those that take part in the same collectives, and times that are read of
@@ -87,3 +90,63 @@ def _merged(chains: Sequence[Sequence[int]], size: int) -> list[int]:
       if not ahead[after]:
         heapq.heappush(ready, after)
   return result
+
+
+def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+  """The plan's entries, by slot."""
+  plan = info.get("plan")
+  return {entry.get("slot"): entry
+          for entry in (plan.get("collectives") or () if isinstance(plan, dict) else ())
+          if isinstance(entry, dict)}
+
+
+def unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
+  """Slots whose name and size the plan does not say."""
+  planned = _planned(info)
+  return {slot for slot in cells.slots
+          if not planned.get(slot, {}).get("name") or "bytes" not in planned[slot]}
+
+
+def name_collectives(info: dict[str, Any], cells: Cells,
+                     names: Mapping[int, tuple[str, int | None]], by_exit: bool = False
+                     ) -> tuple[CollectiveTimes, ...]:
+  """Collectives in the order in which a step goes through them.
+
+  Args:
+    info: `run.json`.
+    cells: their rows.
+    names: name and bytes of slots of which the plan does not say them.
+    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
+      may stay open while the device computes and goes through others: it is waited for after these,
+      and only that time of it is exposed.
+  """
+  planned = _planned(info)
+  result = []
+  for slot, place in sorted(cells.slots.items()):
+    entry = planned.get(slot, {})
+    name, size = names.get(slot, ("", None))
+    times = {column: values[place] for column, values in cells.columns.items()}
+    held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
+    result.append(CollectiveTimes(
+        slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),
+        times["enter_ns"], times["exit_ns"], cells.attempt[place],
+        *_topology(info, entry, name, slot, cells.attempt.shape[1]), held=held))
+  if len(result) < 2:
+    return tuple(result)
+  order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],
+                   [c.attempt for c in result], by_exit)
+  return tuple(result[at] for at in order)
+
+
+def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
+              ) -> tuple[Meeting | None, bool, bool]:
+  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
+  stamps may be late."""
+  point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
+  plan = info.get("plan")
+  notices = plan.get("notices") if isinstance(plan, dict) else None
+  early = any(isinstance(notice, str)
+              and notice.startswith(f"Collective {slot} can start before its entry ")
+              for notice in (notices if isinstance(notices, list) else ()))
+  return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
+          early or entry.get("may_begin_early") is True)
