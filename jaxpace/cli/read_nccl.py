@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
   """Runs the command."""
   from jaxpace.trace.nccl.convert import convert
   from jaxpace.trace.nccl.records import read_dumps
-  from jaxpace.trace.problems import plural, write_plain
+  from jaxpace.trace.plain_text import write_plain
+  from jaxpace.trace.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
     raise UserError(f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")

@@ -100,7 +100,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   from jaxpace.diagnosis.selected_steps import count_steps
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
-  from jaxpace.trace.problems import write_plain
+  from jaxpace.trace.plain_text import write_plain
   from jaxpace.trace.run import RunError
 
   named = args.pacer_from or args.pacer
@@ -131,7 +131,7 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   """Plays the work shared by speed."""
   from jaxpace.diagnosis.selected_steps import count_steps
   from jaxpace.simulation import replay_balancer
-  from jaxpace.trace.problems import plain, write_plain
+  from jaxpace.trace.plain_text import plain, write_plain
   from jaxpace.trace.run import RunError
   try:
     found = replay_balancer.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
@@ -211,7 +211,8 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
 
 def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
   from jaxpace.simulation.replay_summary import cannot_know
-  from jaxpace.trace.problems import plain, plural
+  from jaxpace.trace.plain_text import plain
+  from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
   lines = [
       f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, "

@@ -133,7 +133,7 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.An
   from jaxpace.diagnosis.report_json import hang_only
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.terminal import render_hang
-  from jaxpace.trace.problems import write_plain
+  from jaxpace.trace.plain_text import write_plain
 
   def show() -> None:
     render_hang(hang, make_console())
@@ -148,7 +148,7 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.terminal import render
-  from jaxpace.trace.problems import write_plain
+  from jaxpace.trace.plain_text import write_plain
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
   if found:  # needs scipy, which other reports don't wait for

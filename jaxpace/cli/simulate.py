@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
   from jaxpace.trace import rundir
-  from jaxpace.trace.problems import write_plain
+  from jaxpace.trace.plain_text import write_plain
 
   writers: list[RunWriter] = []
   whole = False

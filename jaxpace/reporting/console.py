@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from jaxpace.trace.problems import plain
+from jaxpace.trace.plain_text import plain
 
 if TYPE_CHECKING:
   from rich.console import Console, ConsoleOptions, RenderableType

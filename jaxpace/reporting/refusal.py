@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from jaxpace.trace.problems import plain
+from jaxpace.trace.plain_text import plain
 
 
 def refuse(command: str, sentence: str) -> int:

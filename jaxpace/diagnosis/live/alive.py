@@ -11,7 +11,8 @@ from typing import Any, Literal, NamedTuple
 
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.trace.alarms import FOLDER, LateProcess, read_events
-from jaxpace.trace.problems import list_ranks, plain, plural
+from jaxpace.trace.plain_text import plain
+from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Process
 from jaxpace.trace.rundir import read_json
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
-from jaxpace.trace.problems import plain
+from jaxpace.trace.plain_text import plain
 
 _VOID = ("br", "meta")
 

@@ -22,7 +22,8 @@ from jaxpace.reporting.html.figures import DocumentFigures, patterns, swatch
 from jaxpace.reporting.html.findings import findings
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
-from jaxpace.trace.problems import plain, plural
+from jaxpace.trace.plain_text import plain
+from jaxpace.trace.problems import plural
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"
 SCRIPTS = ("base.js", "chart.js", "steps.js", "skew.js", "ranks.js", "distribution.js", "pacing.js",

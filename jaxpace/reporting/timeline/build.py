@@ -15,7 +15,7 @@ from jaxpace.diagnosis.grouped_waits import Waits
 from jaxpace.reporting.timeline.phases import order, pour
 from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Slices, Timeline, Track, text
 from jaxpace.trace.dense import Bounds
-from jaxpace.trace.problems import plain
+from jaxpace.trace.plain_text import plain
 from jaxpace.trace.run import MISSING, Run, cut
 from jaxpace.trace.step_causes import PAUSES
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.trace.problems import plain
+from jaxpace.trace.plain_text import plain
 from jaxpace.trace.run import MISSING
 
 JOB, UNKNOWN = 0, 1 << 30

@@ -21,7 +21,7 @@ from jaxpace.diagnosis.live.look import Snapshot
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting.console import make_console
 from jaxpace.reporting.watch.screen import Screen
-from jaxpace.trace.problems import plain, shortened
+from jaxpace.trace.plain_text import plain, shortened
 from jaxpace.trace.run import RunError
 
 

@@ -20,7 +20,8 @@ from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot
 from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting.console import draw_bar
 from jaxpace.reporting.terminal import COLOUR
-from jaxpace.trace.problems import plain, plural
+from jaxpace.trace.plain_text import plain
+from jaxpace.trace.problems import plural
 
 WIDEST = 120
 _LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
