@@ -103,9 +103,6 @@ def ask(pacer, history, rank=0, **more):
 
 QUIET, FOLLOWER = [FLOOR] * 4, [2 * FLOOR, 2 * FLOOR, 1.5 * FLOOR, FLOOR]
 LEADER = FOLLOWER[::-1]
-TOUCH = [1.3 * FLOOR, FLOOR, FLOOR, FLOOR]
-
-
 def test_the_follower_moves_by_the_work_ahead_and_the_leader_stays():
   """And by a fiftieth of its collective more to begin with, once it has seen it three times."""
   asked = ask_keys(64, [QUIET, *[FOLLOWER] * 3, QUIET], floor=FLOOR)
@@ -162,30 +159,6 @@ def test_the_step_just_done_is_looked_at_where_most_of_it_is_known():
   np.testing.assert_allclose(asked[moved, 3], (3.0 + CLEAR) * FLOOR, rtol=1e-5)
   assert (asked[:, [0, 1, 2, 4, 5, 6]] == 0).all()
   assert (ask_keys(16, **at_once([QUIET, *[LEADER] * 50])) == 0).all()
-
-
-def clearances(*rows):
-  """The clearance, in floors, [keys, steps], of those that made a shift in the third step."""
-  asked, clear = by_key(32, [*[FOLLOWER] * 3, *rows], floor=FLOOR)
-  return 4 * clear[asked[:, 2] > 0]
-
-
-def test_the_clearance_grows_while_the_one_ahead_is_met_again():
-  found = clearances(*([*[QUIET] * 4, TOUCH, TOUCH] * 12))
-  np.testing.assert_allclose(found[:, 2], CLEAR, rtol=1e-6)
-  assert (np.diff(found, axis=1) >= 0).all()
-  np.testing.assert_allclose(np.quantile(found[:, -1], 0.8), 0.2 * 4, rtol=1e-6)  # its most
-
-
-def test_the_clearance_falls_when_one_behind_is_met_and_not_below_its_least():
-  grown = [*[QUIET] * 4, TOUCH, TOUCH] * 6
-  found = clearances(*grown, *[QUIET] * 4, *[LEADER] * 3)
-  before, after = found[:, -4], found[:, -1]
-  np.testing.assert_allclose(after, np.maximum(before * 0.5**3, CLEAR), rtol=1e-5)
-  assert (after < before).mean() > 0.8
-  assert clearances(*[QUIET] * 4, *[LEADER] * 5)[:, -1] == pytest.approx(CLEAR)
-  late = clearances(*grown, *[QUIET] * 40, *[LEADER] * 3)
-  assert (late[:, -1] == late[:, -4]).all(), "long after a shift it says nothing of it"
 
 
 def test_a_scalar_that_is_summed_first_does_not_hide_the_order():

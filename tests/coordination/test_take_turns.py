@@ -1,7 +1,6 @@
 """take_turns: when it listens, how long it waits, when it gives up. And what combinators make of
 holds."""
 
-import itertools
 
 import hypothesis
 import hypothesis.strategies as st
@@ -142,18 +141,6 @@ def test_turns_that_cost_more_are_broken_off_and_tried_ever_more_rarely(beyond):
   assert spent <= len(begins) * (9 + 2 * beyond + 2)
 
 
-def test_the_first_rest_is_retry_steps_and_a_quarter_of_it_after_turns_that_have_paid():
-  def rest_of(modes):
-    return next(len(list(same)) for mode, same in itertools.groupby(modes) if mode == turns.RESTS)
-
-  costly = {"contention": 0.5, "cost": (0.5, 2.0 * SLOTS * FLOOR)}
-  pacer = pacer_of(learn=20, trial=30, retry=200)
-  assert rest_of(run(pacer, 300, **costly)[0]) == 200
-  modes, state = run(pacer, 150, contention=0.8, cost=(0.1, 0.3 * SLOTS * FLOOR))
-  assert modes[-1] == turns.TURNS
-  assert rest_of(run(pacer, 150, state, **costly)[0]) == 50
-
-
 def test_a_trial_counts_only_steps_in_which_turns_were_let_through():
   """Under the guard: while that keeps it from turns, nothing is held, and that is no trial."""
   pacer = pacer_of(learn=20, trial=30)
@@ -199,23 +186,6 @@ def test_by_message_two_more_free_readings_are_wanted_after_one_of_a_link_in_use
   pacer = whole_of()
   assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, QUIET, QUIET])[2] == 4
   assert play(pacer, taking(pacer), [LOUD, QUIET, QUIET, LOUD, QUIET, QUIET, QUIET, LOUD])[2] == 7
-
-
-def test_by_message_a_first_reading_is_like_other_first_ones():
-  known = {"loud": jnp.float32(20 * QUIET), "rested": jnp.float32(4 * QUIET)}
-  state = taking(whole_of())._replace(**known)
-  for first, listened in ((3, 1), (5, 3), (8, 3), (12, 4)):
-    readings = [first * QUIET] + [QUIET] * 5
-    assert play(whole_of(), state, readings)[2] == listened
-    assert not bool(play(whole_of(), state, readings)[3].heard), "one reading tells of nobody"
-  *_, listened, after = play(whole_of(), state, [12 * QUIET, QUIET, 5 * QUIET] + [QUIET] * 5)
-  assert listened == 6 and bool(after.heard)
-  # Where every first reading met somebody, the shortest of all is a measure, too.
-  met = state._replace(rested=jnp.float32(20 * QUIET))
-  assert play(whole_of(), met, [20 * QUIET] + [QUIET] * 5)[2] == 4
-  learnt = play(whole_of(), whole_of().init(2)._replace(mode=jnp.asarray(turns.TURNS)),
-                [QUIET] * 2)[3]
-  assert float(learnt.rested) == float(learnt.quiet) == pytest.approx(QUIET)
 
 
 def test_by_message_who_has_waited_moves_away_little_by_little():

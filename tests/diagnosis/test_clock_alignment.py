@@ -73,20 +73,6 @@ def test_exits_that_are_late_now_and_then_do_not_move_a_clock(recorded):
   assert error(dataclasses.replace(one, collectives=collectives), truth) < 0.2e-3
 
 
-def test_a_window_of_few_steps_is_aligned_by_offsets_alone(recorded):
-  run, truth = recorded
-  one = on_clocks(run, truth, drifting)
-  part = slice(400, 406)
-  few = dataclasses.replace(one, steps=one.steps[part], attempt=one.attempt[:, part],
-                            collectives=tuple(
-                                dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
-                                                    exit_ns=c.exit_ns[:, part],
-                                                    attempt=c.attempt[:, part])
-                                for c in one.collectives))
-  of_part = dataclasses.replace(truth, enter=truth.enter[:, :, part], exit=truth.exit[:, :, part])
-  assert error(few, of_part) < 0.05e-3
-
-
 def test_a_stretch_in_which_a_clock_jumped_does_not_move_the_rest(recorded):
   run, truth = recorded
   one = on_clocks(run, truth, drifting)
@@ -147,14 +133,3 @@ def test_processes_of_one_host_that_read_one_clock_share_its_correction(tmp_path
                      origins=[10**9, 10**9, 5 * 10**15,
                               10**9])
   assert align(read_run(tmp_path)).clock.tolist() == [0, 0, 2, 3]
-
-
-def test_ranks_without_a_common_collective_are_left_out(recorded):
-  run, truth = recorded
-  one = on_clocks(run, truth, drifting)
-  nothing = np.arange(JOB.ranks)[:, None] >= 6
-  one = dataclasses.replace(one, collectives=tuple(
-      dataclasses.replace(c, exit_ns=np.where(nothing, MISSING, c.exit_ns))
-      for c in one.collectives))
-  exits = align(one).apply(one.collectives[0].enter_ns)
-  assert (exits[6:] == MISSING).all() and (exits[:6] != MISSING).all()

@@ -62,7 +62,6 @@ def test_is_what_the_definition_says(size, seed):
 
 
 @pytest.mark.parametrize("job", [
-    OverlappingJob(transfer=16e-3), OverlappingJob(transfer=20e-3, noise=0.02),
     OverlappingJob(buckets=1), OverlappingJob(buckets=12, transfer=20e-3, noise=0.02)])
 def test_comes_back_exactly_where_all_buckets_are_entered_before_the_first_is_over(job):
   truth = simulate(job)

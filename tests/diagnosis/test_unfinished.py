@@ -63,8 +63,3 @@ def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
   found = diagnose(dataclasses.replace(shrunk, attempt=attempt, collectives=tuple(
       dataclasses.replace(c, attempt=attempt) for c in shrunk.collectives)))
   assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)
-
-
-def test_too_few_steps_before_it_are_not_cut_further():
-  run, _ = run_of(dataclasses.replace(JOB, steps=60))
-  assert diagnose(without_rows(run, [0], 12)).selected.mask[-1]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
-import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 from configs import fault_lab
-from experiments.labs.faults import cluster, judge, make, outside, plan, scores, truth
+from experiments.labs.faults import judge, make, plan, scores, truth
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.spec import STRAGGLER, Spec
 from tests.experiments.faults_made_up import fault_of, spec_of
@@ -62,25 +59,6 @@ def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
     judge.labelled(tmp_path, ["nothing"])
 
 
-def test_a_stopped_process_is_stopped_and_goes_on() -> None:
-  sleeper = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
-  state = pathlib.Path(f"/proc/{sleeper.pid}/stat")
-  seen = set()
-  try:
-    with outside.stopped(sleeper.pid, 0.02, 0.02, 0) as done:
-      until = time.monotonic() + 300
-      while "T" not in seen and time.monotonic() < until:
-        seen.add(state.read_text().rpartition(")")[2].split()[0])
-        time.sleep(0.002)
-      while not done and time.monotonic() < until:
-        time.sleep(0.002)
-    assert "T" in seen and done[0][1] - done[0][0] >= 20_000_000
-    assert state.read_text().rpartition(")")[2].split()[0] in "SR"
-  finally:
-    sleeper.kill()
-    sleeper.wait()
-
-
 def tiny(steps: int = 30) -> Any:
   config = fault_lab.get_config()
   config.steps.in2, config.work_ms.in2, config.rest_ms.in2 = steps, 2.0, 1.0
@@ -112,38 +90,3 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path: pathlib.P
 
   monkeypatch.setattr(make, "Cluster", never)
   assert make.make(specs, tiny(), tmp_path, lambda *now: None, lambda sentence: None) == {}
-
-
-def test_a_run_that_fails_twice_is_left_out_and_the_others_are_made(
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch) -> None:
-  started: list[str] = []
-
-  class Fake:
-    def __init__(self, *arguments: Any):
-      started.append("cluster")
-
-    def wait(self) -> None:
-      pass
-
-    def run(self, spec: Spec, directory: pathlib.Path) -> dict[str, Any]:
-      if spec.name.endswith("rotating"):
-        raise cluster.ClusterError("it fell over")
-      return {"stopped": None, "outside": {}}
-
-    def close(self) -> None:
-      pass
-
-  monkeypatch.setattr(make, "Cluster", Fake)
-  monkeypatch.setattr(make, "label", lambda directory, spec: {})
-  specs = plan.plan(tiny())
-  said: list[str] = []
-  failed = make.make(specs, tiny(), tmp_path, lambda *now: None, said.append)
-  wrong = [spec.name for spec in specs if spec.name.endswith("rotating")]
-  assert wrong and sorted(failed) == sorted(wrong) and "it fell over" in said
-  assert len(started) == 1 + 2 * len(wrong)
-  assert all((tmp_path / spec.name / make.LABEL).exists() == (spec.name not in wrong)
-             for spec in specs)
-  monkeypatch.setattr(make, "label", lambda directory, spec: 1 / 0)
-  with pytest.raises(ZeroDivisionError):
-    make.make([specs[0]], tiny(), tmp_path / "other", lambda *now: None, said.append)

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from experiments.labs import gpu_check
 from experiments.labs.gpu import (
-    delays,
     injected,
     steps,
     transformer,
@@ -38,15 +36,6 @@ def passed(bench: Bench, part: str) -> bool:
 
 
 # Sections, on the CPU.
-
-
-def test_delays_are_as_long_as_asked_at_least_and_capped() -> None:
-  bench = tiny()
-  delays.run(bench)
-  for sentence in ("a delay of 0 has", "no delay is shorter", "a delay of nan", "a delay of -inf",
-                   "with a limit of 0"):
-    assert passed(bench, sentence), sentence
-  assert len(named(bench, "with a limit of 10 ms is 10 ms")) == 4
 
 
 @pytest.mark.long
@@ -96,32 +85,3 @@ def test_without_a_gpu_one_line_says_so_and_the_status_is_0(tmp_path: pathlib.Pa
   assert done.stdout.splitlines()[-1].startswith(
       "No GPU is visible to JAX, so nothing was checked: ")
   assert not list(tmp_path.iterdir()), "nothing is claimed"
-
-
-@pytest.mark.parametrize(("flag", "sentence"), [
-    ("--only=stamp,dealy", "no section is called dealy; there are machine, stamp"),
-    ("--out=gpu.txt", "must end in .json"),
-    ("--limit_s=0", "must be positive"), ("--limit_s=nan", "must be positive"),
-    ("--sections=stamp", "unrecognized")])
-def test_a_bad_argument_is_a_sentence(flag: str, sentence: str,
-                                      capsys: pytest.CaptureFixture[str]) -> None:
-  with pytest.raises(SystemExit) as ended:
-    gpu_check.main([flag])
-  assert ended.value.code == 2 and sentence in capsys.readouterr().err
-
-
-def test_a_section_that_crashes_leaves_what_it_had(tmp_path: pathlib.Path,
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
-  """Its process writes as it goes; here a process that writes one figure and is gone."""
-  text = ("import json, os, sys; out = [a for a in sys.argv if a.startswith('--child=')][0][8:]; "
-          "open(out, 'w').write(json.dumps({'figures': [1]})); os._exit(3)")
-  real = subprocess.Popen
-  monkeypatch.setattr(subprocess, "Popen",
-                      lambda command, **rest: real([sys.executable, "-c", text, *command[3:]],
-                                                   **rest))
-  found = gpu_check.start("machine", gpu_check.arguments([]), str(tmp_path), 60.0)
-  assert found == {"figures": [1], "error": "its process ended with status 3"}
-  monkeypatch.setattr(subprocess, "Popen",
-                      lambda command, **rest: real([sys.executable, "-c", "pass"], **rest))
-  found = gpu_check.start("machine", gpu_check.arguments([]), str(tmp_path), 60.0)
-  assert found == {"error": "its process left nothing"}

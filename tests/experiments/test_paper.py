@@ -1,6 +1,5 @@
 """The paper's Table 1 and figures: what is compared with what, in small."""
 
-import json
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,7 @@ import pytest
 from experiments.paper import (
   calibrate,
   paced,
-  predict,
   quick,
-  table1,
-  tables,
 )
 from experiments.paper import world as worlds
 from jaxpace.core.types import Decision, Pacer
@@ -74,43 +70,3 @@ def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
     assert float(having.mean[k]) == pytest.approx(float(mean), rel=1e-5)
     assert (float(having.delay[k] * having.mean[k])
             == pytest.approx(float(delay), rel=1e-3, abs=1e-6))
-
-
-@pytest.fixture
-def figures_made():
-  """What the program writes, made up: worlds that fit exactly and gain 1 to 3 %."""
-  sizes = {}
-  nodes = np.array(worlds.NODES)
-  for k, n in enumerate(nodes):
-    mean = n / worlds.THROUGHPUT["baseline"][k]
-    arm = {"gain": [0.01, 0.02, 0.03], "cv": [0.05] * 3, "bare_cv": [worlds.CV["baseline"][k]] * 3,
-           "bare_mean": [mean] * 3, "cost": [0.0] * 3, "delay": [0.0] * 3}
-    null = {"gain": [0.0] * 3, "bare_mean": [0.8 * mean] * 3}
-    sizes[str(n)] = {name: {**arm, **(null if name == "null" else {})} for name in predict.ARMS}
-  sizes["256"] = {name: sizes["64"][name] for name in ("all", "null")}
-  return {"command": "c", "date": "d",
-          "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"},
-          "load_average_at_start": 0, "worlds": 3, "pauses": [0.004, 0.1], "steps": 200, "seeds": 2,
-          "starts": ["a", "a", "b"], "sizes": sizes, "few": [0, 1, 2], "searches": [
-              {"start": name, "tried": 9, "within": 5, "least_misfit": 0.5, "checked": 4,
-               "within_again": 3, "kept": 2}
-              for name in "ab"]}
-
-
-def test_the_page_says_what_is_inside_the_band(figures_made):
-  page = "\n".join(tables.page(figures_made))
-  outside = "| +25.0 .. +25.0 .. +25.0 % | +1.0 .. +2.0 .. +3.0 % | no |"
-  # below 1 %, above 3 %
-  assert f"| 8 | +0.8 % {outside}" in page and f"| 16 | +3.3 % {outside}" in page
-  figures_made["sizes"]["16"]["both"]["gain"] = [0.01, 0.02, 0.05]
-  assert "% | +1.0 .. +2.0 .. +5.0 % | yes |" in "\n".join(tables.coordination(figures_made))
-  assert "3 of them are within tolerance" in page.replace("\n", " ") and "| 256 |" in page
-
-
-def test_pauses_come_from_the_middle_heap(tmp_path):
-  path = tmp_path / "c.json"
-  path.write_text(json.dumps(
-      {"rows": [{"per_step": p, "seconds_median": s} for p, s in ((1, 1), (0.1, 0.2), (3, 3))]}))
-  assert table1.pauses(path) == (0.1, 0.2)
-  with pytest.raises(Exception, match="holds no measured collections"):
-    table1.pauses(tmp_path / "none.json")

@@ -1,20 +1,10 @@
 """Progress of a long report."""
 
-import contextlib
 import io
-import json
-import os
-import pty
-import re
-import subprocess
-import sys
 import threading
 import time
 
-import pytest
-
 from jaxpace.reporting.progress import Progress
-from tests.multiprocess.jobs import ROOT
 
 
 class Terminal(io.StringIO):
@@ -63,41 +53,3 @@ def wait_for(condition):
   while not condition():
     assert time.monotonic() < until
     time.sleep(0.02)
-
-
-CONFIG = {"steps": 200, "fabric": {"nodes": 8, "per_node": 1, "rack": 4, "uplink_rate": 25e9},
-          "jobs": {
-              "a": {"nodes": [0, 1, 4, 5]}, "b": {"nodes": [2, 3, 6, 7], "buckets": 4}}}
-
-
-@pytest.mark.long
-def test_long_commands_say_on_a_terminal_what_they_do(tmp_path):
-  """`simulate` and `replay` begin with imports and a compilation, seconds in which nothing can be
-  counted."""
-  (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-  said = on_terminal("simulate", str(tmp_path / "config.json"), "--output", str(tmp_path / "runs"))
-  assert "Starting, " in said or "Compiling and simulating, " in said
-  assert re.search(r"\x1b\[K[^\n]* \d+ s", said) and "Written: " in said.split("\x1b[K")[-1]
-  said = on_terminal("replay", str(tmp_path / "runs" / "a"), "--pacer", "pace_early_ranks()")
-  assert re.search(r"(Starting|Compiling and replaying|Replaying \d+ %), \d+ s", said)
-  assert "What this cannot know" in said.split("\x1b[K")[-1]
-
-
-def on_terminal(*arguments):
-  """What a command writes on a terminal; quick machines show it from the first second on, as slow
-  ones do."""
-  program = ("import sys; from jaxpace.reporting.progress import Progress; "
-             "Progress.__init__.__defaults__ = (None, 0.3); from jaxpace.cli.main import main; "
-             "sys.exit(main(sys.argv[1:]))")
-  master, slave = pty.openpty()
-  child = subprocess.Popen([sys.executable, "-c", program, *arguments], cwd=ROOT, stdin=slave,
-                           stdout=slave, stderr=slave, env={**os.environ, "JAX_PLATFORMS": "cpu"})
-  os.close(slave)
-  parts = []
-  # A terminal whose other side is closed gives an error on Linux.
-  with contextlib.suppress(OSError):
-    while part := os.read(master, 65536):
-      parts.append(part)
-  os.close(master)
-  assert child.wait(timeout=300) == 0
-  return b"".join(parts).decode()

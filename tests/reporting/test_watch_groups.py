@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.codes import Note, codes
 from jaxpace.diagnosis.live.follower import Follower
 from tests.diagnosis import grouped
-from tests.lib.said import numbers, only
+from tests.lib.said import numbers
 
 STEPS = 400
 ROWS = [[0, 1], [2, 3]]
@@ -42,22 +41,3 @@ def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):
   assert (look.numbers.late[0].rank == 3
           and look.numbers.late[0].lateness == pytest.approx(5e-3, rel=0.1))
   assert [abs(rank.lateness) < 0.5e-3 for rank in look.numbers.late[1:]] == [True] * 3
-
-
-def test_ranks_without_rows_are_named_and_not_cleared(tmp_path):
-  grouped.write(tmp_path / "run", *grouped.play(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), [2e-3]),
-                left_out=(3,))
-  notes = Follower(tmp_path / "run").poll(0.0, 0.0).notes
-  assert numbers(only(notes, Note.SILENT_RANKS))[-1] == 3
-  assert Note.NOT_CLEARED in codes(notes)
-
-
-def test_stamps_that_do_not_tell_blame_nobody(tmp_path):
-  busy = noisy([[10e-3] * 4])
-  busy[:, :, STEPS // 2:] += np.random.default_rng(1).exponential(5e-3, (1, 4, STEPS // 2))
-  enter, leave = grouped.play(busy, [1e-3])
-  grouped.write(tmp_path / "told", enter, leave)
-  assert Follower(tmp_path / "told").poll(0.0, 0.0).told
-  grouped.write(tmp_path / "run", enter, leave, collectives=[{"may_begin_early": True}])
-  look = Follower(tmp_path / "run").poll(0.0, 0.0)
-  assert not look.told and Note.UNTOLD in codes(look.notes)

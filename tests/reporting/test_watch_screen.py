@@ -11,7 +11,7 @@ from jaxpace.diagnosis.live.alive import Event, Liveness
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot, Told
 from jaxpace.reporting.watch import live
-from jaxpace.reporting.watch.screen import Screen, binned, pacing_words, sparkline
+from jaxpace.reporting.watch.screen import Screen, binned, sparkline
 from tests.reporting.growing import Growing
 from tests.synthetic.made_up_runs import MadeUpJob
 
@@ -105,16 +105,6 @@ def test_hosts_of_a_real_directory_are_text(tmp_path):
   live.once(Follower(growing.directory, 20), Console(file=file, width=100, height=60))
   text = file.getvalue()
   assert not [c for c in text if not c.isprintable() and c != "\n"] and r"\x1b[2J[red]" in text
-
-
-def test_pacing_in_words():
-  assert pacing_words(Pacing(0.0, None, None, None, 0)) == "none"
-  assert pacing_words(Pacing(0.5, None, None, None, 0)) == "delays in 50.0 % of the ranks' steps"
-  assert (pacing_words(Pacing(0.0, False, None, None, 0))
-          == "guard off, no delays; effect not known yet")
-  assert pacing_words(Pacing(0.1, True, -0.031, (-0.05, -0.012), 12)) == (
-      "guard on, delays in 10.0 % of the ranks' steps; effect on the mean step -3.1 % [-5.0, "
-      "-1.2], 12 pairs of blocks")
 
 
 def test_sparklines():

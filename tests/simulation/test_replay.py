@@ -24,9 +24,6 @@ from tests.synthetic.made_up_runs import MadeUpJob
 # Decisions of a compiled step and of its replay are compared bit by bit.
 pytestmark = pytest.mark.optimized
 LATE = MadeUpJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
-NAN = np.float32(np.nan)
-
-
 @pytest.fixture
 def written(tmp_path):
   def write(job, name="run"):

@@ -88,11 +88,10 @@ def excess(values):
   return float(np.median((values[LATE] - others)[1:]))
 
 
-@pytest.mark.parametrize("settings", [
-    {"clock": "native", "share": True}, {"clock": "callback", "share": None},
-    {"clock": "auto", "pmap": True}],
-    ids=["native", "callback", "pmap"])
-@pytest.mark.parametrize("slow", [slow_forward, slow_backward])
+@pytest.mark.parametrize("slow, settings", [
+    (slow_forward, {"clock": "native", "share": True}),
+    (slow_backward, {"clock": "callback", "share": None}),
+    (slow_forward, {"clock": "auto", "pmap": True})], ids=["native", "callback", "pmap"])
 @patiently(INJECTED=30e-3)
 def test_a_late_rank_s_arrival(slow, settings):
   pace, plan = run(late_step(slow), **settings)

@@ -231,15 +231,6 @@ def test_a_step_that_is_only_traced_is_not_recorded(tmp_path: pathlib.Path) -> N
   assert list(read_run(tmp_path / "run").steps) == list(range(len(rest)))
 
 
-def test_a_step_that_is_observed_already_is_recorded_as_it_is(tmp_path: pathlib.Path) -> None:
-  step, sharding, state = jitted_step()
-  observed = jaxpace.observe(step)
-  short = jaxpace.recorded(tmp_path / "run", observed).open()
-  short(state, jax.device_put(batches()[0], sharding))
-  short.close()
-  assert short.step is observed and len(read_run(tmp_path / "run").steps) == 1
-
-
 def test_nothing_is_marked_where_nothing_is_recorded() -> None:
   step, sharding, state = jitted_step()
   with jaxpace.recorded(None, step) as short:

@@ -70,13 +70,6 @@ def test_a_foreign_run_file_is_left_alone(tmp_path, caplog):
   assert [p.name for p in tmp_path.iterdir()] == ["run.json"]
 
 
-def test_a_directory_that_is_a_file(tmp_path, caplog):
-  (tmp_path / "run").write_text("a file")
-  with Recorder(tmp_path / "run", fake.FakePaced()) as recorder:
-    train(recorder, 3)
-  one_warning(caplog, "not a directory")
-
-
 def until_stopped(recorder):
   """Trains until the recording has ended; returns how many steps that took."""
   deadline, steps, pace = time.monotonic() + 120, 0, None
@@ -86,8 +79,7 @@ def until_stopped(recorder):
   return steps
 
 
-@pytest.mark.parametrize("code, text", [(28, "no space is left"), (30, "can't be written"),
-                                        (5, "OSError")])
+@pytest.mark.parametrize("code, text", [(30, "can't be written"), (5, "OSError")])
 def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog, monkeypatch, code,
                                                                 text):
   written = pq.write_table
@@ -161,7 +153,7 @@ def test_a_directory_that_is_moved_meanwhile_takes_the_recording_along(tmp_path,
   assert not caplog.records and not directory.exists()
 
 
-@pytest.mark.parametrize("name", ["steps", "process", "."])
+@pytest.mark.parametrize("name", ["steps", "."])
 def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_followed(tmp_path, often, name):
   directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
   elsewhere.mkdir()
@@ -243,14 +235,6 @@ def test_another_job_in_the_same_directory(tmp_path, caplog, holder):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 3)
   assert_complete(tmp_path, range(3))
-
-
-def test_a_dead_job_whose_child_lives_on_locks_nobody_out(tmp_path, caplog, holder):
-  holder(tmp_path, "fork").wait()
-  with Recorder(tmp_path, fake.FakePaced()) as recorder:
-    train(recorder, 3)
-  assert_complete(tmp_path, range(3))
-  assert not caplog.records
 
 
 def test_a_job_in_another_pid_namespace_keeps_its_lock(tmp_path, holder):

@@ -89,23 +89,6 @@ def test_frozen_objects_are_out_of_collections_until_a_collection_is_asked_for(c
   assert gc.get_freeze_count() == 0 and heap
 
 
-@old_generation
-def test_frozen_what_outlives_a_full_collection_is_frozen_too(collector):
-  collector.freeze()
-  # of what isn't frozen: the interpreter waits until that, not the whole heap, has grown by a
-  # quarter
-  gc.collect()
-  before, runs = gc.get_freeze_count(), collector.full
-  heap = fill(200_000)
-  assert collector.full > runs  # an automatic one, of new objects only
-  collector.refresh()
-  assert gc.get_freeze_count() > before + 100_000 and heap
-  frozen = gc.get_freeze_count()
-  more = fill(100)
-  collector.refresh()  # nothing was collected meanwhile
-  assert gc.get_freeze_count() == frozen and more
-
-
 @pytest.mark.parametrize("mode", ["leave", "hold_back", "freeze"])
 @pytest.mark.parametrize("enabled", [True, False])
 def test_settings_are_restored_whatever_they_were(mode, enabled):
@@ -148,28 +131,6 @@ def test_what_the_user_froze_stays_frozen():
   gc.unfreeze()
 
 
-def test_growth_counts_container_objects_since_the_last_collection(collector):
-  collector.hold_back()
-  collector.collect()
-  assert collector.growth() < 5_000
-  heap = fill(100_000)
-  assert 80_000 < collector.growth() < 130_000 and heap
-  collector.collect()
-  assert collector.growth() < 5_000
-
-
-@old_generation
-def test_after_freezing_the_interpreter_waits_as_long_as_before(collector):
-  heap = fill(400_000)
-  collector.freeze()
-  more = fill(150_000)  # full collections of few objects meanwhile
-  assert collector.full > collector.own
-  collector.leave()
-  runs = collector.full
-  again = fill(80_000)  # fewer than a quarter of the heap
-  assert collector.full == runs and heap and more and again
-
-
 MIB = 1 << 20
 
 
@@ -208,13 +169,6 @@ def test_growth_counts_from_the_last_collection(machine):
   assert one.reached(0) is None
 
 
-def test_without_a_collection_yet_growth_counts_from_the_first_look(machine):
-  one = ceiling(machine, max_growth=10 * MIB)
-  assert one.reached(0) is None
-  machine.later(120)
-  assert one.reached(0)
-
-
 def test_a_heap_that_is_simply_large_is_not_collected_over_and_over(machine):
   one = ceiling(machine, max_bytes=200 * MIB)
   one.collected()
@@ -233,18 +187,6 @@ def test_objects_are_looked_at_every_time_and_memory_seldom(machine):
     assert one.reached(1000) is None
   assert machine.looks == 1
   assert numbers(one.reached(1001))[0] == 1001
-
-
-def test_none_means_no_ceiling(machine):
-  one = ceiling(machine)
-  machine.later(10**6)
-  assert one.reached(10**9) is None
-
-
-def test_where_the_system_tells_nothing_only_objects_count(machine):
-  one = Ceiling(1, 1, 10, lambda: None, lambda: 0.0)
-  one.collected()
-  assert one.reached(10) is None and one.reached(11)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere unknown")

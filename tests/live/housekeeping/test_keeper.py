@@ -8,16 +8,14 @@ import os
 import time
 import weakref
 
-import numpy as np
 import pytest
 
 import jaxpace
 from jaxpace.live.housekeeping import keeper as chores
 from jaxpace.live.housekeeping import keeper as module
 from jaxpace.live.housekeeping.collector import Ceiling
-from jaxpace.live.housekeeping.keeper import ALONE, MODES
+from jaxpace.live.housekeeping.keeper import MODES
 from jaxpace.trace.reader import read_run
-from tests.lib.said import numbers
 from tests.trace import fake_step as fake
 from tests.trace.recording import table
 
@@ -61,22 +59,6 @@ def test_frozen_collects_once_after_warm_up():
     assert gc.get_freeze_count() > 1000 and heap
 
 
-def test_alone_does_nothing():
-  with jaxpace.Housekeeper(every=10, mode="alone", warmup=0) as keeper:
-    assert late_collections(keeper, 40) == [] and gc.get_freeze_count() == 0
-
-
-def test_garbage_waits_for_the_aligned_step():
-  with jaxpace.Housekeeper(every=10, mode="aligned", warmup=0) as keeper:
-    keeper.step()
-    gone = garbage()
-    for _ in range(8):
-      keeper.step()
-    assert gone() is not None
-    keeper.step()
-    assert gone() is None
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_hooks_run_at_their_steps_in_every_mode(mode):
   called = []
@@ -87,31 +69,6 @@ def test_hooks_run_at_their_steps_in_every_mode(mode):
   assert called == [40, 80, 120, 160]
 
 
-def test_a_hook_that_raises_is_told_once_and_stops_nothing(caplog):
-  with caplog.at_level(logging.WARNING,
-                       "jaxpace"), jaxpace.Housekeeper(every=10, mode="aligned") as keeper:
-    keeper.add(lambda: 1 / 0, every=3, name="flush")
-    later = []
-    keeper.add(lambda: later.append(keeper.steps), every=3)
-    for _ in range(30):
-      keeper.step()
-  assert keeper.errors == {"flush": 10} and len(later) == 10
-  assert keeper.summary()["errors"] == {"flush": 10}
-  assert len(caplog.records) == 1
-  assert "'flush'" in caplog.text and "ZeroDivisionError" in caplog.text
-  assert 3 in numbers(caplog.messages[0]) and "goes on" in caplog.text
-
-
-def test_an_interrupt_in_a_hook_passes_and_settings_are_restored():
-  def interrupt():
-    raise KeyboardInterrupt
-
-  with pytest.raises(KeyboardInterrupt), jaxpace.Housekeeper(every=10, mode="aligned",
-                                                             warmup=0) as keeper:
-    keeper.add(interrupt, every=2)
-    keeper.step()
-    assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
-    keeper.step()
   # that they are restored, the fixture of every test checks
 
 
@@ -163,14 +120,6 @@ def test_frozen_garbage_is_collected_at_the_ceiling():
     assert keeper.forced == 1
 
 
-def test_what_is_due_for_all_stays_due_after_a_forced_collection():
-  with jaxpace.Housekeeper(every=10, mode="aligned", warmup=0, max_objects=20_000) as keeper:
-    for _ in range(7):
-      keeper.step()
-    more = [[i] for i in range(40_000)]
-    assert late_collections(keeper, 3) == [8, 10] and more
-
-
 def test_a_second_one_is_refused_while_the_first_is_open():
   with jaxpace.Housekeeper() as first:
     with pytest.raises(RuntimeError, match="open already.*keeper.add"), jaxpace.Housekeeper():
@@ -208,21 +157,6 @@ def test_hooks_that_are_none_are_refused():
     keeper.add("save", every=3)
   with pytest.raises(ValueError, match="every=0"):
     keeper.add(print, every=0)
-
-
-def test_columns_for_the_trace():
-  with jaxpace.Housekeeper(every=10, mode="aligned", warmup=0) as keeper:
-    assert keeper.columns() == {"pauses_ns": 0, "housekeeping": MODES.index(ALONE)}
-    keeper.add(lambda: np.linalg.norm(np.ones(100)), every=2, name="checkpoint")
-    keeper.add(lambda: np.linalg.norm(np.ones(100)), every=3)
-    for _ in range(2):
-      keeper.step()
-    found = keeper.columns()
-    assert (found["checkpoint_ns"] > 0 and found["pauses_ns"] == 0
-            and MODES[found["housekeeping"]] == "aligned")
-    keeper.step()
-    found = keeper.columns()
-    assert found["checkpoint_ns"] == 0 and found["pauses_ns"] > 0
 
 
 def test_a_child_process_leaves_the_parents_housekeeping_alone():

@@ -15,7 +15,7 @@ from jaxpace.trace.marks.ringfile import read_plan
 from jaxpace.trace.reader import read_run
 from jaxpace.trace.recorder import Recorder
 from tests.patience import patiently
-from tests.trace.marks.handmade import Handmade, delays
+from tests.trace.marks.handmade import delays
 from tests.trace.recording import one_warning, process_file, run_file, table
 
 LATE = 0.03  # s
@@ -142,25 +142,6 @@ def test_a_new_run_takes_the_marks_of_the_one_before_along(tmp_path, observed):
   assert sorted(os.listdir(old)) == ["0.plan.json", "0.ring"]
   assert ringfile.read_ring(old / "0.ring").run == ids[0]
   assert ringfile.read_ring(tmp_path / "marks" / "0.ring").run == ids[1]
-
-
-def test_a_second_recorder_has_its_own_file(tmp_path, observed):
-  other = Handmade(jax.devices()[:2], layers=1)
-  with Recorder(tmp_path / "a", observed) as first:
-    with Recorder(tmp_path / "b", other) as second:
-      for _ in range(4):
-        observed(observed.inputs())
-        other(other.inputs())
-        first.record()
-        second.record()
-    observed(observed.inputs())
-    first.record()
-  assert {row["step"] for row in table(tmp_path / "a")} == set(range(5))
-  assert ({(row["rank"], row["step"]) for row in table(tmp_path / "b")}
-          == {(r, k) for r in range(2) for k in range(4)})
-  rings = [ringfile.read_ring(tmp_path / run / "marks" / "0.ring") for run in "ab"]
-  assert [ring.run for ring in rings] == [first.run, second.run]
-  assert (rings[0].heads >= rings[1].heads).all() and rings[0].heads[0] > rings[1].heads[0]
 
 
 def test_a_recorder_outlives_one_that_was_opened_before_it(tmp_path, observed):
