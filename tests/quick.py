@@ -13,6 +13,7 @@ import os
 from typing import Any
 
 import jax
+import pytest
 
 QUICK = os.environ.get("JAXPACE_QUICK_TESTS") == "1"
 """Whether a newcomer waits, who runs `make test`, and not CI: fewer steps, seconds and examples of
@@ -31,6 +32,12 @@ def examples(number: int) -> int:
   """How many examples hypothesis tries of a costly property: `number`, and in `make test` a third
   of them."""
   return -(-number // 3) if QUICK else number
+
+
+def long(*values: Any) -> list[Any]:
+  """Parameters of a test that `make test` leaves out: tuples for several names."""
+  return [pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.long)
+          for value in values]
 
 
 def install() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from jaxpace.communication import gates, schedule
 from tests.communication.traced import flat, layered
+from tests.quick import examples
 
 
 def behind(program, segment, chosen):
@@ -33,7 +34,7 @@ def constant(program, segment):
   return found
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 10**6))
 def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
   step, arguments = layered(seed)

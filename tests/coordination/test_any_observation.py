@@ -13,6 +13,7 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Observation
 from tests.coordination.test_combinators import ANY, MOST, RANKS, SLOTS, always
+from tests.quick import examples, long
 
 EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0,
                                  max_delay=MOST)
@@ -34,6 +35,9 @@ PACERS = {
         jaxpace.share_by_speed(32, 16, window=8), guarded=True, block=2, settle=0))),
 }
 """Those that bound their delays, at least one for every public factory. Bound by `MOST`."""
+ALIKE = ("interleave_jobs floor seen", "limit", "only_ranks", "steerable", "chain")
+"""What others of them do as well."""
+TRIED = [*(name for name in PACERS if name not in ALIKE), *long(*ALIKE)]
 COMPILED = {name: jax.jit(pacer.update) for name, pacer in PACERS.items()}
 _WHOLE = st.integers(-2**31, 2**31 - 1)
 
@@ -90,7 +94,7 @@ def test_every_public_pacer_is_here():
   assert factories == {name.split()[0] for name in PACERS}
 
 
-@pytest.mark.parametrize("name", PACERS)
+@pytest.mark.parametrize("name", TRIED)
 def test_each_of_them_does_delay(name):
   """Or the rest of this file would prove nothing."""
   state, delays = PACERS[name].init(RANKS), []
@@ -102,9 +106,9 @@ def test_each_of_them_does_delay(name):
     assert max(delays) > 0
 
 
-@pytest.mark.parametrize("name", PACERS)
+@pytest.mark.parametrize("name", TRIED)
 @hypothesis.given(observations(8))
-@hypothesis.settings(max_examples=20)
+@hypothesis.settings(max_examples=examples(30))
 def test_every_decision_is_finite_and_within_bounds(name, seen):
   state = PACERS[name].init(RANKS)
   shapes = jax.tree.map(lambda leaf: (jnp.shape(leaf), jnp.asarray(leaf).dtype), state)
@@ -116,9 +120,8 @@ def test_every_decision_is_finite_and_within_bounds(name, seen):
 
 # Operation by operation each shape is compiled by itself: the whole ones cost most, and what they
 # are made of is here.
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long) if "guard" in name
-                                  or name == "share_work"
-                                  else name for name in PACERS])
+@pytest.mark.long
+@pytest.mark.parametrize("name", PACERS)
 @hypothesis.given(observations(1))
 @hypothesis.settings(max_examples=2)
 def test_the_same_without_compilation(name, seen):
@@ -138,7 +141,7 @@ POISON = [name for name in PACERS if not name.startswith(("limit", "guard"))
           and name not in ("interleave_jobs floor seen", "take_turns")]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+@pytest.mark.parametrize("value", [np.nan, *long(np.inf, -1.0)])
 @pytest.mark.parametrize("name", POISON)
 def test_junk_is_got_over(name, value):
   """Once all is plain again, delays come back as before: nothing is poisoned by what no duration

@@ -12,7 +12,7 @@ import pytest
 import jaxpace
 from jaxpace.coordination import bucket
 from tests.coordination import jobs
-from tests.quick import examples
+from tests.quick import examples, long
 
 WINDOW, COST, LATE = 16, 1e-3, 2
 GENEROUS = jaxpace.pace_early_ranks(window=WINDOW, cost=1.0)  # a bucket that is never what limits
@@ -42,7 +42,7 @@ def test_early_ranks_are_paced_inside_their_slack_and_the_late_one_is_not():
   assert jobs.held_back(busy, applied).max() < 1e-7, "the step is no longer than without"
 
 
-@pytest.mark.parametrize("noise", [1e-5, 2e-4, 3e-4])
+@pytest.mark.parametrize("noise", [1e-5, 3e-4])
 def test_delays_are_exactly_zero_within_a_window_once_imbalance_subsides(noise):
   steps = 5 * WINDOW
   busy = np.concatenate([straggler(steps, noise=noise),
@@ -88,8 +88,8 @@ def test_the_threshold_rises_with_the_noise_of_the_slack():
   assert np.median(info["threshold"][3 * WINDOW:, 0]) > 4e-3
 
 
-@pytest.mark.parametrize("ranks", [4, pytest.param(64, marks=pytest.mark.long), 256])
-@pytest.mark.parametrize("shape", ["normal", "exponential"])
+@pytest.mark.parametrize("ranks, shape", [
+    (256, "normal"), (4, "exponential"), *long((256, "exponential"), (64, "normal"))])
 def test_ranks_that_are_late_in_turn_are_not_paced(ranks, shape):
   rng = np.random.default_rng(ranks)
   noise = rng.normal(size=(300, ranks)) if shape == "normal" else rng.exponential(size=(300, ranks))
@@ -154,7 +154,7 @@ def hostile_jobs(draw):
   return busy, seen | ~blind
 
 
-@pytest.mark.parametrize("pacer, cost", [(EAGER, COST), (SPENDER, 0.3), (GENEROUS, 1.0)])
+@pytest.mark.parametrize("pacer, cost", [(EAGER, COST), *long((SPENDER, 0.3), (GENEROUS, 1.0))])
 @hypothesis.given(hostile_jobs())
 @hypothesis.settings(max_examples=examples(60))
 def test_the_sum_of_what_is_held_back_is_within_the_cost_whatever_arrives(pacer, cost, job):

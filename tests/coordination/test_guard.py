@@ -14,7 +14,7 @@ from jaxpace.core.types import Observation
 from tests.coordination import jobs
 from tests.coordination.test_combinators import ANY, MOST, RANKS, always, observation, observations
 from tests.coordination.test_trial import noisy
-from tests.quick import examples
+from tests.quick import examples, long
 
 BLOCK, WAIT = trial.BLOCK, 2e-3
 
@@ -86,7 +86,7 @@ def test_delays_pass_in_blocks_on_and_are_exactly_zero_in_blocks_off():
   assert (state.inner == BLOCK * 12).all(), "the pacer observes every step"
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [True, *long(False)])
 def test_each_step_time_is_counted_to_the_arm_that_acted_in_it(shared):
   """Without noise and without steps to settle, a single step on the wrong side would show in the
   fourth digit."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpace.coordination import shift_trial
+from tests.quick import long
 
 LEVEL, PATIENCE, RETRY = 0.05, 48, 100
 
@@ -49,7 +50,7 @@ def jobs(count, steps, sigma, seed=0):
       sigma * rng.normal(size=(count, steps)), jnp.float32)
 
 
-@pytest.mark.parametrize("effect", [-0.05, 0.1])
+@pytest.mark.parametrize("effect", [*long(-0.05), 0.1])
 def test_it_estimates_the_effect_and_shows_its_sign(effect):
   states, _, _, _ = run(1500)(*jobs(16, 1500, 0.02), effect)
   estimate, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)

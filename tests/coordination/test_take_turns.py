@@ -15,7 +15,7 @@ from jaxpace.coordination import take_turns as turns
 from jaxpace.coordination.steer import Steering
 from jaxpace.core import pacing, packing
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
-from tests.quick import examples
+from tests.quick import examples, long
 
 QUIET, LOUD, FLOOR, SLOTS = 2e-4, 8e-4, 20e-3, 3
 ANY = st.floats(width=32)
@@ -127,7 +127,7 @@ def test_turns_that_cost_less_than_sharing_are_taken():
   assert float(state.patience) == 2.0
 
 
-@pytest.mark.parametrize("beyond", [0.2, pytest.param(2.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("beyond", [0.2, *long(2.0)])
 def test_turns_that_cost_more_are_broken_off_and_tried_ever_more_rarely(beyond):
   """After the bank is empty, at the latest: 6 collectives, then 3 with less patience."""
   modes, state = run(pacer_of(learn=20, trial=50, retry=200), 1600, contention=0.5,
@@ -298,8 +298,9 @@ def test_steering_off_holds_nothing():
   assert jaxpace.steerable(plain()).hold is None
 
 
-@pytest.mark.parametrize("change", [{"enabled": False}, {"max_delay": 1e-3}, {"from_step": 90},
-                                    {"until_step": 2}, {"ranks": [True, False]}])
+@pytest.mark.parametrize("change", [
+    {"enabled": False}, *long({"max_delay": 1e-3}, {"from_step": 90}, {"until_step": 2},
+                              {"ranks": [True, False]})])
 def test_a_change_of_steering_is_compared_between_ranks_before_holds_go_by_it(change):
   """Control may reach one process a step, or two minutes, before another."""
   pacer = jaxpace.steerable(holds(5e-3))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpace.coordination import windows
-from tests.quick import examples
+from tests.quick import examples, long
 
 WINDOW = 64
 RATE = 2 / (WINDOW + 1)
@@ -58,7 +58,7 @@ DATA = {
 
 
 @pytest.mark.parametrize("kind", DATA)
-@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("share", [0.1, *long(0.5)])
 def test_quantile_of_stationary_data(kind, share):
   """The share of values below the estimate is the one asked for, within 0.03; one estimate scatters
   at most half more than the exact quantile of 64 values, twice as much at the steep edge of an

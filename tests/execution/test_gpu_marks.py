@@ -16,6 +16,7 @@ from jaxpace.execution.native import cuda
 from jaxpace.execution.native.cuda import DriverError
 from jaxpace.trace.marks.executions import Lane
 from tests.execution.emulated_gpu import Gpu, run
+from tests.quick import examples
 
 PROGRAM = 7
 
@@ -97,7 +98,7 @@ def test_an_event_that_is_not_there_yet_is_waited_for():
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 150), min_size=1, max_size=8))
 def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots):
   clock = iter(range(1, 10**6))

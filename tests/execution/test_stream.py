@@ -16,6 +16,7 @@ from jax.sharding import AxisType, PartitionSpec
 import jaxpace
 from jaxpace.core.varying import varying
 from jaxpace.execution import ClockError, hold, resolve_clock, words
+from tests.quick import long
 
 P = PartitionSpec
 
@@ -112,7 +113,7 @@ def test_a_delay_is_capped_in_the_kernel_and_by_its_limit(clock):
     clock.delay(jnp.float32(1), -1.0, words.zero())
 
 
-@pytest.mark.parametrize("limit", [0.0, 0.125, 2.0])
+@pytest.mark.parametrize("limit", [0.0, 0.125])
 def test_a_delay_s_limit_is_a_number_of_its_kernel(clock, limit):
   text = lowered(lambda seconds: clock.delay(seconds, limit, words.zero()), jnp.float32(1))
   capped = re.search(r"min.f32 asked, asked, 0f([0-9A-F]{8});", text)
@@ -161,9 +162,9 @@ def compiled_for_gpus(monkeypatch, pacer, **settings):
 
 
 @pytest.mark.parametrize("pacer", [
-    jaxpace.pace_early_ranks(), jaxpace.guard(jaxpace.pace_early_ranks()),
-    jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs()), None],
-    ids=["early", "guard", "chain", "none"])
+    jaxpace.guard(jaxpace.pace_early_ranks()), *long(
+        jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.interleave_jobs())), None],
+    ids=["guard", "chain", "none"])
 def test_an_instrumented_step_asks_nothing_of_the_host(monkeypatch, pacer):
   paced, text = compiled_for_gpus(monkeypatch, pacer)
   assert paced.plan.clock == "stream"

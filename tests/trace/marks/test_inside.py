@@ -48,7 +48,7 @@ def recorded(draw):
 
 
 @given(recorded())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
   times, ran = case
   plan = inside.InsidePlan(PLAN, {})
