@@ -10,6 +10,7 @@ from jaxpace.core.marks import slot_tags
 from jaxpace.core.plan import Collective, Inside, Loop, Mark, Plan
 from jaxpace.trace.marks import inside
 from jaxpace.trace.marks.executions import Executions
+from tests.quick import examples
 
 PLAN = Plan(
     axis="data", ranks=2, clock="native", program=7,
