@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.changes import SHORTEST, change_points, long_run_deviation
+from tests.quick import long
 
 
 def brute(series, penalty):
@@ -19,7 +20,7 @@ def brute(series, penalty):
   return [p for p in at[n] if p]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_partition_is_the_best_of_all(seed):
   from jaxpace.diagnosis.changes import _partition
   random = np.random.default_rng(seed)
@@ -39,7 +40,7 @@ def test_a_change_is_found_where_it_is(blocks):
 
 
 @pytest.mark.parametrize("noise", ["normal", "exponential", "student", "wandering"])
-@pytest.mark.parametrize("blocks", [60, 256])
+@pytest.mark.parametrize("blocks", [60, *long(256)])
 def test_noise_seldom_has_a_change(noise, blocks):
   """Jobs of 8 ranks with any change-point: under 5 in 100 (nominal 1 for Gaussian noise; 0 to 1
   were measured)."""

@@ -18,6 +18,7 @@ from jaxpace.trace.reader import read_run
 from tests.coordination.test_guard import GUARDED, run, steps_of
 from tests.coordination.test_trial import noisy
 from tests.diagnosis.traces import barrier, make_run
+from tests.quick import long
 from tests.synthetic import made_up_runs
 
 STEPS = 1200
@@ -40,7 +41,7 @@ def recorded(effect, cv=0.05, steps=STEPS, ranks=3):
   return dataclasses.replace(made, guard=guard), applied[:, 0] > 0, seconds
 
 
-@pytest.mark.parametrize("effect", [-0.1, 0.0])
+@pytest.mark.parametrize("effect", [-0.1, *long(0.0)])
 def test_the_effect_is_that_of_the_job(effect):
   made, _, _ = recorded(effect)
   found = measured(made)

@@ -19,6 +19,7 @@ from tests.diagnosis.recurrence import (
   work,
   write,
 )
+from tests.quick import long
 
 MESH = {"data": 2, "tensor": 2}
 
@@ -72,8 +73,7 @@ def test_a_report_measures_what_was_played(tmp_path, mesh):
                                     rel=2e-3)
 
 
-@pytest.mark.parametrize("as_pairs", [True, False], ids=["pairs", "groups of indices"])
-@pytest.mark.parametrize("seed", [None, 0], ids=["numbered in order", "numbered at random"])
+@pytest.mark.parametrize("as_pairs, seed", [(True, 0), (False, 0), *long((False, None))])
 def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pairs, seed):
   """Stages that share no collective with the first one have no time in common with it."""
   mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
@@ -85,7 +85,8 @@ def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pa
   assert compute == pytest.approx([240e-3] * 8, rel=2e-3)
 
 
-PIPELINES = pytest.mark.parametrize("as_pairs", [True, False], ids=["pairs", "groups of indices"])
+PIPELINES = pytest.mark.parametrize("as_pairs", [*long(True), False],
+                                    ids=["pairs", "groups of indices"])
 
 
 @PIPELINES

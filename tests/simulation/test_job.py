@@ -16,6 +16,7 @@ from jaxpace.simulation import noise
 from jaxpace.simulation.failures import Failures, best_interval, expected, survive
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.vmap_ranks import vmap_ranks
+from tests.quick import long
 
 KEY = jax.random.key(7)
 PLAIN = Job(forward=10e-3, backward=20e-3, update=1e-3, gap=0.5e-3,
@@ -68,7 +69,7 @@ def test_buckets_hide_behind_the_backward_pass(overlap, expected_ms):
 @pytest.mark.parametrize(("component", "extra_share"), [
     (noise.Exponential(np.float32(0.1)), lambda n: 0.1 * sum(1 / k for k in range(1, n + 1))),
     (noise.Normal(np.float32(0.05)), lambda n: 0.05 * {64: 2.344, 1024: 3.248}[n])])
-@pytest.mark.parametrize("ranks", [64, 1024])
+@pytest.mark.parametrize("ranks", [64, *long(1024)])
 def test_the_slowest_of_n_is_late_by_the_expected_maximum(component, extra_share, ranks):
   steps = play(PLAIN._replace(noise=(component,)), ranks, 1500)
   within_4_sigma(steps.step_time, 33.5e-3 + 30e-3 * extra_share(ranks))

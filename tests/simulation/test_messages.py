@@ -34,10 +34,11 @@ def both(algorithm, size, fabric):
   return found, max(done[0][0].values())
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "recursive_doubling", "halving_doubling"])
-@pytest.mark.parametrize(("fabric", "size"), [
-    (fields(8), 1e5), (fields(13), 1e8), (fields(16, 8, 2 * RATE), 1e8),
-    (fields(18, 6, 1.5 * RATE), 1e5), (fields(12, 3, RATE), 1e8)], ids=str)
+@pytest.mark.parametrize("algorithm, fabric, size", [
+    ("ring", fields(13), 1e8), ("ring", fields(18, 6, 1.5 * RATE), 1e5),
+    ("recursive_doubling", fields(8), 1e5), ("recursive_doubling", fields(12, 3, RATE), 1e8),
+    ("halving_doubling", fields(16, 8, 2 * RATE), 1e8), ("halving_doubling", fields(13), 1e8)],
+    ids=str)
 def test_an_all_reduce_takes_what_playing_every_message_takes(algorithm, size, fabric):
   """Racks that are no power of two included: some ranks of a round cross the spine, and others
   needn't wait for them.

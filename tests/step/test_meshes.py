@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.quick import long
 from tests.step import models
 from tests.step.running import P, extra_operands, mesh_of, pair, restless
 
 pytestmark = pytest.mark.optimized
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *long(False)])
 def test_data_and_model_axes(check_vma):
   """Tensor parallel: a weight split over the model axis, gradients summed over the data axis."""
 

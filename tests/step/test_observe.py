@@ -14,6 +14,7 @@ import jaxpace
 from jaxpace.core import marks as layout
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.execution import marks
+from tests.quick import long
 from tests.step import observed_steps as steps
 
 pytestmark = pytest.mark.optimized
@@ -56,8 +57,8 @@ def expected_events(program):
 
 
 @pytest.mark.parametrize("make", [
-    steps.data_parallel, lambda: steps.fsdp(remat=True), steps.everything],
-    ids=["data", "remat", "everything"])
+    steps.everything, *long(steps.data_parallel, lambda: steps.fsdp(remat=True))],
+    ids=["everything", "data", "remat"])
 def test_twenty_steps_have_the_same_bits_and_every_mark_is_there(make, caplog):
   step, args = make()
   state, rest = args[0], args[1:]

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
+from tests.quick import long
 from tests.step import models
 from tests.step.cases import Case, by_autodiff, by_user, sharpness_aware
 from tests.step.running import extra_operands, mesh_of, pair, restless
@@ -44,9 +45,9 @@ def operands_of(hlo):
 
 
 @pytest.mark.parametrize("make, axes, share", [
-    (by_user, {}, None), (sharpness_aware, {}, True), (halves, {}, True), (halves, {}, None),
-    (averaged_twice, {}, True), (averaged_twice, {"model": 2}, None),
-    (by_autodiff, {"model": 2}, True)])
+    (sharpness_aware, {}, True), (halves, {}, None), (averaged_twice, {"model": 2}, None),
+    *long((by_user, {}, None), (halves, {}, True), (averaged_twice, {}, True),
+          (by_autodiff, {"model": 2}, True))])
 def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
   """Without that it may start before the stamp; seldom enough to be missed by a test of times."""
   case = make()
@@ -71,7 +72,7 @@ def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
     assert len(extra_operands(both.bare_hlo, both.hlo)) == (share is True or make is halves)
 
 
-@pytest.mark.parametrize("make", [by_user, by_autodiff])
+@pytest.mark.parametrize("make", [by_autodiff, *long(by_user)])
 def test_every_gradient_comes_after_the_delay(make):
   """By dataflow in the compiled program: a small one runs in order anyway, so that times would show
   nothing."""

@@ -9,6 +9,7 @@ from jax.sharding import NamedSharding
 
 import jaxpace
 from jaxpace.execution import clock_notice
+from tests.quick import long
 from tests.step import models
 from tests.step.running import P, bits, hlo_collectives, mesh_of, restless, times
 
@@ -42,7 +43,7 @@ def compiled(check_vma, **settings):
   return paced, bare, run, pace, params, batch
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
+@pytest.mark.parametrize("check_vma", [True, *long(False)])
 def test_bits_stamps_and_no_gathered_parameters(check_vma):
   paced, bare, run, pace, params, batch = compiled(check_vma, pacer=restless(), share=True)
   if clock_notice():

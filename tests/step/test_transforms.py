@@ -18,7 +18,8 @@ from tests.step.running import (
 )
 
 pytestmark = pytest.mark.optimized
-SIMPLER = (cases.scanned_layers, cases.by_user, cases.by_autodiff)
+SIMPLER = (cases.scanned_layers, cases.by_user, cases.by_autodiff, cases.nnx_model,
+           cases.sharpness_aware, cases.max_and_permute)
 """What others of the cases contain, or another file instruments."""
 
 

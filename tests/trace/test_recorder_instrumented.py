@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.trace.recorder import Recorder
+from tests.quick import long
 
 FEATURES = 64
 
@@ -56,7 +57,7 @@ def check(directory, plan, ranks, steps):
     assert step["start_ns"] <= r["enter_ns"] <= r["exit_ns"] <= step["end_ns"]
 
 
-@pytest.mark.parametrize("donate", [False, True])
+@pytest.mark.parametrize("donate", [*long(False), True])
 def test_shard_map(tmp_path, donate):
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data")
@@ -91,7 +92,7 @@ def test_pmap(tmp_path):
   check(tmp_path, paced.plan, len(devices), 40)
 
 
-@pytest.mark.parametrize("share", [True, None])
+@pytest.mark.parametrize("share", [True, *long(None)])
 def test_data_and_model_axes(tmp_path, share):
   mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
   paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data",
