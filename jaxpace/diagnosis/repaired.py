@@ -93,13 +93,19 @@ def repair(run: Run, mask: np.ndarray, found: Meetings | None, ranks: Sequence[i
   return Repaired(chosen, quantiles[:, chosen], typical[:, chosen], rest)
 
 
-def _sampled(run: Run, mask: np.ndarray) -> np.ndarray:
-  """[1 + C, R, K] gaps and busy times, s, of counted steps evenly spread over the run; NaN where
-  not known."""
+def sampled(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[K] bool, counted steps evenly spread over the run, of which quantiles are taken."""
   steps = np.flatnonzero(mask)
   most = max(_LEAST, _CELLS // max(1, run.ranks * len(run.collectives)))
   some = np.zeros(len(mask), bool)
   some[steps[::max(1, -(-len(steps) // most))]] = True
+  return some
+
+
+def _sampled(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[1 + C, R, K] gaps and busy times, s, of counted steps evenly spread over the run; NaN where
+  not known."""
+  some = sampled(run, mask)
   seen = []
   for part in chunks(run):
     if some[part].any():

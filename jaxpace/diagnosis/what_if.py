@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
-from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.floor import Floor, running_minimum
 from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.ledger import evened, leave
 from jaxpace.diagnosis.meetings import Meetings, meetings
 from jaxpace.diagnosis.pause_costs import pauses_by_rank
-from jaxpace.diagnosis.repaired import Repaired, repair
+from jaxpace.diagnosis.repaired import Repaired, repair, sampled
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
-from jaxpace.trace.run import Run
+from jaxpace.trace.run import MISSING, Run
 
 _MOST_CELLS = 1 << 26
 """Arrivals that are played at a time, where not all ranks meet."""
@@ -47,7 +47,11 @@ class Without(NamedTuple):
   skew: bool = False
   """All ranks arrive at the step's mean arrival."""
   contention: bool = False
-  """Every transfer takes at most its floor."""
+  """Every transfer takes at most its floor, and lets the ranks of a process go together."""
+  together: bool = False
+  """A collective lets the ranks of a process go together: none stands in a gap, since the process's
+  loop does, until another one is through, for longer than when the run is quiet. Part of
+  `contention`."""
   runtime_jitter: bool = False
   """Every rank's gap between steps takes that rank's median gap, or its mean one where that is
   shorter, in every step."""
@@ -87,22 +91,25 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   gaps = (_typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios)
           else np.zeros(run.ranks))
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
+  quiet = (_usual_standing(run, selected.mask)
+           if any(s.contention or s.together for s in scenarios) else None)
   parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = meetings(run)
   late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
   mended = repair(run, selected.mask, found, late) if late else None
   if found is not None:
-    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses, mended)
+    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses, quiet, mended)
   for part in chunks(run):
     if not selected.mask[part].any():
       continue
     work = busy(run, part)
     work = work._replace(valid=work.valid & selected.mask[part])
     arrival = undelayed(work)
+    stood = _longer(run, part, quiet)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
-      changed = _changed(work, arrival, gaps, scenario, pauses, part, mended)
+      changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
       if scenario.uneven and parts is not None:
         changed = _moved(work, changed, parts)
       total[i] += (recorded - _arriving(work, changed, scenario)).sum()
@@ -115,7 +122,8 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
 
 def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
                     contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
-                    pauses: np.ndarray | None, mended: Repaired | None) -> list[float]:
+                    pauses: np.ndarray | None, quiet: np.ndarray | None,
+                    mended: Repaired | None) -> list[float]:
   """The same where ranks wait for those of their own group only: all steps are played, one after
   the other."""
 
@@ -124,8 +132,8 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
       return arrival
     if number == 1:
       return work.arrival
-    scenario = scenarios[number - 2]
-    changed = _changed(work, arrival, gaps, scenario, pauses, part, mended)
+    scenario, stood = scenarios[number - 2], _longer(run, part, quiet)
+    changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
     return evened(found, changed, work.valid) if scenario.skew else changed
 
   at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
@@ -179,17 +187,52 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
 
 
 def _changed(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
-             pauses: np.ndarray | None, part: slice, mended: Repaired | None) -> np.ndarray:
+             pauses: np.ndarray | None, stood: np.ndarray | None, part: slice,
+             mended: Repaired | None) -> np.ndarray:
   """[C, R, k] arrivals without the gaps, pauses and slow ranks that the scenario is without."""
   changed = arrival.copy()
   left = work.runtime
+  if stood is not None and (scenario.contention or scenario.together):
+    left = left - np.minimum(stood, left)
   if scenario.pauses and pauses is not None:
     left = left - np.minimum(pauses[:, part], left)
   if scenario.runtime_jitter:
     steady = np.broadcast_to(gaps[:, None], left.shape)
-    left = np.minimum(steady, left) if scenario.pauses else steady
+    left = (np.minimum(steady, left)
+            if scenario.pauses or scenario.contention or scenario.together else steady)
   changed[0] += left - work.runtime
   return changed if mended is None else mended.arrivals(changed, left, scenario.ranks)
+
+
+def _standing(run: Run, part: slice) -> np.ndarray:
+  """[R, k] seconds that each rank's process was not through with the step before on another rank
+  when it was on this one; 0 where that is not known.
+
+  Its loop goes on once all its ranks are through. A transfer's own time is that of the rank that it
+  lets go first: until the last one is through is the transfer's, too, and looks like a gap.
+  """
+  before = slice(max(part.start - 1, 0), part.stop - 1)
+  ends = np.maximum.reduce([one.exit_ns[:, before] for one in run.collectives])
+  stood = np.zeros((run.ranks, part.stop - part.start))
+  for process in np.unique(run.process_of_rank):
+    own = np.flatnonzero(run.process_of_rank == process)
+    there = (ends[own] != MISSING).all(axis=0) & (np.diff(run.steps[before.start:part.stop]) == 1)
+    there &= (run.attempt[own, before] == run.attempt[own[0], before]).all(axis=0)
+    stood[own, len(stood[0]) - len(there):] = np.where(
+        there, 1e-9 * (ends[own].max(axis=0) - ends[own]), 0.0)
+  return stood
+
+
+def _longer(run: Run, part: slice, quiet: np.ndarray | None) -> np.ndarray | None:
+  """[R, k] the same beyond what it is when the run is quiet; None where nobody asks."""
+  return None if quiet is None else np.maximum(_standing(run, part) - quiet[:, None], 0.0)
+
+
+def _usual_standing(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[R] how long each rank stands so when the run is quiet, s."""
+  some = sampled(run, mask)
+  seen = [_standing(run, part)[:, some[part]] for part in chunks(run) if some[part].any()]
+  return running_minimum(np.concatenate(seen, axis=1)).floor if seen else np.zeros(run.ranks)
 
 
 def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:

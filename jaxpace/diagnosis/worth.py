@@ -6,7 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from jaxpace.diagnosis.findings import LOCALITY, PERSISTENT, Finding, hosts_of
+from jaxpace.diagnosis.codes import Evidence, codes
+from jaxpace.diagnosis.findings import CONTENTION, LOCALITY, PERSISTENT, Finding, hosts_of
+from jaxpace.diagnosis.modes import contention
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
@@ -73,24 +75,27 @@ def worth(case: Case, findings: Sequence[Finding], asked: Sequence[WhatIfRequest
   if not case.selected.size:
     return Worth()
   run, mean, late = case.run, case.step_time, named(case, findings)
-  contention = float(case.floor.contention[:, case.selected.mask].sum(axis=0).mean())
   direct = case.totals.groups is None or bool(case.totals.groups.found.direct.all())
-  even, *others = saved(run, case.selected, case.floor,
-                        [Without(skew=not direct), *(Without(ranks=(r,)) for r in late)])
+  even, quiet, *others = saved(
+      run, case.selected, case.floor,
+      [Without(skew=not direct), Without(contention=True), *(Without(ranks=(r,)) for r in late)])
   earliness = float(case.lateness.persistent.sum() + case.lateness.random.sum())
   return dataclasses.replace(
       _replayed(case, late, asked, findings),
       no_skew=None if inconclusive and not late
       else alternative(mean, earliness if direct else even),
-      no_contention=alternative(mean, contention),
-      without_rank={r: alternative(mean, seconds) for r, seconds in zip(late, others, strict=True)})
+      no_contention=alternative(mean, quiet),
+      without_rank={r: alternative(mean, seconds + _slow_with(case, findings, [r]))
+                    for r, seconds in zip(late, others, strict=True)})
 
 
 def _replayed(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
               findings: Sequence[Finding]) -> Worth:
   """What takes a replay of its own, all in one pass."""
-  run, mean = case.run, case.step_time
-  scenarios = [resolve(request, run, case.floor) for request in asked]
+  run, mean, modes = case.run, case.step_time, {finding.mode for finding in findings}
+  scenarios = [
+      resolve(request, run, case.floor)._replace(together=CONTENTION in modes & request.findings)
+      for request in asked]
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
   scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host))
@@ -101,6 +106,8 @@ def _replayed(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
   scenarios += [Without(ranks=tuple(late))] * (len(late) > 1)
   more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
   more += [0.0] * (len(scenarios) - len(more))
+  more = [also + (0.0 if scenario.contention else _slow_with(case, findings, scenario.ranks))
+          for also, scenario in zip(more, scenarios, strict=True)]
   results = iter([alternative(mean, seconds + also)
                   for seconds, also in zip(saved(run, case.selected, case.floor, scenarios), more,
                                            strict=True)])
@@ -108,6 +115,15 @@ def _replayed(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
                without_host={host: next(results) for host in hosts},
                no_runtime_jitter=next(results) if jitter else None,
                work_shared=next(results) if moves else None, without_late=next(results, None))
+
+
+def _slow_with(case: Case, findings: Sequence[Finding], ranks: Sequence[int]) -> float:
+  """Seconds per step by which transfers are slow as well, by the fault that makes some of these
+  ranks late: mending them mends the transfers."""
+  slowing = [finding for finding in findings if Evidence.SLOW_AS_WELL in codes(finding.evidence)
+             and set(finding.ranks) <= set(ranks)]
+  slow = contention.look(case) if slowing else None
+  return slow.seconds if slow else 0.0
 
 
 def saves_nothing(case: Case, ranks: Sequence[int], least: float) -> bool:

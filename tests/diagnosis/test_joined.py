@@ -10,6 +10,7 @@ from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.what_if_request import parse
 from jaxpace.trace.links import Culprit, ProbedLinks
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.traces import barrier, make_run
@@ -56,9 +57,16 @@ def test_a_probe_alone_makes_no_finding():
 def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
   late = Fault("compute", 8e-3, (5,), mechanism="preempted")
   run, _ = run_of(MadeUpJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
-  (found,) = diagnose(run).findings
+  report = diagnose(run, asked=[parse("rank:5"), parse("rank:5,contention"), parse("rank:4")])
+  (found,) = report.findings
   assert (found.mode, found.ranks) == (PERSISTENT, (5,))
-  assert found.evidence[-1].code == Evidence.SLOW_AS_WELL
+  assert Evidence.SLOW_AS_WELL in codes(found.evidence)
+  # One fault: mending the host mends its transfers, too. Another rank's mending doesn't.
+  healthy = diagnose(run_of(MadeUpJob(**BASE))[0]).step_time.mean
+  alone, both, other = [after.step_time for _, after in report.asked]
+  assert alone == pytest.approx(healthy, rel=0.01) == both
+  assert other > healthy + 10e-3
+  assert report.without_rank[5].step_time == alone
 
 
 def test_pauses_that_some_processes_hold_by_chance_name_nobody():

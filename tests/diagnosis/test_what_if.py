@@ -98,6 +98,60 @@ def test_without_contention_is_the_job_simulated_on_a_quiet_fabric(job, contenti
   assert found == pytest.approx(mean_step(recorded(made_up_runs.simulate(job))), abs=TICK)
 
 
+def crowded_run(apart, longer, steps=120):
+  """Four ranks of two processes, whose loops go on once both their ranks are through: in the second
+  half transfers take longer, and let a process's second rank go after its first."""
+  work = np.random.default_rng(3).normal(10e-3, 0.2e-3, (4, steps))
+  crowded = np.arange(steps) >= steps // 2
+  enter, leave, gap = np.zeros((4, steps)), np.zeros((4, steps)), np.full((4, steps), np.nan)
+  start = np.zeros(4)
+  for k in range(steps):
+    enter[:, k] = start + work[:, k]
+    leave[:, k] = enter[:, k].max() + 2e-3 + longer * crowded[k]
+    leave[1::2, k] += apart * crowded[k]
+    start = np.repeat(leave[1::2, k], 2) + 0.5e-3
+    if k + 1 < steps:
+      gap[:, k + 1] = start - leave[:, k]
+  ns = [np.round(1e9 * times).astype(np.int64)[None] for times in (enter, leave)]
+  return make_run(*ns, gap=1e9 * gap, processes=[0, 0, 1, 1])
+
+
+@given(st.floats(0, 8e-3), st.floats(0, 20e-3))
+def test_until_a_process_is_through_on_all_its_ranks_is_the_transfers_time(apart, longer):
+  """The rank that a crowded transfer lets go first stands in what looks like a gap."""
+  run, quiet = crowded_run(apart, longer), crowded_run(0.0, 0.0)
+  contention, together = played(run, Without(contention=True), Without(together=True))
+  # the last step of the run ends apart, and is in no gap
+  assert contention == pytest.approx(mean_step(quiet), abs=apart / 50 + 1e-6)
+  assert together == pytest.approx(mean_step(crowded_run(0.0, longer)), abs=apart / 50 + 1e-6)
+  selected = count_steps(run)
+  some, more = saved(run, selected, None, [Without(together=True),
+                                           Without(together=True, runtime_jitter=True)])
+  assert 0 <= some <= more + TICK
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("onset", [0, 150])
+def test_a_repaired_rank_varies_as_the_others_do_and_one_that_is_gone_does_not(ranks, onset):
+  """In few ranks that vary much, a step without one of them is too short by 1 to 9 %; repaired, by
+  0.7 at most, of 12 runs."""
+  repaired, absent = [], []
+  for seed in range(12):
+    busy = np.random.default_rng(seed).normal(20e-3, 4e-3, (ranks, 300)).clip(1e-3)
+    late = busy + 8e-3 * ((np.arange(ranks) == ranks - 1)[:, None] & (np.arange(300) >= onset))
+    leave = np.cumsum(late.max(axis=0) + 2e-3)
+    enter = np.concatenate([[0], leave[:-1]]) + late
+    run = make_run(*(np.round(1e9 * times).astype(np.int64)[None]
+                     for times in (enter, np.broadcast_to(leave, enter.shape))))
+    selected = count_steps(run)
+    [gain] = saved(run, selected, None, [Without(ranks=(ranks - 1,))])
+    healthy = (busy.max(axis=0) + 2e-3)[selected.mask].mean()
+    step = (late.max(axis=0) + 2e-3)[selected.mask].mean()
+    repaired.append((step - gain) / healthy - 1)
+    absent.append((busy[:-1].max(axis=0) + 2e-3)[selected.mask].mean() / healthy - 1)
+  assert abs(np.mean(repaired)) < 0.007 and np.mean(absent) < -0.009
+
+
 @given(jobs, st.floats(1e-3, 50e-3))
 def test_without_pacing_is_the_job_simulated_without_delays(job, delay):
   paced = made_up_runs.simulate(dataclasses.replace(job, delays={0: delay}))
