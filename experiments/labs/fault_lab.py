@@ -5,6 +5,7 @@ often that was right.
     python -m experiments.labs.fault_lab --make --runs=runs/fault_lab     # only makes the runs; goes on where it was
     stopped
     python -m experiments.labs.fault_lab --judge --runs=runs/fault_lab    # only diagnoses them, again and again
+    python -m experiments.labs.fault_lab --record=calls,unchanged         # each run twice: with record(), and by jaxpace.observed
 
 Link and trunk faults need root: hosts are network namespaces then. See docs/how_sure.md.
 """  # noqa: E501
@@ -16,6 +17,7 @@ import json
 import math
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -36,6 +38,8 @@ _ONLY = flags.DEFINE_list("only", [], "Only runs whose name holds one of these; 
 _SKIP = flags.DEFINE_list("skip", [],
                           "No runs whose name holds one of these, to be made later by the "
                           "same command.")
+_RECORD = flags.DEFINE_list("record", ["calls"], "How each run is recorded, in turn: calls of "
+                            "record(), or unchanged, by jaxpace.observed; those in RUNS/unchanged.")
 _NOTE = flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
 _OUT = flags.DEFINE_string("out", "docs/measurements/fault_lab.json",
                            "Where the figures go; tables beside it.")
@@ -71,7 +75,7 @@ def main(argv: list[str]) -> None:
            if not any(part in f"{spec.name} {spec.twin}" for part in _SKIP.value)]
   if not _JUDGE.value:
     try:
-      failed = make.make(specs, _CONFIG.value, runs, _show, _say)
+      failed = make.make(specs, _CONFIG.value, runs, _show, _say, _RECORD.value)
     except KeyboardInterrupt:
       sys.exit(
           f"\nfault_lab: stopped. What is made is in {runs}; the same command goes on from there.")
@@ -81,34 +85,42 @@ def main(argv: list[str]) -> None:
       _say(f"{name} could not be made: {reason}")
   if not _MAKE.value:
     try:
-      _judge(runs, pathlib.Path(_OUT.value))
+      _judge(make.places(runs, _RECORD.value), pathlib.Path(_OUT.value))
     except ValueError as error:
       sys.exit(f"fault_lab: {error}")
 
 
-def _judge(runs: pathlib.Path, out: pathlib.Path) -> None:
-  """Diagnoses all runs that are there, shows the figures and writes them."""
-  ready = judge.labelled(runs, _ONLY.value)
-  judged = judge.judge(ready, _judged)
-  loads = [load for one in ready
-           for load in json.loads((one.path / make.LABEL).read_text())["load"]]
+def _judge(places: Mapping[str, pathlib.Path], out: pathlib.Path) -> None:
+  """Diagnoses all runs that are there, shows the figures and writes them; those recorded in another
+  way stand beside them."""
+  judged: dict[str, list[scores.Judged]] = {}
+  loads: list[float] = []
+  for way, runs in places.items():
+    ready = [one for one in judge.labelled(runs, _ONLY.value)
+             if all((place / one.spec.name / make.LABEL).exists() for place in places.values())]
+    loads += [load for one in ready
+              for load in json.loads((one.path / make.LABEL).read_text())["load"]]
+    found = judge.judge(ready, _judged)
+    judged |= {how if way == "calls" else f"{way}, {how}": runs for how, runs in found.items()}
+    # Run by run it is too much for the record in git: it stays with the runs.
+    rows = [{**dataclasses.asdict(one),
+             "found": {how: [dataclasses.asdict(f) for f in found[how][number].found]
+                       for how in judge.WAYS}}
+            for number, one in enumerate(found["all"])]
+    (runs / "judged.json").write_text(json.dumps(_finite(rows), indent=1) + "\n")
   figures = {
       **measured.circumstances("experiments.labs.fault_lab"),
-      "made": {"runs": len(ready),
+      "made": {"runs": len(ready), "record": list(places),
                "load": [float(value) for value in np.percentile(loads, [0, 50, 100])],
                "seed": json.loads((runs / "plan.json").read_text())["config"]["seed"]},
       "note": _NOTE.value,
       "judged": {name: scores.summary(found) for name, found in judged.items()},
-      "misjudged": scores.misjudged(judged["all"])}
-  rows = [{**dataclasses.asdict(one),
-           "found": {how: [dataclasses.asdict(f) for f in judged[how][number].found]
-                     for how in judge.WAYS}}
-          for number, one in enumerate(judged["all"])]
-  # Run by run it is too much for the record in git: it stays with the runs.
-  (runs / "judged.json").write_text(json.dumps(_finite(rows), indent=1) + "\n")
+      "misjudged": [line if name == "all" else f"{name.removesuffix(', all')}: {line}"
+                    for name, found in judged.items() if name.endswith("all")
+                    for line in scores.misjudged(found)]}
   console = Console(width=150)
-  for name, found in figures["judged"].items():
-    console.print(tables.confusion_table(name, found["confusion"]))
+  for name, one in figures["judged"].items():
+    console.print(tables.confusion_table(name, one["confusion"]))
   console.print(tables.figures_table(figures["judged"]))
   for line in figures["misjudged"]:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

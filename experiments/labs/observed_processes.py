@@ -1,8 +1,8 @@
 """The fault lab on an observed trainer under plain `jit`, on two and on four processes: how often
 is the report right?
 
-    chrt -r 5 python -m experiments.labs.observed_processes --make --runs=runs/observed --config.seed=1
-    python -m experiments.labs.observed_processes --judge --runs=runs/observed
+    chrt -r 5 python -m experiments.labs.fault_lab --make --config=configs/observed_lab.py --config.seed=1 --runs=runs/observed
+    python -m experiments.labs.observed_processes --runs=runs/observed
 
 Forty runs, ten of them healthy, made as those of the fault lab are (docs/how_sure.md): layers in a
 scan, remat, parameters sharded over one axis and the batch over both, each process on a host of its
@@ -19,10 +19,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from absl import app, flags
-from ml_collections import config_flags
 
-from experiments.labs.fabric.machine import LabError
-from experiments.labs.faults import judge, make, observed_plan, scores
+from experiments.labs.faults import judge, scores
 from experiments.labs.faults.judge import Labelled
 from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import STRAGGLER
@@ -123,33 +121,12 @@ def _layer(one: Labelled) -> int | None:
 
 
 def main(argv: list[str]) -> None:
-  """Makes the runs, judges them, or both."""
+  """Judges the runs."""
   if len(argv) > 1:
     raise app.UsageError(
-        f"What is {argv[1]!r}? All arguments are flags: --make, --judge, --runs=DIR, ...")
+        f"What is {argv[1]!r}? All arguments are flags: --runs=DIR, --only=2x1, ...")
   args = flags.FLAGS
   runs = [pathlib.Path(path).absolute() for path in args.runs]
-  specs = observed_plan.plan(args.config)
-  if args.only:
-    chosen = {name for spec in specs if any(part in spec.name for part in args.only)
-              for name in (spec.name, spec.twin)}
-    specs = [spec for spec in specs if spec.name in chosen]
-  if not args.judge:
-    try:
-      failed = make.make(specs, args.config, runs[0],
-                         lambda name, done, total: print(f"{done} of {total} runs made ({name})",
-                                                         file=sys.stderr),
-                         lambda said: print(f"observed_processes: {said}", file=sys.stderr))
-    except KeyboardInterrupt:
-      sys.exit(
-          f"\nobserved_processes: stopped. What is made is in {runs[0]}; the same command goes on "
-          "from there.")
-    except LabError as error:
-      sys.exit(f"observed_processes: {error}")
-    for name, reason in failed.items():
-      print(f"observed_processes: {name} could not be made: {reason}", file=sys.stderr)
-  if args.make:
-    return
   figures = {**measured.circumstances("experiments.labs.observed_processes"), "note": args.note,
              "seeds": {}}
   try:
@@ -165,13 +142,9 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-  config_flags.DEFINE_config_file("config", "configs/observed_lab.py", "What is made.",
-                                  lock_config=True)
   flags.DEFINE_list("runs", ["runs/observed"],
                     "Directory of the runs; several may be judged at once.")
-  flags.DEFINE_list("only", [], "Only runs whose name holds one of these; their twins too.")
-  flags.DEFINE_bool("make", False, "Only make the runs.")
-  flags.DEFINE_bool("judge", False, "Only judge the runs that are there.")
+  flags.DEFINE_list("only", [], "Only runs whose name holds one of these.")
   flags.DEFINE_string("note", "", "A sentence on the circumstances, for the page.")
   flags.DEFINE_string("out", "docs/measurements/observed_processes.json",
                       "Where the figures go; a table beside it.")

@@ -24,6 +24,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -32,19 +33,17 @@ from absl import app, flags
 
 import jaxpace
 from experiments.lib import measured
-from experiments.measure import (
-  bitwise_cases,
-  bitwise_delays,
-  bitwise_models,
-  bitwise_processes,
-  bitwise_tables,
-)
+from experiments.measure import bitwise_cases, bitwise_delays, bitwise_models, bitwise_tables
+from experiments.measure.bitwise_cases import LAYOUTS, Case, Way
 
+_WAYS = (Way("native", None, True, False), Way("native", True, True, False))
+_MODELS = (("digits", LAYOUTS[1]), ("mlp", LAYOUTS[0]))
+"""Few leaves: gloo sends each in turn."""
 _PARTS = ("one", "no_fma", "processes", "pacers")
 _parts = flags.DEFINE_list("parts", ",".join(_PARTS), f"Which of {', '.join(_PARTS)}.")
 _models = flags.DEFINE_list("models", ",".join(bitwise_models.MODELS), "Models.")
 _dtypes = flags.DEFINE_list("dtypes", ",".join(bitwise_models.DTYPES), "Precisions.")
-_layouts = flags.DEFINE_list("layouts", ",".join(bitwise_cases.LAYOUTS), "Layouts.")
+_layouts = flags.DEFINE_list("layouts", ",".join(LAYOUTS), "Layouts.")
 _ranks = flags.DEFINE_list("ranks", "2,4,8", "Numbers of devices of one process.")
 _processes = flags.DEFINE_list("processes", "2,4", "Numbers of processes.")
 _steps = flags.DEFINE_integer("steps", 200, "Steps.", lower_bound=1)
@@ -66,14 +65,14 @@ def main(argv: list[str]) -> None:
   if len(argv) > 1:
     raise app.UsageError(f"Unknown arguments: {' '.join(argv[1:])}")
   for flag, known in ((_parts, _PARTS), (_models, bitwise_models.MODELS),
-                      (_dtypes, bitwise_models.DTYPES), (_layouts, bitwise_cases.LAYOUTS)):
+                      (_dtypes, bitwise_models.DTYPES), (_layouts, LAYOUTS)):
     if not flag.value or (unknown := set(flag.value) - set(known)):
       raise app.UsageError(f"--{flag.name}: "
                            f"{', '.join(sorted(unknown)) if flag.value else 'nothing'} is none of "
                            f"{', '.join(known)}.")
   if _worker.value:
     jaxpace.distributed.initialize()
-    bitwise_processes.work(pathlib.Path(_worker.value), _dtypes.value, _steps.value)
+    work(pathlib.Path(_worker.value), _dtypes.value, _steps.value)
     return
   ranks, processes = _counts(_ranks), _counts(_processes)
   jax.config.update("jax_platforms", "cpu")
@@ -93,8 +92,7 @@ def main(argv: list[str]) -> None:
     figures = without_fma(figures, out)
   if "processes" in _parts.value:
     figures["processes"] = [row for n in processes
-                            for row in bitwise_processes.launch(n, _dtypes.value, _steps.value,
-                                                                __spec__.name)]
+                            for row in launch(n, _dtypes.value, _steps.value)]
   if "pacers" in _parts.value:
     figures["pacers"] = list(bitwise_delays.one_process(
         [model for model in bitwise_delays.MODELS if model in _models.value], _layouts.value,
@@ -136,13 +134,13 @@ def keep(figures: dict[str, Any], out: pathlib.Path, part: str, ranks: list[int]
   """Runs the chosen cases of one process, each with its ways of instrumenting; writes after
   each."""
   rows = figures[part] = figures.get(part, []) if _resume.value else []
-  done = {bitwise_cases.Case(*(row[name] for name in bitwise_cases.Case._fields)) for row in rows}
+  done = {Case(*(row[name] for name in Case._fields)) for row in rows}
   cells = list(itertools.product(_dtypes.value, _layouts.value, ranks))
   began = time.monotonic()
   for number, (dtype, layout, count) in enumerate(cells):
     for model, ways in bitwise_cases.chosen(number, _models.value,
                                             everything=_cover.value == "all"):
-      case = bitwise_cases.Case(model, dtype, layout, count)
+      case = Case(model, dtype, layout, count)
       if case in done:
         continue
       rows += bitwise_cases.run(case, ways, _steps.value)
@@ -152,6 +150,42 @@ def keep(figures: dict[str, Any], out: pathlib.Path, part: str, ranks: list[int]
       print(f"  {number + 1} of {len(cells)}: {model}, {dtype}, {layout}, {count} ranks; "
             f"{len(ours)} comparisons, {wrong} differ, {time.monotonic() - began:.0f} s",
             file=sys.stderr, flush=True)
+
+
+def launch(processes: int, dtypes: list[str], steps: int) -> list[dict[str, Any]]:
+  """Runs this program as workers in several processes. Returns their rows, one a comparison: equal
+  if on every process."""
+  with tempfile.TemporaryDirectory() as root:
+    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+               "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m", __spec__.name,
+               f"--worker={root}", f"--dtypes={','.join(dtypes)}", f"--steps={steps}"]
+    subprocess.run(command, check=True)
+    found = [json.loads((pathlib.Path(root) / f"{n}.json").read_text()) for n in range(processes)]
+  rows = []
+  for same in zip(*found, strict=True):
+    worst = next((row for row in same if not (row["bits_equal"] and row["hlo_equal"])), same[0])
+    rows.append({**worst, "processes": processes})
+  return rows
+
+
+def work(root: pathlib.Path, dtypes: list[str], steps: int) -> None:
+  """One process of several."""
+  rows = []
+  for dtype in dtypes:
+    for model, layout in _MODELS:
+      case = Case(model, dtype, layout, jax.device_count())
+      job = bitwise_models.MODELS[model](case.ranks, *bitwise_models.DTYPES[dtype])
+      bare = bitwise_cases.train(job, case, None, steps)
+      again = bitwise_cases.train(job, case, None, steps)
+      rows.append(bitwise_cases.compare(case, "not at all, run again", bare, again))
+      rows += [bitwise_cases.compare(case, str(way), bare,
+                                     bitwise_cases.train(job, case, way, steps))
+               for way in _WAYS]
+      if jax.process_index() == 0:
+        print(
+            f"{model}, {dtype}, {case.ranks} processes: {[row['bits_equal'] for row in rows[-3:]]}",
+            flush=True)
+  (root / f"{jax.process_index()}.json").write_text(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ class observed:
   """
 
   def __init__(self, directory: str | os.PathLike[str], *, match: str = "", config: Any = None,
-               say: Say | None = None):
+               hosts: bool | float = True, say: Say | None = None):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -73,12 +73,14 @@ class observed:
       match: pattern of the names of the step's programs, such as "train*", where the step shall not
         be found.
       config: the program's configuration, kept in `run.json`; see `jaxpace.Recorder`.
+      hosts: whether to sample the host's counters; see `jaxpace.Recorder`.
       say: takes a sentence on what happens; by default it is logged.
     """
     self._directory, self._match = directory, match
     self._say, self._warn = say or _LOG.info, say or _LOG.warning
     self._programs = Everywhere(self._begin, self._warn)
-    self._recording = FoundRecording(directory, self._programs, match, config, self._say)
+    self._recording = FoundRecording(directory, self._programs, match, config, self._say,
+                                     hosts)
     self._opener: threading.Thread | None = None
     self._over = threading.Event()
     self._lock = threading.Lock()
@@ -161,9 +163,9 @@ class FoundRecording(Recording):
   """The recording of a program whose steps are found."""
 
   def __init__(self, directory: str | os.PathLike[str], programs: Everywhere, match: str,
-               config: Any, say: Say):
+               config: Any, say: Say, hosts: bool | float = True):
     """Prepares; see `observed`."""
-    super().__init__(directory, programs, config=config, handle_sigterm=False)
+    super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
     self._programs, self._match, self._say = programs, match, say
     self.executed: Executed | None = None
     self._key = ""

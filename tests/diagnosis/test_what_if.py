@@ -123,7 +123,8 @@ def test_until_a_process_is_through_on_all_its_ranks_is_the_transfers_time(apart
   contention, together = played(run, Without(contention=True), Without(together=True))
   # the last step of the run ends apart, and is in no gap
   assert contention == pytest.approx(mean_step(quiet), abs=apart / 50 + 1e-6)
-  assert together == pytest.approx(mean_step(crowded_run(0.0, longer)), abs=apart / 50 + 1e-6)
+  # where a rank that is let go late came last, some of it is in the shortest wait
+  assert together == pytest.approx(mean_step(crowded_run(0.0, longer)), abs=apart / 50 + 0.1e-3)
   selected = count_steps(run)
   some, more = saved(run, selected, None, [Without(together=True),
                                            Without(together=True, runtime_jitter=True)])

@@ -12,7 +12,7 @@ import pytest
 
 from configs import observed_lab
 from experiments.labs import observed_processes
-from experiments.labs.faults import judge, make, observed_plan, truth
+from experiments.labs.faults import judge, make, plan, truth
 from experiments.labs.faults.observed import LAYERS, layer_of
 from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import AMPLIFICATION, CONTENTION, STRAGGLER, Spec
@@ -22,7 +22,7 @@ from tests.experiments.faults_made_up import one
 def specs(seed: int = 3) -> list[Spec]:
   config = observed_lab.get_config()
   config.seed = seed
-  return observed_plan.plan(config)
+  return plan.plan(config)
 
 
 def test_forty_runs_ten_of_them_healthy_each_twin_first() -> None:
@@ -35,7 +35,7 @@ def test_forty_runs_ten_of_them_healthy_each_twin_first() -> None:
     before.add(spec.name)
   for layout in ("2x1", "4x1"):
     kinds = [spec.faults[0].kind for spec in made if spec.layout == layout and spec.faults]
-    assert sorted(kinds) == sorted(kind for kind, *_ in observed_plan.FAULTS)
+    assert sorted(kinds) == sorted(kind for kind, *_ in plan.OBSERVED)
   assert {layer_of(spec) for spec in made} == {None, *range(LAYERS)}
 
 
@@ -72,7 +72,7 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(
   config = observed_lab.get_config()
   config.healthy = {"2x1": 1}
   config.steps = {"2x1": 80}
-  twin = dataclasses.replace(observed_plan.plan(config)[0], seed=1)
+  twin = dataclasses.replace(plan.plan(config)[0], seed=1)
   fault = next(spec for spec in specs() if spec.layout == "2x1"
                and spec.family == "straggler").faults[0]
   late = dataclasses.replace(twin, name="2x1-000-straggler", twin=twin.name, faults=(

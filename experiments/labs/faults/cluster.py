@@ -133,12 +133,13 @@ class Cluster:
     """
     self._collect("ready", _START_SECONDS, {})
 
-  def run(self, spec: Spec, directory: pathlib.Path) -> dict[str, Any]:
+  def run(self, spec: Spec, directory: pathlib.Path, record: str = "calls") -> dict[str, Any]:
     """Makes one run and injects its faults from outside.
 
     Args:
       spec: of this layout.
       directory: of the run; it exists and is empty.
+      record: how it is recorded, one of `worker.PROCESSES`.
 
     Returns:
       `stopped`: why recording stopped, or None; `outside`: for each fault from outside, when it did
@@ -161,7 +162,7 @@ class Cluster:
           fault = later.pop(step)
           done[fault.kind] = open_now.enter_context(self._injected(fault, spec))
 
-      self._tell({"spec": spec.to_json(), "directory": str(directory)})
+      self._tell({"spec": spec.to_json(), "directory": str(directory), "record": record})
       answers = self._collect("done", _RUN_SECONDS + 60 * spec.steps * spec.work, {"mark": at})
     stopped = [answer["stopped"] for answer in answers if answer["stopped"]]
     return {"stopped": stopped[0] if stopped else None, "outside": done}

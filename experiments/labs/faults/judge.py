@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from experiments.labs.faults import truth
 from experiments.labs.faults.make import FABRIC, LABEL, label
 from experiments.labs.faults.scores import COSTLY, STRETCH, Found, Injected, Judged
@@ -145,18 +147,29 @@ def follow(one: Labelled, run: Run) -> Judged:
 
 def _diagnosed(one: Labelled, known: Judged, run: Run, how: str) -> Judged:
   asked = _what_if(known.injected, how)
-  found = document.to_json(diagnose(without_counters(run) if how == "bare" else run,
-                                    asked=(parse(asked),) if asked else (),
-                                    fabric=fabric(one) if how == "all" else None,
-                                    links=read_links(one.path / "run") if how == "all" else None))
+  diagnosis = diagnose(without_counters(run) if how == "bare" else run,
+                       asked=(parse(asked),) if asked else (),
+                       fabric=fabric(one) if how == "all" else None,
+                       links=read_links(one.path / "run") if how == "all" else None)
+  found = document.to_json(diagnosis)
   findings = tuple(Found(f["mode"], f["share"], f["confidence"], tuple(f["ranks"]),
                          tuple(f["hosts"]))
                    for f in found["findings"])
   predicted = found["what_if"]["asked"][0]["step_time"] if asked else None
   answer = None
   if predicted is not None and one.twin_step_time is not None:
-    answer = (predicted, one.twin_step_time, one.truth["step_time"] * (1 - known.injected[0].cost))
+    answer = (predicted, one.twin_step_time, _healthy_steps(one, run, diagnosis.selected.mask))
   return dataclasses.replace(known, found=findings, what_if=answer)
+
+
+def _healthy_steps(one: Labelled, run: Run, counted: np.ndarray) -> float:
+  """Seconds per step of this very run without its fault, by the injectors' times, in the steps that
+  the report counts."""
+  found, twin = (truth.read(one.path.parent / name, one.spec)
+                 for name in (one.spec.name, one.spec.twin or one.spec.name))
+  inside = np.isin(np.arange(one.spec.steps), run.steps[counted])
+  told = truth.truth(one.spec, found._replace(step=np.where(inside, found.step, np.nan)), twin)
+  return told.step_time * (1 - told.faults[0].cost)
 
 
 _ALARMS = {STRAGGLER: stream.LATE, LOCALITY: stream.LATE, AMPLIFICATION: stream.WAITING,

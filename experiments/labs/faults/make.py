@@ -34,6 +34,11 @@ LABEL, FABRIC = "label.json", "fabric-{}.json"
 _TRIES = 2
 
 
+def places(directory: pathlib.Path, record: Sequence[str]) -> dict[str, pathlib.Path]:
+  """Where runs lie, by how they are recorded: those not by calls in a folder of that name."""
+  return {way: directory if way == "calls" else directory / way for way in record}
+
+
 class Made:
   """How far the making is; told to `show` after every run."""
 
@@ -51,7 +56,8 @@ class Made:
 
 
 def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Path,
-         show: Callable[[str, int, int], None], say: Callable[[str], None]) -> dict[str, str]:
+         show: Callable[[str, int, int], None], say: Callable[[str], None],
+         record: Sequence[str] = ("calls",)) -> dict[str, str]:
   """Makes all runs that are not there yet.
 
   Layouts of one process and of several are made side by side. Ctrl-C, SIGTERM and SIGHUP end it:
@@ -63,18 +69,22 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
     directory: made if missing.
     show: called with a run's name, and with how many of how many are made.
     say: told, in a sentence, what can't be made.
+    record: how each run is recorded, in turn: `worker.PROCESSES`.
 
   Returns:
     Why, by name, of each run that could not be made.
   """
-  directory.mkdir(parents=True, exist_ok=True)
-  _write(directory / "plan.json",
-         {"config": _plain(config), "specs": [spec.to_json() for spec in specs]})
+  found = places(directory, record)
+  for place in found.values():
+    place.mkdir(parents=True, exist_ok=True)
+    _write(place / "plan.json",
+           {"config": _plain(config), "specs": [spec.to_json() for spec in specs]})
   if reason := machine.why_not(("cubic",)):
     say("No network namespaces: faults of links and trunks are left out, and all processes are on "
         f"one host. {reason}")
     specs = [spec for spec in specs if not any(fault.kind in NETWORK for fault in spec.faults)]
-  todo = [spec for spec in specs if not (directory / spec.name / LABEL).exists()]
+  todo = [spec for spec in specs
+          if not all((place / spec.name / LABEL).exists() for place in found.values())]
   made = Made(len(specs), show)
   made.done = len(specs) - len(todo)
   if not todo:
@@ -90,7 +100,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
                  for name in names if layout(name).processes > 1 and not reason}
       for group in ([n for n in names if layout(n).processes == 1],
                     [n for n in names if layout(n).processes > 1]):
-        maker = _Maker(directory, config, mark, stop, made, say, fabrics)
+        maker = _Maker(directory, found, config, mark, stop, made, say, fabrics)
         makers.append(maker)
         streams.append(threading.Thread(target=maker.run,
                                         args=([[s for s in todo if s.layout == name]
@@ -116,11 +126,11 @@ class _Maker:
   """Makes the runs of some layouts, one after the other, on a thread that outlives what it
   starts."""
 
-  def __init__(self, directory: pathlib.Path, config: Mapping[str, Any], mark: str,
-               stop: threading.Event, made: Made, say: Callable[[str], None],
-               fabrics: Mapping[str, Lab]):
+  def __init__(self, directory: pathlib.Path, places: Mapping[str, pathlib.Path],
+               config: Mapping[str, Any], mark: str, stop: threading.Event, made: Made,
+               say: Callable[[str], None], fabrics: Mapping[str, Lab]):
     self.directory, self.config, self.mark, self.stop = directory, config, mark, stop
-    self.made, self.say, self.fabrics = made, say, fabrics
+    self.places, self.made, self.say, self.fabrics = places, made, say, fabrics
     self.error: Exception | None = None
     """What ended the thread before its time; nothing that a process of the lab can do."""
 
@@ -156,7 +166,7 @@ class _Maker:
     setting = {"gradient_kb": self.config["gradient_kb"],
                "hosts_seconds": self.config["hosts_seconds"],
                "steps": max(spec.steps for spec in left), "bench": None,
-               "observed": bool(self.config.get("observed"))}
+               "observed": bool(self.config.get("observed")), "record": list(self.places)}
     fabric = self.directory / FABRIC.format(shape.name)
     if shape.processes > 1 and not setting["observed"] and not fabric.exists():
       setting["bench"] = str(fabric)
@@ -165,25 +175,28 @@ class _Maker:
     try:
       started.wait()
       while left:
-        self._one(started, left[0])
+        for way, place in self.places.items():
+          if fabric.exists() and not (place / fabric.name).exists():
+            shutil.copy(fabric, place)
+          self._one(started, left[0], place, way)
         self.made.one(left.pop(0).name)
     finally:
       started.close()
 
-  def _one(self, started: Cluster, spec: Spec) -> None:
-    place = self.directory / spec.name
+  def _one(self, started: Cluster, spec: Spec, directory: pathlib.Path, way: str) -> None:
+    place = directory / spec.name
     failed_before = (place / "failed").exists()
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     if failed_before:
       (place / "failed").touch()
     load = os.getloadavg()[0]
-    found = started.run(spec, place)
+    found = started.run(spec, place, way)
     if found["stopped"]:
       raise ClusterError(f"{spec.name} was not recorded: {found['stopped']}")
     # load average before and after
     made = {"outside": found["outside"], "load": [load, os.getloadavg()[0]]}
-    _write(place / LABEL, label(self.directory, spec) | made)
+    _write(place / LABEL, label(directory, spec) | made)
 
 
 def label(directory: pathlib.Path, spec: Spec) -> dict[str, Any]:

@@ -10,6 +10,7 @@ read off the clock beside each sleep, apart from any mark.
 
 from __future__ import annotations
 
+import pathlib
 from typing import Any
 
 import jax
@@ -21,7 +22,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.labs.faults.schedule import Schedule
 from experiments.labs.faults.spec import Spec
-from experiments.labs.faults.worker import Process, make_heap, slept_in
+from experiments.labs.faults.worker import Process, slept_in
 from jaxpace.execution import Clock, resolve_clock
 
 LAYERS, WIDTH, BATCH = 3, 32, 16
@@ -114,11 +115,9 @@ class ObservedProcess(Process):
     self._put_in_place(np.zeros((steps, LAYERS, len(order), 2), np.float32))
     self.state = self.step(self.state, self.asked)
     jax.block_until_ready(self.state)
-    self.heap = make_heap()
 
-  @property
-  def recorded(self) -> Any:
-    return self.step
+  def _recorder(self, directory: pathlib.Path) -> Any:
+    return jaxpace.Recorder(directory, self.step, hosts=self.hosts_seconds)
 
   def begin(self, spec: Spec, todo: Schedule) -> None:
     """Puts a run's schedule and a new state in place, and waits until they are there."""
@@ -146,7 +145,7 @@ class ObservedProcess(Process):
     own = np.stack([by_device[jax.devices()[rank]] for rank in self.own])  # [own, K, 2]
     return np.stack([own[..., WORK], np.zeros_like(own[..., WORK]), own[..., EXTRA]], axis=-1)
 
-  def _put_in_place(self, asked: np.ndarray) -> None:
+  def _put_in_place(self, asked: Any) -> None:
     """A new state, and the schedule [K, layers, R, 2], whose ranks are put where the mesh has
     them."""
     random = np.random.default_rng(0)

@@ -19,19 +19,51 @@ _LINKS = {0.06: 120.0, 0.1: 90.0, 0.2: 56.0, 0.35: 32.0}  # Mbit/s of a slow lin
 _FLOWS = {0.06: 0.25, 0.1: 0.5, 0.2: 1.0, 0.35: 2.0}  # connections each way on the trunk
 
 
+OBSERVED = (
+    ("straggler", 0.1, False), ("straggler", 0.1, True), ("straggler", 0.2, True),
+    ("straggler", 0.35, False), ("rotating", 0.1, False), ("rotating", 0.2, True),
+    ("rotating", 0.35, False), ("imbalance", 0.2, False), ("collecting", 0.2, False),
+    ("loading", 0.1, False), ("loading", 0.2, True), ("checkpointing", 0.2, False),
+    ("stopped", 0.35, False), ("stopped", 0.2, False), ("link", 0.35, True))
+"""Kind, share of the step it is to cost while it lasts, and whether it begins mid-run, in runs of
+the observed trainer."""
+
+
 def plan(config: Mapping[str, Any]) -> list[Spec]:
   """All runs of a config, each healthy twin directly before the runs with a fault that share its
   seed.
 
   Args:
-    config: as `configs/fault_lab.py` gives.
+    config: as `configs/fault_lab.py` gives, or `configs/observed_lab.py`.
 
   Raises:
     ValueError: a layout is none.
   """
+  if config.get("observed"):
+    return _observed(config)
   specs: list[Spec] = []
   for name, healthy in dict(config["healthy"]).items():
     specs += _of_layout(config, layout(name), int(healthy))
+  return specs
+
+
+def _observed(config: Mapping[str, Any]) -> list[Spec]:
+  """Those of the observed trainer: one run of each of `OBSERVED` in every layout."""
+  specs: list[Spec] = []
+  for name, healthy in dict(config["healthy"]).items():
+    shape = layout(name)
+    rng = np.random.default_rng([config["seed"], shape.ranks, shape.processes, 11])
+    twins = [dataclasses.replace(healthy_twin(config, shape, number), misplaced=None, probe=False)
+             for number in range(int(healthy))]
+    whose = rng.permutation(len(OBSERVED)) % len(twins) if twins else ()
+    for number, twin in enumerate(twins):
+      specs.append(twin)
+      for place in np.flatnonzero(np.asarray(whose) == number):
+        kind, severity, later = OBSERVED[place]
+        fault = fault_of(config, shape, twin, rng, kind, severity, later, False)
+        specs.append(dataclasses.replace(
+            twin, name=f"{shape.name}-{place:03d}-{kind}", faults=(fault,), twin=twin.name,
+            probe=kind in NETWORK))
   return specs
 
 

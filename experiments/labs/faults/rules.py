@@ -98,6 +98,10 @@ RULES = (
     Rule("turns.stretch",
          "waiting by turns in a part of the run that stands out is a finding, whatever the "
          "whole has", {"modes.amplification:_stretch": lambda case: (0, case.selected.blocks)}),
+    Rule("turns.mostly",
+         "of ranks that are last by turns one is named that is last in most steps, more often than "
+         "by chance (binomial), and holds most of the waiting",
+         {"modes.amplification:_mostly_last": _answer(None)}),
     # Pauses.
     Rule("pauses.explained",
          "pauses whose cause is measured are a finding from 2.5 % of the step on, not from 5",

@@ -16,6 +16,7 @@ from experiments.labs.faults.spec import (
   HEALTHY,
   LOCALITY,
   MODES,
+  OUTSIDE,
   RUNTIME,
   STRAGGLER,
 )
@@ -25,6 +26,8 @@ COSTLY = 0.05
 STRETCH = 24
 """Steps over which it is asked how often healthy runs are disturbed: what the stream looks back
 on."""
+WRONG = 8.0
+"""Percent by which a prediction is off that is asked for its cause."""
 BINS = (0.0, 0.02, 0.035, 0.05, 0.1, 0.2, 1.0)
 """Edges of the classes of cost."""
 GROUP_OF = {STRAGGLER: "chronic", LOCALITY: "chronic", AMPLIFICATION: "wandering",
@@ -259,6 +262,26 @@ def what_if_errors(runs: Iterable[Judged]) -> tuple[np.ndarray, np.ndarray]:
           np.array([100 * (predicted / own - 1) for predicted, _, own in found]))
 
 
+def twins_differ(runs: Iterable[Judged]) -> np.ndarray:
+  """Step of a run without its fault over its twin's, less 1, in %: what no prediction can know. Of
+  faults whose cost is not itself measured against the twin."""
+  return np.array([100 * (run.what_if[2] / run.what_if[1] - 1) for run in runs
+                   if run.what_if and run.injected[0].kind not in OUTSIDE])
+
+
+def what_if_causes(runs: Iterable[Judged]) -> dict[str, int]:
+  """Of predictions that are `WRONG` % or more off the twin, how many are so since that differs from
+  the run itself, since the fault is not found, or else by kind of fault."""
+  causes: Counter[str] = Counter()
+  for run in runs:
+    if run.what_if and abs(run.what_if[0] / run.what_if[1] - 1) >= WRONG / 100:
+      predicted, twin, own = run.what_if
+      fault = run.injected[0]
+      causes["the twin" if abs(own / twin - 1) > abs(predicted / own - 1)
+             else fault.kind if any(f.mode == fault.mode for f in run.found) else "not found"] += 1
+  return dict(causes.most_common())
+
+
 def delays(runs: Iterable[Judged],
            of: Callable[[Judged], Mapping[int, int | None] | None] = lambda run: run.detected
            ) -> list[int | None]:
@@ -296,7 +319,9 @@ def summary(runs: Sequence[Judged]) -> dict[str, Any]:
       "share_error_points": {group: _spread(values) for group, values in errors.items()},
       "contention_truth_error_points": _spread(
           np.array([100 * run.untouched for run in runs if run.untouched is not None])),
-      "what_if_error_percent": {"twin": _spread(against_twin), "same_run": _spread(against_own)},
+      "what_if_error_percent": {"twin": _spread(against_twin), "same_run": _spread(against_own),
+                                "twins": _spread(twins_differ(runs))},
+      "what_if_causes": what_if_causes(runs),
       "what_if_error_by_kind": _what_if_by_kind(runs),
       "fading": fading(runs),
       "detection": {"faults": len(waited), "detected": len(found),

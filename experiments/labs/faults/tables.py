@@ -14,9 +14,14 @@ _NAMES = {"all": "with hosts' counters, link probe and measured fabric",
           "counters": "with hosts' counters", "bare": "by the stamps alone"}
 
 
+def _name(how: str) -> str:
+  way, comma, rest = how.rpartition(", ")
+  return f"{way}{comma}{_NAMES.get(rest, rest)}"
+
+
 def confusion_table(how: str, counts: Mapping[str, Mapping[str, int]]) -> Table:
   """Injected by found, for the terminal; the diagonal is bold, what is wrong red."""
-  table = Table(title=f"Injected by found, {_NAMES.get(how, how)}")
+  table = Table(title=f"Injected by found, {_name(how)}")
   table.add_column("injected")
   for column in (*MODES, HEALTHY):
     table.add_column(column.replace("_", "\n"), justify="right")
@@ -35,7 +40,7 @@ def figures_table(judgements: Mapping[str, Mapping[str, Any]]) -> Table:
   table = Table(title="Fault lab")
   table.add_column("")
   for name in judgements:
-    table.add_column(_NAMES.get(name, name), justify="right")
+    table.add_column(_name(name), justify="right")
   for row in _rows(judgements):
     table.add_row(*(measured.cell(value) for value in row))
   return table
@@ -66,9 +71,13 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
   rows.append(
       row("what contention's truth says of runs with an untouched network, points: median, 95 %",
           lambda s: _pair(s["contention_truth_error_points"])))
-  for name, key in (("the twin", "twin"), ("the same run, by the injectors", "same_run")):
-    rows.append(row(f"what-if error against {name}, %: median, 95 %",
-                    lambda s, k=key: _pair(s["what_if_error_percent"][k])))
+  for name, key in (("what-if error against the twin", "twin"),
+                    ("by which run and twin differ without the fault", "twins"),
+                    ("what-if error against the same run, by the injectors", "same_run")):
+    rows.append(row(f"{name}, %: median, 95 %",
+                    lambda s, k=key: _pair(s["what_if_error_percent"].get(k))))
+  rows.append(row("what-if off the twin by 8 % or more, by cause", lambda s: ", ".join(
+      f"{cause} {number}" for cause, number in s.get("what_if_causes", {}).items()) or "–"))
   for name, key in (("mode", "within_30"), ("anything", "noticed_within_30")):
     rows.append(row(f"{name} told by the stream within 30 steps",
                     lambda s, k=key: f"{s['detection'][k]} of {s['detection']['faults']}"))
@@ -85,8 +94,8 @@ def _rows(judgements: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
   return rows
 
 
-def _pair(spread: Mapping[str, Any]) -> str:
-  if not spread["number"]:
+def _pair(spread: Mapping[str, Any] | None) -> str:
+  if not spread or not spread["number"]:
     return "–"
   return f"{spread['median_abs']:.2f}, {spread['p95_abs']:.2f} (n={spread['number']})"
 
@@ -104,9 +113,9 @@ def markdown(figures: Mapping[str, Any]) -> list[str]:
       "knows of: what it does to controls is real, and counts as a false finding here.", ""]
   if figures["note"]:
     lines += [figures["note"], ""]
-  lines += measured.table(("", *(_NAMES.get(name, name) for name in judgements)), _rows(judgements))
+  lines += measured.table(("", *(_name(name) for name in judgements)), _rows(judgements))
   for name, one in judgements.items():
-    lines += [f"## Judged {_NAMES.get(name, name)}", "",
+    lines += [f"## Judged {_name(name)}", "",
               "Injected (rows) and found (columns), faults of 5 % or more:", ""]
     lines += measured.table(("", *MODES, HEALTHY),
                             [[row, *(one["confusion"][row][column] for column in (*MODES, HEALTHY))]

@@ -224,13 +224,13 @@ def blamed(spec: Spec, fault: Fault) -> tuple[tuple[int, ...], tuple[str, ...]]:
 
 
 def _slowed(spec: Spec, found: Measured, twin: Measured | None, busy: np.ndarray) -> float:
-  """Seconds by which the steps under a fault of the network exceed the twin's, beyond the last
-  rank's busy time.
+  """Seconds by which the steps under a fault from outside exceed the twin's, beyond the last rank's
+  busy time.
 
-  What the network does to a transfer is not under the injectors' control: it is the one truth that
-  is measured against the twin.
+  What the network does to a transfer, or a process that stands still in one, is not under the
+  injectors' control: it is the one truth that is measured against the twin.
   """
-  struck = [fault for fault in spec.faults if fault.kind in NETWORK]
+  struck = [fault for fault in spec.faults if fault.kind in OUTSIDE]
   if twin is None or not struck:
     return 0.0
   return max(_beyond_twin(found, twin, busy, slice(max(1, struck[0].onset), struck[0].until)), 0.0)
@@ -240,7 +240,7 @@ def _beyond_twin(found: Measured, twin: Measured, busy: np.ndarray, now: slice) 
   """Seconds by which some steps exceed the twin's, beyond the last rank's [R, K] busy time."""
   rest = found.step - busy.max(axis=0)
   usual = twin.step - (twin.work + twin.extra).max(axis=0)
-  return float(rest[now].mean() - usual[now].mean())
+  return float(np.nanmean(rest[now]) - np.nanmean(usual[now]))
 
 
 def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slowed: float
@@ -257,7 +257,7 @@ def _parts(spec: Spec, fault: Fault, found: Measured, twin: Measured | None, slo
     usual = (np.median(twin.over, axis=1, keepdims=True) if twin
              else np.median(found.over, axis=1, keepdims=True))
     own = np.isin(np.arange(len(nothing)), ranks)[:, None]
-    return np.where(own, np.maximum(found.over - usual, 0.0), 0.0), nothing, 0.0
+    return np.where(own, np.maximum(found.over - usual, 0.0), 0.0), nothing, slowed
   # Two faults may lengthen the same rank's step: what it slept on top is split as it was asked for.
   alone = dataclasses.replace(spec,
                               faults=tuple(f if f is fault else dataclasses.replace(f, seconds=0.0)

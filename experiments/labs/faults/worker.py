@@ -10,11 +10,14 @@ written to `injected/<process>.npz`.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
 import pathlib
+import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,16 +29,22 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from experiments.labs.faults import network, places
+from experiments.labs.faults import places
 from experiments.labs.faults.schedule import Schedule, schedule
 from experiments.labs.faults.spec import Spec, from_json
+from jaxpace.costs.bench.fit import fit, to_json
+from jaxpace.costs.bench.measure import host_of_processes, levels, measure
+from jaxpace.costs.fabric_file import ALL_REDUCE
 from jaxpace.execution import Clock, hold, resolve_clock, words
+from jaxpace.live.probe import links
 
 WORK, SPIN, EXTRA = range(3)
 _HEAP_SECONDS = 5e-3  # a collection of the heap built here takes about as long
 _CHECKPOINT_BYTES = 1 << 18
 _SPUN = 256  # numbers a turn of the computation goes over
 _LIMIT = 1.0  # s, no injected delay is longer
+_REPEATS = 5
+_PROBE_BYTES, _PROBE_REPEATS, _PROBE_SECONDS = 1 << 18, 3, 20.0
 
 
 def slept_in(clock: Clock, values: list[jax.Array],
@@ -97,14 +106,9 @@ class Process:
     self.length = round(1e3 * gradient_kb / 4)
     devices = list(self.mesh.devices.flat)
     self.own = [rank for rank, device in enumerate(devices) if device.process_index == self.index]
-    self.paced = jaxpace.instrument(make_step(resolve_clock()), "data", slots=2)
-    spec, state = jaxpace.spec(self.mesh), {"params": P(), "step": P(), "spent": P("data")}
-    self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(spec, state, P("data")),
-                                      out_specs=(spec, state), check_vma=False),
-                        donate_argnums=(0, 1))
+    self.step, self.pace = self._made(), None
     self.turns_per_second = 1e6
     self.turns_per_second = self._calibrate()
-    self.heap = make_heap()
 
   def run(self, spec: Spec, directory: pathlib.Path,
           say: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -125,7 +129,7 @@ class Process:
     ends, paused = (np.zeros(spec.steps, np.int64),
                     {cause: np.zeros(spec.steps) for cause in todo.pause})
     began = time.monotonic_ns()
-    with jaxpace.Recorder(directory / "run", self.recorded, hosts=self.hosts_seconds) as recorder:
+    with self._recorder(directory / "run") as recorder:
       for k in range(spec.steps):
         if k in marks:
           say({"mark": k, "at_ns": time.monotonic_ns()})
@@ -134,28 +138,38 @@ class Process:
         self.one_step(recorder)
         ends[k] = time.monotonic_ns()
     if spec.probe:
-      network.probe(directory / "run")
+      probe(directory / "run")
     if spec.misplaced is not None:
       places.write(directory / "run" / "locality" / f"{self.index}.json", spec, self.index,
                    self.own)
     self._write(directory / "injected" / f"{self.index}.npz", spec, todo, self.spent(), paused,
                 began, ends)
-    return {"stopped": recorder.lost.get("stopped")}
+    return {"stopped": getattr(recorder, "lost", {}).get("stopped")}
 
-  @property
-  def recorded(self) -> Any:
-    """The step, as a recorder takes it."""
-    return self.paced
+  def _made(self) -> Any:
+    """The compiled step."""
+    self.paced = jaxpace.instrument(make_step(resolve_clock()), "data", slots=2)
+    spec, state = jaxpace.spec(self.mesh), {"params": P(), "step": P(), "spent": P("data")}
+    return jax.jit(jax.shard_map(self.paced, mesh=self.mesh, in_specs=(spec, state, P("data")),
+                                 out_specs=(spec, state), check_vma=False), donate_argnums=(0, 1))
+
+  def _recorder(self, directory: pathlib.Path) -> Any:
+    """What records a run while it is open."""
+    return jaxpace.Recorder(directory, self.paced, hosts=self.hosts_seconds)
 
   def begin(self, spec: Spec, todo: Schedule) -> None:
     """Puts a run's schedule and a new state in place, and waits until they are there."""
-    self.asked, self.pace, self.state = self._asked(todo), self.paced.init(self.mesh), self._state()
+    self._put_in_place(self._asked(todo))
+
+  def _put_in_place(self, asked: jax.Array) -> None:
+    self.asked, self.pace, self.state = asked, self.paced.init(self.mesh), self._state()
     jax.block_until_ready((self.asked, self.pace, self.state))
 
-  def one_step(self, recorder: jaxpace.Recorder) -> None:
+  def one_step(self, recorder: Any) -> None:
     """Runs and records a step, and waits for it."""
     self.pace, self.state = self.step(self.pace, self.state, self.asked)
-    recorder.record()
+    if recorder is not None:
+      recorder.record()
     jax.block_until_ready(self.state)
 
   def spent(self) -> np.ndarray:
@@ -175,7 +189,7 @@ class Process:
              spin_asked=todo.spin[self.own], extra_asked=todo.extra[self.own], began_ns=began,
              ends_ns=ends, **arrays)
 
-  def _pause(self, recorder: jaxpace.Recorder, cause: str, seconds: float,
+  def _pause(self, recorder: Any, cause: str, seconds: float,
              directory: pathlib.Path) -> float:
     """Does what a cause is named after for about `seconds`; returns how long it took, by the
     monotonic clock."""
@@ -186,7 +200,7 @@ class Process:
         while 1e-9 * (time.monotonic_ns() - start) < seconds - _HEAP_SECONDS / 2:
           gc.collect()
       return 1e-9 * (time.monotonic_ns() - start) if seconds > 0 else 0.0
-    with recorder.measure(cause):
+    with getattr(recorder, "measure", contextlib.nullcontext)(cause):
       if seconds <= 0:
         return 0.0
       start = time.monotonic_ns()
@@ -199,15 +213,12 @@ class Process:
     """Turns of the computation a second; all processes call it together. Compiles the step."""
     best = 0.0
     for turns in (0.0, 2e3, 2e4, 2e4):
-      pace, state = self.paced.init(self.mesh), self._state()
       asked = np.zeros((len(self.own), self.steps, 3), np.float32)
       asked[:, :2, SPIN] = turns
-      put = self._put_own(asked)
+      self._put_in_place(self._put_own(asked))
       for _ in range(2):
-        pace, state = self.step(pace, state, put)
-      jax.block_until_ready(state)
-      spun = min(float(np.asarray(shard.data)[0, :2, SPIN].min())
-                 for shard in state["spent"].addressable_shards)
+        self.one_step(None)
+      spun = float(self.spent()[:, :2, SPIN].min())
       best = max(best, turns / max(spun, 1e-6))
     return best
 
@@ -227,6 +238,38 @@ class Process:
 
   def _put_own(self, values: np.ndarray) -> jax.Array:
     return jax.make_array_from_process_local_data(NamedSharding(self.mesh, P("data")), values)
+
+
+class UnchangedProcess(Process):
+  """The same step as if jaxpace were not there, recorded by `jaxpace.observed` around the loop:
+  nothing is wrapped, and the loop says nothing."""
+
+  def __init__(self, gradient_kb: float, steps: int, hosts_seconds: float):
+    """Compiles, watched; see `Process`."""
+    with tempfile.TemporaryDirectory() as place, jaxpace.observed(pathlib.Path(place, "run")):
+      super().__init__(gradient_kb, steps, hosts_seconds)
+
+  def _made(self) -> Any:
+    state = {"params": P(), "step": P(), "spent": P("data")}
+    return jax.jit(jax.shard_map(make_step(resolve_clock()), mesh=self.mesh,
+                                 in_specs=(state, P("data")), out_specs=state, check_vma=False),
+                   donate_argnums=0)
+
+  def _recorder(self, directory: pathlib.Path) -> Any:
+    return jaxpace.observed(directory, hosts=self.hosts_seconds)
+
+  def _put_in_place(self, asked: jax.Array) -> None:
+    self.asked, self.state = asked, self._state()
+    jax.block_until_ready((self.asked, self.state))
+
+  def one_step(self, recorder: Any) -> None:
+    """Runs a step, and waits for it."""
+    self.state = self.step(self.state, self.asked)
+    jax.block_until_ready(self.state)
+
+
+PROCESSES = {"calls": Process, "unchanged": UnchangedProcess}
+"""By how runs are recorded: with a call of `record` in each step, or from outside."""
 
 
 def make_heap() -> list[Any]:
@@ -250,6 +293,34 @@ def _heap_of(seconds: float) -> list[Any]:
   return heap
 
 
+def bench(path: pathlib.Path, size: int) -> None:
+  """Measures the all-reduce at sizes about `size` bytes, as `jaxpace bench` does; process 0 writes
+  the file.
+
+  All processes call it together, on a quiet fabric.
+  """
+  devices = jax.devices()
+  groups, notes = levels([device.process_index for device in devices],
+                         host_of_processes(socket.gethostname()))
+  group = groups[-1]
+  found = measure(ALL_REDUCE, group, [size // 2, size, 2 * size], _REPEATS, devices)
+  if jax.process_index() == 0:
+    fitted = fit(ALL_REDUCE, "ring", len(group.members[0]), found)
+    facts = {"backend": devices[0].platform, "devices": len(devices),
+             "processes": jax.process_count()}
+    new = path.with_name(path.name + ".new")
+    new.write_text(json.dumps(to_json([(group, {ALL_REDUCE: (fitted, found)})], facts,
+                                      notes), indent=1) + "\n")
+    new.replace(path)
+
+
+def probe(directory: pathlib.Path) -> None:
+  """Probes the links between the processes, as a user would on request; process 0 writes
+  `links.json`."""
+  links.probe_links(directory, message_bytes=_PROBE_BYTES, repeats=_PROBE_REPEATS,
+                    seconds=_PROBE_SECONDS)
+
+
 def main() -> None:
   """Makes the runs it is told to until stdin ends."""
   setting = json.loads(sys.argv[1])
@@ -264,15 +335,20 @@ def main() -> None:
 
   if setting.get("observed"):
     from experiments.labs.faults.observed import ObservedProcess
-    process: Process = ObservedProcess(setting["steps"], setting["hosts_seconds"])
+    made: dict[str, Process] = {
+        "calls": ObservedProcess(setting["steps"], setting["hosts_seconds"])}
   else:
-    process = Process(setting["gradient_kb"], setting["steps"], setting["hosts_seconds"])
+    made = {way: PROCESSES[way](setting["gradient_kb"], setting["steps"], setting["hosts_seconds"])
+            for way in setting["record"]}
+  heap = make_heap()
   if setting.get("bench"):
-    network.bench(pathlib.Path(setting["bench"]), 4 * process.length)
+    bench(pathlib.Path(setting["bench"]), round(1e3 * setting["gradient_kb"]))
   say({"ready": True})
   for line in sys.stdin:
     request = json.loads(line)
-    say({"done": process.run(from_json(request["spec"]), pathlib.Path(request["directory"]), say)})
+    process, directory = made[request["record"]], pathlib.Path(request["directory"])
+    say({"done": process.run(from_json(request["spec"]), directory, say)})
+  del heap
 
 
 if __name__ == "__main__":
