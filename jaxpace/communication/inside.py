@@ -27,7 +27,6 @@ from jax.extend import core as jex_core
 from jaxpace.communication import lines, phases, primitives
 from jaxpace.communication.program import (
     Equation,
-    Hidden,
     Program,
     axes_of,
     bodies,
@@ -37,7 +36,7 @@ from jaxpace.communication.program import (
 )
 from jaxpace.communication.script import Script
 from jaxpace.core.marks import LAST_TAG
-from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Inside, Loop
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Loop, Unstamped
 from jaxpace.core.varying import vary, varying
 
 Mark = Callable[..., list[jax.Array]]
@@ -59,7 +58,7 @@ class MarkedProgram:
 
   program: Program
   """The same equations, in the same places; `hidden` are those without marks."""
-  inside: tuple[Inside, ...]
+  inside: tuple[Collective, ...]
   equation_of: tuple[int, ...]
   """Index of the program's equation that each is within."""
 
@@ -80,7 +79,7 @@ def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) ->
     return MarkedProgram(program, (), ())
   marker = _Marker(tuple(axis), mark, first_tag)
   equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
-  found = tuple(dataclasses.replace(one, index=index) for index, one in enumerate(marker.found))
+  found = tuple(dataclasses.replace(one, slot=slot) for slot, one in enumerate(marker.found))
   return MarkedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left), found,
                        tuple(marker.equation_of))
 
@@ -100,8 +99,8 @@ class _Marker:
 
   def __init__(self, axis: tuple[str, ...], mark: Mark, first_tag: int):
     self.axis, self.mark, self.next_tag = axis, mark, first_tag
-    self.found: list[Inside] = []
-    self.left: list[Hidden] = []
+    self.found: list[Collective] = []
+    self.left: list[Unstamped] = []
     self.loops = 0
     self.at = 0
     self.equation_of: list[int] = []
@@ -209,12 +208,12 @@ class _Marker:
       group_of[key] = len(self.found)
       self.append(one)
 
-  def append(self, one: Inside) -> None:
+  def append(self, one: Collective) -> None:
     self.found.append(one)
     self.equation_of.append(self.at)
 
   def leave(self, eqn: Any, stack: str, reason: str) -> None:
-    self.left.append(Hidden(
+    self.left.append(Unstamped(
         name=stack or eqn.primitive.name, primitive=eqn.primitive.name,
         bytes=sum(size_bytes(var.aval) for var in eqn.invars), reason=reason))
 
@@ -330,12 +329,12 @@ def _together(jaxpr: Any, axis: Sequence[str]) -> dict[int, int]:
 
 
 def _described(eqn: Any, stack: str, where: _Where, axis: Sequence[str], enter: int, leave: int
-               ) -> Inside:
+               ) -> Collective:
   params = eqn.params
   avals = [v.aval for v in eqn.invars if not isinstance(v, jex_core.Literal)]
   point_to_point = params.get("perm", ()) if eqn.primitive.name == "ppermute" else ()
-  return Inside(
-      index=0, name=_called(stack, eqn.primitive.name),
+  return Collective(
+      slot=0, name=_called(stack, eqn.primitive.name),
       primitives=(eqn.primitive.name,), axis=",".join(_axes(eqn, axis)),
       bytes=sum(map(size_bytes, avals)), operands=len(avals),
       dtypes=tuple(sorted({str(aval.dtype) for aval in avals})), phase=_phase(stack),
@@ -365,7 +364,7 @@ def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
   return axis if set(own) == set(axis) else own
 
 
-def placed(made: MarkedProgram, written: Script) -> tuple[Inside, ...]:
+def placed(made: MarkedProgram, written: Script) -> tuple[Collective, ...]:
   """The collectives with marks, each with a name of its own, and how many stamped ones precede
   it."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
@@ -374,7 +373,7 @@ def placed(made: MarkedProgram, written: Script) -> tuple[Inside, ...]:
   names = collections.Counter([*(one.name for one in made.inside),
                                *(one.name for one in written.collectives)])
   return tuple(
-      dataclasses.replace(one, name=f"{one.name}.{one.index}" if names[one.name] > 1 else one.name,
+      dataclasses.replace(one, name=f"{one.name}.{one.slot}" if names[one.name] > 1 else one.name,
                           after=before[stage_of[index]])
       for one, index in zip(made.inside, made.equation_of, strict=True))
 
@@ -384,7 +383,7 @@ def _phase(stack: str) -> str:
   return phase if phase in (FORWARD, BACKWARD, UPDATE) else COMPUTE
 
 
-def _joined(one: Inside, other: Inside) -> Inside:
+def _joined(one: Collective, other: Collective) -> Collective:
   """Two collectives that XLA combines, under the name of the larger one."""
   name = one.name if (one.bytes or 0) >= (other.bytes or 0) else other.name
   return dataclasses.replace(

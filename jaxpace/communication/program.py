@@ -16,6 +16,7 @@ import numpy as np
 from jax.extend import core as jex_core
 
 from jaxpace.communication import phases, primitives
+from jaxpace.core.plan import Unstamped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +48,6 @@ class Equation:
     return (ref for ref in self.inputs if not isinstance(ref, Literal))
 
 
-@dataclasses.dataclass(frozen=True)
-class Hidden:
-  """A collective over the data axis inside a body that can't be opened."""
-
-  name: str
-  primitive: str
-  bytes: int
-  reason: str
-
-
 @dataclasses.dataclass
 class Program:
   """A step, flat. `avals[i]` is the abstract value of value number `i`."""
@@ -66,7 +57,7 @@ class Program:
   equations: list[Equation]
   outputs: tuple[Ref, ...]
   avals: list[Any]
-  hidden: list[Hidden]
+  hidden: list[Unstamped]
 
 
 def size_bytes(aval: Any) -> int:
@@ -150,7 +141,7 @@ class _Flattener:
     self.avals: list[Any] = []
     self.constants: dict[int, Any] = {}
     self.equations: list[Equation] = []
-    self.hidden: list[Hidden] = []
+    self.hidden: list[Unstamped] = []
 
   def number(self, aval: Any) -> int:
     self.avals.append(aval)
@@ -204,7 +195,7 @@ class _Flattener:
   def note_hidden(self, eqn: Any, stack: str) -> None:
     for body in bodies(eqn.params):
       for inner, inner_stack in collectives_inside(body, self.axis, stack):
-        self.hidden.append(Hidden(
+        self.hidden.append(Unstamped(
             name=inner_stack or inner.primitive.name,
             primitive=inner.primitive.name,
             bytes=sum(size_bytes(var.aval) for var in inner.invars),

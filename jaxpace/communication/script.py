@@ -52,8 +52,8 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   stamped = [(stage, stage.stamps) for stage in stages if stage.stamps is not None]
   left = [stage.bucket.equations for stage in stages
           if stage.bucket is not None and stage.stamps is None]
-  unstamped = [Unstamped(h.name, h.primitive, h.bytes, h.reason) for h in program.hidden]
-  unstamped += [_left_out(program, index) for collectives in left for index in collectives]
+  unstamped = [*program.hidden,
+               *(_left_out(program, index) for collectives in left for index in collectives)]
   return Script(
       program=program, stages=tuple(stages),
       carrier=_carrier(program, stages, tuple(axis)),

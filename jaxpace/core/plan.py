@@ -31,19 +31,34 @@ class Mark:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collective:
-  """A stamped collective: one slot, one row a step in the `collectives` table.
+class Loop:
+  """A loop of the program that a collective runs in."""
 
-  Collectives of the program that depend on none of each other form one slot (XLA combines them,
-  and a rank enters them together).
+  name: str
+  """Name of the loop: "while.12" in a compiled program, "scan.0" in a traced one."""
+  trips: int | None
+  """Turns of the loop each time it is entered; None where the compiler does not know it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """A collective of an instrumented step: stamped, or in a loop, a branch or `jax.checkpoint`,
+  where marks time each turn of it.
+
+  Collectives of one body that depend on none of each other are one (XLA combines them, and a rank
+  enters them together). A nested one then has several tags: a rank enters at the last of the enter
+  marks, and leaves at the first of the exit marks.
   """
 
   slot: int
+  """Of a stamped one, with one row a step in the `collectives` table; else its place among those
+  that are nested."""
   name: str
   primitives: tuple[str, ...]
   axis: str
   bytes: int | None
-  """Bytes of all operands on one rank; None where the source of the stamps does not tell."""
+  """Bytes of all operands on one rank, each turn; None where the source of the stamps does not
+  tell."""
   operands: int
   dtypes: tuple[str, ...]
   phase: str
@@ -57,61 +72,28 @@ class Collective:
   meanwhile: float | None = None
   """Share of the step's operations that may run while it is under way: it needs none of their
   results, and they need none of its. None where that can't be told."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-  """A loop of the program that a collective runs in."""
-
-  name: str
-  """Name of the loop: "while.12" in a compiled program, "scan.0" in a traced one."""
-  trips: int | None
-  """Turns of the loop each time it is entered; None where the compiler does not know it."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Inside:
-  """A collective in a loop, a branch or `jax.checkpoint`: marks time each turn of it.
-
-  Sums of one body that depend on none of each other are one, with several tags: XLA combines them.
-  A rank enters at the last of the enter marks, and leaves at the first of the exit marks.
-  """
-
-  index: int
-  """Place among the step's."""
-  name: str
-  primitives: tuple[str, ...]
-  axis: str
-  bytes: int | None
-  """Bytes of all operands on one rank, each turn."""
-  operands: int
-  dtypes: tuple[str, ...]
-  phase: str
-  pairs: tuple[tuple[int, int], ...]
-  """Sources and targets of point-to-point transfers, by index along `axis`; else empty."""
-  index_groups: tuple[tuple[int, ...], ...]
-  """Ranks that meet, by their index along `axis`, where not all along it do."""
-  loops: tuple[Loop, ...]
+  loops: tuple[Loop, ...] = ()
   """Loops around it, outermost first; () in a branch or `jax.checkpoint` alone."""
-  conditional: bool
+  conditional: bool = False
   """Whether it is in a branch that need not run in each step."""
-  enter_tags: tuple[int, ...]
-  exit_tags: tuple[int, ...]
+  enter_tags: tuple[int, ...] = ()
+  exit_tags: tuple[int, ...] = ()
+  """Tags of the marks around a nested one."""
   source: str | None = None
-  """Line of the model it comes from, such as "model.py:120"; None where not known."""
+  """Line of the model that a nested one comes from, such as "model.py:120"; None where not
+  known."""
   after: int = 0
-  """How many stamped collectives come before it."""
+  """How many stamped collectives come before a nested one."""
 
-  @staticmethod
-  def from_json(data: dict[str, Any]) -> Inside:
-    """Inverse of `dataclasses.asdict`."""
-    fields = dict(data)
-    for name in ("primitives", "dtypes", "enter_tags", "exit_tags"):
-      fields[name] = tuple(data[name])
-    for name in ("pairs", "index_groups"):
-      fields[name] = tuple(map(tuple, data[name]))
-    fields["loops"] = tuple(Loop(**loop) for loop in data["loops"])
-    return Inside(**fields)
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars; of a stamped one what it has."""
+    data = dataclasses.asdict(self)
+    return data if self.enter_tags else {
+        name: value for name, value in data.items() if name not in _NESTED}
+
+
+_NESTED = ("loops", "conditional", "enter_tags", "exit_tags", "source", "after")
+"""What only nested collectives have."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,32 +129,13 @@ class Plan:
   overflow: int = 0
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()
-  inside: tuple[Inside, ...] = ()
+  inside: tuple[Collective, ...] = ()
   """Collectives in loops, branches and `jax.checkpoint`, timed by marks."""
   program: int | None = None
   """Number of the program whose events the step's are; None where they go nowhere."""
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
-    return dataclasses.asdict(self)
-
-  @staticmethod
-  def from_json(data: dict[str, Any]) -> Plan:
-    """Inverse of `to_json`.
-
-    Raises:
-      KeyError, TypeError: `data` is not a plan.
-    """
-    known = {field.name for field in dataclasses.fields(Plan)}
-    fields = {key: value for key, value in data.items() if key in known}
-    fields["marks"] = tuple(Mark(**mark) for mark in data["marks"])
-    fields["collectives"] = tuple(
-        Collective(**{**c, "primitives": tuple(c["primitives"]), "dtypes": tuple(c["dtypes"]),
-                      **{name: tuple(map(tuple, c.get(name, ())))
-                         for name in ("pairs", "index_groups")}})
-        for c in data["collectives"])
-    fields["unstamped"] = tuple(Unstamped(**u) for u in data.get("unstamped", ()))
-    fields["inside"] = tuple(Inside.from_json(one) for one in data.get("inside", ()))
-    fields["decisions"] = tuple(data.get("decisions", ()))
-    fields["notices"] = tuple(data.get("notices", ()))
-    return Plan(**fields)
+    return dataclasses.asdict(self) | {
+        "collectives": [one.to_json() for one in self.collectives],
+        "inside": [one.to_json() for one in self.inside]}

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.core import kinds
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
-from jaxpace.core.plan import DELAY, GAP, SYNC, Inside, Plan
+from jaxpace.core.plan import DELAY, GAP, SYNC, Collective, Plan
 from jaxpace.trace.decode import Columns
 from jaxpace.trace.marks.executions import Executions, exposed, occurrences
 from jaxpace.trace.marks.plan import Unrolled
@@ -49,7 +49,7 @@ class InsidePlan:
 
   def _stamped_entry(self, place: int) -> dict[str, Any]:
     one = self.stamped.collectives[place]
-    return dataclasses.asdict(one) | {
+    return one.to_json() | {
         "kind": kinds.of_primitives(one.primitives), "operation": None, "source": None, "loops": [],
         "conditional": False, "of": len(self.stamped.inside) + place,
         "program": self.program.number}
@@ -86,7 +86,7 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
   assert plan.program is not None
   found: list[ObservedCollective] = []
   stamped = {one.slot: one for one in plan.collectives}
-  inside = sorted(plan.inside, key=lambda one: (one.after, one.index))
+  inside = sorted(plan.inside, key=lambda one: (one.after, one.slot))
 
   def add(one: ObservedCollective, entry: dict[str, Any]) -> None:
     meeting = read_meeting({"settings": settings}, entry, ranks, sends(entry["primitives"]))
@@ -99,7 +99,7 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
   at = 0
   for number in range(len(stamped) + 1):
     while at < len(inside) and inside[at].after <= number:
-      add(_observed(inside[at]), dataclasses.asdict(inside[at]))
+      add(_observed(inside[at]), inside[at].to_json())
       at += 1
     if number in stamped:
       one, (enter, leave) = stamped[number], slot_tags[number]
@@ -107,16 +107,16 @@ def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
           index=0, name=one.name, kind=kinds.of_primitives(one.primitives), bytes=one.bytes,
           operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
           pairs=(), phase=one.phase, loops=(), source=None, operation=None, enter_tags=(enter,),
-          exit_tags=(leave,)), dataclasses.asdict(one))
+          exit_tags=(leave,)), one.to_json())
   return ObservedProgram(
       number=plan.program, name=str(settings.get("step") or "step"), ranks=tuple(range(ranks)),
       mesh_axes=dict(settings.get("mesh") or {}), collectives=tuple(found),
       unstamped=plan.unstamped)
 
 
-def _observed(one: Inside) -> ObservedCollective:
+def _observed(one: Collective) -> ObservedCollective:
   return ObservedCollective(
-      index=one.index, name=one.name, kind=kinds.of_primitives(one.primitives), bytes=one.bytes,
+      index=one.slot, name=one.name, kind=kinds.of_primitives(one.primitives), bytes=one.bytes,
       operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
       pairs=(), phase=one.phase, loops=one.loops, source=one.source, operation=None,
       enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional)
