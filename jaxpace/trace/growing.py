@@ -102,8 +102,7 @@ class PartFollower:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
     for name, part in found:
       if part.run == self._run and part.last > self._read.get(part.process, -1):
-        self._pending.setdefault(part.process, {})[name] = PartFile(
-            self._folder / name, part.run, part.process, part.first, part.last)
+        self._pending.setdefault(part.process, {})[name] = PartFile(self._folder / name, *part)
     for process, parts in self._pending.items():
       self._pending[process] = {name: part for name, part in parts.items() if name in names}
     self._torn = {name: value for name, value in self._torn.items() if name in names}

@@ -21,9 +21,9 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.trace import dense, many_collectives, table_reader
+from jaxpace.trace import dense, table_reader
 from jaxpace.trace.cells import Cells, StepAxis
-from jaxpace.trace.collectives import name_collectives, unnamed
+from jaxpace.trace.collectives import Chosen, choose, name_collectives, unnamed
 from jaxpace.trace.full_steps import in_full
 from jaxpace.trace.marks.ringfile import read_plan
 from jaxpace.trace.meeting import laid_out
@@ -106,7 +106,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
                       for p in processes)
 
-  chosen = (many_collectives.choose(info, collectives_table, axis, ranks) if steps_table.rows
+  chosen = (choose(info, collectives_table, axis, ranks) if steps_table.rows
             else None)
   steps_rows, collective_rows = _lay_out(steps_table, collectives_table, ranks, axis, chosen,
                                          progress)
@@ -159,7 +159,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
 
 
 def _lay_out(steps: TableFiles, collectives: TableFiles, ranks: int, axis: StepAxis,
-             chosen: many_collectives.Chosen | None, progress: Progress | None
+             chosen: Chosen | None, progress: Progress | None
              ) -> tuple[Cells, Cells]:
   """Reads both tables; of the steps of an observed run only those `chosen` have their
   collectives."""

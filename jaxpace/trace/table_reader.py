@@ -288,17 +288,16 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
   except (FileNotFoundError, NotADirectoryError):
     names = []
   for name in names:
-    match = schema.PART_PATTERN.match(name)
+    named = parse_part_name(name)
     if is_temporary(name):
       temporary += 1
-    elif not match or int(match["first"]) > int(match["last"]):
+    elif named is None:
       unknown += 1
       others.append(name)
-    elif run is not None and match["run"] != run:
+    elif run is not None and named.run != run:
       foreign += 1
     else:
-      parts.append(PartFile(folder / name, match["run"], int(match["process"]), int(match["first"]),
-                            int(match["last"])))
+      parts.append(PartFile(folder / name, *named))
   return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
 
 

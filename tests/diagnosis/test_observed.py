@@ -18,7 +18,7 @@ from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSIS
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
-from jaxpace.trace import many_collectives, rundir
+from jaxpace.trace import collectives, rundir
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
 from tests.lib.said import numbers
@@ -246,7 +246,7 @@ def test_of_several_shapes_the_one_that_ran_most_is_told(tmp_path):
 
 def test_more_than_fits_is_thinned_evenly(tmp_path, monkeypatch):
   write(tmp_path, dataclasses.replace(JOB, every=1))
-  monkeypatch.setattr(many_collectives, "MOST_CELLS", 60 * 8 * len(places(JOB)))
+  monkeypatch.setattr(collectives, "MOST_CELLS", 60 * 8 * len(places(JOB)))
   run = read_run(tmp_path)
   assert len(run.steps) == 60 and run.steps[0] == 0 and run.steps[-1] == 239
   assert any("evenly spread" in problem for problem in run.problems)
