@@ -1,5 +1,9 @@
 """The paper's Table 1 and figures: what is compared with what, in small."""
 
+import functools
+import json
+import pathlib
+import types
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +12,18 @@ import pytest
 
 from experiments.paper import (
   calibrate,
+  document,
+  first_come,
+  literal,
+  literal_table1,
   paced,
   quick,
+  scenarios,
+  scene,
+  turns,
 )
 from experiments.paper import world as worlds
-from jaxpace.core.types import Decision, Pacer
+from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation.job import Shape
 from jaxpace.simulation.jobs import LinkShares, several
 
@@ -70,3 +81,121 @@ def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
     assert float(having.mean[k]) == pytest.approx(float(mean), rel=1e-5)
     assert (float(having.delay[k] * having.mean[k])
             == pytest.approx(float(delay), rel=1e-3, abs=1e-6))
+
+
+MIDDLE = dict.fromkeys(worlds.World._fields, 0.0) | {
+    "growth": 0.9, "power": 1.0, "ratio": 1.1, "mass": 1.0, "claim": 1.0, "lost": 0.3,
+    "length": 1.0, "step": 1.0, "jitter": 0.02}
+
+
+def served(ready, work, start, steps):
+  ready, work = np.asarray(ready, np.float32)[:, None], np.asarray(work, np.float32)[:, None]
+  play = jax.jit(functools.partial(first_come.play, steps=steps))
+  return np.asarray(play(ready, work, np.asarray(start, np.float32)))
+
+
+def test_first_come_first_served_by_hand():
+  """Both are ready at 1 and 1.1: the second waits for the whole of the first's bucket."""
+  assert served([[1.1], [1.0]], [[0.4], [0.4]], [0, 0], 1)[0] == pytest.approx(1.8, abs=1e-5)
+  assert served([[1.0], [1.1]], [[0.4], [0.4]], [0, 0], 1)[0] == pytest.approx(1.4, abs=1e-5)
+  # By bucket: the first one's second comes after the other's.
+  times = served([[1.0, 1.0], [1.1, 1.1]], [[0.4, 0.4], [0.4, 0.4]], [0, 0], 1)
+  assert times[0] == pytest.approx(2.2, abs=1e-5)
+
+
+def records(tmp_path):
+  record = {"pauses": [0.0, 0.0], "searches": [{"worlds": [{"values": list(MIDDLE.values())}] * 2}]}
+  (tmp_path / "worlds.json").write_text(json.dumps(record))
+  return str(tmp_path / "worlds.json")
+
+
+@pytest.mark.long
+def test_scenarios_in_small(tmp_path, monkeypatch):
+  """One kind of scene, and one fabric, from one world: fitted, kept whatever the fit, run."""
+  monkeypatch.setattr(scenarios, "WITHIN", 1e6)
+  fabric = scene.Scene("spread, 4:1", fabric=("spread", 4, 1.0))
+  monkeypatch.setattr(scenarios, "FABRICS", [fabric])
+  args = types.SimpleNamespace(steps=150, long=0, drawn=150, apart=1, rounds=2, candidates=4,
+                               only=["steady", "fabrics"], worlds=records(tmp_path),
+                               out=str(tmp_path / "out.json"))
+  scenarios.run(args)
+  found = json.loads((tmp_path / "out.json").read_text())
+  assert found["scenes"]["steady"]["kept"] == 1
+  of = found["scenes"]["steady"]["sizes"]["64"]
+  assert set(of) == {name for name, arm in scenarios.ARMS.items() if not arm.guarded}
+  assert of["first_come"]["gain"][0] > 0
+  assert found["fabrics"]["spread, 4:1"]["64"]["first_come"]["gain"][0] > 0
+  page = (tmp_path / "out.md").read_text()
+  assert "| spread, 4:1 | 64 |" in page and "1 of 1 kept." in page
+
+
+@pytest.mark.long
+def test_the_literal_pacer_in_small(tmp_path):
+  args = types.SimpleNamespace(steps=120, sizes=["4", "8"], worlds=records(tmp_path),
+                               out=str(tmp_path / "out.json"))
+  literal_table1.run(args)
+  found = json.loads((tmp_path / "out.json").read_text())["sizes"]
+  assert 0 < found["8"]["literal"]["delay"][0] < 0.5
+  assert found["8"]["literal"]["cost"][0] <= found["8"]["literal"]["delay"][0] * 16
+  assert "share 1" in found["8"] and "share 1" not in found["4"]
+  assert "| 8 | +0.8 % |" in (tmp_path / "out.md").read_text()
+
+
+def observed(wait):
+  nan = jnp.full((2,), jnp.nan)
+  return Observation(jnp.int32(1), jnp.int32(0), nan, nan, jnp.float32([wait]), jnp.float32(1),
+                     jnp.float32(1), jnp.float32([wait]))
+
+
+def delays(waits, **more):
+  pacer = literal.pacer(0.2, window=16, **more)
+  state, asked = pacer.init(2), []
+  for wait in waits:
+    decision, state = pacer.update(observed(wait), state)
+    asked.append(float(decision.delay))
+  return asked
+
+
+def test_the_literal_pacer_delays_by_half_of_what_was_waited_beyond_the_least():
+  asked = delays([0.1, 0.3] * 20)
+  assert asked[-1] == pytest.approx(0.5 * 0.2, rel=0.15) and asked[-2] == pytest.approx(0, abs=1e-6)
+
+
+def test_the_page_of_the_paper_says_what_its_records_say():
+  """Its tables are made anew: who changes a record draws the page again."""
+  root = pathlib.Path(__file__).parents[2]
+  text = (root / "docs/paper.md").read_text()
+  made = document.filled(text, root / "docs/measurements/table1.json")
+  assert made == text, "python -m experiments.paper.figures"
+
+
+@pytest.mark.long
+def test_a_small_table(tmp_path):
+  """Two worlds on record that differ in what sharing loses, at one size: run, kept, not run
+  again."""
+  middle = dict.fromkeys(worlds.World._fields, 0.0) | {
+      "growth": 0.9, "power": 1.0, "ratio": 1.1, "mass": 1.0, "claim": 1.0, "length": 1.0,
+      "step": 1.0}
+  made = [dict(middle, lost=lost) for lost in (0.0, 0.5)]
+  record = {"pauses": [0.0, 0.0],
+            "searches": [{"worlds": [{"values": list(world.values())} for world in made]}]}
+  (tmp_path / "worlds.json").write_text(json.dumps(record))
+  args = types.SimpleNamespace(steps=250, long=200, drawn=200, apart=1, sizes=["64"],
+                               arms=["both", "alone", "first_come"],
+                               worlds=str(tmp_path / "worlds.json"), out=str(tmp_path / "out.json"))
+  turns.run(args)
+  found = json.loads((tmp_path / "out.json").read_text())["sizes"]["64"]
+  assert (found["both"]["gain"][1] > 0.05
+          and found["both"]["gain"][1] > found["both"]["gain"][0] > -0.02)
+  assert found["first_come"]["gain"][1] > 0.2
+  assert found["both"]["exposed"][1] < found["both"]["bare_exposed"][1]
+  assert found["alone"]["gain"] == [0.0, 0.0] and found["alone"]["listened"] == [0.0, 0.0]
+  assert "Both jobs take turns" in (tmp_path / "out.md").read_text()
+  before = (tmp_path / "out.json").stat().st_mtime_ns
+  again = turns._Runner.run
+  try:
+    turns._Runner.run = lambda *_: pytest.fail("it is on record")
+    turns.run(args)
+  finally:
+    turns._Runner.run = again
+  assert (tmp_path / "out.json").stat().st_mtime_ns >= before
