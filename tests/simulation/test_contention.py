@@ -8,6 +8,7 @@ import pytest
 from jaxpace.cli.main import main
 from jaxpace.simulation import scenario
 from jaxpace.simulation.settings import read
+from tests.quick import long
 from tests.simulation import message_reference as reference
 
 RATE = 12.5e9
@@ -44,10 +45,11 @@ def test_a_trunk_that_one_round_fills_is_full(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("algorithm", "more", "within"), [
-    ("ring", {"over": 8, "compute": (10e-3, 25e-3)}, 2e-3), ("ring", {"size": (1e8, 5e7)}, 2e-3),
-    ("recursive_doubling", {"compute": (10e-3, 25e-3)}, 2e-3),
-    ("recursive_doubling", {"size": (1e8, 5e7)}, 2e-3), ("halving_doubling", {}, 2e-3),
-    ("halving_doubling", {"over": 8, "size": (1e8, 5e7)}, 2e-3)])
+    ("ring", {"over": 8, "compute": (10e-3, 25e-3)}, 2e-3),
+    ("recursive_doubling", {"size": (1e8, 5e7)}, 2e-3),
+    ("halving_doubling", {"over": 8, "size": (1e8, 5e7)}, 2e-3),
+    *long(("ring", {"size": (1e8, 5e7)}, 2e-3), ("halving_doubling", {}, 2e-3),
+          ("recursive_doubling", {"compute": (10e-3, 25e-3)}, 2e-3))])
 def test_two_jobs_take_what_playing_every_message_takes(algorithm, more, within):
   given = config(algorithm, latency=8e-6, **more)
   jobs = []

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.codes import Verdict
+from tests.quick import long
 from tests.simulation.made import COMPUTE, diagnosed, play
 
 
@@ -19,16 +20,17 @@ def only(found, mode):
 
 
 @pytest.mark.parametrize(("noise", "seed"), [
-    ({}, 1), ({"normal": {"deviation": 0.002}}, 3), ({"exponential": {"mean": 0.02}}, 4),
-    ({"heavy": {"scale": 0.02, "tail": 3}}, 5), ({"common": {"deviation": 0.05, "steps": 30}}, 6),
-    ({"pauses": {"probability": 0.001, "seconds": 20e-3, "cause": "gc"}}, 7)])
+    ({"exponential": {"mean": 0.02}}, 4), ({"common": {"deviation": 0.05, "steps": 30}}, 6),
+    *long(({}, 1), ({"normal": {"deviation": 0.002}}, 3),
+          ({"heavy": {"scale": 0.02, "tail": 3}}, 5),
+          ({"pauses": {"probability": 0.001, "seconds": 20e-3, "cause": "gc"}}, 7))])
 def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
   _, found = diagnosed(tmp_path, {"noise": noise}, seed=seed, floor=True)
   assert found.findings == () and found.verdict.code == Verdict.HEALTHY
   assert sum(found.shares.values()) == pytest.approx(1, abs=1e-6)
 
 
-@pytest.mark.parametrize(("extra", "ranks"), [(0.05, [3]), (0.2, [2, 5]), (0.6, [3])])
+@pytest.mark.parametrize(("extra", "ranks"), [(0.05, [3]), (0.2, [2, 5]), *long((0.6, [3]))])
 def test_slow_ranks(tmp_path, extra, ranks):
   """All the others wait for what they compute longer: extra times the compute, by all ranks but
   these."""
@@ -67,7 +69,7 @@ def test_traffic_of_others(tmp_path, load, floor):
 
 
 @pytest.mark.parametrize(("probability", "seconds", "cause"), [
-    (0.01, 20e-3, "gc"), (0.003, 0.3, "data"), (0.05, 50e-3, "")])
+    (0.01, 20e-3, "gc"), (0.05, 50e-3, ""), *long((0.003, 0.3, "data"))])
 def test_pauses(tmp_path, probability, seconds, cause):
   """What they cost: the same run with them and without. Their cause is named where the hosts'
   columns show it."""

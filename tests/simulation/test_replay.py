@@ -15,7 +15,7 @@ from jaxpace.simulation.replay import replay
 from jaxpace.trace.meeting import groups
 from jaxpace.trace.reader import read_run
 from tests.coordination.test_live import late_step
-from tests.quick import QUICK
+from tests.quick import QUICK, long
 from tests.step import models
 from tests.step.running import P, mesh_of
 from tests.synthetic import made_up_runs
@@ -81,7 +81,7 @@ def test_no_delay_is_longer_than_the_step_was_instrumented_for(written):
           and list(summary.delay > 0) == [False, False, True, False])
 
 
-@pytest.mark.parametrize("collectives", [1, 2])
+@pytest.mark.parametrize("collectives", [*long(1), 2])
 def test_what_the_pacer_sees_is_what_a_run_with_its_delays_would_have_shown(written, collectives):
   """The same job is recorded without and with the delays; the first is replayed with them."""
   job = dataclasses.replace(LATE, steps=120, collectives=collectives, late={3: 4e-3}, noise=0.1)

@@ -243,7 +243,7 @@ def test_nobody_is_asked_where_nothing_is_shared_or_the_record_does_not_tell(lis
   assert not np.isfinite(replay(made_up, asks(1e-3), as_recorded=True).holds.held).any()
 
 
-@pytest.mark.parametrize("seconds", [1e-3, 15e-3])
+@pytest.mark.parametrize("seconds", [*long(1e-3), 15e-3])
 def test_a_hold_costs_what_computing_does_not_hide(tmp_path, seconds):
   """Of a job whose last rank reaches the first collective 27.5 ms after the last exit, and the
   others 10 ms apart: a hold for longer than the pause before a collective is what is too long."""
