@@ -13,7 +13,7 @@ from pathlib import Path
 
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.supervisor import Launch, LaunchError, Supervisor, find_program
+from jaxpace.hosts.launch.launcher import Launch, Launcher, LaunchError, find_program
 from jaxpace.reporting.refusal import refuse
 
 EPILOG = """\
@@ -160,6 +160,6 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
                port=args.port)
   print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
   try:
-    return Supervisor(job).run()
+    return Launcher(job).run()
   except LaunchError as error:
     return refuse("run", str(error))

@@ -26,7 +26,6 @@ from jaxpace.hosts.launch.environment import (
   COUNT,
   INDEX,
   LAUNCH_ID,
-  PortReservation,
 )
 
 _ROOT = pathlib.Path(__file__).resolve().parents[3]
@@ -89,7 +88,7 @@ class Cluster:
     self._answers: queue.SimpleQueue[tuple[int, dict[str, Any] | None]] = queue.SimpleQueue()
     self._processes: list[subprocess.Popen[str]] = []
     self._listeners: list[threading.Thread] = []
-    self._port = None if lab or shape.processes == 1 else PortReservation()
+    self._port = None if lab or shape.processes == 1 else environment.reserve_port()
     self._base = {**os.environ, LAUNCH_ID: mark, "JAX_PLATFORMS": "cpu"}
     argument = json.dumps({**setting, "distributed": shape.processes > 1})
     for process in range(shape.processes):
@@ -108,9 +107,8 @@ class Cluster:
         env = {**self._base, **self._devices(self._base)}
         if self._port:
           env = environment.worker_environment(
-              env, index=process, nproc=shape.processes, port=self._port.port,
-              launch_id=self._base[LAUNCH_ID], notice=f"{self._logs[process]}.notice",
-              devices=shape.devices)
+              env, index=process, nproc=shape.processes, port=self._port.getsockname()[1],
+              launch_id=self._base[LAUNCH_ID], devices=shape.devices)
         started = subprocess.Popen(command, env=env, stderr=log, start_new_session=True, **options)
     self._processes.append(started)
     listener = threading.Thread(target=self._listen, args=(process, started), daemon=True)

@@ -28,7 +28,7 @@ from experiments.labs.fabric.lab import Lab
 from experiments.labs.faults import cluster, truth
 from experiments.labs.faults.cluster import Cluster, ClusterError, Stopped
 from experiments.labs.faults.spec import NETWORK, Spec, layout
-from jaxpace.hosts.launch import processes
+from jaxpace.hosts.launch.launcher import clear_away
 
 LABEL, FABRIC = "label.json", "fabric-{}.json"
 _TRIES = 2
@@ -115,7 +115,7 @@ def make(specs: Sequence[Spec], config: Mapping[str, Any], directory: pathlib.Pa
         for stream in streams:
           stream.join(30)
   finally:
-    processes.clear_away(mark, 2.0)
+    clear_away(mark, 2.0)
   for maker in makers:
     if maker.error is not None:
       raise maker.error

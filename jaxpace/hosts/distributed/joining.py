@@ -5,11 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ipaddress
-import json
 import logging
 import math
 import os
-import pathlib
 import socket
 import sys
 import time
@@ -19,7 +17,6 @@ from types import TracebackType
 
 import jax
 
-from jaxpace.files import atomic_write
 from jaxpace.hosts.distributed import client
 from jaxpace.hosts.distributed.client import coordinator_address, process_count, process_index
 from jaxpace.hosts.distributed.place import (
@@ -31,7 +28,6 @@ from jaxpace.hosts.distributed.place import (
   place_from_environment,
   refuse_to_split,
 )
-from jaxpace.hosts.launch.environment import NOTICE
 
 
 def address_of(host: str) -> str | None:
@@ -106,20 +102,6 @@ def choose_address() -> None:
                          f"Add a line `{address} {hostname}` to /etc/hosts.") from error
 
 
-def announce(path: str, exception: str) -> None:
-  """Says, from inside a worker, that an exception is ending it. The file appears whole or not at
-  all.
-
-  Args:
-    path: the file named by `JAXPACE_FAILURE_NOTICE`; its reader is `jaxpace.hosts.launch.outcome`.
-    exception: one line.
-  """
-  notice = {"when_ns": time.monotonic_ns(), "pid": os.getpid(), "exception": exception}
-  # the launcher is gone, or the disk full: the process fails anyway and says why
-  with contextlib.suppress(OSError):
-    atomic_write.write_text(pathlib.Path(path), json.dumps(notice))
-
-
 def install() -> None:
   """Installs the hook for uncaught exceptions and what follows it at exit.
 
@@ -134,9 +116,6 @@ def install() -> None:
   def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     nonlocal failed
     failed = os.getpid() == owner  # a forked child is not the process that joined
-    if failed and (path := os.environ.get(NOTICE)) and not issubclass(kind, KeyboardInterrupt):
-      words = str(error).strip().splitlines()
-      announce(path, f"{kind.__name__}: {words[0][:300]}" if words else kind.__name__)
     before(kind, error, trace)
 
   def end() -> None:

@@ -14,56 +14,38 @@ BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 LAUNCH_ID = "JAXPACE_LAUNCH_ID"
 """Marks every process a launch started, grandchildren included: what is left of a launch is found
 by it."""
-NOTICE = "JAXPACE_FAILURE_NOTICE"
-"""File in which a worker says that an exception is ending it; `jaxpace.distributed.failing` writes
-it."""
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
 
 
-class PortReservation:
+def reserve_port(port: int = 0) -> socket.socket:
   """Holds a TCP port of the loopback interface for the coordinator of process 0.
 
   The socket is bound and never listens, with SO_REUSEPORT: gRPC servers bind with it too, so
-  process 0 can listen on the port while nobody else is given it. Where the system has no
-  SO_REUSEPORT the port is let go by `release_early` just before the workers start, and a race of a
-  few milliseconds remains.
+  process 0 can listen on the port while nobody else is given it.
+
+  Args:
+    port: TCP port, 0 for any free one.
+
+  Returns:
+    The socket; closing it lets the port go.
+
+  Raises:
+    OSError: if the port is taken or not allowed.
   """
-
-  def __init__(self, port: int = 0):
-    """Binds the port.
-
-    Args:
-      port: TCP port, 0 for any free one.
-
-    Raises:
-      OSError: if the port is taken or not allowed.
-    """
-    self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    self._held = hasattr(socket, "SO_REUSEPORT")
-    try:
-      # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first
-      if port:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-          probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-          probe.bind((LOOPBACK, port))
-      if self._held:
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-      self._socket.bind((LOOPBACK, port))
-    except OSError:
-      self._socket.close()
-      raise
-    self.port: int = self._socket.getsockname()[1]
-
-  def release_early(self) -> None:
-    """Lets the port go before the workers start, where it cannot be held while process 0 listens on
-    it."""
-    if not self._held:
-      self._socket.close()
-
-  def close(self) -> None:
-    """Lets the port go."""
-    self._socket.close()
+  # SO_REUSEPORT would share a port that a server of this user listens on: ask without it first.
+  if port:
+    with socket.socket() as probe:
+      probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+      probe.bind((LOOPBACK, port))
+  held = socket.socket()
+  try:
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    held.bind((LOOPBACK, port))
+  except OSError:
+    held.close()
+    raise
+  return held
 
 
 def with_device_count(xla_flags: str, devices: int) -> str:
@@ -114,7 +96,7 @@ def available_cores() -> int:
 
 
 def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int,
-                       launch_id: str, notice: str, devices: int | None = None,
+                       launch_id: str, devices: int | None = None,
                        threads: int | None = None, gpus: int = 0) -> dict[str, str]:
   """Returns the environment of one worker.
 
@@ -127,7 +109,6 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     nproc: number of processes.
     port: TCP port of the coordinator on the loopback interface.
     launch_id: name of this launch, unique on the machine.
-    notice: path of the file in which the worker may announce its failure.
     devices: devices a process, or None to leave it to JAX.
     threads: XLA CPU threads a process, or None to leave it to XLA.
     gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
@@ -142,7 +123,7 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     env.pop(name, None)
   address = f"{LOOPBACK}:{port}"
   env.update({ADDRESS: address, BIND_ADDRESS: address, COUNT: str(nproc), INDEX: str(index),
-              LAUNCH_ID: launch_id, NOTICE: notice})
+              LAUNCH_ID: launch_id})
   env.setdefault("PYTHONUNBUFFERED", "1")  # a log that ends 8 KB before the crash is no log
   if devices is not None:
     env["XLA_FLAGS"] = with_device_count(env.get("XLA_FLAGS", ""), devices)

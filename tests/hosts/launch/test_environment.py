@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.launch import environment
 from jaxpace.hosts.launch.environment import (
-    PortReservation,
     count_gpus,
+    reserve_port,
     threads_for,
     with_device_count,
     worker_environment,
@@ -20,7 +19,7 @@ FLAG = "--xla_force_host_platform_device_count"
 
 
 def env_of(base=None, **options):
-  settings = {"index": 1, "nproc": 4, "port": 1234, "launch_id": "abc", "notice": "/n", **options}
+  settings = {"index": 1, "nproc": 4, "port": 1234, "launch_id": "abc", **options}
   return worker_environment(base or {}, **settings)
 
 
@@ -86,20 +85,15 @@ def test_the_users_own_thread_count_wins():
 
 
 def test_a_reserved_port_is_given_to_nobody_else_but_can_be_listened_on():
-  held = PortReservation()
-  try:
+  with reserve_port() as held:
+    place = held.getsockname()
     with socket.socket() as stranger, pytest.raises(OSError):
-      stranger.bind((environment.LOOPBACK, held.port))
+      stranger.bind(place)
     with pytest.raises(OSError):
-      PortReservation(held.port)
-    held.release_early()
+      reserve_port(place[1])
     with socket.socket() as server:  # as gRPC binds
-      if hasattr(socket, "SO_REUSEPORT"):
-        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-      server.bind((environment.LOOPBACK, held.port))
+      server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+      server.bind(place)
       server.listen()
-      with socket.create_connection((environment.LOOPBACK, held.port), timeout=5):
-        connection, _ = server.accept()
-        connection.close()
-  finally:
-    held.close()
+      with socket.create_connection(place, timeout=5):
+        server.accept()[0].close()

@@ -1,0 +1,405 @@
+"""Runs a job of N local processes from start to end and says which failed first."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from jaxpace.hosts.launch import environment
+from jaxpace.hosts.launch.output import Display, LogView, tail
+
+_TICK_SECONDS = 0.02
+_SETTLE_SECONDS = 1.0
+"""So long a process that complains of a lost peer is not taken for the cause: the lost peer's own
+end is waited for."""
+_LEFTOVER_GRACE_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL for what outlives the worker that started it, if not less."""
+_PR_SET_PDEATHSIG = 1
+_LOST_PEER = re.compile(
+    r"gloo .*failed|connection closed by peer|connection reset by peer|coordination service|"
+    r"heartbeat timeout|shutdown barrier|socket closed|another task died|unavailable:",
+    re.IGNORECASE)
+
+
+class Launch(NamedTuple):
+  """What to run and how."""
+
+  command: Sequence[str]  # program and arguments, the same for every process
+  nproc: int  # number of processes, at least 1
+  logs: Path  # directory of the logs; made if missing
+  show: Literal["first", "all", "none"] = "first"  # whose output appears on the terminal
+  grace: float = 10.0  # seconds between SIGTERM and SIGKILL
+  tail_lines: int = 20  # lines of the failed process's log to print
+  devices: int | None = None  # devices a process; None leaves it to JAX
+  threads: int | None = None  # XLA CPU threads a process; None leaves it to XLA
+  port: int = 0  # TCP port of the coordinator; 0 for a free one
+
+
+class LaunchError(Exception):
+  """The job could not be started; the message is one sentence for the user."""
+
+
+class Failure(NamedTuple):
+  """One worker's unsuccessful end."""
+
+  index: int
+  when_ns: int  # CLOCK_MONOTONIC, at which it was seen
+  status: int  # as `subprocess` has it
+
+
+def find_program(command: Sequence[str]) -> str | None:
+  """Returns what is wrong with the command, as one sentence, or None if it can be run."""
+  if not command:
+    return "no command after `--`; for example: jaxpace run --nproc 2 -- python train.py"
+  program = command[0]
+  if shutil.which(program):
+    return None
+  path = Path(program)
+  if os.sep in program or path.exists():
+    if path.is_dir():
+      return f"{program} is a directory, not a program"
+    if path.exists():
+      how = f"; did you mean `-- python {program}`?" if path.suffix == ".py" else "; see `chmod +x`"
+      return f"{program} is not executable{how}"
+    return f"{program} does not exist"
+  return f"the command {program!r} was not found in PATH"
+
+
+def is_follower(failure: Failure, last_words: str) -> bool:
+  """Returns whether a worker failed because another one had, by the end of its log."""
+  # One that a signal cut short says nothing of why. JAX aborts when process 0 is gone, and says so.
+  if failure.status < 0 and -failure.status != signal.SIGABRT:
+    return False
+  return _LOST_PEER.search(last_words) is not None
+
+
+def first_cause(failures: Sequence[Failure], last_words: Sequence[str]) -> Failure:
+  """Returns the failure that the others follow from: the earliest of those that don't complain of a
+  lost peer.
+
+  Peers of a killed process may well fail before the launcher sees the kill: the kernel closes a
+  dying process's connections first.
+
+  Args:
+    failures: at least one failure.
+    last_words: the end of each one's log, in the same order.
+  """
+  causes = [failure for failure, words in zip(failures, last_words, strict=True)
+            if not is_follower(failure, words)]
+  return min(causes or failures, key=lambda failure: (failure.when_ns, failure.index))
+
+
+def signal_name(number: int) -> str:
+  """Returns "SIGKILL" for 9."""
+  return {int(one): one.name for one in signal.Signals}.get(number, f"signal {number}")
+
+
+def describe_status(status: int) -> str:
+  """Returns "was killed by SIGKILL (signal 9)" for -9, "ended with exit status 3" for 3."""
+  if status < 0:
+    return f"was killed by {signal_name(-status)} (signal {-status})"
+  # A shell in between reports a signal so.
+  if status > 128 and status - 128 in [int(number) for number in signal.Signals]:
+    return f"ended with exit status {status} (128 + {signal_name(status - 128)})"
+  return f"ended with exit status {status}"
+
+
+def exit_status(status: int) -> int:
+  """Returns the launcher's exit status for a worker's: the same, or 128 + the signal's number."""
+  return 128 - status if status < 0 else status
+
+
+def _die_with(parent: int) -> Callable[[], None] | None:
+  """Returns what a new worker calls before it becomes the user's program: the kernel kills it when
+  `parent` dies."""
+  if not sys.platform.startswith("linux"):
+    return None
+  # Looked up here: nothing may be loaded after the fork.
+  prctl = ctypes.CDLL(None, use_errno=True).prctl
+
+  def before_exec() -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+      os._exit(1)
+
+  return before_exec
+
+
+class Worker:
+  """One process of the job, leader of its own session and process group."""
+
+  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path):
+    """Starts the process with stdout and stderr in `log`, which must not be there, and an empty
+    stdin.
+
+    Raises:
+      OSError: if the program cannot be started or the log not be made.
+    """
+    self.index, self.log = index, log
+    self.status: int | None = None  # as `subprocess` has it
+    # Appends, so that a log that is cut while it grows has no hole.
+    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    with os.fdopen(out, "wb") as file:
+      self._process = subprocess.Popen(
+          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=file,
+          stderr=subprocess.STDOUT,
+          start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
+    self.pid = self._process.pid
+
+  def poll(self) -> bool:
+    """Returns whether the process ended since the last call; `status` is set then.
+
+    It stays a zombie until `release`: as long as it is one, the kernel gives its number, which is
+    that of its group, to nobody else, and signals to the group cannot reach a stranger.
+    """
+    if self.status is not None:
+      return False
+    if hasattr(os, "waitid"):
+      ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+      if ended:
+        self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+    else:
+      self.status = self._process.poll()
+    return self.status is not None
+
+  def release(self) -> None:
+    """Lets go of the process; call it when nothing more is sent to its group."""
+    self._process.wait()
+
+  def send(self, number: int) -> None:
+    """Sends a signal to the process and to all others of its group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+      os.killpg(self.pid, number)
+
+
+def clear_away(launch_id: str, grace: float) -> None:
+  """Ends what is left of a launch, processes in sessions of their own included: SIGTERM, and
+  SIGKILL after `grace` seconds. Finds nothing where there is no /proc.
+
+  Args:
+    launch_id: the launch's mark in the environment of its processes.
+    grace: seconds between the two.
+  """
+  deadline = time.monotonic() + grace
+  found = _signal_marked(launch_id, signal.SIGTERM)
+  while found and time.monotonic() < deadline:
+    time.sleep(_TICK_SECONDS)
+    found = _signal_marked(launch_id, 0)
+  for _ in range(50):  # one that forks meanwhile needs another round
+    if not _signal_marked(launch_id, signal.SIGKILL):
+      break
+    time.sleep(_TICK_SECONDS)
+
+
+def _signal_marked(launch_id: str, number: int) -> int:
+  """Sends a signal to every living process with the mark of a launch; returns their number."""
+  mark, found = f"{environment.LAUNCH_ID}={launch_id}".encode(), 0
+  for entry in Path("/proc").glob("[0-9]*"):
+    with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to look at
+      if (int(entry.name) != os.getpid()
+          and mark in (entry / "environ").read_bytes().split(b"\0")):
+        found += 1
+        os.kill(int(entry.name), number)
+  return found
+
+
+class Launcher:
+  """Starts the workers of one job and answers for them. `run` does everything."""
+
+  def __init__(self, job: Launch):
+    """Takes the job; nothing is started yet."""
+    self._job = job
+    self._id = uuid.uuid4().hex
+    self._workers: list[Worker] = []
+    self._failures: list[Failure] = []
+    self._received: list[int] = []  # signals that reached the launcher
+    self._stop_signal: int | None = None  # that of them which stopped the job
+    self._plan: list[tuple[float, int]] = []  # (monotonic time, signal) still to be sent
+    self._stopping = False
+    self._sent: set[int] = set()
+    self._killed: set[int] = set()  # workers that ended only by our SIGKILL
+
+  def run(self) -> int:
+    """Runs the job to its end.
+
+    Returns:
+      The exit status for the launcher: 0, the failed worker's, or 128 + the number of the signal
+      that stopped it.
+
+    Raises:
+      LaunchError: if it cannot be started.
+    """
+    job, begun = self._job, time.monotonic()
+    self._prepare_logs()
+    try:
+      port = environment.reserve_port(job.port)
+    except OSError as error:
+      raise LaunchError(f"the coordinator's port {job.port or '(any)'} cannot be used: "
+                        f"{error.strerror}") from error
+    with port, self._signals():
+      try:
+        for index in range(job.nproc):
+          self._start(index, port.getsockname()[1])
+        display = self._display()
+        display.start()
+        self._watch()
+        display.finish()
+      finally:
+        for worker in self._workers:
+          worker.send(signal.SIGTERM)
+        clear_away(self._id, min(job.grace, _LEFTOVER_GRACE_SECONDS))
+        for worker in self._workers:
+          worker.send(signal.SIGKILL)
+          worker.release()
+    return self._conclude(time.monotonic() - begun)
+
+  @contextlib.contextmanager
+  def _signals(self) -> Iterator[None]:
+    """Collects SIGINT, SIGTERM and SIGHUP meanwhile. What a parent chose to ignore stays ignored:
+    `nohup` does so with SIGHUP, `sh -c '... &'` with SIGINT."""
+    before = {number: signal.signal(number, lambda number, _: self._received.append(number))
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+              if signal.getsignal(number) is not signal.SIG_IGN}
+    try:
+      yield
+    finally:
+      for number, handler in before.items():
+        signal.signal(number, handler)
+
+  def _prepare_logs(self) -> None:
+    logs = self._job.logs
+    try:
+      logs.mkdir(parents=True, exist_ok=True)
+      # Those of a run with more processes would mislead.
+      for old in logs.glob("process-*.log"):
+        old.replace(old.with_name(f"{old.name}.previous"))
+    except (FileExistsError, NotADirectoryError) as error:
+      raise LaunchError(f"--logs takes a directory, but {logs} is a file or lies in one; "
+                        "give another, such as runs/logs") from error
+    except OSError as error:
+      raise LaunchError(f"the log directory {logs} cannot be used: {error.strerror}") from error
+
+  def _start(self, index: int, port: int) -> None:
+    job = self._job
+    env = environment.worker_environment(
+        os.environ, index=index, nproc=job.nproc, port=port, launch_id=self._id,
+        devices=job.devices, threads=job.threads, gpus=environment.count_gpus(os.environ))
+    try:
+      self._workers.append(Worker(index, job.command, env, job.logs / f"process-{index}.log"))
+    except OSError as error:
+      raise LaunchError(
+          f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
+
+  def _display(self) -> Display:
+    show = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
+    views = [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in show]
+    try:
+      return Display(views, sys.stdout.fileno())
+    except (AttributeError, OSError, ValueError):  # no stdout at all (`>&-`)
+      return Display(views, None)
+
+  def _running(self) -> list[Worker]:
+    return [worker for worker in self._workers if worker.status is None]
+
+  def _watch(self) -> None:
+    """Waits until all workers have ended; stops them when one fails, or when asked to."""
+    while self._running():
+      time.sleep(_TICK_SECONDS)
+      while self._received:
+        self._on_signal(self._received.pop(0))
+      for worker in self._workers:
+        # Once the job is being stopped only what the launcher cannot have done itself still counts.
+        if worker.poll() and worker.status and (
+            not self._stopping or (worker.status < 0 and -worker.status not in self._sent)):
+          self._failures.append(Failure(worker.index, time.monotonic_ns(), worker.status))
+      if self._failures and not self._stopping and not self._cause_may_come():
+        if self._running():
+          self._say(f"{self._describe(self._first())}; stopping the others.")
+        self._stop((0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL))
+      self._send_due()
+
+  def _cause_may_come(self) -> bool:
+    """Returns whether only followers have failed so far, a moment ago: then what they follow is
+    still to be seen."""
+    age = time.monotonic_ns() - self._failures[0].when_ns
+    return (bool(self._running()) and age < _SETTLE_SECONDS * 1e9
+            and all(map(is_follower, self._failures, self._last_words())))
+
+  def _on_signal(self, number: int) -> None:
+    grace, running = self._job.grace, len(self._running())
+    if self._stopping:
+      if number == signal.SIGINT:
+        self._say("killing all processes.")
+        self._stop((0.0, signal.SIGKILL))
+      return
+    self._stop_signal = number
+    if number == signal.SIGINT:
+      self._say(f"stopping {running} processes; Ctrl-C again kills them at once.")
+      # What Ctrl-C does to a single program, so that `finally` and `with` run: JAX swallows SIGTERM
+      self._stop((0.0, signal.SIGINT), (grace / 2, signal.SIGTERM), (grace, signal.SIGKILL))
+    else:
+      self._say(f"{signal_name(number)} received, stopping {running} processes.")
+      self._stop((0.0, signal.SIGTERM), (grace, signal.SIGKILL))
+
+  def _stop(self, *plan: tuple[float, int]) -> None:
+    now = time.monotonic()
+    self._stopping = True
+    self._plan = [(now + after, number) for after, number in plan]
+
+  def _send_due(self) -> None:
+    while self._plan and self._plan[0][0] <= time.monotonic():
+      _, number = self._plan.pop(0)
+      self._sent.add(number)
+      for worker in self._running():
+        worker.send(number)
+        if number == signal.SIGKILL:
+          self._killed.add(worker.index)
+
+  def _conclude(self, seconds: float) -> int:
+    job = self._job
+    if self._stop_signal is not None:
+      killed = (f"; {len(self._killed)} of {job.nproc} processes had to be killed"
+                if self._killed else "")
+      self._say(f"stopped by {signal_name(self._stop_signal)} after {seconds:.1f} s"
+                f"{killed}. Logs: {job.logs}")
+      return 128 + self._stop_signal
+    if not self._failures:
+      return 0
+    first = self._first()
+    self._say(f"{self._describe(first)} after {seconds:.1f} s, and the job with it.")
+    if first.status == -signal.SIGKILL:
+      self._say("Nobody but the system or a person sends SIGKILL: when memory runs out, the kernel "
+                "does (see `dmesg`, or the container's memory limit).")
+    if killed := ", ".join(map(str, sorted(self._killed))):
+      self._say(f"killed, as SIGTERM did not end them in {job.grace:g} s: process {killed}.")
+    log = self._workers[first.index].log
+    last = tail(log, job.tail_lines)
+    print(f"--- last lines of {log}" + ("" if last else " (empty)"), *last, sep="\n",
+          file=sys.stderr, flush=True)
+    return exit_status(first.status)
+
+  def _last_words(self) -> list[str]:
+    return ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in self._failures]
+
+  def _first(self) -> Failure:
+    return first_cause(self._failures, self._last_words())
+
+  def _describe(self, failure: Failure) -> str:
+    pid = self._workers[failure.index].pid
+    return f"process {failure.index} (pid {pid}) {describe_status(failure.status)}"
+
+  @staticmethod
+  def _say(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+      print(f"jaxpace run: {text}", file=sys.stderr, flush=True)
