@@ -76,7 +76,6 @@ setuptools.setup(
             "tensorboardX>=2.6.2",
             "matplotlib>=3.9",
         ],
-        "timeline": ["perfetto>=0.16"],
         "opentelemetry": ["opentelemetry-api>=1.25", "opentelemetry-sdk>=1.25"],
         "metrics": ["prometheus_client>=0.20", "tensorboardX>=2.6.2"],
         "test": [
@@ -85,7 +84,6 @@ setuptools.setup(
             "hypothesis>=6.100",
             "chex>=0.1.90",
             "setuptools>=77",
-            "perfetto>=0.16",
             "prometheus_client>=0.20",
             "duckdb>=1.1",
             "opentelemetry-sdk>=1.25",

@@ -99,7 +99,7 @@ def watch(figures: Any) -> Found:
 def timeline(figures: Any) -> Found:
   rows = figures["rows"]
   return Found(", ".join(f"`{name}` {rows[name]['median_s']:.1f} s"
-                         for name in ("--perfetto", "--chrome")),
+                         for name in ("--chrome",)),
                figures["within_target"])
 
 

@@ -25,7 +25,7 @@ examples:
   jaxpace report runs/demo --steps 1000:2000 --ranks all
   jaxpace report runs/demo --without rank:3,host:b --without jitter
   jaxpace report runs/demo --forecast 128,512,2048 --floor bench.json
-  jaxpace report runs/demo --steps 1000:1200 --perfetto demo.pftrace
+  jaxpace report runs/demo --steps 1000:1200 --chrome demo.json
 """
 LESS = "report on a window of it with --steps A:B"
 
@@ -60,10 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"),
                       help="how the collectives of the forecast go, where no --floor says "
                            "(default: left open, wider intervals)")
-  parser.add_argument("--perfetto", metavar="FILE",
-                      help="also write one merged timeline of all ranks in these steps, for "
-                           "https://ui.perfetto.dev")
-  parser.add_argument("--chrome", metavar="FILE", help="the same timeline as Chrome's trace JSON")
+  parser.add_argument("--chrome", metavar="FILE",
+                      help="also write one merged timeline of all ranks in these steps as Chrome's "
+                           "trace JSON, which https://ui.perfetto.dev opens")
 
 
 def run(args: argparse.Namespace) -> running.Answer | int:
@@ -100,10 +99,10 @@ def _diagnosed(args: argparse.Namespace,
     from jaxpace.reporting.html import page as html
 
     html.check(args.html)
-  if args.perfetto is not None or args.chrome is not None:
+  if args.chrome is not None:
     from jaxpace.reporting.timeline import write as timeline
 
-    timeline.check(args.perfetto, args.chrome)
+    timeline.check(args.chrome)
   asked = [parse(text) for text in args.without]
   fabric = read_fabric(args.floor) if args.floor else None
   recorded = read_run(args.run, window=args.steps, progress=progress.counting("Reading"))
@@ -166,11 +165,10 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
 
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
-  if args.perfetto or args.chrome:
+  if args.chrome:
     from jaxpace.reporting.timeline import write as timeline
 
-    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.perfetto, args.chrome),
-                sys.stderr)
+    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.chrome), sys.stderr)
   return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
 
 

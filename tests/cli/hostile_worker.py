@@ -40,7 +40,7 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
   html, trace, chrome = (str(scratch / name) for name in ("r.html", "r.pftrace", "r.json"))
   return {
       "report": ["report", str(run), "--json", chrome],
-      "page": ["report", str(run), "--html", html, "--perfetto", trace, "--ranks", "all"],
+      "page": ["report", str(run), "--html", html, "--chrome", trace, "--ranks", "all"],
       "watch": ["watch", str(run), "--once"],
       "compare": ["compare", str(sound), str(run)],
       "compare to": ["compare", str(run), str(sound)],

@@ -12,11 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as pb
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.findings import Finding
-from jaxpace.reporting.timeline import perfetto
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.phases import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
@@ -46,36 +44,32 @@ def written(tmp_path_factory):
 def trace(written):
   run = read_run(written[0])
   timeline = build(run, read_bounds(run), (LATE,))
-  parsed = pb.Trace()
-  parsed.ParseFromString(b"".join(perfetto.encode(timeline)))
-  return timeline, parsed
+  return timeline, events_of(timeline)
 
 
-def slices(parsed):
-  """Reads a trace as Perfetto does: [((parent, track), name, begin, end, depth)], flows {id:
+def events_of(timeline):
+  return json.loads(b"".join(encode_chrome(timeline)))["traceEvents"]
+
+
+def slices(events):
+  """Reads a trace as a viewer does: [((process, track), name, begin, end, depth)], flows {id:
   [(time, end?)]}."""
-  tracks, names = {}, {}
-  opened, found = collections.defaultdict(list), []
-  flows = collections.defaultdict(list)
-  for packet in parsed.packet:
-    names.update({n.iid: n.name for n in packet.interned_data.event_names})
-    if packet.HasField("track_descriptor"):
-      t = packet.track_descriptor
-      tracks[t.uuid] = (*tracks.get(t.parent_uuid, ()), t.name)
-  events = [p for p in parsed.packet if p.HasField("track_event")]
-  for packet in sorted(events, key=lambda p: p.timestamp):  # stable, as the trace processor sorts
-    event = packet.track_event
-    stack = opened[event.track_uuid]
-    for number in event.flow_ids:
-      flows[number].append((packet.timestamp, False))
-    for number in event.terminating_flow_ids:
-      flows[number].append((packet.timestamp, True))
-    if event.type == pb.TrackEvent.TYPE_SLICE_BEGIN:
-      stack.append((names[event.name_iid], packet.timestamp))
-    elif event.type == pb.TrackEvent.TYPE_SLICE_END:
-      name, begin = stack.pop()
-      found.append((tracks[event.track_uuid][-2:], name, begin, packet.timestamp, len(stack)))
-  assert not any(opened.values())
+  heads = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+  tracks = {(e["pid"], e["tid"]): (heads[e["pid"]], e["args"]["name"])
+            for e in events if e["name"] == "thread_name"}
+  opened, found, flows = collections.defaultdict(list), [], collections.defaultdict(list)
+  for e in events:
+    begin = round(e.get("ts", 0) * 1e3)
+    if e["ph"] == "X":
+      track, end = tracks[e["pid"], e["tid"]], begin + round(e["dur"] * 1e3)
+      stack = opened[track]
+      while stack and stack[-1] <= begin:
+        stack.pop()
+      assert not stack or end <= stack[-1], "slices nest"
+      found.append((track, e["name"], begin, end, len(stack)))
+      stack.append(end)
+    elif e["ph"] in "sf":
+      flows[e["id"]].append((begin, e["ph"] == "f"))
   return found, flows
 
 
@@ -133,8 +127,7 @@ def test_tracks_pauses_and_findings(written, trace):
   (told,) = (s for s in found if s[1] == LATE.mode)
   steps = {s[1]: s for s in found if s[0][-1] == "rank 3" and s[4] == 0}
   assert steps["step 18"][3] <= told[2] <= steps["step 20"][2] and told[3] >= steps["step 59"][3]
-  notes = {a.name: a.string_value or a.double_value for p in trace[1].packet
-           for a in p.track_event.debug_annotations}
+  (notes,) = (e["args"] for e in trace[1] if e["name"] == LATE.mode)
   assert notes["evidence 1"] == "it is late" and notes["share"] == 0.2
 
 
@@ -150,19 +143,6 @@ def test_arrows_go_from_the_late_rank_forward_in_time(trace):
   assert ranks.count("rank 3") > 0.5 * len(ranks)
 
 
-def test_chrome_holds_the_same_slices(trace):
-  timeline, parsed = trace
-  events = json.loads(b"".join(encode_chrome(timeline)))["traceEvents"]
-  found, flows = slices(parsed)
-  complete = [e for e in events if e["ph"] == "X"]
-  assert sorted((round(e["ts"] * 1e3), round(e["dur"] * 1e3),
-                 e["name"]) for e in complete) == sorted(
-                     (begin, end - begin, name) for _, name, begin, end, _ in found)
-  assert sum(e["ph"] == "s" for e in events) == sum(e["ph"] == "f" for e in events) == len(flows)
-  assert ({e["args"]["name"] for e in events if e["ph"] == "M"}
-          >= {"rank 0", "host1, process 1", "steps"})
-
-
 def test_a_run_too_large_is_shown_from_its_end(written):
   run = read_run(written[0])
   few = latest(run, 600)
@@ -172,20 +152,17 @@ def test_a_run_too_large_is_shown_from_its_end(written):
   assert set(np.unique(timeline.step[timeline.step >= 0])) == set(few.steps[few.inside].tolist())
 
 
-def test_the_command_writes_both_and_nothing_else(written, tmp_path, capsys):
-  one, other = tmp_path / "a.pftrace", tmp_path / "b.json"
-  assert (main(["report", str(written[0]), "--steps", "10:30", "--perfetto", str(one), "--chrome",
-                str(other)]) == 0)
+def test_the_command_writes_the_file_and_nothing_else(written, tmp_path, capsys):
+  out = tmp_path / "b.json"
+  assert main(["report", str(written[0]), "--steps", "10:30", "--chrome", str(out)]) == 0
   assert "steps 10 to 29" in capsys.readouterr().err
-  parsed = pb.Trace()
-  parsed.ParseFromString(one.read_bytes())
-  assert {s[1] for s in slices(parsed)[0] if s[0][-1] == "rank 0" and s[4] == 0} == {
+  found, _ = slices(json.loads(out.read_text())["traceEvents"])
+  assert {s[1] for s in found if s[0][-1] == "rank 0" and s[4] == 0} == {
       f"step {k}" for k in range(10, 30)}
-  assert json.loads(other.read_text())["traceEvents"]
-  assert sorted(p.name for p in tmp_path.iterdir()) == ["a.pftrace", "b.json"]
+  assert os.listdir(tmp_path) == ["b.json"]
 
 
-@pytest.mark.parametrize("option", ["--json", "--html", "--perfetto", "--chrome"])
+@pytest.mark.parametrize("option", ["--json", "--html", "--chrome"])
 def test_a_pipe_or_a_device_is_written_to_and_not_replaced(written, tmp_path, option):
   """Root could put a file in the place of /dev/null, which every program of the machine reads."""
   pipe = tmp_path / "pipe"
@@ -200,7 +177,7 @@ def test_a_pipe_or_a_device_is_written_to_and_not_replaced(written, tmp_path, op
 
 @pytest.mark.parametrize("target", ["-", "nowhere/a.pftrace", "."])
 def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target):
-  assert main(["report", str(written[0]), "--perfetto", target]) == 2
+  assert main(["report", str(written[0]), "--chrome", target]) == 2
   said = capsys.readouterr()
   assert said.err.count("\n") == 1 and not said.out
 
@@ -218,19 +195,18 @@ def test_foreign_names_are_text(tmp_path):
   (path / "run.json").write_text(json.dumps(info))
   before = {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files}
   out = tmp_path / "t.json"
-  assert (main(["report", str(path), "--perfetto", str(tmp_path / "t.pf"), "--chrome", str(out)])
-          == 0)
+  assert main(["report", str(path), "--chrome", str(out)]) == 0
   assert {os.path.join(a, f) for a, _, files in os.walk(tmp_path) for f in files} - before == {
-      str(out), str(tmp_path / "t.pf")}
-  text = (tmp_path / "t.pf").read_bytes() + out.read_bytes()
-  shown = json.dumps(json.loads(out.read_text()), ensure_ascii=False)  # what a viewer makes of it
-  assert b"\x1b[31m" not in text and "\u202e".encode() not in text and "\u202e" not in shown
-  assert b"<script>alert(1)</script>\\x1b[31m" in text
+      str(out)}
+  text = out.read_text()
+  names = {e["name"] for e in json.loads(text)["traceEvents"]}  # what a viewer makes of it
+  assert "\x1b[31m" not in text and not any("\u202e" in name for name in names)
+  assert any("<script>alert(1)</script>\\x1b[31m" in name for name in names)
 
 
 def test_long_names_are_cut_and_what_a_finding_advises_is_not(trace):
   assert slices_text("n" * 200) == "n" * 200 and slices_text("n" * 5000) == "n" * 199 + "…"
-  notes = {a.name: a.string_value for p in trace[1].packet for a in p.track_event.debug_annotations}
+  (notes,) = (e["args"] for e in trace[1] if e["name"] == LATE.mode)
   assert notes["advice"] == LATE.advice
 
 
@@ -252,22 +228,17 @@ def test_poured_phases_lie_in_order_without_overlap_and_lose_nothing(free, share
 
 
 def assert_sound(timeline):
-  """Slices of a track rise and nest; arrows go forward."""
-  parsed = pb.Trace()
-  parsed.ParseFromString(b"".join(perfetto.encode(timeline)))
-  found, flows = slices(parsed)
-  assert len(found) == len(timeline.begin) and all(begin < end for _, _, begin, end, _ in found)
-  assert sorted((path, begin, end) for path, _, begin, end, _ in found) == sorted(
-      (_path(timeline, t), b, e)
-      for t, b, e in zip(timeline.track, timeline.begin, timeline.end, strict=True))
-  assert all([end for _, end in ends] == [False, True] for ends in flows.values())
-  json.loads(b"".join(encode_chrome(timeline)))
-
-
-def _path(timeline, track):
-  own = timeline.tracks[track]
-  return (next(t.name for t in timeline.tracks if t.process == own.process and t.thread is None),
-          own.name)
+  """Slices of a track rise and nest; arrows go forward; all are written."""
+  opened = collections.defaultdict(list)
+  for track, begin, end in zip(timeline.track, timeline.begin, timeline.end, strict=True):
+    stack = opened[track]
+    while stack and stack[-1] <= begin:
+      stack.pop()
+    assert begin < end and (not stack or end <= stack[-1])
+    stack.append(end)
+  assert all(timeline.begin[flow.begin] <= timeline.begin[flow.end] for flow in timeline.flows)
+  kinds = collections.Counter(event["ph"] for event in events_of(timeline))
+  assert kinds["X"] == len(timeline.begin) and kinds["s"] == kinds["f"] == len(timeline.flows)
 
 
 @settings(max_examples=12, deadline=None)

@@ -1,2 +1,2 @@
 """A merged timeline of all ranks: clocks aligned by the exits of collectives, written for Perfetto
-or Chrome."""
+and Chrome."""
