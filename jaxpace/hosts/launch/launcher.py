@@ -53,7 +53,7 @@ class LaunchError(Exception):
 class Failure(NamedTuple):
   """One worker's unsuccessful end."""
 
-  index: int
+  worker: int  # index of its process
   when_ns: int  # CLOCK_MONOTONIC, at which it was seen
   status: int  # as `subprocess` has it
 
@@ -97,7 +97,7 @@ def first_cause(failures: Sequence[Failure], last_words: Sequence[str]) -> Failu
   """
   causes = [failure for failure, words in zip(failures, last_words, strict=True)
             if not is_follower(failure, words)]
-  return min(causes or failures, key=lambda failure: (failure.when_ns, failure.index))
+  return min(causes or failures, key=lambda failure: (failure.when_ns, failure.worker))
 
 
 def signal_name(number: int) -> str:
@@ -383,21 +383,21 @@ class Launcher:
                 "does (see `dmesg`, or the container's memory limit).")
     if killed := ", ".join(map(str, sorted(self._killed))):
       self._say(f"killed, as SIGTERM did not end them in {job.grace:g} s: process {killed}.")
-    log = self._workers[first.index].log
+    log = self._workers[first.worker].log
     last = tail(log, job.tail_lines)
     print(f"--- last lines of {log}" + ("" if last else " (empty)"), *last, sep="\n",
           file=sys.stderr, flush=True)
     return exit_status(first.status)
 
   def _last_words(self) -> list[str]:
-    return ["\n".join(tail(self._workers[failure.index].log, 12)) for failure in self._failures]
+    return ["\n".join(tail(self._workers[failure.worker].log, 12)) for failure in self._failures]
 
   def _first(self) -> Failure:
     return first_cause(self._failures, self._last_words())
 
   def _describe(self, failure: Failure) -> str:
-    pid = self._workers[failure.index].pid
-    return f"process {failure.index} (pid {pid}) {describe_status(failure.status)}"
+    pid = self._workers[failure.worker].pid
+    return f"process {failure.worker} (pid {pid}) {describe_status(failure.status)}"
 
   @staticmethod
   def _say(text: str) -> None:

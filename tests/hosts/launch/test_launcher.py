@@ -36,14 +36,14 @@ def test_the_cause_is_the_earliest_of_those_that_did_not_lose_their_peer(
 
 def test_the_victim_of_a_signal_is_the_cause_though_its_peers_are_seen_long_before_it():
   failures = [Failure(0, 0, 1), Failure(1, 10_000 * MS, -9), Failure(2, 1 * MS, 1)]
-  assert first_cause(failures, [GLOO, "step 7", GLOO]).index == 1
-  assert first_cause(failures, [GLOO, GLOO, GLOO]).index == 1  # it had no time to say why
+  assert first_cause(failures, [GLOO, "step 7", GLOO]).worker == 1
+  assert first_cause(failures, [GLOO, GLOO, GLOO]).worker == 1  # it had no time to say why
 
 
 def test_an_abort_of_a_process_that_lost_process_0_is_no_cause():
   failures = [Failure(0, 5 * MS, -9), Failure(1, 0, -signal.SIGABRT)]
-  assert first_cause(failures, ["step 7", SERVICE]).index == 0
-  assert first_cause(failures, ["step 7", "assertion failed"]).index == 1  # an abort of its own
+  assert first_cause(failures, ["step 7", SERVICE]).worker == 0
+  assert first_cause(failures, ["step 7", "assertion failed"]).worker == 1  # an abort of its own
 
 
 @pytest.mark.parametrize("text", [GLOO, SERVICE, "Connection closed by peer",
