@@ -118,9 +118,7 @@ def decode(own: StampedSteps, plan: Plan, rank: int, process: int, attempt: int,
   """
   marks, steps, times = plan.marks, own.step, own.times
   taken = times != 0
-  identity: Columns = {"step": steps, "rank": np.full(len(steps), rank, np.int32),
-                       "process": np.full(len(steps), process, np.int32),
-                       "attempt": np.full(len(steps), attempt, np.int32)}
+  identity = whose(steps, rank, process, attempt)
   columns: Columns = dict(identity)
   kinds = [mark.kind for mark in marks]
   start = kinds.index("start") if "start" in kinds else 0
@@ -130,7 +128,7 @@ def decode(own: StampedSteps, plan: Plan, rank: int, process: int, attempt: int,
   for segment, (total, unknown) in _segments(times, taken, plan).items():
     name = f"{segment}_ns" if segment in _PHASES else f"phase_{segment}_ns"
     columns[name] = _null(total, unknown)
-  columns["gap_ns"] = _gap(steps, times[:, start], times[:, end], taken[:, start] & taken[:, end],
+  columns["gap_ns"] = gaps(steps, times[:, start], times[:, end], taken[:, start] & taken[:, end],
                            previous)
   columns["delay_ns"] = _nanoseconds(own.delay)
   columns["delay_applied_ns"] = _nanoseconds(own.applied)
@@ -197,9 +195,23 @@ def _segments(times: np.ndarray, taken: np.ndarray,
   return totals
 
 
-def _gap(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray, known: np.ndarray,
+def whose(steps: np.ndarray, rank: int, process: int, attempt: int) -> Columns:
+  """Makes the columns that say of whom rows are, [n], from their steps."""
+  return {"step": steps, **{name: np.full(len(steps), value, np.int32) for name, value in
+                            (("rank", rank), ("process", process), ("attempt", attempt))}}
+
+
+def gaps(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray, known: np.ndarray,
          previous: Previous | None) -> np.ndarray:
-  """Time since the preceding step's end; null after a hole."""
+  """Time since the preceding step's end; null after a hole.
+
+  Args:
+    steps: [n] numbers, rising.
+    starts: [n] ns.
+    ends: [n] ns.
+    known: [n] whether both are known.
+    previous: the step before these; None if there is none.
+  """
   if previous is None:
     previous = Previous(-2, 0)
   before = np.concatenate([[previous.step], steps[:-1]])[:len(steps)]
@@ -263,9 +275,7 @@ def listening(steps: StampedSteps, plan: Plan, rank: int, process: int, attempt:
   if held is None:
     return {}
   slots = np.array([c.slot for c in getattr(plan, "stamped", plan).collectives], np.int32)
-  return {"step": steps.step[held.row],
-          **{name: np.full(len(held.row), value, np.int32) for name, value in
-             (("rank", rank), ("process", process), ("attempt", attempt))},
+  return {**whose(steps.step[held.row], rank, process, attempt),
           "collective": slots[held.place], "turn": held.turn.astype(np.int32),
           "heard_ns": _measured(held.reading), "told_ns": _measured(held.telling)}
 

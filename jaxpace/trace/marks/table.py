@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.trace.decode import Columns, Previous
+from jaxpace.trace.decode import Columns, Previous, gaps, whose
 from jaxpace.trace.marks.executions import (
   BACKWARD,
   COMPUTE,
@@ -180,15 +180,11 @@ def step_columns(steps: np.ndarray, own: DeviceSteps, rank: int, process: int, a
   """
   kept = own.whole
   numbers, start, end = steps[kept], own.start_ns[kept], own.end_ns[kept]
-  before = np.concatenate([[previous.step if previous else -2], numbers[:-1]])[:len(numbers)]
-  reached = np.concatenate([[previous.end_ns if previous else 0], end[:-1]])[:len(numbers)]
+  gap = gaps(numbers, start, end, np.ones(len(numbers), bool), previous)
   columns: Columns = {
-      "step": numbers, "rank": np.full(len(numbers), rank, np.int32),
-      "process": np.full(len(numbers), process, np.int32),
-      "attempt": np.full(len(numbers), attempt, np.int32),
-      "start_ns": start, "end_ns": end, "sync_ns": own.sync_ns[kept],
-      "last_exit_ns": np.ma.masked_array(own.last_exit_ns[kept], own.last_exit_ns[kept] == 0),
-      "gap_ns": np.ma.masked_array(start - reached + own.idle_ns[kept], before != numbers - 1)}
+      **whose(numbers, rank, process, attempt), "start_ns": start, "end_ns": end,
+      "sync_ns": own.sync_ns[kept], "gap_ns": gap + own.idle_ns[kept],
+      "last_exit_ns": np.ma.masked_array(own.last_exit_ns[kept], own.last_exit_ns[kept] == 0)}
   for name, kind in _PHASES:
     values = own.computed[kept, kind]
     columns[name] = np.ma.masked_array(np.maximum(values, 0), values < 0)
@@ -201,9 +197,7 @@ def collective_columns(steps: np.ndarray, own: DeviceSteps, chosen: np.ndarray, 
   kept = (chosen & own.whole)[own.row]
   slot = own.slot[kept]
   size = plan.bytes[slot]
-  return {"step": steps[own.row[kept]], "rank": np.full(len(slot), rank, np.int32),
-          "process": np.full(len(slot), process, np.int32),
-          "attempt": np.full(len(slot), attempt, np.int32),
+  return {**whose(steps[own.row[kept]], rank, process, attempt),
           "collective": slot.astype(np.int32), "name": plan.names[slot], "axis": plan.axes[slot],
           "bytes": np.ma.masked_array(np.maximum(size, 0), size < 0),
           "enter_ns": own.enter_ns[kept], "exit_ns": own.exit_ns[kept]}
