@@ -17,7 +17,7 @@ from jaxpace.diagnosis.compare.compare import compare, series
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.diagnosis import SHARES
 from jaxpace.trace.run import RunError
-from tests.diagnosis.traces import barrier, make_run
+from tests.diagnosis.traces import make_run
 from tests.lib.said import numbers, only
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_runs import MadeUpJob
@@ -82,16 +82,6 @@ def test_what_changed_is_found_in_its_share(fault, share, seconds):
     assert 2 in numbers(found.verdict) and "persistent_straggler" in found.new
     back = compare(found.b, found.a)
     assert back.verdict.code == ChangeCode.FASTER and "persistent_straggler" in back.gone
-
-
-def test_a_crowded_fabric_is_contention():
-  random = np.random.default_rng(2)
-  busy = np.rint(30e6 + 1e6 * random.normal(size=(4, 600)))
-  crowded = np.where(np.arange(600) % 100 < 50, 2e6, 2e6 + 6e6 * random.random(600))
-  found = compare(diagnose(make_run(*barrier(busy, 2_000_000))),
-                  diagnose(make_run(*barrier(busy, crowded))))
-  top = max(found.shares, key=lambda name: found.shares[name].difference)
-  assert top == "contention" and found.shares[top].difference == pytest.approx(1.5e-3, abs=2e-4)
 
 
 def test_shares_of_every_step_add_up():

@@ -68,10 +68,9 @@ def test_a_healthy_job_blames_nobody_and_its_shares_are_the_truth(tmp_path):
   assert codes(diagnosis.notes).count(Note.IN_FULL) == 1
 
 
-@pytest.mark.parametrize("norm", [True, False])
-@pytest.mark.parametrize(("phase", "layer", "collective"), [
-    ("forward", 2, "all-gather.0, iteration 2 of 4 (model.py:64, forward)"),
-    ("backward", 0, "all-gather.2, iteration 3 of 4 (model.py:64, backward)")])
+@pytest.mark.parametrize(("norm", "phase", "layer", "collective"), [
+    (True, "forward", 2, "all-gather.0, iteration 2 of 4 (model.py:64, forward)"),
+    (False, "backward", 0, "all-gather.2, iteration 3 of 4 (model.py:64, backward)")])
 def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase, layer, collective):
   job = faulty(LayerFault("late", 6e-3, (5,), layer=layer, phase=phase), norm=norm)
   diagnosis, truth = told(tmp_path, job)
@@ -85,12 +84,6 @@ def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase,
   without = (healthy.busy + healthy.wait).sum(axis=0)[:, 1:].mean()
   assert diagnosis.without_rank[5].step_time == pytest.approx(without, rel=0.01)
   assert finding.share == pytest.approx(7 / 8 * 6e-3 / diagnosis.step_time.mean, rel=0.1)
-
-
-def test_lateness_in_all_layers_is_said_to_be(tmp_path):
-  diagnosis, _ = told(tmp_path, faulty(LayerFault("late", 8e-3, (2,))))
-  assert diagnosis.findings[0].ranks == (2,)
-  assert "spread over the step" in at(diagnosis) or "over all its 4 turns" in at(diagnosis)
 
 
 def test_when_it_began_is_told_by_steps_that_are_not_in_full(tmp_path):
@@ -152,14 +145,6 @@ def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_wor
   assert ("shared_cores" in found.findings[0].causes) == machine
   assert (numbers(found.findings[0].advice)[:2] == [4, 2]) == machine
   assert ("sequence lengths" in found.verdict) != machine
-
-
-def test_pure_data_parallel_in_a_loop(tmp_path):
-  job = ObservedJob(data=4, fsdp=1, tensor=1, layers=6, steps=120, noise=0.01, every=1,
-                    faults=(LayerFault("late", 6e-3, (2,), layer=4, phase="backward"),))
-  diagnosis, _ = told(tmp_path, job)
-  assert diagnosis.findings[0].ranks == (2,)
-  assert "all-reduce.0, iteration 1 of 6" in at(diagnosis)
 
 
 def test_the_json_says_where(tmp_path):

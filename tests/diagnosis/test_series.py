@@ -19,11 +19,10 @@ from jaxpace.diagnosis.pacing import measured
 from jaxpace.diagnosis.report_json import to_json
 from jaxpace.diagnosis.series import series_json as document
 from jaxpace.diagnosis.series import skew_map
-from jaxpace.diagnosis.series.series_json import distribution, places, where
+from jaxpace.diagnosis.series.series_json import distribution, where
 from jaxpace.diagnosis.series.skew_map import Columns
-from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.trace.reader import read_run
-from jaxpace.trace.run import MISSING, cut
+from jaxpace.trace.run import MISSING
 from tests.diagnosis.traces import barrier, make_run
 from tests.synthetic import made_up_runs
 from tests.synthetic.made_up_faults import Fault
@@ -176,14 +175,6 @@ def test_nobody_is_compared_where_there_is_one_rank_or_no_collective():
   assert whole["skew"] is None and whole["forecast"]["silent"] and whole["over_time"]
 
 
-@pytest.mark.parametrize("largest", [1e-9, 3.7e-6, 0.0049, 0.5, 8.0, 123.0])
-def test_units_are_round_and_leave_few_digits(largest):
-  unit = skew_map._unit(np.array([largest, -largest / 3]))
-  digits = f"{unit:.0e}"
-  assert digits[0] in "125" and float(digits) == unit
-  assert largest / unit <= 500.001 and (largest < 5e-5 or largest / unit >= 150)
-
-
 def test_the_distribution_holds_every_step(diagnosis, whole):
   found, times = whole["distribution"], diagnosis.totals.per_step["step"]
   steps = times[diagnosis.selected.mask]
@@ -303,29 +294,6 @@ def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
   assert newest["newest"] and newest["steps"] == 120
   assert newest["recorded"]["step_time"] == pytest.approx(
       diagnosis.totals.per_step["step"][-120:].mean()), "the newest steps count"
-
-
-def test_a_cut_run_is_the_window(diagnosis):
-  run = diagnosis.run
-  part = diagnose(cut(run, 200))
-  assert part.selected.size == 60 and part.step_time.mean == pytest.approx(
-      diagnosis.totals.per_step["step"][200:].mean())
-
-
-def test_places_say_which_ranks_a_process_has(diagnosis):
-  place = Locality(process=1, hostname="host1", cpu=Cpu(online="0-3", allowed="0-1"),
-                   devices=(Device(kind="cpu"),))
-  run = dataclasses.replace(diagnosis.run, locality=(place,))
-  found = places(dataclasses.replace(diagnosis, run=run))
-  assert [row["host"] for row in found["hosts"]] == ["host0", "host1"]
-  assert sorted(rank for row in found["hosts"] for rank in row["ranks"]) == list(range(6))
-  late_host = next(row for row in found["hosts"] if 4 in row["ranks"])
-  lateness = diagnosis.lateness.mean
-  assert late_host["latest_rank"] == 4
-  assert late_host["lateness"] == pytest.approx(np.mean([lateness[r] for r in late_host["ranks"]]))
-  lines = [line["text"] for line in found["trees"][0]["below"]]
-  own = np.flatnonzero(run.process_of_rank == 1).tolist()
-  assert f"process 1: CPUs 0-1, 1 × cpu, ranks {', '.join(map(str, own))}" in lines
 
 
 def test_everything_is_plain_and_bounded(whole):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.diagnosis import tcp
-from jaxpace.diagnosis.counters import median_per_window, per_step, per_window
+from jaxpace.diagnosis.counters import per_step, per_window
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.findings import CONTENTION
 from jaxpace.diagnosis.selected_steps import count_steps
@@ -228,25 +228,3 @@ def sampled(run, trips, name="tcp_rtt_ns"):
   return dataclasses.replace(run,
                              host_samples=samples._replace(
                                  columns={**samples.columns, name: values}))
-
-
-def test_round_trips_by_window_and_by_process():
-  run, _ = run_of(job())
-  selected = count_steps(run)
-  edges = per_window(run, selected, "tcp_busy_ns", 5)[0]
-  assert median_per_window(run, selected, "tcp_rtt_ns", edges) == {}
-  run = sampled(run, lambda process, at: (1e-3 * (process + 1) + at)
-                * (100 if round(15 * at) % 3 == 0 else 1))
-  found = median_per_window(run, selected, "tcp_rtt_ns", edges)
-  assert sorted(found) == [0, 1, 2, 3]
-  steps = np.flatnonzero(selected.block >= 0)
-  for process, medians in found.items():
-    own = run.host_samples.of(process)
-    exits = run.collectives[-1].exit_ns[2 * process]
-    at = [exits[steps[np.flatnonzero(selected.block[steps] >= edge)[0]]] if edge < selected.blocks
-          else exits[steps[-1]]
-          for edge in edges]
-    for i, value in enumerate(medians):
-      inside = own.columns["tcp_rtt_ns"][(own.time_ns > at[i]) & (own.time_ns <= at[i + 1])]
-      middle = sorted(inside)[(inside.size - 1) // 2:inside.size // 2 + 1]
-      assert value == sum(middle) / len(middle)

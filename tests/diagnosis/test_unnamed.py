@@ -131,17 +131,6 @@ def test_steps_that_hold_half_of_the_waiting_are_named():
   assert {100, len(named), diagnosis.selected.size} <= {*numbers(note)}
 
 
-def test_waiting_spread_over_the_steps_is_not_said_to_come_from_few():
-  random = np.random.default_rng(1)
-  gap = 0.1 + random.exponential(0.9, (RANKS, STEPS))
-  compute = 10 * np.ones((RANKS, STEPS))
-  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
-  diagnosis = diagnose(run)
-  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.UNNAMED_WAITING
-  note = only(diagnosis.notes, Note.WAITING_FOR)
-  assert 100 in numbers(note) and numbers(note)[-1] == diagnosis.selected.size, "no steps are named"
-
-
 def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
   run = paused(0.0, [], None)
   run = dataclasses.replace(run, collectives=tuple(

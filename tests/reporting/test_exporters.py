@@ -151,17 +151,6 @@ def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
     urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=1)
 
 
-def test_a_port_that_is_taken_is_passed_over():
-  with socket.socket() as taken:
-    taken.bind(("127.0.0.1", 0))
-    taken.listen()
-    port = taken.getsockname()[1]
-    exporter = Prometheus(port=port)
-    exporter.export(*made_up())
-    assert port < exporter.port < port + 64
-    exporter.close()
-
-
 IDLE = """
 import pathlib, resource, sys, threading, time, urllib.request
 from jaxpace.reporting.exporters import Prometheus

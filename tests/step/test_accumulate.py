@@ -3,6 +3,7 @@
 import functools
 import re
 
+import chex
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -80,10 +81,7 @@ def compiled(check_vma=True, dropout=False, **settings):
 
 
 def close(found, wanted, tolerance=3e-6):
-  assert jax.tree.structure(found) == jax.tree.structure(wanted)
-  for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-    np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32),
-                               rtol=tolerance * 10, atol=tolerance)
+  chex.assert_trees_all_close(found, wanted, rtol=tolerance * 10, atol=tolerance)
 
 
 def of(*counts):
