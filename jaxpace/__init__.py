@@ -32,6 +32,7 @@ if TYPE_CHECKING:
   from jaxpace.live.housekeeping.keeper import Housekeeper as Housekeeper
   from jaxpace.live.probe.links import probe_links as probe_links
   from jaxpace.live.profiler.recorder import ProfiledRecorder as ProfiledRecorder
+  from jaxpace.live.shares import shares as shares
   from jaxpace.live.watchdog.watchdog import Watchdog as Watchdog
   from jaxpace.step.accumulate import accumulate as accumulate
   from jaxpace.step.instrument import instrument as instrument
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
   from jaxpace.step.pieces import psum as psum
   from jaxpace.step.restoring import pace_target as pace_target
   from jaxpace.step.restoring import restore_pace as restore_pace
-  from jaxpace.step.shares import shares as shares
   from jaxpace.trace.observed import observed as observed
   from jaxpace.trace.recorded import recorded as recorded
   from jaxpace.trace.recorder import Recorder as Recorder
@@ -84,7 +84,7 @@ _HOMES = {
     "restore_pace": "step.restoring",
     "share_by_speed": "coordination.balancer",
     "share_work": "coordination.share_work",
-    "shares": "step.shares",
+    "shares": "live.shares",
     "spec": "step.instrument",
     "steerable": "coordination.steer",
     "take_turns": "coordination.take_turns",

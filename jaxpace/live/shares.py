@@ -4,6 +4,7 @@ speed."""
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -12,29 +13,44 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.coordination.balancer import TOTAL
+from jaxpace.coordination.balancer import TOTAL, share_by_speed
 from jaxpace.coordination.data_order import DataOrder
 from jaxpace.coordination.share_work import SharedWork, found
 from jaxpace.core import fields, own_context, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
+from jaxpace.core.recordable import Marked, marked_of
+from jaxpace.core.types import Balancer
+from jaxpace.live.speeds import SharedCounts, ShareState
 from jaxpace.step import checks
 
 
 def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, capacity: int,
-           axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True) -> Shares:
-  """Says, step by step, which micro-batches of the global batch this process loads, by the counts
-  in the pace state.
+           axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True,
+           balancer: Balancer | None = None) -> Shares:
+  """Says, step by step, which micro-batches of the global batch this process loads.
 
+  Of an observed step by what its ranks' speeds have shown:
+
+      step = jaxpace.observe(jax.jit(train_step))
       feed = jaxpace.shares(mesh, examples=len(source), size=8, total_micro_batches=32,
                             capacity=16)
       for _ in range(steps):
+        share = feed.next(step)
+        state, loss = step(state, share.batch(source), share.counts)
+
+  Every process reads in its own ring how long its devices were busy. Every fourth step a small
+  program beside the step gathers that, and all processes ask the balancer on the same numbers: all
+  change their counts at one step. `feed.state()` belongs into a checkpoint, `feed.restore(state)`
+  goes on from it. Of an instrumented step with `jaxpace.share_work` the counts are in the pace
+  state:
+
         share = feed.next(pace)
         pace, (state, loss) = step(pace, state, share.batch(source), share.counts)
 
-  Every example is trained on once an epoch, whatever changes when (`DataOrder`); a restart goes on
-  at the step that the restored pace state says. `next` never waits for the step under way: a step's
-  counts were decided two steps before it.
+  Every example is trained on once an epoch, whatever changes when (`DataOrder`). `next` never waits
+  for the step under way: of an instrumented step counts were decided two steps before it, of an
+  observed one four to eight.
 
   Args:
     mesh: of the step.
@@ -45,6 +61,7 @@ def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, ca
     axis_name: the data axis of the mesh, or several.
     seed: of the shuffling, the same on every process.
     shuffle: whether each epoch has an order of its own.
+    balancer: of an observed step; `jaxpace.share_by_speed` by default.
 
   Raises:
     ValueError: an argument is out of range, or the mesh has no such axis.
@@ -59,7 +76,12 @@ def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, ca
   if ranks * room < total_micro_batches:
     raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} "
                      f"micro-batches, and total_micro_batches={total_micro_batches}.")
-  return Shares(mesh, names, order, room)
+  chosen = share_by_speed(total_micro_batches, room) if balancer is None else balancer
+  if not isinstance(chosen, Balancer) or chosen.micro_batches != total_micro_batches:
+    raise ValueError(f"balancer={chosen!r:.60} must be a Balancer of total_micro_batches="
+                     f"{total_micro_batches}, such as jaxpace.share_by_speed("
+                     f"{total_micro_batches}, capacity={room}); or leave it out.")
+  return Shares(mesh, names, order, room, chosen)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,30 +184,37 @@ def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
 class Shares:
   """Made by `shares`."""
 
-  def __init__(self, mesh: Mesh, names: tuple[str, ...], order: DataOrder, capacity: int):
+  def __init__(self, mesh: Mesh, names: tuple[str, ...], order: DataOrder, capacity: int,
+               balancer: Balancer):
     self.order, self.capacity = order, capacity
     self.sharding = NamedSharding(mesh, PartitionSpec(names if len(names) > 1 else names[0]))
     sizes = [mesh.shape[name] for name in names]
     self._ranks = int(np.prod(sizes))
     axes = [mesh.axis_names.index(name) for name in names]
-    mine = {int(np.ravel_multi_index([place[axis] for axis in axes], sizes))
-            for place, device in np.ndenumerate(mesh.devices)
-            if device.process_index == jax.process_index()}
-    self.ranks = tuple(sorted(mine))
+    of_device = np.array([np.ravel_multi_index([place[axis] for axis in axes], sizes)
+                          for place in np.ndindex(mesh.devices.shape)]).reshape(mesh.devices.shape)
+    self.ranks = tuple(sorted({int(of_device[place])
+                               for place, device in np.ndenumerate(mesh.devices)
+                               if device.process_index == jax.process_index()}))
+    self._by_speed: SharedCounts | None = None
+    self._made = functools.partial(SharedCounts, mesh, of_device, balancer, capacity)
     self._step: int | None = None
     self._ahead: Callable[[], SharedWork] | None = None
 
-  def next(self, pace: PaceState) -> Share:
+  def next(self, pace: Any) -> Share:
     """Returns what to load for the step that is about to be dispatched. Once a step, on every
     process.
 
     Args:
-      pace: the pace state that the step will be given; it may be donated to it afterwards.
+      pace: the observed step, or what `jaxpace.recorded` made of it; of an instrumented one the
+        pace state that it will be given, which may be donated to it afterwards.
 
     Raises:
-      ValueError: the step shares out no work, or its counts are of another mesh or another global
-        batch.
+      ValueError: the step is not observed, it shares out no work, or its counts are of another mesh
+        or another global batch.
     """
+    if callable(pace):
+      return self.share(*self._shared().next(_observed(pace)))
     checks.is_pace(pace)
     later = _copied(pace)
     if self._step is None or self._ahead is None:
@@ -216,14 +245,45 @@ class Shares:
     numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)
     return Share(step, counts, self.ranks, numbers, self.capacity, self.sharding, self.order.size)
 
-  def drawn(self, pace: PaceState) -> int:
+  def state(self) -> ShareState:
+    """Returns what a checkpoint of an observed step needs: the next step, its counts, and what the
+    balancer knows; the same on all processes."""
+    return self._shared().state
+
+  def restore(self, state: ShareState) -> None:
+    """Goes on from what `state` returned, before the first step. Of another number of ranks only
+    the number of the step is taken: counts begin evenly.
+
+    Args:
+      state: a `ShareState`, or the tuple of its four that a checkpoint made of it.
+    """
+    self._shared().restore(state)
+
+  def _shared(self) -> SharedCounts:
+    if self._by_speed is None:
+      self._by_speed = self._made()
+    return self._by_speed
+
+  def drawn(self, pace: PaceState | None = None) -> int:
     """Returns how many examples this process's ranks have been given before the next step: to skip
     in a restart.
 
     Of jobs whose number of ranks did not change. Waits for the step under way.
+
+    Args:
+      pace: the pace state of an instrumented step; nothing of an observed one.
     """
-    ran = np.asarray(_copied(pace)().ran)
+    ran = np.asarray(self.state().ran if pace is None else _copied(pace)().ran)
     return int(ran[list(self.ranks)].astype(np.int64).sum()) * self.order.size
+
+
+def _observed(step: Any) -> Marked:
+  found = marked_of(step) or marked_of(getattr(step, "step", None))
+  if found is None:
+    raise ValueError(f"feed.next needs to see how long ranks are busy, and {step!r:.60} is not "
+                     "observed: give it step = jaxpace.observe(jax.jit(train_step)), or the pace "
+                     "state of an instrumented step.")
+  return found
 
 
 def _copied(pace: PaceState) -> Callable[[], SharedWork]:

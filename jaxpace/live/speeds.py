@@ -1,0 +1,297 @@
+"""How long devices were busy in each call of an observed step, and what all ranks know of it.
+
+Every process reads its own devices' busy times from the ring on the host. Every few steps a small
+compiled program beside the step gathers them on all processes; nobody waits for it, and its result
+is read a round later. The step's own program stays as it is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxpace.coordination.apportion import even
+from jaxpace.core import own_context
+from jaxpace.core.recordable import Marked
+from jaxpace.core.types import Balancer, Observation
+from jaxpace.execution import marks
+from jaxpace.trace.marks.collect import Collector
+from jaxpace.trace.marks.executions import Executions
+from jaxpace.trace.marks.occurrences import occurrences
+from jaxpace.trace.marks.sums import exposed
+
+_LOG = logging.getLogger("jaxpace")
+EVERY = 4
+"""Steps from one exchange to the next."""
+_PATIENCE = 60.0
+"""Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
+_MOMENT = 1e-3
+_ALL = 1 << 62
+_NAN = np.float32(np.nan)
+
+
+class BusyTimes:
+  """What the ring shows of an observed step's calls on this process's devices. Belongs to one
+  thread."""
+
+  def __init__(self, step: Marked, devices: Sequence[jax.Device]):
+    """Begins with what is written from now on; `devices` are this process's that run the step."""
+    self._step, self._collector = step, Collector()
+    lane_of = {device: lane for lane, device in enumerate(self._collector.devices)}
+    self._lanes = [lane_of[device.id] for device in devices]
+    # By device and program: executions that have started so far, as far as they were read.
+    self._started = [{number: marks.executions(lane, number) for number in step.runs}
+                     for lane in self._lanes]
+    self._busy: list[dict[int, float]] = [{} for _ in devices]
+    self._latest = [-1] * len(self._lanes)
+    self._patience = _PATIENCE
+
+  def of(self, calls: Sequence[int | None]) -> np.ndarray:
+    """Returns how long each device was busy in these calls, and waits until they are over.
+
+    Busy is what an execution takes less what it waits in collectives.
+
+    Args:
+      calls: numbers of calls of the step, rising; None for one that nothing is known of.
+
+    Returns:
+      [devices, calls] float32 s; NaN where not known.
+    """
+    wanted = [call for call in calls if call is not None]
+    until = time.monotonic() + self._patience
+    self._read()
+    while wanted and min(self._latest) < wanted[-1]:
+      if time.monotonic() > until:
+        # Their timestamps don't come: never waited for again.
+        self._patience = 0.0
+        break
+      time.sleep(_MOMENT)
+      self._read()
+    found = np.array([[_NAN if call is None else own.get(call, _NAN) for call in calls]
+                      for own in self._busy], np.float32)
+    for own in self._busy:
+      for call in [call for call in own if wanted and call <= wanted[-1]]:
+        del own[call]
+    return found
+
+  def _read(self) -> None:
+    self._collector.collect(lambda: self._step.runs)
+    programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
+    for place, (lane, started) in enumerate(zip(self._lanes, self._started, strict=True)):
+      ended = []
+      for number in self._step.runs:
+        ran = self._collector.take(lane, number, _ALL)
+        busy = busy_seconds(ran, programs[number].collectives)
+        ended += [(int(start), number, int(at), float(seconds)) for start, at, seconds in zip(
+            ran.start_ns, ran.number, busy, strict=True)]
+      for _, number, at, seconds in sorted(ended):
+        # The k-th execution of any of the step's programs is of the k-th call.
+        call = at + sum(count for other, count in started.items() if other != number)
+        started[number] = at + 1
+        self._busy[place][call], self._latest[place] = seconds, call
+
+
+def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
+  """Returns how long executions took, less the time that they waited in collectives.
+
+  Args:
+    ran: n executions of a program on one device.
+    collectives: the program's.
+
+  Returns:
+    [n] float64 s.
+  """
+  each = occurrences(ran, collectives)
+  order, begin, end = exposed(each.execution, each.enter_ns, each.exit_ns)
+  waited = np.bincount(each.execution[order], end - begin, len(ran.number))
+  return (ran.end_ns - ran.start_ns - waited) * 1e-9
+
+
+class Gathered:
+  """Gathers numbers of all devices of a mesh on every process, by a program that nobody waits
+  for."""
+
+  def __init__(self, mesh: Mesh, numbers: int):
+    """Compiles the program; `numbers` are those of each device."""
+    # A mesh of its own: the step's may have axes that are explicit.
+    self._mesh = Mesh(mesh.devices.reshape(-1), ("devices",), axis_types=(AxisType.Auto,))
+    self._own = [device for device in self._mesh.devices
+                 if device.process_index == jax.process_index()]
+    self._alone = len(self._own) == self._mesh.size
+    self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
+    self._sent: Any = None
+    if not self._alone:
+      shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
+      with own_context.on(self._mesh):
+        self._program = jax.jit(jnp.copy, out_shardings=NamedSharding(
+            self._mesh, PartitionSpec())).lower(shape).compile()
+
+  @property
+  def own(self) -> list[jax.Device]:
+    """This process's devices, in the order of their rows."""
+    return self._own
+
+  def send(self, rows: np.ndarray) -> None:
+    """Begins to gather; every process of the mesh calls it. [own devices, n] float32."""
+    if self._alone:
+      self._sent = rows
+      return
+    with own_context.on(self._mesh):
+      parts = [jax.device_put(row[None], device)
+               for row, device in zip(rows, self._own, strict=True)]
+      whole = jax.make_array_from_single_device_arrays(
+          (self._mesh.size, rows.shape[1]), self._split, parts)
+      self._sent = self._program(whole)
+      self._sent.copy_to_host_async()
+
+  def received(self) -> np.ndarray | None:
+    """Returns what was sent last, [devices of the mesh, n] float32, the same on all processes; None
+    where nothing was. Once."""
+    sent, self._sent = self._sent, None
+    return own_context.fetch(sent.addressable_data(0)) if isinstance(sent, jax.Array) else sent
+
+
+class ShareState(NamedTuple):
+  """What a checkpoint holds of work that is shared by speed. R ranks; the same on all processes."""
+
+  step: np.ndarray  # [] int64, number of the next step
+  counts: np.ndarray  # [R] int32, micro-batches of each rank in it
+  ran: np.ndarray  # [R] int64, micro-batches that each rank has been given so far
+  balancer: Any  # the balancer's
+
+
+class SharedCounts:
+  """The counts of each step of an observed step: decided every fourth step, alike on all ranks."""
+
+  def __init__(self, mesh: Mesh, ranks: np.ndarray, balancer: Balancer, capacity: int):
+    """Begins evenly, at step 0; `ranks` is the rank along the data axis of each device of the
+    mesh."""
+    self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
+    self._count = int(ranks.max()) + 1
+    self._gathered = Gathered(mesh, EVERY)
+    self._busy: BusyTimes | None = None
+    self._warned = False
+    self.state = self._fresh(0)
+    # Now, not in the middle of the job: compiling takes seconds.
+    ran = np.stack([self.state.counts] * EVERY)
+    with own_context.on(None):
+      self._update = jax.jit(self._updates).lower(
+          np.arange(EVERY, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
+          self.state.counts, self.state.balancer).compile()
+    # Of the last steps: the number of the call, and the counts.
+    self._recent: dict[int, tuple[int, np.ndarray]] = {}
+    # Of what was sent: the first step, and the counts of each.
+    self._pending: tuple[int, np.ndarray] | None = None
+
+  def _fresh(self, step: int) -> ShareState:
+    with own_context.on(None):
+      inner = jax.tree.map(np.asarray, self._balancer.init(self._count))
+    counts = np.asarray(even(self._balancer.micro_batches, self._count), np.int32)
+    return ShareState(np.asarray(step), counts, np.zeros(self._count, np.int64), inner)
+
+  def restore(self, state: ShareState) -> None:
+    """Goes on from a checkpoint; of another number of ranks only the step is kept."""
+    state = ShareState(*state)
+    self._recent, self._pending = {}, None
+    step = int(np.asarray(state.step))
+    fresh = self._fresh(step)
+    same = np.shape(state.counts) == (self._count,) and self._sound(np.asarray(state.counts))
+    self.state = fresh if not same else ShareState(
+        np.asarray(step), np.asarray(state.counts, np.int32), np.asarray(state.ran, np.int64),
+        jax.tree.unflatten(jax.tree.structure(fresh.balancer),
+                           [np.asarray(leaf) for leaf in jax.tree.leaves(state.balancer)]))
+
+  def next(self, step: Marked) -> tuple[int, np.ndarray]:
+    """Returns the number and the counts of the step that is about to be called."""
+    number = int(self.state.step)
+    if self._busy is None:
+      self._busy = BusyTimes(step, self._gathered.own)
+    if number % EVERY == 0:
+      self._exchange(number)
+    counts = self.state.counts
+    self._recent[number] = step.calls, counts
+    self.state = self.state._replace(step=np.asarray(number + 1), ran=self.state.ran + counts)
+    return number, counts
+
+  def _exchange(self, number: int) -> None:
+    """Takes in what was gathered, and has the next steps' busy times gathered."""
+    rows = self._gathered.received()
+    if rows is not None and self._pending is not None:
+      self._decide(self.by_rank(rows), *self._pending)
+    # Steps that were dispatched later may be under way.
+    first = number - 2 * EVERY
+    numbers = range(first, first + EVERY)
+    if first < 0:
+      return
+    ran = [self._recent.get(each) for each in (*numbers, first + EVERY)]
+    for each in numbers:
+      self._recent.pop(each, None)
+    # A call that ran without timestamps has counted no further.
+    calls = [one[0] if one and after and one[0] < after[0] else None
+             for one, after in itertools.pairwise(ran)]
+    self._pending = first, np.stack([self.state.counts if one is None else one[1]
+                                     for one in ran[:-1]])
+    self._gathered.send(self._own_rows(calls))
+
+  def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
+    """[own devices, calls] float32 s; NaN where nothing is known, whatever went wrong."""
+    try:
+      assert self._busy is not None, "made before the first exchange"
+      return self._busy.of(calls)
+    except Exception:
+      _LOG.debug("shares", exc_info=True)
+      return np.full((len(self._gathered.own), len(calls)), _NAN, np.float32)
+
+  def by_rank(self, rows: np.ndarray) -> np.ndarray:
+    """The longest of each rank's devices, NaN if one is not known: [devices, steps] -> [steps,
+    R]."""
+    return np.stack([rows[self._ranks == rank].max(axis=0) for rank in range(self._count)], axis=1)
+
+  def _decide(self, busy: np.ndarray, first: int, ran: np.ndarray) -> None:
+    """Asks the balancer, step by step, and takes its counts if they can be."""
+    steps = np.arange(first, first + len(ran), dtype=np.int32)
+    with own_context.on(None):
+      counts, inner = jax.tree.map(np.asarray, self._update(
+          steps, busy, ran, self.state.counts, self.state.balancer))
+    if self._sound(counts):
+      self.state = self.state._replace(counts=counts, balancer=inner)
+      return
+    self.state = self.state._replace(balancer=inner)
+    if not self._warned:
+      self._warned = True
+      _LOG.warning("The balancer asks for counts of %s, which do not add up to %d with at most %d "
+                   "each: the counts stay.", counts.tolist(), self._balancer.micro_batches,
+                   self._capacity)
+
+  def _sound(self, counts: np.ndarray) -> bool:
+    return bool(counts.shape == (self._count,) and counts.min() >= 0
+                and counts.max() <= self._capacity
+                and counts.sum() == self._balancer.micro_batches)
+
+  def _updates(self, steps: jax.Array, busy: jax.Array, ran: jax.Array, counts: jax.Array,
+               state: Any) -> tuple[jax.Array, Any]:
+    """The balancer's `update` on each of some steps: [steps], [steps, R], [steps, R], [R]."""
+    unknown, none = jnp.float32(_NAN), jnp.full((1,), _NAN)
+
+    def one(carried: Any, seen: Any) -> tuple[Any, None]:
+      counts, state = carried
+      step, times, ran = seen
+      # Steps that ran older counts say nothing of these.
+      times = jnp.where(jnp.all(ran == counts), times, unknown)
+      after = self._balancer.update(Observation(
+          step=step, rank=jnp.int32(0), arrivals=times, delays=jnp.zeros_like(times), waits=none,
+          step_time=unknown, job_step_time=unknown, job_transfers=none, counts=ran), state)
+      return (jnp.asarray(after[0], jnp.int32), after[1]), None
+
+    return jax.lax.scan(one, (counts, state), (steps, busy, ran))[0]
+
+
+__all__ = ["EVERY", "BusyTimes", "Gathered", "ShareState", "SharedCounts", "busy_seconds"]

@@ -1,0 +1,148 @@
+"""Counts of an observed step: what ranks are busy with is read in the ring, and all change at one
+step."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.core.observed import ObservedCollective
+from jaxpace.execution import marks
+from jaxpace.live.speeds import busy_seconds
+from jaxpace.trace.marks.executions import Executions
+from tests.multiprocess import jobs
+from tests.step.running import mesh_of
+
+RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
+SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32),
+          "number": np.arange(EXAMPLES, dtype=np.int32)}
+EVEN, TURNS = [2, 2, 2, 2], [[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]]
+
+
+def loss_fn(w, micro_batch):
+  # Which examples have been trained on, by their numbers.
+  seen = jnp.zeros((EXAMPLES,), jnp.int32).at[micro_batch["number"]].add(1)
+  return jnp.sum(micro_batch["x"] * w), jnp.float32(SIZE), seen
+
+
+def turning():
+  """Other counts after every second step in which every rank was seen to be busy."""
+
+  def update(observation, turn):
+    turn = turn + jnp.all(observation.arrivals > 0).astype(jnp.int32)
+    return jnp.array(TURNS, jnp.int32)[turn // 2 % 4], turn
+
+  return jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL)
+
+
+class Job:
+  """A step that is jitted as a whole, and what it has been fed with."""
+
+  def __init__(self, **settings):
+    self.mesh = mesh_of(data=RANKS)
+
+    def train(w, batch, counts):
+      (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True,
+                                            mesh=self.mesh)
+      return w - grads, seen
+
+    self.step, self.w = jaxpace.observe(jax.jit(train)), jnp.float32(0)
+    self.feed, self.ran = self.fed(**settings), []
+    self.seen = np.zeros(EXAMPLES, int)
+
+  def fed(self, **settings):
+    return jaxpace.shares(**{"mesh": self.mesh, "examples": EXAMPLES, "size": SIZE, "seed": 2,
+                             "total_micro_batches": TOTAL, "capacity": CAPACITY,
+                             "balancer": turning()} | settings)
+
+  def run(self, steps):
+    for _ in range(steps):
+      share = self.feed.next(self.step)
+      self.w, seen = self.step(self.w, share.batch(SOURCE), share.counts)
+      self.ran.append(share.counts.tolist())
+      self.seen += np.asarray(seen)
+
+
+def test_each_example_once_an_epoch_across_changes_and_a_restart():
+  job = Job()
+  job.run(18)
+  kept = jax.tree.map(np.copy, tuple(job.feed.state()))
+  job.feed = job.fed()
+  job.feed.restore(kept)
+  job.run(12)
+  # Steps 0 to 3 are gathered before step 8, and answered before step 12. Steps with older counts
+  # say nothing, and what was on its way at the restart is gone.
+  assert job.ran == [EVEN] * 12 + [TURNS[1]] * 16 + [TURNS[2]] * 2
+  assert job.seen.tolist() == [10] * EXAMPLES, "30 steps of 16 are ten epochs of 48"
+  assert job.feed.drawn() == 30 * TOTAL * SIZE
+  assert int(job.feed.state().step) == 30
+
+
+def test_a_restart_on_other_ranks_goes_on_at_the_step_with_even_counts():
+  job = Job()
+  job.feed.restore((np.asarray(7), np.array([7, 1], np.int32), np.array([49, 7]), np.int32(3)))
+  job.run(1)
+  assert job.ran == [EVEN] and int(job.feed.state().step) == 8
+  assert job.feed.state().balancer == 0
+
+
+def test_counts_that_cannot_be_stay_as_they_were(caplog):
+  def update(observation, state):
+    return jnp.array([9, -1, 0, 1], jnp.int32), state
+
+  nonsense = jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL)
+  job = Job(balancer=nonsense)
+  job.run(17)
+  assert job.ran == [EVEN] * 17
+  assert [record.message[:36] for record in caplog.records] == [
+      "The balancer asks for counts of [9, "]
+
+
+def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
+  monkeypatch.setattr(marks, "unavailable", lambda clock="auto": "There is no clock.")
+  job = Job()
+  job.run(17)
+  assert job.ran == [EVEN] * 17 and job.step.calls == 0
+
+
+def test_a_step_that_is_not_observed_is_refused():
+  job = Job()
+  with pytest.raises(ValueError, match="is not observed: give it step = jaxpace.observe"):
+    job.feed.next(job.step.jitted)
+  with pytest.raises(ValueError, match="must be a Balancer of total_micro_batches=8"):
+    job.fed(balancer=jaxpace.share_by_speed(16, capacity=8))
+
+
+def collective(index, enter, leave):
+  return ObservedCollective(
+      index=index, name=f"all-reduce.{index}", kind="all-reduce", bytes=4, operands=1,
+      dtypes=("float32",), axes=("data",), groups=((0, 1),), pairs=(), phase="update", loops=(),
+      source=None, operation=None, enter_tags=(enter,), exit_tags=(leave,))
+
+
+def test_busy_is_what_lies_outside_of_collectives():
+  # The second execution's collectives overlap from 130 to 140.
+  events = [(0, 2, 20), (0, 3, 50), (1, 2, 120), (1, 4, 130), (1, 3, 140), (1, 5, 170)]
+  of, tag, ns = (np.array(column) for column in zip(*events, strict=True))
+  ran = Executions(np.array([7, 8]), np.array([10, 100]), np.array([60, 200]), of,
+                   tag.astype(np.uint32), ns)
+  busy = busy_seconds(ran, [collective(0, 2, 3), collective(1, 4, 5)])
+  np.testing.assert_allclose(busy, [20e-9, 50e-9])
+
+
+@pytest.mark.long
+def test_two_processes_change_to_the_same_counts_at_the_same_step():
+  address = f"127.0.0.1:{jobs.free_high_port()}"
+  worker = pathlib.Path(jobs.__file__).with_name("shares_worker.py")
+  found = jobs.run(worker, [
+      jobs.clean_environment(ADDRESS=address, INDEX=str(index),
+                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
+      for index in range(2)])
+  assert [status for status, _ in found] == [0, 0], found
+  one, other = (jobs.facts(output) for _, output in found)
+  assert one == other
+  assert one["counts"][:12] == [EVEN] * 12 and one["counts"][12] != EVEN
+  assert one["trained"] == [10] * EXAMPLES
