@@ -24,9 +24,7 @@ from jaxpace.core.recordable import Marked
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.execution import marks
 from jaxpace.trace.marks.collect import Collector
-from jaxpace.trace.marks.executions import Executions
-from jaxpace.trace.marks.occurrences import occurrences
-from jaxpace.trace.marks.sums import exposed
+from jaxpace.trace.marks.executions import Executions, exposed, occurrences
 
 _LOG = logging.getLogger("jaxpace")
 EVERY = 4
