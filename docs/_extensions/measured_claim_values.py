@@ -88,6 +88,11 @@ def what_if(figures: Any) -> list[str]:
   return [f"{error['p95_abs']:.1f}" for error in errors]
 
 
+def what_if_and_twins(figures: Any) -> list[str]:
+  errors = figures["judged"]["all"]["what_if_error_percent"]
+  return [f"{errors[name]['p95_abs']:.1f}" for name in ("twins", "twin", "same_run")]
+
+
 def controls(figures: Any) -> list[str]:
   judged = figures["judged"]["all"]
   return [str(len(judged["controls_with_findings"])), str(judged["controls"])]

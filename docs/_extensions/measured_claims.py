@@ -64,6 +64,15 @@ CLAIMS = (
           lambda f: [value for values in read.latest(f, read.median_and_worst)
                      for value in values]),
     Claim(HOW_SURE, "fault_lab_seed7.md) by {} and {} %", _BUSY, read.median_and_worst),
+    Claim(HOW_SURE, "differ by {} % at the 95th percentile, what-if and twin by {}, what-if and "
+                    "the same run without what the injectors' clocks say by {};",
+          "fault_lab_seed21.json", read.what_if_and_twins),
+    Claim(HOW_SURE, "[22](measurements/fault_lab_seed22.md) by {}, {} and {} %.",
+          "fault_lab_seed22.json", read.what_if_and_twins),
+    Claim(HOW_SURE, "macro-F1 is {} where `record()` and `measure` give {}, and {} of {} are "
+                    "blamed rightly instead of {} of {}.", "fault_lab_seed23.json",
+          lambda f: [read.f1(f, "unchanged, all"), read.f1(f, "all"),
+                     *read.blamed(f, "unchanged, all"), *read.blamed(f, "all")]),
     Claim(README, "a data-parallel step takes {} and {} longer. One with FSDP, scan and remat "
                   "takes {} and {}: our aims (2 % of 5 ms, 1 % of 20 ms, whole interval) are met "
                   "by {} of the four", "observed_overhead.json",

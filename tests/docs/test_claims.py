@@ -18,7 +18,7 @@ SECTIONS = {"README.md": ("## What you get", "## What it costs"),
 NOT_MEASURED = {
     "README.md": {"0.5 %", "1 %", "5 %", "13 %", "30 %"},
     "docs/when_not.md": {"20 ms", "50 ms", "0.5 %"},
-    "docs/how_sure.md": {"1 to 50 ms", "5 %"}}
+    "docs/how_sure.md": {"1 to 50 ms", "5 %", "20 %"}}
 """Aims, sizes that were chosen, and bounds that hold by construction."""
 
 
