@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
@@ -92,13 +91,9 @@ def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
   """Measures the links of the job that this process was started in."""
   from jaxpace.live.probe.links import probe_links
 
-  def progress(done: int, rounds: int) -> None:
-    if first and sys.stderr.isatty():
-      print(f"\r  round {done} of {rounds}", end="\n" if done == rounds else "", file=sys.stderr,
-            flush=True)
-
   return probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
-                     seconds=args.seconds, progress=progress)
+                     seconds=args.seconds,
+                     progress=args.progress.counting("Probing") if first else None)
 
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
@@ -113,7 +108,8 @@ def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
   for group in groups:
     by_kind = {}
     for kind in args.kinds:
-      say = _progress(f"{group.level}, {len(group.members[0])} ranks, {kind}") if first else None
+      what = f"{group.level}, {len(group.members[0])} ranks, {kind}"
+      say = args.progress.counting(what) if first else None
       try:
         measured = measure(kind, group, sizes, args.repeats, devices, say)
       except jax.errors.JaxRuntimeError as error:
@@ -136,15 +132,6 @@ def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
            "devices": len(devices), "processes": jax.process_count(), "hosts": len(set(hosts)),
            "algorithm": args.algorithm}
   return to_json(results, facts, notes)
-
-
-def _progress(what: str) -> Any:
-  def say(done: int, total: int) -> None:
-    if done == total or sys.stderr.isatty():
-      end = "\n" if done == total else ""
-      start = "\r\x1b[K" if sys.stderr.isatty() else ""
-      print(f"{start}{what}: {done} of {total} sizes", end=end, file=sys.stderr, flush=True)
-  return say
 
 
 def _text(document: dict[str, Any]) -> str:

@@ -146,7 +146,7 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
   """The report; and the page and timelines that were asked for are written beside it."""
   from jaxpace.diagnosis.report_json import to_json
   from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.terminal import render
+  from jaxpace.reporting.terminal import render, render_forecast
   from jaxpace.trace.plain_text import write_plain
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
@@ -157,7 +157,6 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
   def show() -> None:
     render(diagnosis, make_console(), args.ranks, hang)
     if found:
-      from jaxpace.reporting.forecast_table import render_forecast
       render_forecast(found, make_console())
 
   if args.html:

@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
 from jaxpace.hosts.launch.launcher import Launch, Launcher, LaunchError, find_program
-from jaxpace.reporting.refusal import refuse
+from jaxpace.reporting.console import refuse
 
 EPILOG = """\
 The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxpace.files import UserError
-from jaxpace.reporting.refusal import give_up_output, refuse
+from jaxpace.reporting.console import give_up_output, refuse
 
 
 class Answer(NamedTuple):

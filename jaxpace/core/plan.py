@@ -13,7 +13,6 @@ MarkKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
 
 FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY = (
     "forward", "backward", "sync", "update", "gap", "compute", "delay")
-BUILT_IN_PHASES = (FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +21,7 @@ class Mark:
 
   kind: MarkKind
   segment: str
-  """Phase of the time since the previous mark: one of `BUILT_IN_PHASES` or a user's.
+  """Phase of the time since the previous mark: one of those above or a user's.
 
   The segment of `start` is "gap": it begins at the previous step's `end`.
   """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import stat
 from typing import BinaryIO
 
@@ -75,14 +74,6 @@ def read_end(path: str | os.PathLike[str], most: int) -> bytes:
     file.seek(begin)
     data = file.read(most)
   return data.partition(b"\n")[2] if begin else data
-
-
-def is_regular(path: pathlib.Path) -> bool:
-  """Whether there is such a file, and it is a regular one or a link to one."""
-  try:
-    return stat.S_ISREG(path.stat().st_mode)
-  except OSError:
-    return False
 
 
 def _size(status: os.stat_result) -> int:

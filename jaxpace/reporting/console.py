@@ -1,4 +1,4 @@
-"""The terminal that commands print to."""
+"""The terminal that commands print to, and how a command ends that can't do what it was asked."""
 
 from __future__ import annotations
 
@@ -67,3 +67,19 @@ def draw_bar(share: float, width: int, encoding: str = "utf-8") -> str:
   eighths = round(share * width * 8)
   full, rest = divmod(eighths, 8)
   return ("█" * full + (_EIGHTHS[rest] if rest else "")).ljust(width)
+
+
+def refuse(command: str, sentence: str) -> int:
+  """Prints one sentence on standard error, with the command's name before it; returns the exit
+  status, 2.
+
+  A path or name in it may be anybody's: it stays text, in one line.
+  """
+  print(plain(f"jaxpace {command}: {sentence}"), file=sys.stderr)
+  return 2
+
+
+def give_up_output() -> None:
+  """Sends what is left of standard output nowhere: the interpreter would complain of it once more
+  while it ends."""
+  os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -3,7 +3,7 @@ fabric.
 
 All ranks begin together; from then on each goes to its next round when its own messages are over. A
 message takes its latency, then its bytes at the rate that max-min sharing leaves it. On a fabric
-where nothing is shared the totals are the closed forms of `jaxpace.simulation.allreduce`.
+where nothing is shared the totals are the closed forms of `jaxpace.costs.alpha_beta`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.core.fields import SettingsError
-from jaxpace.simulation.allreduce import filling
 from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.messages import Messages, Stretch, play
 from jaxpace.simulation.sharing import max_min
@@ -83,7 +82,7 @@ def double_tree(ranks: Sequence[int], size: float) -> list[MessageRound]:
   then down.
 
   Pipelined, up and down at once, in as many pieces as make it quickest:
-  `jaxpace.simulation.allreduce.filling`. (Sanders, Speck, Träff, "Two-tree algorithms for full
+  `filling`. (Sanders, Speck, Träff, "Two-tree algorithms for full
   bandwidth broadcast, reduction and scan", 2009.)
   """
   at = np.asarray(ranks)
@@ -99,6 +98,29 @@ def double_tree(ranks: Sequence[int], size: float) -> list[MessageRound]:
   depth = _bits(count)  # of an in-order tree: a test counts it
   return [MessageRound(children, parents, size / 2, hops=depth),
           MessageRound(parents, children, size / 2, hops=depth)]
+
+
+def filling(hops: int, latency: float, transfer: float) -> float:
+  """s that a pipeline up and down trees of `hops` hops takes beyond its latency on the way and its
+  bytes.
+
+  In k pieces, 3/4 ((h - 1) transfer / k + (k - 1) latency): the ways of the first piece, on which
+  links idle, and the latencies of the others, in part hidden behind one another; k is what makes it
+  least. The form is that of Sanders, Speck and Träff (2009), the factor fits pipelines played piece
+  by piece, to 5 % of the whole from 4 ranks on (docs/measurements/simulation_accuracy.md).
+
+  Args:
+    hops: h, messages from the deepest leaf to the root.
+    latency: s, of a piece on one hop.
+    transfer: s of all bytes through the busiest link.
+
+  >>> round(filling(6, 10e-6, 16e-3) * 1e3, 2), filling(1, 10e-6, 16e-3)
+  (1.33, 0.0)
+  """
+  if hops <= 1 or transfer <= 0 or latency <= 0:
+    return 0.0
+  few = max(1, int(((hops - 1) * transfer / latency) ** 0.5))
+  return 0.75 * min((hops - 1) * transfer / k + (k - 1) * latency for k in (few, few + 1))
 
 
 def hierarchical(ranks: Sequence[int], size: float, group: int) -> list[MessageRound]:

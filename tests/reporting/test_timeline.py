@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.reporting.timeline.build import build, latest
-from jaxpace.reporting.timeline.phases import pour
+from jaxpace.reporting.timeline.slices import pour
 from jaxpace.reporting.timeline.slices import text as slices_text
 from jaxpace.reporting.timeline.write import encode_chrome
 from jaxpace.trace.dense import read_bounds

@@ -9,12 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.fields import SettingsError
-from jaxpace.simulation import allreduce, schedules
+from jaxpace.costs.alpha_beta import ALL_REDUCE, DOUBLING, HALVING, RING, TREE, seconds
+from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import NONE, Fabric
 
 RATE, ALPHA, SIZE = 10e9, 5e-6, 64e6
-CLOSED = {"ring": allreduce.ring, "recursive_doubling": allreduce.recursive_doubling,
-          "halving_doubling": allreduce.halving_doubling, "double_tree": allreduce.double_tree}
+ALGORITHMS = {"ring": RING, "recursive_doubling": DOUBLING, "halving_doubling": HALVING,
+              "double_tree": TREE}
+
+
+def closed(algorithm: str, ranks: int, size: float, alpha: float, beta: float) -> float:
+  """The closed form; of the trees with what filling the pipeline takes."""
+  took = seconds(ALL_REDUCE, ALGORITHMS[algorithm], ranks, size, alpha, beta)
+  hops = ranks.bit_length() - 1
+  return took + (schedules.filling(hops, alpha, took - 2 * hops * alpha)
+                 if algorithm == "double_tree" else 0.0)
+
 
 
 def flat(ranks: int, **more: object) -> Fabric:
@@ -22,11 +32,11 @@ def flat(ranks: int, **more: object) -> Fabric:
   return Fabric(nodes=ranks, per_node=1, card_rate=RATE, rack_latency=ALPHA, **more)
 
 
-@pytest.mark.parametrize("algorithm", CLOSED)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 13, 64])
 def test_an_all_reduce_takes_what_the_closed_form_says(algorithm, ranks):
   took = schedules.load(schedules.rounds(algorithm, range(ranks), SIZE, 1), flat(ranks)).seconds
-  assert took == pytest.approx(CLOSED[algorithm](ranks, SIZE, ALPHA, 1 / RATE), rel=1e-9)
+  assert took == pytest.approx(closed(algorithm, ranks, SIZE, ALPHA, 1 / RATE), rel=1e-9)
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 16])
@@ -34,8 +44,8 @@ def test_the_hierarchical_one_takes_what_the_closed_form_says(nodes):
   fabric = Fabric(nodes=nodes, per_node=4, node_rate=200e9, card_rate=RATE, cards=4,
                   node_latency=1e-6, rack_latency=ALPHA)
   took = schedules.load(schedules.hierarchical(range(4 * nodes), SIZE, 4), fabric).seconds
-  assert (took == pytest.approx(allreduce.hierarchical(4, nodes, SIZE, (1e-6, 1 / 200e9),
-                                                       (ALPHA, 1 / RATE)), rel=1e-9))
+  assert took == pytest.approx(closed("ring", 4, SIZE, 1e-6, 1 / 200e9)
+                               + closed("ring", nodes, SIZE / 4, ALPHA, 1 / RATE), rel=1e-9)
 
 
 @given(ranks=st.integers(2, 70))
@@ -117,7 +127,7 @@ def test_steady_traffic_of_others_takes_its_share():
   busy[fabric.names().index("out card 0 of node 1")] = 0.5
   ring = schedules.ring(range(4), SIZE)
   assert (schedules.load(ring, fabric, busy).seconds
-          == pytest.approx(allreduce.ring(4, SIZE, ALPHA, 2 / RATE)))
+          == pytest.approx(closed("ring", 4, SIZE, ALPHA, 2 / RATE)))
 
 
 @given(nodes=st.integers(1, 12), per_node=st.sampled_from([1, 2, 4]), cards=st.sampled_from([1, 2]),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeVar
 
-from jaxpace.hosts.locality.described import Described, DevicePlace
 from jaxpace.hosts.locality.nics import fabric_of
+from jaxpace.hosts.locality.topology_file import Described, DevicePlace
 from jaxpace.hosts.locality.types import Gpu, Nic
 
 Card = TypeVar("Card", Gpu, Nic)

@@ -10,7 +10,6 @@ from typing import Any
 
 from jaxpace.core.fields import is_whole
 from jaxpace.hosts.locality import host, join, nics, nvml, pci, topology_file
-from jaxpace.hosts.locality.described import read_name
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
 
@@ -32,7 +31,7 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
       another root.
 
   Raises:
-    described.TopologyError: the topology file can't be read or is another document.
+    topology_file.TopologyError: the topology file can't be read or is another document.
   """
   tree = Tree(root)
   environment = (os.environ if tree.live else {}) if environment is None else environment
@@ -47,7 +46,7 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     sources.append("nvml")
   numa = host.read_numa(tree)
   joined = join.JoinedCards(gpus, found)
-  name = read_name(os.path.basename(topology or "")) or "the file"
+  name = topology_file.read_name(os.path.basename(topology or "")) or "the file"
   if described:
     joined = join.join(gpus, found, described, name, len(numa))
     if joined.ignored is None:

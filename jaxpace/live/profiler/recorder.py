@@ -130,11 +130,6 @@ class ProfiledRecorder(Recording):
     self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
     writer.set_intake(self._intake)
 
-  @property
-  def sampling(self) -> bool:
-    """Whether the profiler is in use by a session."""
-    return self._began is not None or not self._free.is_set()
-
   def record(self, result: Any, **host_columns: float) -> None:
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on
     every process.

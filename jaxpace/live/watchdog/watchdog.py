@@ -153,7 +153,6 @@ class Watchdog:
     self._compiling_since: float | None = None
     self._measured_excuse = False
     self._told: tuple[Any, ...] | None = None
-    self._last_heartbeats: dict[int, LastHeartbeat] = {}
     self._overdue_since: float | None = None
     self._reads_before = 0
 

@@ -12,8 +12,17 @@ from jaxpace.diagnosis.accounting import account, busy
 from jaxpace.diagnosis.clock_alignment import Alignment, align
 from jaxpace.diagnosis.findings import Finding
 from jaxpace.diagnosis.grouped_waits import Waits
-from jaxpace.reporting.timeline.phases import order, pour
-from jaxpace.reporting.timeline.slices import JOB, UNKNOWN, Flow, Slices, Timeline, Track, text
+from jaxpace.reporting.timeline.slices import (
+  JOB,
+  UNKNOWN,
+  Flow,
+  Slices,
+  Timeline,
+  Track,
+  order,
+  pour,
+  text,
+)
 from jaxpace.trace.dense import Bounds
 from jaxpace.trace.plain_text import plain
 from jaxpace.trace.run import MISSING, Run, cut

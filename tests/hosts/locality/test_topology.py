@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
 from jaxpace.hosts.locality.concerns import find_concerns
-from jaxpace.hosts.locality.described import Described, TopologyError, read_mask
 from jaxpace.hosts.locality.join import join
 from jaxpace.hosts.locality.nics import nearest
 from jaxpace.hosts.locality.read import read_locality
-from jaxpace.hosts.locality.topology_file import parse_topology
+from jaxpace.hosts.locality.topology_file import (
+  Described,
+  TopologyError,
+  parse_topology,
+  read_mask,
+)
 from jaxpace.hosts.locality.types import Gpu, Nic
 from tests.hosts.locality import machines, topologies
 from tests.quick import examples
