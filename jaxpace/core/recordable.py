@@ -59,10 +59,3 @@ class Marked(Recordable):
   runs: frozenset[int] = frozenset()
   """Numbers of the programs with marks of which each call dispatches one; what is compiled beside
   them, to cut arguments up say, is not among them."""
-
-  calls: int = 0
-  """Calls so far in this process that dispatched one of these: the k-th execution of any of them to
-  start on a device is of the k-th call."""
-
-  bare_calls: int = 0
-  """Calls that dispatched a program without marks: nothing is recorded of them."""

@@ -1,12 +1,21 @@
-"""Timestamps in every program with collectives that a process compiles, whoever calls it."""
+"""Timestamps where JAX compiles: in the programs of observed functions, or in every program with
+collectives of a process, whoever calls it.
+
+One handler gets all that is compiled. A call of an observed function runs in a context of JAX's
+that is a part of the key of its caches: so its programs have a place of their own there, and the
+handler learns whose they are.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 import logging
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -20,6 +29,59 @@ _NAMELESS = ("fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner")
 _lock = threading.Lock()
 _programs: tuple[ObservedProgram, ...] = ()
 """All that this process compiled with timestamps: the ring is one per process, too."""
+
+
+class Watcher(Protocol):
+  """Gets what is compiled."""
+
+  def compile(self, request: compiling.Request) -> Any:
+    """Compiles, and returns the executable."""
+
+
+_recording: Everywhere | None = None
+"""What gets the programs that are of no observed function."""
+_functions: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_tokens = itertools.count()
+
+
+def watched(function: Watcher) -> Any:
+  """Sees to it that `function` gets what is compiled in `context()` of what this returns.
+
+  Raises:
+    RuntimeError: this JAX can't be watched.
+  """
+  compiling.watch(_compile)
+  token = next(_tokens)
+  _functions[token] = function
+  return "jaxpace.observe", token
+
+
+@functools.cache
+def context() -> Any:
+  """A part of the key under which JAX keeps traced and compiled functions."""
+  return jax.make_user_context(None)
+
+
+def _compile(request: compiling.Request) -> Any:
+  """Hands a program to those whose it is."""
+  # A context is made with the first observed function: it is a part of the key of JAX's caches.
+  value = context().value if _functions else None
+  watcher: Watcher | None = _functions.get(value[1]) if isinstance(value, tuple) else None
+  watcher = watcher or _recording
+  return request.compile() if watcher is None else watcher.compile(request)
+
+
+def with_timestamps(request: compiling.Request, name: str, clock: str = "auto"
+                    ) -> program.Stamped | None:
+  """A program compiled with timestamps, by a name; None where it has no collectives.
+
+  Raises:
+    Exception: it can't have timestamps; says why.
+  """
+  if reason := marks.unavailable(clock):
+    raise RuntimeError(reason)
+  put = program.ON_STREAM if clock == "stream" else program.ON_HOST
+  return program.stamped(request, numbered, name, marks.ranks(), put)
 
 
 def add(made: ObservedProgram) -> None:
@@ -78,15 +140,19 @@ class Everywhere(Marked):
       RuntimeError: this JAX can't be watched.
     """
     self._earlier = {one.number: _executions(one.number) for one in _programs}
-    compiling.watch_all(self._compile)
+    global _recording
+    compiling.watch(_compile)
+    _recording = self
     if self.runs:
       self._begin()
 
   def stop(self) -> None:
     """Leaves what is compiled from now on alone."""
-    compiling.watch_all(None)
+    global _recording
+    if _recording is self:
+      _recording = None
 
-  def _compile(self, request: compiling.Request) -> Any:
+  def compile(self, request: compiling.Request) -> Any:
     """Compiles with timestamps what can have them, and everything else unmodified."""
     try:
       made = self._with_marks(request)
@@ -114,7 +180,7 @@ class Everywhere(Marked):
     if reason := marks.unavailable():
       self._say(f"Nothing is recorded: {reason}")
       return None
-    made = program.stamped(request, numbered, request.name, marks.ranks())
+    made = with_timestamps(request, request.name)
     if made is None or made.differences:
       return None
     add(_named(made.program))
@@ -131,10 +197,15 @@ def _executions(number: int) -> int:
   return sum(marks.executions(lane, number) for lane in range(jax.local_device_count()))
 
 
+def is_nameless(name: str) -> bool:
+  """Whether a program's name is not its function's own, as under `pmap`."""
+  return name.strip("_") in _NAMELESS
+
+
 def _named(made: ObservedProgram) -> ObservedProgram:
   """The same by a name that no other program has: what JAX calls all functions under `pmap`, and
   those without a name, gets the line of its largest collective."""
-  if made.name.strip("_") not in _NAMELESS:
+  if not is_nameless(made.name):
     return made
   largest = max((one for one in made.collectives if one.source),
                 key=lambda one: one.bytes or 0, default=None)

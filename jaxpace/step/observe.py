@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
-import itertools
 import logging
 import threading
 import time
@@ -19,9 +19,8 @@ from jaxpace.communication.partitioned import compiling, program
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
-from jaxpace.step import agreeing, comparing, everywhere
-from jaxpace.step.dispatched import Dispatched, look_of
-from jaxpace.step.jitted import check_jitted
+from jaxpace.hosts import distributed
+from jaxpace.step import comparing, everywhere
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -68,7 +67,8 @@ class DifferentError(RuntimeError):
 
 
 class Observed(Marked):
-  """An observed step; made by `observe`."""
+  """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
+  of JAX's under which its programs are compiled with timestamps."""
 
   def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different,
                clock: ObserveClock = "auto"):
@@ -83,22 +83,21 @@ class Observed(Marked):
     functools.update_wrapper(self, jitted)
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
     self.jitted = jitted
+    # The function's name; empty where it has none, as a lambda.
+    name = str(getattr(jitted, "__name__", ""))
+    self._title = name if name.isidentifier() else ""
     self.check, self.different, self.clock = bool(check), different, clock
     self.plan: ObservedPlan = ObservedPlan()
-    self._context: Any = _context()
-    # Programs with marks have a place of their own in JAX's caches.
-    self._token: Any = ("jaxpace.observe", next(_tokens))
-    self._unwatched = compiling.unavailable()
-    if self._unwatched:
-      _LOG.warning("The step runs unmodified: %s", self._unwatched)
-    else:
-      self._watching = compiling.watching(self._compile)
-    self._check_due = self.check and not self._unwatched
-    self._agreed = False
+    self._agreed = self._named = False
     self._warned: set[str] = set()
-    # By thread, while a call compiles: what came of it, and whether to warn where it is bare.
-    self._compiled: dict[int, list[tuple[ObservedProgram, bool]]] = {}
-    self._dispatched = Dispatched()
+    # None where the step runs unmodified.
+    self._token: Any = None
+    self._context = everywhere.context()
+    try:
+      self._token = everywhere.watched(self)
+    except Exception as error:
+      _LOG.warning("The step runs unmodified: %s", everywhere.in_a_line(error))
+    self._check_due = self.check and self._token is not None
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, as the jitted function does.
@@ -106,24 +105,16 @@ class Observed(Marked):
     Raises:
       DifferentError: with `different="raise"`, the program with marks is not the same.
     """
-    if compiling.tracing():
-      return self.jitted(*args, **kwargs)
-    one_by_one = jax.config.jax_disable_jit  # type: ignore[attr-defined]
-    if one_by_one:
-      # Each operation is a program of its own then: none of them is the step.
-      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
-    if self._unwatched or one_by_one:
-      self._count(marked=False)
-      return self.jitted(*args, **kwargs)
-    if self._check_due:
+    if self._check_due and not compiling.tracing():
       return self._checked(args, kwargs)
-    return self._run(self.jitted, args, kwargs)
+    with self._context(self._token):
+      return self.jitted(*args, **kwargs)
 
   def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
     """Lowers the step for such arguments; what its `compile()` returns has marks."""
     with self._context(self._token):
       lowered = self.jitted.lower(*args, **kwargs)  # type: ignore[attr-defined]
-    return ObservedLowered(self, lowered, look_of(args, kwargs))
+    return ObservedLowered(lowered, lambda: self._context(self._token))
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
@@ -148,46 +139,7 @@ class Observed(Marked):
   def __repr__(self) -> str:
     return f"<jaxpace.observe of {self.jitted!r}>"
 
-  # Running.
-
-  def _run(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    try:
-      with self._context(self._token), self._watching:
-        out = call(*args, **kwargs)
-    finally:
-      if self._compiled:
-        with _harmless():
-          self._learn(args, kwargs)
-    marked = True
-    if self._dispatched.some_bare:
-      with _harmless():
-        marked = self._dispatched.marked(look_of(args, kwargs))
-    self._count(marked)
-    return out
-
-  def _count(self, marked: bool) -> None:
-    """Counts a call; threads may run steps at the same time."""
-    with _lock:
-      if marked:
-        self.calls += 1
-      else:
-        self.bare_calls += 1
-
-  def _learn(self, args: Any, kwargs: Any) -> None:
-    """Remembers whether such calls run marks, if this thread or another is compiling."""
-    mine = threading.get_ident()
-    if mine in self._compiled:
-      with _lock:
-        try:
-          if self._compiled[mine]:
-            self._dispatched.learn(look_of(args, kwargs), self._settle(self._compiled[mine]))
-        finally:
-          del self._compiled[mine]
-      return
-    look = look_of(args, kwargs)
-    # Of two threads with new arguments that are alike one compiles, and is about to come here.
-    while self._compiled and not self._dispatched.knows(look):
-      time.sleep(_MOMENT)
+  # Comparing.
 
   def _checked(self, args: Any, kwargs: Any) -> Any:
     """The first call: with marks on copies of the arguments, then without; both compared.
@@ -206,7 +158,8 @@ class Observed(Marked):
       self._forget_marks(self._not_compared(unknown))
       return self.jitted(*args, **kwargs)
     try:
-      marked = self._run(self.jitted, *copies)
+      with self._context(self._token):
+        marked = self.jitted(*copies[0], **copies[1])
     except DifferentError:
       raise
     except Exception as error:
@@ -229,8 +182,7 @@ class Observed(Marked):
     return out
 
   def _all_say(self, yes: bool, what: str, arrays: Any) -> bool:
-    return agreeing.all_say(yes, f"{self._title()}, {what}", comparing.devices(arrays),
-                            _WAIT_SECONDS)
+    return all_say(yes, f"{self._title}, {what}", comparing.devices(arrays), _WAIT_SECONDS)
 
   def _not_compared(self, why: str) -> str:
     said = ("Results of the first step can't be compared: "
@@ -238,50 +190,95 @@ class Observed(Marked):
     self._warn(f"{said} So the step runs unmodified.")
     return said
 
+  def _forget_marks(self, reason: str) -> None:
+    """From now on the step runs as it was."""
+    self.plan = ObservedPlan(tuple(
+        dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
+    self._token, self.runs = None, frozenset()
+
   # Compiling.
 
-  def _compile(self, request: compiling.Request) -> Any:
-    """Compiles with marks what can have them, and everything else as it is."""
-    compiled = self._compiled.setdefault(threading.get_ident(), [])
+  def compile(self, request: compiling.Request) -> Any:
+    """Compiles with marks what can have them, and everything else as it is. See
+    `everywhere.watched`.
+
+    Raises:
+      DifferentError: the user asked for it.
+    """
+    if compiling.tracing():
+      # Small programs that compute constants; a step compiled into another is that one's part.
+      return request.compile()
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+      # Each operation is a program of its own then: none of them is the step.
+      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
+      return request.compile()
     reason, made = _ONE_DEVICE, None
     if request.partitions > 1:
-      reason, made = self._agreed_on(request)
+      try:
+        reason, made = self._agreed_on(request)
+      except DifferentError:
+        raise
+      except Exception as error:
+        reason = everywhere.in_a_line(error)
     if made is not None:
       with _harmless():
-        self._note_marked(made.program, compiled)
+        self._note_marked(made.program, self._is_own(request))
       return made.executable
     executable = request.compile()
     with _harmless():
-      compiled.append((self._bare_program(request, reason or _ALONE), bool(reason)))
+      self._note_bare(request, reason)
     return executable
 
-  def _note_marked(self, made: ObservedProgram,
-                   compiled: list[tuple[ObservedProgram, bool]]) -> None:
+  def _is_own(self, request: compiling.Request) -> bool:
+    """Whether a program is the step's own, by its name: others cut its arguments up, say."""
+    return self._title in ("", request.name) or everywhere.is_nameless(request.name)
+
+  def _note_marked(self, made: ObservedProgram, own: bool) -> None:
     with _lock:
+      if own and not self._named:
+        self._named, self.runs = True, frozenset()
+      if own or not self._named:
+        self.runs |= {made.number}
       self._add(made)
     everywhere.add(made)
-    compiled.append((made, True))
     if not self.check:
       for notice in made.notices:
         if program.ROUNDING in notice:
           self._warn(f"{made.name}: {notice}")
 
-  def _bare_program(self, request: compiling.Request, reason: str) -> ObservedProgram:
+  def _note_bare(self, request: compiling.Request, reason: str) -> None:
+    """Takes note of a program that runs unmodified; a warning where it could have had marks."""
+    own = self._is_own(request)
+    if not own and reason in ("", _ONE_DEVICE):
+      return
     ranks = marks.ranks()
-    return ObservedProgram(
-        number=0, name=self._title() or request.name,
+    made = ObservedProgram(
+        number=marks.next_program(), name=self._title or request.name,
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
-        collectives=(), bare=reason)
+        collectives=(), bare=reason or _ALONE)
+    with _lock:
+      self._add(made)
+    said = f"{made.name} runs unmodified: {made.bare}"
+    if reason:
+      self._warn(said)
+    else:
+      _LOG.info("%s", said)
 
   def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
-    """What `_try` returns, if it is alike on all processes that run the program.
+    """The program with marks, if all processes that run it have one; else why there is none, empty
+    where it has no collectives.
 
     Raises:
       DifferentError: the user asked for it; the other processes know by then.
     """
     began, refused = time.monotonic(), None
+    reason, made = "", None
     try:
-      reason, made = self._try(request)
+      made = everywhere.with_timestamps(request, self._title or request.name, self.clock)
+      if made is not None and made.differences:
+        self._say_different(made.differences)
+        if self.different != "marked":
+          reason, made = made.differences[0], None
     except DifferentError as error:
       reason, made, refused = str(error), None, error
     except Exception as error:
@@ -290,50 +287,13 @@ class Observed(Marked):
       reason, made = everywhere.in_a_line(error), None
     if not self._agreed:
       # Compilers are not equally quick, nor do all hosts have the program in a cache.
-      self._agreed = agreeing.all_say(made is not None, self._title() or request.name,
-                                      request.devices,
-                                      _WAIT_SECONDS + 2 * (time.monotonic() - began))
+      self._agreed = all_say(made is not None, self._title or request.name, request.devices,
+                             _WAIT_SECONDS + 2 * (time.monotonic() - began))
       if not self._agreed and made is not None:
         reason, made = "another process of this job runs it unmodified, and says why.", None
     if refused is not None:
       raise refused
     return reason, made
-
-  def _title(self) -> str:
-    """The function's name; empty where it has none, as a lambda."""
-    name = str(getattr(self.jitted, "__name__", ""))
-    return name if name.isidentifier() else ""
-
-  def _settle(self, compiled: list[tuple[ObservedProgram, bool]]) -> bool:
-    """Whether the program that was compiled during a call has marks.
-
-    Small programs may have been compiled before it, while the step was traced, and after it, to cut
-    its arguments up: the step's own is the last of those that run on most devices.
-    """
-    marked = [one for one, _ in compiled if not one.bare]
-    if marked:
-      self.runs |= {marked[-1].number}
-      return True
-    last = max(reversed(compiled), key=lambda one: len(one[0].ranks))[0]
-    self._add(dataclasses.replace(last, number=marks.next_program()))
-    said = f"{last.name} runs unmodified: {last.bare}"
-    if compiled[-1][1]:
-      self._warn(said)
-    else:
-      _LOG.info("%s", said)
-    return False
-
-  def _try(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
-    """The program with marks; or why there is none, empty where it has no collectives."""
-    if reason := marks.unavailable(self.clock):
-      return reason, None
-    put = program.ON_STREAM if self.clock == "stream" else program.ON_HOST
-    made = program.stamped(request, everywhere.numbered, self._title() or request.name,
-                           marks.ranks(), put)
-    if made is None or not made.differences:
-      return "", made
-    self._say_different(made.differences)
-    return ("", made) if self.different == "marked" else (made.differences[0], None)
 
   def _add(self, made: ObservedProgram) -> None:
     self.plan = ObservedPlan((*self.plan.programs, made))
@@ -345,12 +305,6 @@ class Observed(Marked):
     then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
     self._warn(f"{said[0]} So {then} (different={self.different!r}).")
 
-  def _forget_marks(self, reason: str) -> None:
-    """From now on the step runs as it was."""
-    self.plan = ObservedPlan(tuple(
-        dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
-    self._unwatched = reason
-
   def _warn(self, said: str) -> None:
     if said not in self._warned:
       self._warned.add(said)
@@ -360,21 +314,13 @@ class Observed(Marked):
 class ObservedLowered:
   """A lowered step whose `compile()` puts marks in; everything else is `jax.stages.Lowered`'s."""
 
-  def __init__(self, observed: Observed, lowered: Any, look: Any):
-    self._observed, self._lowered, self._look = observed, lowered, look
+  def __init__(self, lowered: Any, context: Callable[[], contextlib.AbstractContextManager[Any]]):
+    self._lowered, self._context = lowered, context
 
-  def compile(self, *args: Any, **kwargs: Any) -> ObservedCompiled:
+  def compile(self, *args: Any, **kwargs: Any) -> Any:
     """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
-    observed = self._observed
-    try:
-      with observed._context(observed._token), compiling.watching(observed._compile):
-        compiled = self._lowered.compile(*args, **kwargs)
-    finally:
-      with _lock, _harmless():
-        if found := observed._compiled.pop(threading.get_ident(), []):
-          observed._dispatched.learn(self._look, observed._settle(found))
-    # JAX compiles nothing a second time: a call may have done so, for arguments that look so.
-    return ObservedCompiled(observed, compiled, observed._dispatched.marked(self._look))
+    with self._context():
+      return self._lowered.compile(*args, **kwargs)
 
   def __getattr__(self, name: str) -> Any:
     if name.startswith("_"):
@@ -382,39 +328,82 @@ class ObservedLowered:
     return getattr(self._lowered, name)
 
 
-class ObservedCompiled:
-  """A compiled step with marks; everything but the call is `jax.stages.Compiled`'s."""
+def all_say(yes: bool, question: str, devices: Sequence[Any], seconds: float) -> bool:
+  """One decision for all processes that run a program: whether all say yes; no where that can't be
+  found out.
 
-  def __init__(self, observed: Observed, compiled: Any, marked: bool):
-    self._observed, self._compiled, self._marked = observed, compiled, marked
+  A program with timestamps and the same one without would meet, since they have the same
+  collectives; but not in the same order for certain, so processes must not differ. They ask the
+  coordination service, not each other by a program: no setting of JAX reaches it, and a process
+  that fails before it could ask leaves the others waiting for so many seconds, not for good.
 
-  def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    out = self._compiled(*args, **kwargs)
-    if not compiling.tracing():
-      self._observed._count(self._marked)
-    return out
+  Args:
+    yes: what this process says.
+    question: what is asked, alike in all of them.
+    devices: the program's devices. Where they are all this process' own nothing is exchanged.
+    seconds: how long to wait for the others. If one does not come in time, all hear no.
+  """
+  processes = tuple(sorted({device.process_index for device in devices}))
+  if len(processes) < 2:
+    return yes
+  key = f"jaxpace/agree/{question}/{'-'.join(map(str, processes))}/{_asked[question, processes]}"
+  _asked[question, processes] += 1
+  try:
+    if distributed.process_count() < 2:
+      raise ConnectionError("jax.distributed.initialize was not called")
+    if not yes:
+      distributed.key_value_set(f"{key}/no/{distributed.process_index()}", "1")
+    distributed.barrier(key, seconds, processes)
+    return yes and not distributed.key_value_directory(f"{key}/no")
+  except Exception as error:
+    _LOG.warning("Processes could not agree on timestamps in %s: %s. Do all of them call "
+                 "jaxpace.observe?", question, error)
+    return False
 
-  def __getattr__(self, name: str) -> Any:
-    if name.startswith("_"):
-      raise AttributeError(name)
-    return getattr(self._compiled, name)
+
+def check_jitted(jitted: Any) -> None:
+  """Checks that this is what `observe` takes.
+
+  Raises:
+    TypeError: it is not jitted, or is observed, lowered or compiled already.
+  """
+  if isinstance(jitted, Marked):
+    raise TypeError("jaxpace.observe was given a step that is observed already.")
+  if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
+    kind = type(jitted).__name__.lower()
+    raise TypeError(
+        f"jaxpace.observe was given a step that is {kind} already: timestamps go in before that. "
+        "Give it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile "
+        "what it returns: `observed.lower(state, batch).compile()`.")
+  if not callable(jitted) or not _jits(jitted):
+    raise TypeError(
+        f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
+        "train_step, ...))`. For a per-device function under shard_map, jit what "
+        "shard_map returns.")
 
 
-_tokens = itertools.count()
+def _jits(function: Any, deep: int = 0) -> bool:
+  """Whether a function is jitted, or wraps one that is, as what `nnx.pmap` returns does."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  if hasattr(function, "lower"):
+    return True
+  if deep == _DEEPEST or not (deep or hasattr(function, "__wrapped__")):
+    return False
+  cells = getattr(function, "__closure__", None) or ()
+  held = [getattr(cell, "cell_contents", None) for cell in cells]
+  return any(_jits(value, deep + 1) for value in held if callable(value))
+
+_asked: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
+"""How often each question was asked: a key of the coordination service is used once."""
+_DEEPEST = 3
+"""Functions around a jitted one, each in what the next closes over."""
 _lock = threading.Lock()
-"""Held for a moment where threads that run steps at once would lose what the other wrote."""
+"""Held for a moment where threads that compile at once would lose what the other wrote."""
 _ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
 _ALONE = "it has no collectives, so there is nobody to wait for."
 _WAIT_SECONDS = 120.0
 """How long processes wait for one another to agree, beside what compiling took them."""
-_MOMENT = 1e-3
-"""Seconds between two looks whether another thread is done."""
-
-
-@functools.cache
-def _context() -> Any:
-  """A part of the key under which JAX keeps traced and compiled functions."""
-  return jax.make_user_context(None)
 
 
 @contextlib.contextmanager

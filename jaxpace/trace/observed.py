@@ -25,12 +25,11 @@ import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.execution import marks
-from jaxpace.hosts import distributed
 from jaxpace.step.everywhere import Everywhere
 from jaxpace.trace import rundir
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.marks.finding import Step
-from jaxpace.trace.marks.found import Executed, FoundIntake
+from jaxpace.trace.marks.found import Agreement, Executed, FoundIntake
 from jaxpace.trace.marks.steps import copied_ring
 from jaxpace.trace.problems import plural
 from jaxpace.trace.recording import Recording, in_a_line
@@ -42,7 +41,6 @@ DIRECTORY, MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
-_AGREE_SECONDS = 5.0
 _STUCK_SECONDS = 60.0
 _MOMENT = 0.002
 
@@ -168,7 +166,6 @@ class FoundRecording(Recording):
     super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
     self._programs, self._match, self._say = programs, match, say
     self.executed: Executed | None = None
-    self._key = ""
     self._intake: FoundIntake | None = None
     self._copier: RingCopier | None = None
 
@@ -190,11 +187,11 @@ class FoundRecording(Recording):
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
     assert self.directory is not None and self.executed is not None
-    self._key = f"jaxpace/step/{identity.run}/{identity.attempt}"
+    agreement = Agreement(f"jaxpace/step/{identity.run}/{identity.attempt}", self._say)
     self._copier = copied_ring(self.directory, identity)
     self._intake = FoundIntake(
         self.executed, self.directory, identity.run, jax.process_index(), identity.attempt,
-        jax.device_count(), writer.losses, self._match, self._agreed)
+        jax.device_count(), writer.losses, self._match, agreement)
     writer.set_intake(self._intake)
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
@@ -203,7 +200,7 @@ class FoundRecording(Recording):
     if intake is None or writer.stopped is not None:
       return
     since, reached = time.monotonic(), None
-    while intake.unfinished() and writer.stopped is None:
+    while not intake.reached(0) and writer.stopped is None:
       now, heads = time.monotonic(), marks.current().heads().tolist()
       if heads != reached:
         reached, since = heads, now
@@ -211,7 +208,7 @@ class FoundRecording(Recording):
         break
       writer.poke()
       time.sleep(_MOMENT)
-    intake.last = True
+    intake.finish()
 
   def closed(self) -> None:
     """See `Recording`."""
@@ -223,23 +220,6 @@ class FoundRecording(Recording):
     if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else f"{self.directory} has no steps: no program ran three times.")
-
-  def _agreed(self, found: Step | None, last: bool, first: int) -> Step | None:
-    """What process 0 takes for the step from number `first` on, which says so where there are
-    others. In the writer's thread."""
-    key = f"{self._key}/{first}"
-    if jax.process_index() == 0:
-      if found is not None:
-        self._say(f"The step is {found.why}." if first == 0 else
-                  f"From step {first:,} on the step is {found.why}.")
-        if jax.process_count() > 1:
-          distributed.key_value_set(key, found.to_json())
-      return found
-    with contextlib.suppress(TimeoutError, ConnectionError):
-      text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
-              distributed.key_value_directory(self._key).get(key))
-      return Step.from_json(text) if text else None
-    return found if last else None
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

@@ -32,18 +32,20 @@ class Recorder(Recording):
 
   or, of a step that `jaxpace.instrument` made, `jaxpace.Recorder("runs/demo", paced)`.
 
-  `record` only counts. What the step wrote lies on the host already, in the ring of marks that is
-  kept as `marks/<process>.ring`; a thread reads it there. If writing fails,
+  What the step wrote lies on the host already, in the ring of marks that is kept as
+  `marks/<process>.ring`; a thread reads it there. If writing fails,
   recording ends with one warning and training goes on. All processes of a job open and close their
   recorders together, in the same order.
 
-  An observed step is what was dispatched between two calls of `record`: several calls of observed
-  functions add up to one step. An instrumented one has the number that its pace state gives it.
+  An observed step is an execution of the observed function; of several functions it is the sequence
+  of executions that repeats, as `jaxpace run` finds it. An instrumented one has the number that its
+  pace state gives it.
 
-  Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`, `checkpoint_ns`) are those of one iteration
-  of the loop, from one `record` call to the next. Devices run behind the loop, so they are
-  attributed to the step that the loop was dispatching. They are null where `record` is not called
-  after every step.
+  `record` adds what only the loop knows. Host causes (`cpu_ns`, `nivcsw`, `gc_ns`, `data_ns`,
+  `checkpoint_ns`) are those of one iteration of the loop, from one `record` call to the next.
+  Devices run behind the loop, so they are attributed to the step that the loop was dispatching.
+  Where `record` is not called after every step of an observed function, the first three are read by
+  the clock at the end of each step, and the others are null.
   """
 
   def __init__(self, directory: str | os.PathLike[str] | None,
@@ -103,7 +105,7 @@ class Recorder(Recording):
     self._calls = 0  # of `record`
 
   def record(self, given: Any = _NOTHING, /, **host_columns: float) -> None:
-    """Counts a step. Call it after every step.
+    """Adds what the host did in a step. Call it after every step.
 
     Args:
       given: nothing.

@@ -20,14 +20,14 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 import jaxpace  # noqa: E402
 from jaxpace.communication.partitioned import compiling, program  # noqa: E402
 from jaxpace.execution import marks  # noqa: E402
-from jaxpace.step import agreeing, comparing, observe  # noqa: E402
+from jaxpace.step import comparing, observe  # noqa: E402
 from jaxpace.trace.marks import collect, steps  # noqa: E402
 from jaxpace.trace.marks.copier import RingCopier  # noqa: E402
 
 PARTS = {
     "nothing": [], "read": [(program, "text_of")], "load": [(compiling.Request, "load")],
-    "clock": [(marks, "unavailable")], "agree": [(agreeing.distributed, "barrier")],
-    "vote": [(program, "text_of"), (agreeing.distributed, "key_value_set")],
+    "clock": [(marks, "unavailable")], "agree": [(observe.distributed, "barrier")],
+    "vote": [(program, "text_of"), (observe.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
     "record": [(steps.MarkedSteps, "record")], "collect": [(collect.Collector, "collect")],
     "observe": [],

@@ -77,7 +77,7 @@ bits.append(run(other))
 [alone] = other.plan.programs
 print("FACTS " + json.dumps({
     "bits": bits, "bare": [program.bare, alone.bare], "counted": counted,
-    "dispatched": [observed.calls, other.calls],
+    "runs": [len(observed.runs), len(other.runs)],
     "collectives": [[one.kind, one.axes, one.groups, [loop.trips for loop in one.loops]]
                     for one in program.collectives],
     "plan": observed.plan.to_json()["programs"][0]["collectives"]}))

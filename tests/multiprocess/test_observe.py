@@ -22,7 +22,7 @@ def test_two_processes_put_the_same_marks_in_or_none():
     bare, marked, refused = one["bits"]
     assert bare == marked == refused
     assert one["counted"] == [10, 10]
-    assert one["dispatched"] == [10, 0]
+    assert one["runs"] == [1, 0]
     assert one["bare"][0] == ""
     kinds = {kind: (axes, groups) for kind, axes, groups, loops in one["collectives"]
              if loops == [3]}

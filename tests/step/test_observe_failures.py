@@ -12,11 +12,10 @@ from jaxpace.communication.partitioned import collectives, compiling, program, t
 from jaxpace.core import own_context
 from jaxpace.execution import marks
 from jaxpace.step import comparing, observe
-from jaxpace.step.dispatched import Dispatched
 from jaxpace.trace import describe, rundir, step_causes
 from jaxpace.trace.host_sampler import HostSampler
 from jaxpace.trace.marks import collect, intake, steps
-from jaxpace.trace.marks.collect import CallOrder
+from jaxpace.trace.marks.collect import ExecutionOrder
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.parts import PartStore
 from tests.step import observed_steps
@@ -25,18 +24,19 @@ POINTS = {
     "read": (program, "text_of"), "find": (collectives, "found_in"),
     "serialize": (compiling.Request, "serialized"), "put timestamps in": (thunks, "marked"),
     "load": (compiling.Request, "load"), "describe": (program, "_described"),
-    "plan": (observe.Observed, "_add"), "settle": (observe.Observed, "_settle"),
-    "clock": (marks, "unavailable"), "ranks": (marks, "ranks"), "learn": (Dispatched, "learn"),
-    "look": (observe, "look_of"), "copy": (own_context, "on"),
+    "plan": (observe.Observed, "_add"), "own": (observe.Observed, "_is_own"),
+    "clock": (marks, "unavailable"), "ranks": (marks, "ranks"), "copy": (own_context, "on"),
+    "watch": (compiling, "watch"), "agree": (observe, "all_say"),
     "compare": (comparing, "differences"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"),
     "process": (describe, "process"), "share": (describe, "share"),
     "sample": (HostSampler, "__init__"), "intake": (intake.MarksIntake, "__init__"),
-    "begin": (CallOrder, "__init__"), "record": (steps.MarkedSteps, "record"),
+    "begin": (ExecutionOrder, "__init__"), "record": (steps.MarkedSteps, "record"),
     "causes": (step_causes.StepCauseMeter, "sample"), "collect": (collect.Collector, "collect"),
-    "order": (CallOrder, "settle"), "lay out": (intake, "device"), "meet": (intake, "write_plan"),
-    "write": (PartStore, "append"), "process file": (rundir, "write_json"),
+    "order": (ExecutionOrder, "settle"), "lay out": (intake, "device"),
+    "meet": (intake, "write_plan"), "write": (PartStore, "append"),
+    "process file": (rundir, "write_json"),
     "end": (steps.MarkedSteps, "bring_in_last"), "close ring": (RingCopier, "close"),
 }
 
@@ -56,7 +56,7 @@ def arrays():
           jax.device_put(x, NamedSharding(mesh, P("data"))))
 
 
-REST = ("describe", "learn", "look", "ranks", "settle", "run", "place", "process", "share",
+REST = ("describe", "ranks", "own", "run", "place", "process", "share",
         "sample", "begin", "causes", "order", "lay out", "meet", "process file", "close ring")
 
 

@@ -50,7 +50,7 @@ def same(bare, observed, w, *rest, calls=3):
   programs = observed.plan.programs
   assert programs and not any(one.bare or one.notices or one.unstamped for one in programs)
   jax.effects_barrier()
-  assert observed.calls == calls == sum(marks.executions(0, one.number) for one in programs)
+  assert calls == sum(marks.executions(0, one.number) for one in programs)
   return programs
 
 
@@ -115,7 +115,7 @@ def test_an_ordered_callback_leaves_the_step_as_it_was(caplog):
   assert steps.bits(observed(w, x)) == steps.bits(jax.jit(sgd)(w, x))
   jax.effects_barrier()
   assert len(seen) >= 1 and "ordered effect" in caplog.text
-  assert observed.calls == 0
+  assert not observed.runs
 
 
 def test_every_collective_of_a_per_device_step_in_loops_too():
@@ -183,7 +183,8 @@ def test_nnx_jit_changes_its_modules_in_place():
     wanted, found = bare(*one, x), observed(*two, x)
     assert steps.bits((wanted, *map(nnx.state, one))) == steps.bits((found, *map(nnx.state, two)))
   [program] = observed.plan.programs
-  assert not program.bare and observed.calls == 4 and observed.runs == {program.number}
+  assert not program.bare and observed.runs == {program.number}
+  assert marks.executions(0, program.number) == 4
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])

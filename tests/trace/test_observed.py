@@ -19,7 +19,7 @@ from jaxpace.step import everywhere
 from jaxpace.trace import describe, observed, rundir
 from jaxpace.trace.host_sampler import HostSampler
 from jaxpace.trace.marks import collect, finding, found, intake
-from jaxpace.trace.marks.collect import CallOrder
+from jaxpace.trace.marks.collect import ExecutionOrder
 from jaxpace.trace.marks.copier import RingCopier
 from jaxpace.trace.parts import PartStore
 from jaxpace.trace.reader import read_run
@@ -154,7 +154,7 @@ def test_nothing_is_recorded_while_jit_is_disabled(tmp_path, caplog):
 
 
 POINTS = {
-    "watch": (compiling, "watch_all"), "read": (program, "text_of"),
+    "watch": (compiling, "watch"), "read": (program, "text_of"),
     "find": (collectives, "found_in"), "serialize": (compiling.Request, "serialized"),
     "put timestamps in": (thunks, "marked"), "load": (compiling.Request, "load"),
     "describe": (program, "_described"), "note": (everywhere, "add"),
@@ -165,9 +165,10 @@ POINTS = {
     "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
     "share": (describe, "share"), "sample": (HostSampler, "__init__"),
     "intake": (intake.MarksIntake, "__init__"), "collect": (collect.Collector, "collect"),
-    "order": (CallOrder, "settle"), "decide": (finding, "find"), "cut": (finding.Step, "steps"),
+    "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
+    "cut": (finding.Step, "steps"),
     "lay out": (intake, "device"), "meet": (intake, "write_plan"), "write": (PartStore, "append"),
-    "wait": (found.FoundIntake, "unfinished"), "end": (observed.FoundRecording, "bring_in_last"),
+    "wait": (found.FoundIntake, "reached"), "end": (observed.FoundRecording, "bring_in_last"),
     "close ring": (RingCopier, "close"),
 }
 
@@ -190,7 +191,7 @@ def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, mo
     raise Failed(f"made to fail: {point}")
 
   if point == "watch":
-    monkeypatch.setattr(compiling, "watch_all", lambda handler: handler and fails())
+    monkeypatch.setattr(compiling, "watch", lambda handler: handler and fails())
   else:
     monkeypatch.setattr(*POINTS[point], fails)
   monkeypatch.setattr(threading, "excepthook", lambda args: None)
@@ -198,7 +199,7 @@ def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, mo
     seen = train(4)
   assert seen.tobytes() == bare.tobytes()
   # Later programs are nobody's.
-  assert compiling._everywhere is None or point == "watch"
+  assert everywhere._recording is None
 
 
 def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):

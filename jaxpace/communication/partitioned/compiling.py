@@ -2,10 +2,9 @@
 compiled.
 
 JAX has no public way to see what the partitioner made of a program, nor to compile something in its
-place. `watching` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which
-every compilation goes, for the thread that asks; `watch_all` puts one there for all threads that
-have none. A handler gets a `Request` and returns an executable. So a step's signature, donation,
-callbacks and caches stay JAX's own.
+place. `watch` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which every
+compilation of every thread goes. It gets a `Request` and returns an executable. So a step's
+signature, donation, callbacks and caches stay JAX's own.
 """
 
 from __future__ import annotations
@@ -23,19 +22,16 @@ from jaxpace.communication.partitioned import mlir
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
 
 
-class _Handlers(threading.local):
-  """What gets each thread's modules; None where nobody asks."""
+class _Thread(threading.local):
+  """What a thread is at."""
 
-  handler: Callable[[Request], Any] | None = None
-  before: Any = None
-  """(the handler before this one, what was `before` then), from the innermost outwards."""
   busy: bool = False
-  """Whether a handler is at work: what it compiles itself is not handed to one again."""
+  """Whether the handler is at work: what it compiles itself is not handed to it again."""
 
 
-_handlers = _Handlers()
-_everywhere: Callable[[Request], Any] | None = None
-"""What gets the modules of threads that have no handler."""
+_thread = _Thread()
+_handler: Callable[[Request], Any] | None = None
+"""What gets all modules; None where nobody asks."""
 _lock = threading.Lock()
 _installed = False
 
@@ -131,42 +127,17 @@ def _moved(what: str) -> str:
           "jaxpace, or jax 0.10 to 0.12.")
 
 
-class watching:
-  """Hands what this thread compiles meanwhile to `handler`, which returns the executable to use.
-
-  Made once, and entered in every step, also while it is entered already.
-
-  Raises:
-    RuntimeError: this JAX can't be watched.
-  """
-
-  __slots__ = ("_handler",)
-
-  def __init__(self, handler: Callable[[Request], Any]):
-    if not _installed:
-      _install()
-    self._handler = handler
-
-  def __enter__(self) -> None:
-    before = _handlers.before
-    _handlers.before = (_handlers.handler, before)
-    _handlers.handler = self._handler
-
-  def __exit__(self, *_: object) -> None:
-    _handlers.handler, _handlers.before = _handlers.before
-
-
-def watch_all(handler: Callable[[Request], Any] | None) -> None:
-  """Hands what any thread compiles from now on to `handler`, except where `watching` has one; None
-  ends that. Forked children have none.
+def watch(handler: Callable[[Request], Any] | None) -> None:
+  """Hands what any thread compiles from now on to `handler`, which returns the executable to use;
+  None ends that. Forked children have none.
 
   Raises:
     RuntimeError: this JAX can't be watched.
   """
-  global _everywhere
+  global _handler
   if handler is not None and not _installed:
     _install()
-  _everywhere = handler
+  _handler = handler
 
 
 def tracing() -> bool:
@@ -179,15 +150,6 @@ def _state() -> Callable[[], bool]:
   """What tells that no transformation is under way; looked up once, since each step asks."""
   from jax._src import core
   return core.trace_state_clean
-
-
-def settings() -> Any:
-  """JAX's settings, for each choice of which it compiles anew; None where this JAX doesn't say."""
-  try:
-    from jax._src import config
-    return config.trace_context()
-  except (ImportError, AttributeError):
-    return None
 
 
 def _install() -> None:
@@ -205,17 +167,17 @@ def _install() -> None:
 
     @functools.wraps(compile_it)
     def handed_over(*args: Any, **kwargs: Any) -> Any:
-      handler = _handlers.handler or _everywhere
-      if handler is None or _handlers.busy:
+      handler = _handler
+      if handler is None or _thread.busy:
         return compile_it(*args, **kwargs)
-      _handlers.busy = True
+      _thread.busy = True
       try:
         return handler(Request(compile_it, signature.bind(*args, **kwargs)))
       finally:
-        _handlers.busy = False
+        _thread.busy = False
 
     if hasattr(os, "register_at_fork"):
-      os.register_at_fork(after_in_child=lambda: watch_all(None))
+      os.register_at_fork(after_in_child=lambda: watch(None))
     compiler.compile_or_get_cached = handed_over
     _installed = True
 

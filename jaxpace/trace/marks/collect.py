@@ -1,16 +1,14 @@
 """Follows the ring of this process while programs write to it, keeps the executions that have
-ended, and finds out which execution each call of an observed function was.
+ended, with their order.
 
 JAX does not say which program it dispatches: arguments, the mesh in context, the precision and more
-choose it. But a device runs what is dispatched in order, so the k-th execution of any of the
-function's programs is of the k-th call. Where events are lost, the numbers that executions carry
-and the counts of those that have started say how many are missing.
+choose it. But a device runs what is dispatched in order. Where events are lost, the numbers that
+executions carry and the counts of those that have started say how many are missing.
 """
 
 from __future__ import annotations
 
 import bisect
-import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
@@ -19,7 +17,6 @@ from jaxpace.core.marks import NUMBER, VALUES
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.execution import marks
 from jaxpace.trace.marks.executions import NOTHING, Executions, Lane, Splitter, join, part
-from jaxpace.trace.marks.table import Range
 
 MOST_MARKS = 1 << 22
 """Marks of one program and device that wait for a `record` call, at most; the oldest are
@@ -165,38 +162,27 @@ def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> No
     found.setdefault(int(tag[at]) >> TAG_BITS, int(ns[at]))
 
 
-class CallOrder:
-  """The executions of one observed function in the order of its calls. Belongs to one thread."""
+class ExecutionOrder:
+  """The executions of programs, in the order in which they began. Belongs to one thread."""
 
-  def __init__(self, collector: Collector, lanes: Mapping[int, Sequence[int]], calls: int):
+  def __init__(self, collector: Collector, lanes: Mapping[int, Sequence[int]]):
     """Begins where a recording does.
 
     Args:
       collector: reads the ring.
       lanes: of each program that is known by now, the lanes whose devices it runs on.
-      calls: made by now.
     """
     self._collector = collector
     for number, of in lanes.items():
       for lane in of:
         collector.skip(lane, number)
-    # Executions by program, of which the calls are known.
+    # By program, how many executions have a place in the order.
     self._settled = {number: self._passed(number, of) for number, of in lanes.items()}
     self._latest: dict[int, int] = {}
-    started = [sum(collector.passed(lane, number) for number, of in lanes.items() if lane in of)
-               for lane in range(collector.lanes)]
-    # A call that raised after it was dispatched has run and is not counted.
-    self._surplus = max(0, max(started, default=0) - calls)
-    self._first = sum(self._settled.values()) - self._surplus
-    self._order: list[tuple[int, int]] = []
 
-  @property
-  def known(self) -> int:
-    """Calls so far of which the executions are known; all, where no program is."""
-    return self._first + len(self._order) if self._settled else sys.maxsize
-
-  def settle(self, lanes: Mapping[int, Sequence[int]]) -> None:
-    """Takes in what has ended on all devices; `lanes` as at the beginning, with newer programs."""
+  def settle(self, lanes: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+    """Returns what has ended on all devices since the last call: program and number of each
+    execution, in their order. `lanes` as at the beginning, with newer programs."""
     fresh: list[tuple[int, int, int]] = []
     for number, of in lanes.items():
       begin, end = self._settled.get(number, 0), self._passed(number, of)
@@ -204,26 +190,7 @@ class CallOrder:
       if end > begin:
         fresh += zip(self._times(number, of, begin, end), [number] * (end - begin),
                      range(begin, end), strict=True)
-    self._order += [(number, at) for _, number, at in sorted(fresh)]
-
-  def ranges(self, begin: int, end: int) -> tuple[Range, ...]:
-    """What the calls from `begin` to before `end` ran; those are known. Earlier ones are
-    forgotten."""
-    found: list[Range] = []
-    for program, number in self._order[max(0, begin - self._first):max(0, end - self._first)]:
-      if found and found[-1].program == program and found[-1].end == number:
-        found[-1] = found[-1]._replace(end=number + 1)
-      else:
-        found.append(Range(program, number, number + 1))
-    done = min(max(0, end - self._first), len(self._order))
-    self._first, self._order = self._first + done, self._order[done:]
-    return tuple(found)
-
-  def taken(self) -> list[tuple[int, int]]:
-    """Takes out all that is known: program and number of each execution, in their order."""
-    order, self._order = self._order, []
-    self._first += len(order)
-    return order
+    return [(number, at) for _, number, at in sorted(fresh)]
 
   def _passed(self, number: int, lanes: Sequence[int]) -> int:
     return min((self._collector.passed(lane, number) for lane in lanes), default=0)

@@ -6,17 +6,19 @@ import collections
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import Marked
 from jaxpace.execution import marks
+from jaxpace.hosts import distributed
 from jaxpace.trace.intake import Losses
 from jaxpace.trace.marks import finding
-from jaxpace.trace.marks.collect import CallOrder, Collector
+from jaxpace.trace.marks.collect import Collector, ExecutionOrder
 from jaxpace.trace.marks.finding import Step
 from jaxpace.trace.marks.intake import MarksIntake
 from jaxpace.trace.marks.table import DeviceSteps, Range, StepCalls
@@ -36,10 +38,56 @@ _ALL = 1 << 62
 _MOST_PAUSES = 256
 """Collections of garbage that are remembered."""
 _UNKNOWN: Sample = (None, None, None, None, None)
+_AGREE_SECONDS = 5.0
+_MOST_RECORDED = 65536
+"""Calls of `record` that wait for their steps, at most."""
 
 Agree = Callable[[Step | None, bool, int], Step | None]
 """Takes what this process found, whether it can wait no longer, and the number of the first step;
 returns what all take for the step from that on, None as long as that isn't known."""
+
+
+class Agreement:
+  """Process 0 decides which programs are the step; the others take its word."""
+
+  def __init__(self, key: str, say: Callable[[str], None]):
+    """Prepares; `key` is the recording's, the same on all processes. `say` takes what is found."""
+    self._key, self._say = key, say
+
+  def __call__(self, found: Step | None, last: bool, first: int) -> Step | None:
+    """See `Agree`. In the writer's thread."""
+    key = f"{self._key}/{first}"
+    if jax.process_index() == 0:
+      if found is not None:
+        self._say(f"The step is {found.why}." if first == 0 else
+                  f"From step {first:,} on the step is {found.why}.")
+        if jax.process_count() > 1:
+          distributed.key_value_set(key, found.to_json())
+      return found
+    with contextlib.suppress(TimeoutError, ConnectionError):
+      text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
+              distributed.key_value_directory(self._key).get(key))
+      return Step.from_json(text) if text else None
+    return found if last else None
+
+
+class Together(Marked):
+  """Observed functions whose programs make up one step."""
+
+  def __init__(self, observed: Sequence[Marked]):
+    """Prepares."""
+    self._observed = tuple(observed)
+
+  @property
+  def plan(self) -> ObservedPlan:  # type: ignore[override]
+    """The programs of all."""
+    return ObservedPlan(tuple(program for one in self._observed if one.plan is not None
+                              for program in one.plan.programs))
+
+  @property
+  def runs(self) -> frozenset[int]:  # type: ignore[override]
+    """See `Marked`."""
+    return frozenset[int]().union(*(one.runs for one in self._observed))
 
 
 class Executed:
@@ -50,9 +98,9 @@ class Executed:
     before."""
     self.programs, self.collector = programs, Collector()
     ranks = self.collector.ranks
-    self.order = CallOrder(self.collector, {
+    self.order = ExecutionOrder(self.collector, {
         one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
-        for one in earlier if not one.bare}, _ALL)
+        for one in earlier if not one.bare})
     self.host = HostUse()
     self._heads = marks.current().heads().tolist()
 
@@ -124,40 +172,89 @@ class HostUse:
 
 
 class FoundIntake(MarksIntake):
-  """Marked steps of a program that does not say what its step is. `over` is for other threads."""
+  """Steps with timestamps: executions of what is the step, or was found to be. `over`, `underway`
+  and `recorded` are for other threads.
+  """
 
   def __init__(self, executed: Executed, directory: Any, run: str, process: int, attempt: int,
-               ranks: int, losses: Losses, match: str, agree: Agree):
+               ranks: int, losses: Losses, match: str, agree: Agree, detail: int | str = "auto",
+               first_step: int = 0, each: bool = False):
     """Begins; see `MarksIntake`.
 
     Args:
       executed: what has been executed since the recording began.
-      directory, run, process, attempt, ranks, losses: as there.
+      directory, run, process, attempt, ranks, losses, detail: as there.
       match: pattern of the names of the step's programs; empty where they are to be found.
       agree: settles among all processes which step it is.
+      first_step: number of the first step.
+      each: each execution is a step, whichever program it is of: nothing is to be found.
     """
-    super().__init__(executed.collector, [executed.programs], directory, run, process, attempt,
-                     ranks, losses, "auto", [executed.order])
+    self._executed, self._each = executed, each
+    super().__init__(executed.collector, executed.programs, directory, run, process, attempt,
+                     ranks, losses, detail)
     self._match, self._agree, self._host = match, agree, executed.host
+    self.recorded: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
+    """What the loop has recorded of each step; filled by it, emptied here."""
+    self._recorded, self._follows = 0, True
+    self._pending: list[StepCalls] = []
     self._order: list[tuple[int, int]] = []
     self._since: float | None = None
     self._ran = 0.0
     self._others: list[tuple[int, int]] = []
     self._taken: list[dict[str, Any]] = []
-    self._next = 0
-    self.found: Step | None = None
+    self._first = self._next = first_step
+    self.found: Step | None = Step(("",), "", False, "") if each else None
     """What is taken for the step, once that is known."""
     self.last = False
     """Set by another thread: nothing will be executed any more."""
 
-  def unfinished(self) -> bool:
-    """Whether something has begun that is not over, or not taken in. For other threads."""
+  @property
+  def underway(self) -> bool:
+    """Whether something has begun that is not over, or not taken in."""
     return any(marks.executions(lane, number) > self._collector.passed(lane, number)
-               for number, lanes in self._lanes_of(self._observed[0]).items() for lane in lanes)
+               for number, lanes in self._lanes().items() for lane in lanes)
+
+  def reached(self, handed: int) -> bool:
+    """Whether as many steps as the loop has recorded are over, and no other is under way."""
+    return not self.underway and (self._over >= handed or not self._observed.runs)
+
+  def finish(self) -> None:
+    """Says that nothing will be executed any more."""
+    self.last = True
+
+  def record(self, sample: Sample, extra: dict[str, float]) -> None:
+    """Takes what the loop says of its next step."""
+    if len(self.recorded) < _MOST_RECORDED:
+      self.recorded.append((sample, extra))
+    else:
+      self._follows = False
 
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
-    fresh = self._orders[0].taken()
+    steps = self._cut_steps(self._executed.order.settle(self._lanes()))
+    self._over += len(steps)
+    return self._as_recorded(steps)
+
+  def _as_recorded(self, steps: list[StepCalls]) -> list[StepCalls]:
+    """With what the loop has recorded of them. As long as it records each, one that it has not
+    recorded yet waits."""
+    self._pending += steps
+    # The loop records a step before it dispatches the next.
+    self._follows = self._follows and self._over <= self._recorded + len(self.recorded) + 1
+    count = len(self._pending)
+    if self._follows and not self.last:
+      count = min(count, len(self.recorded))
+    for place in range(count):
+      with contextlib.suppress(IndexError):
+        sample, extra = self.recorded.popleft()
+        self._recorded += 1
+        if self._follows:
+          self._pending[place] = self._pending[place]._replace(sample=sample, extra=extra)
+    taken, self._pending = self._pending[:count], self._pending[count:]
+    return taken
+
+  def _cut_steps(self, fresh: list[tuple[int, int]]) -> list[StepCalls]:
+    """Takes in what was executed, and returns the steps that are over."""
     self._order += fresh
     self._host.keep()
     if self._order and self._since is None:
@@ -174,7 +271,6 @@ class FoundIntake(MarksIntake):
         self._order, self._others = self._others, []
         steps += self._cut(self.last)
     self._leave_others()
-    self._over += len(steps)
     return steps
 
   def _take(self, found: Step | None) -> bool:
@@ -232,7 +328,7 @@ class FoundIntake(MarksIntake):
     return found if often and (self._match or (most and not named)) else None
 
   def _name(self, number: int) -> str:
-    return self._programs.by_number[number].program.name
+    return "" if self._each else self._programs.by_number[number].program.name
 
   def _step(self, begin: int, end: int, names: list[str]) -> StepCalls:
     assert self.found is not None
@@ -248,15 +344,19 @@ class FoundIntake(MarksIntake):
     return StepCalls(self._next - 1, tuple(ranges), _UNKNOWN, {})
 
   def _samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
-    return self._host.samples(devices[0].end_ns, devices[0].whole)
+    native = self._host.samples(devices[0].end_ns, devices[0].whole)
+    return [own if step.sample is _UNKNOWN else step.sample
+            for step, own in zip(steps, native, strict=True)]
 
   def _leave_others(self) -> None:
     """Forgets the marks of programs that were never the step, but those since it last ran."""
+    if self._each:
+      return
     steps = {name for one in self._taken for name in one["programs"]}
     kept: dict[int, int] = {}
     for number, execution in self._others:
       kept.setdefault(number, execution)
-    for number in self._observed[0].runs:
+    for number in self._observed.runs:
       if number in self._programs.by_number and self._name(number) not in steps:
         for lane in range(self._collector.lanes):
           self._collector.take(lane, number, kept.get(number, _ALL))

@@ -3,13 +3,8 @@ tables."""
 
 from __future__ import annotations
 
-import collections
-import contextlib
-import itertools
 import logging
 import pathlib
-import time
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,31 +14,23 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import Marked
 from jaxpace.trace import decode
 from jaxpace.trace.intake import Losses, host_columns
-from jaxpace.trace.marks.collect import CallOrder, Collector
+from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.detail import Detail
 from jaxpace.trace.marks.plan import MarkedPlan, PlannedProgram, PlannedPrograms
 from jaxpace.trace.marks.ringfile import write_plan
 from jaxpace.trace.marks.table import (
-  DeviceSteps,
-  Range,
-  StepCalls,
-  calls_before,
-  collective_columns,
-  device,
-  step_columns,
+    DeviceSteps,
+    StepCalls,
+    calls_before,
+    collective_columns,
+    device,
+    step_columns,
 )
 from jaxpace.trace.step_causes import Sample
 
 _LOG = logging.getLogger("jaxpace")
-_LOOK_AHEAD = 8
-_OVERTAKEN_SECONDS = 5.0
 _POLL_SECONDS = 0.25
 """Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
-
-
-DispatchedStep = tuple[int, Sequence[tuple[int, int, int]], Sample, dict[str, float]]
-"""Number of a step; place of each observed function that it called, with the number of the first
-call and of the one after the last; what the host did, and the user's columns."""
 
 
 class Calls(NamedTuple):
@@ -53,19 +40,17 @@ class Calls(NamedTuple):
 
 
 class MarksIntake:
-  """What the writer's thread holds of marked steps. Only `dispatched` and `over` are for other
-  threads."""
+  """What the writer's thread holds of steps with timestamps. Those that find steps inherit."""
 
   wait_seconds: float | None = _POLL_SECONDS
 
-  def __init__(self, collector: Collector, observed: Sequence[Marked],
-               directory: pathlib.Path, run: str, process: int, attempt: int, ranks: int,
-               losses: Losses, detail: int | str, orders: Sequence[CallOrder] = ()):
+  def __init__(self, collector: Collector, observed: Marked, directory: pathlib.Path, run: str,
+               process: int, attempt: int, ranks: int, losses: Losses, detail: int | str):
     """Begins.
 
     Args:
       collector: reads the ring.
-      observed: the functions that steps call; asked for their programs by the writer's thread.
+      observed: asked for its programs by the writer's thread.
       directory: run directory; `marks/<process>.plan.json` says there what the marks mean.
       run: id of the run.
       process: index of this process.
@@ -73,25 +58,18 @@ class MarksIntake:
       ranks: devices of the job.
       losses: what could not be recorded is counted there.
       detail: write one step in so many in full, or "auto".
-      orders: for each function the order of its executions, where that has begun; by default it
-        begins now.
     """
-    self._collector, self._observed = collector, tuple(observed)
+    self._collector, self._observed = collector, observed
     self._directory, self._run = directory, run
     self._process, self._attempt, self._losses = process, attempt, losses
     self._programs, self._ranks = PlannedPrograms(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
-    self.dispatched: collections.deque[DispatchedStep] = collections.deque()
-    """Filled by the training loop, emptied here."""
-    self._waiting: collections.deque[DispatchedStep] = collections.deque()
     self._steps: list[StepCalls] = []
     self._previous: list[decode.Previous | None] = [None] * collector.lanes
     self._over = 0
-    self._overtaken_at: float | None = None
+    self._described = 0
     self.last_step: int | None = None
     self._meet()
-    self._orders = list(orders) or [CallOrder(collector, self._lanes_of(one), one.calls)
-                                    for one in self._observed]
 
   @property
   def rows(self) -> int:
@@ -100,50 +78,30 @@ class MarksIntake:
 
   @property
   def over(self) -> int:
-    """Steps handed over so far that are finished on all devices of this process."""
+    """Steps so far that are finished on all devices of this process."""
     return self._over
 
-  @property
-  def underway(self) -> bool:
-    """Whether steps may still be running: a call that is not over is."""
-    return True
-
-  def reached(self, handed: int) -> bool:
-    """Whether as many steps as the loop has handed over are finished."""
-    return self._over >= handed
-
-  def finish(self) -> None:
-    """Says that the loop records no more steps."""
-
   def poll(self) -> Calls | None:
-    """Reads what is new in the ring, and takes the steps that are over; None where the loop has
-    dispatched none and none is."""
-    before = len(self._waiting)
-    with contextlib.suppress(IndexError):
-      while True:
-        self._waiting.append(self.dispatched.popleft())
-    fresh = len(self._waiting) > before
-    # After the steps: what they ran has been met by then.
+    """Reads what is new in the ring, and takes the steps that are over; None where there is nothing
+    to say."""
     self._meet()
     self._collector.collect(self._meet)
-    # After the ring: a call says which program it runs before the next call can leave a mark.
-    for order, one in zip(self._orders, self._observed, strict=True):
-      order.settle(self._lanes_of(one))
     steps = self._finish()
-    return Calls(steps) if fresh or steps else None
+    known, self._described = self._described, len(self._programs.by_number)
+    return Calls(steps) if steps or known < self._described else None
 
-  def _lanes_of(self, one: Marked) -> dict[int, list[int]]:
-    """Lanes whose devices each program that an observed function's calls run is on."""
+  def _lanes(self) -> dict[int, list[int]]:
+    """Lanes whose devices each of the programs is on that steps may run."""
     ranks = self._collector.ranks
     return {number: [lane for lane, rank in enumerate(ranks) if rank in program.ranks]
-            for number in one.runs if (program := self._programs.by_number.get(number))}
+            for number in self._observed.runs if (program := self._programs.by_number.get(number))}
 
   def _meet(self) -> dict[int, PlannedProgram]:
     """The programs met so far, by number."""
-    programs = [program for one in self._observed if one.plan for program in one.plan.programs]
+    programs = self._observed.plan.programs if self._observed.plan else ()
     if self._programs.meet(programs):
       write_plan(self._directory, self._process, self._run, self._attempt,
-                 ObservedPlan(tuple(programs)))
+                 ObservedPlan(programs))
     return self._programs.by_number
 
   def plan_of(self, batch: Calls) -> MarkedPlan:
@@ -201,40 +159,7 @@ class MarksIntake:
 
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
-    steps = []
-    while self._waiting and (self._is_over(self._waiting[0]) or self._never_comes()):
-      steps.append(self._step_calls(self._waiting.popleft()))
-      self._overtaken_at = None
-    self._over += len(steps)
-    return steps
-
-  def _step_calls(self, dispatched: DispatchedStep) -> StepCalls:
-    step, calls, sample, extra = dispatched
-    ranges: list[Range] = []
-    unknown: set[int] = set()
-    for place, begin, end in calls:
-      found = self._orders[place].ranges(begin, end)
-      ranges += found
-      if sum(one.end - one.begin for one in found) < end - begin:
-        unknown.update(rank for number in self._observed[place].runs
-                       if (program := self._programs.by_number.get(number))
-                       for rank in program.ranks)
-    return StepCalls(step, tuple(ranges), sample, extra, frozenset(unknown))
-
-  def _never_comes(self) -> bool:
-    """Whether later steps have been over for a while: what was dispatched for this one has failed,
-    say."""
-    later = itertools.islice(self._waiting, 1, 1 + _LOOK_AHEAD)
-    if not any(step[1] and self._is_over(step) for step in later):
-      self._overtaken_at = None
-      return False
-    now = time.monotonic()
-    if self._overtaken_at is None:
-      self._overtaken_at = now
-    return now - self._overtaken_at > _OVERTAKEN_SECONDS
-
-  def _is_over(self, dispatched: DispatchedStep) -> bool:
-    return all(self._orders[place].known >= end for place, _, end in dispatched[1])
+    raise NotImplementedError
 
   def _executions(self, lane: int, steps: list[StepCalls]) -> dict[int, Any]:
     ends: dict[int, int] = {}

@@ -1,11 +1,10 @@
-"""The recorder's part in the training loop: it counts what was dispatched, nothing else."""
+"""The recorder's part in the training loop: it takes what the host did, nothing else."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import pathlib
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -19,16 +18,13 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.trace import describe, rundir
 from jaxpace.trace.marks import ringfile
-from jaxpace.trace.marks.collect import Collector
 from jaxpace.trace.marks.copier import RingCopier
-from jaxpace.trace.marks.intake import MarksIntake
+from jaxpace.trace.marks.found import Agreement, Executed, FoundIntake, Together
 from jaxpace.trace.marks.stamped import StampedIntake
 from jaxpace.trace.step_causes import Sample
 from jaxpace.trace.writer import Writer
 
 _LOG = logging.getLogger("jaxpace")
-_MOST_STEPS = 65536
-"""Steps that wait for the writer's thread, at most; the oldest are dropped."""
 _SHARE_SECONDS = 60.0
 _STUCK_SECONDS = 60.0
 """How long the end of a recording waits while the devices finish nothing."""
@@ -45,7 +41,7 @@ class RingSteps:
     """Prepares; `detail` as for `jaxpace.Recorder`."""
     self._detail = detail
     self._handed = 0
-    self._intake: MarksIntake | StampedIntake | None = None
+    self._intake: FoundIntake | StampedIntake | None = None
     self._copier: RingCopier | None = None
 
   @property
@@ -111,19 +107,15 @@ class RingSteps:
 
 
 class MarkedSteps(RingSteps):
-  """Steps of observed functions: what was dispatched between two calls of `record`."""
+  """Steps of observed functions: what the devices executed of them."""
 
   def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
     """Prepares; see `jaxpace.Recorder`."""
     super().__init__(detail)
     self._observed = tuple(observed)
     self._first = first_step
-    self._step = first_step or 0
-    self._before = [one.calls for one in observed]
-    self._bare = sum(one.bare_calls for one in observed)
-    # A step's number and executions are its own, whatever thread says that it is over.
-    self._turn = threading.Lock()
-    self._intake: MarksIntake | None = None
+    self._intake: FoundIntake | None = None
+    self._executed: Executed | None = None
     self._ranks: list[int] = []
 
   @property
@@ -134,49 +126,49 @@ class MarkedSteps(RingSteps):
   def open(self, writer: Writer, directory: pathlib.Path, identity: rundir.RunIdentity,
            resume: bool) -> None:
     """See `RingSteps`."""
-    process = jax.process_index()
+    process, first = jax.process_index(), self._first or 0
     if resume and self._first is None:
-      self._step = _next_step(directory, identity, process)
+      first = _next_step(directory, identity, process)
     clocks = {one.clock for one in self._observed}
     if reason := marks.unavailable("stream" if "stream" in clocks else "auto"):
       _LOG.warning("Steps are not recorded, training goes on: %s", reason)
       return
+    if any(one.runs for one in self._observed):
+      _wait_for_earlier_steps()
     self._copier = copied_ring(directory, identity)
-    self._before = [one.calls for one in self._observed]
-    collector = Collector()
-    self._ranks = collector.ranks
-    self._intake = MarksIntake(
-        collector, self._observed, directory, identity.run, process, identity.attempt,
-        jax.device_count(), writer.losses, self._detail)
+    together = Together(self._observed)
+    self._executed = executed = Executed(together, together.plan.programs)
+    self._ranks = executed.collector.ranks
+    self._intake = FoundIntake(
+        executed, directory, identity.run, process, identity.attempt, jax.device_count(),
+        writer.losses, "*", Agreement(f"jaxpace/step/{identity.run}/{identity.attempt}", _LOG.info),
+        self._detail, first, each=len(self._observed) == 1)
     writer.set_intake(self._intake)
 
   def record(self, writer: Writer, sample: Sample, extra: dict[str, float]) -> None:
-    """Counts a step: what was dispatched since the last call."""
-    with self._turn:
-      before = self._before
-      called: list[tuple[int, int, int]] = []
-      bare = 0
-      for place, observed in enumerate(self._observed):
-        count, begin = observed.calls, before[place]
-        bare += observed.bare_calls
-        if count != begin:
-          called.append((place, begin, count))
-          before[place] = count
-      if bare != self._bare:
-        self._bare = bare
-        if not called and (ranks := self._ranks_with_marks()):
-          writer.add_lost(1, ranks)
-      if self._intake is not None:
-        dispatched = self._intake.dispatched
-        # What is made of it the writer's thread makes: here the next step waits.
-        dispatched.append((self._step, called, sample, extra))
-        self._handed += 1
-        if len(dispatched) > _MOST_STEPS:
-          with contextlib.suppress(IndexError):
-            dispatched.popleft()
-            self._handed -= 1
-            writer.add_lost(1, self.lanes)
-      self._step += 1
+    """Takes what the host did in a step."""
+    if self._intake is not None:
+      self._intake.record(sample, extra)
+      self._handed += 1
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """See `RingSteps`."""
+    intake = self._intake
+    if intake is None:
+      return
+    self.bring_in(writer, deadline)
+    left = self._handed - intake.over
+    # Of steps without timestamps nothing comes.
+    bare = any(one.bare for one in self.programs())
+    if left > 0 and (bare or intake.underway) and (ranks := self._ranks_with_marks()):
+      writer.add_lost(left, ranks)
+    intake.finish()
+
+  def close(self) -> None:
+    """See `RingSteps`."""
+    super().close()
+    if self._executed is not None:
+      self._executed.host.close()
 
   def _ranks_with_marks(self) -> int:
     """Ranks of this process of which a step with marks gives rows."""
@@ -185,8 +177,7 @@ class MarkedSteps(RingSteps):
 
   def programs(self) -> list[ObservedProgram]:
     """See `RingSteps`."""
-    return [program for observed in self._observed if observed.plan is not None
-            for program in observed.plan.programs]
+    return list(Together(self._observed).plan.programs)
 
 
 class InstrumentedSteps(RingSteps):

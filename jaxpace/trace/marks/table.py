@@ -46,14 +46,12 @@ def calls_before(ranges: Sequence[Range], programs: PlannedPrograms) -> list[int
 
 
 class StepCalls(NamedTuple):
-  """A step as the loop saw it, from one `record` call to the next."""
+  """A step: what was executed, and what the host did."""
 
   step: int
   ranges: tuple[Range, ...]
   sample: Sample
   extra: dict[str, float]
-  unknown: frozenset[int] = frozenset()
-  """Ranks that ran a call of which no execution was found."""
 
 
 class DeviceSteps(NamedTuple):
@@ -92,7 +90,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   """
   count = len(steps)
   found = np.zeros(count, np.int64)
-  expected = np.array([rank in step.unknown for step in steps], np.int64)
+  expected = np.zeros(count, np.int64)
   spans: list[tuple[np.ndarray, ...]] = []
   rows: list[tuple[np.ndarray, ...]] = []
   last = np.zeros(count, np.int64)

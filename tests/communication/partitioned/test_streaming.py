@@ -176,7 +176,7 @@ def test_collectives_that_differ(monkeypatch, caplog, different, marked):
   observed = jaxpace.observe(jax.jit(step), different=different)
   assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
   assert "With timestamps it has one less. So it runs" in caplog.text
-  assert bool(observed.calls) == marked
+  assert bool(observed.runs) == marked
 
 
 def test_collectives_that_differ_can_be_an_error(monkeypatch):

@@ -5,8 +5,7 @@ import jax
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import Marked
 from jaxpace.trace.intake import Losses
-from jaxpace.trace.marks.collect import Collector
-from jaxpace.trace.marks.intake import MarksIntake
+from jaxpace.trace.marks.found import Executed, FoundIntake
 from tests.trace.marks.handmade import Handmade
 
 
@@ -27,9 +26,12 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
         return ObservedPlan()
       return ObservedPlan((step._program,) if len(asked) > 2 else ())
 
-  collector = Collector()
-  taken = MarksIntake(collector, [Asked()], tmp_path, "run", 0, 0, jax.device_count(), Losses(), 1)
+  executed = Executed(Asked(), ())
+  executed.host.close()
+  collector = executed.collector
+  taken = FoundIntake(executed, tmp_path, "run", 0, 0, jax.device_count(), Losses(), "",
+                      lambda found, last, first: found, 1)
   (tmp_path / "marks").mkdir()
-  assert taken.poll() is None
+  assert taken.poll().steps == []
   lanes = [collector.ranks.index(rank) for rank in step._program.ranks]
   assert [collector.passed(lane, step.number) for lane in lanes] == [1, 1]
