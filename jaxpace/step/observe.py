@@ -105,6 +105,10 @@ class Observed(Marked):
     Raises:
       DifferentError: with `different="raise"`, the program with marks is not the same.
     """
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+      # Each operation is a program of its own then: none of them is the step.
+      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
+      return self.jitted(*args, **kwargs)
     if self._check_due and not compiling.tracing():
       return self._checked(args, kwargs)
     with self._context(self._token):
@@ -207,10 +211,6 @@ class Observed(Marked):
     """
     if compiling.tracing():
       # Small programs that compute constants; a step compiled into another is that one's part.
-      return request.compile()
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-      # Each operation is a program of its own then: none of them is the step.
-      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
       return request.compile()
     reason, made = _ONE_DEVICE, None
     if request.partitions > 1:
