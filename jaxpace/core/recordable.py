@@ -59,3 +59,7 @@ class Marked(Recordable):
   runs: frozenset[int] = frozenset()
   """Numbers of the programs with marks of which each call dispatches one; what is compiled beside
   them, to cut arguments up say, is not among them."""
+
+  calls: int = 0
+  """Calls so far in this process: the k-th execution of any of these to start on a device is of the
+  k-th call. Counted as long as all programs of the function have marks."""

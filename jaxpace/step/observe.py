@@ -88,7 +88,7 @@ class Observed(Marked):
     self._title = name if name.isidentifier() else ""
     self.check, self.different, self.clock = bool(check), different, clock
     self.plan: ObservedPlan = ObservedPlan()
-    self._agreed = self._named = False
+    self._agreed = self._named = self._counting = False
     self._warned: set[str] = set()
     # None where the step runs unmodified.
     self._token: Any = None
@@ -112,7 +112,11 @@ class Observed(Marked):
     if self._check_due and not compiling.tracing():
       return self._checked(args, kwargs)
     with self._context(self._token):
-      return self.jitted(*args, **kwargs)
+      out = self.jitted(*args, **kwargs)
+    if self._counting and not compiling.tracing():
+      with _lock:
+        self.calls += 1
+    return out
 
   def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
     """Lowers the step for such arguments; what its `compile()` returns has marks."""
@@ -198,7 +202,7 @@ class Observed(Marked):
     """From now on the step runs as it was."""
     self.plan = ObservedPlan(tuple(
         dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
-    self._token, self.runs = None, frozenset()
+    self._token, self.runs, self._counting = None, frozenset(), False
 
   # Compiling.
 
@@ -240,6 +244,7 @@ class Observed(Marked):
       if own or not self._named:
         self.runs |= {made.number}
       self._add(made)
+      self._counting = not any(one.bare for one in self.plan.programs)
     everywhere.add(made)
     if not self.check:
       for notice in made.notices:
@@ -258,6 +263,7 @@ class Observed(Marked):
         collectives=(), bare=reason or _ALONE)
     with _lock:
       self._add(made)
+      self._counting = False
     said = f"{made.name} runs unmodified: {made.bare}"
     if reason:
       self._warn(said)
