@@ -156,6 +156,15 @@ def test_lateness_is_by_undelayed_arrival():
   assert diagnosis.without_rank[3].step_time == pytest.approx(22e-3, abs=1e-8)
 
 
+def test_lateness_is_after_the_mean_of_the_typical_ranks():
+  busy = np.full((5, 200), 20 * MS)
+  busy[0] -= MS // 20
+  busy[1] += MS // 20
+  busy[4] += 5 * MS
+  lateness = diagnose_busy(busy).lateness.mean
+  assert lateness == pytest.approx([-0.05e-3, 0.05e-3, 0, 0, 5e-3], abs=1e-8)
+
+
 def test_the_gap_is_told_from_compute():
   busy, gap = noise(4, 200), np.full((4, 200), 1.0 * MS)
   busy[0] += 8 * MS

@@ -88,7 +88,7 @@ def of(*counts):
   return np.asarray(counts, np.int32)
 
 
-@pytest.mark.parametrize("check_vma, dropout", [(False, False), (True, True)])
+@pytest.mark.parametrize("check_vma, dropout", [*quick.long((False, False)), (True, True)])
 def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
   step = compiled(check_vma, dropout)
   for counts in (EVEN, (6, 1, 0, 5), (0, 6, 6, 0)):
@@ -148,7 +148,7 @@ def test_tensor_parallel_sums_in_the_loop_with_other_counts_in_each_data_group()
     close(run(params(), shared_out(counts, 10), of(*counts)), expected())
 
 
-@pytest.mark.parametrize("explicit, split", [(False, P()), (True, P("data"))])
+@pytest.mark.parametrize("explicit, split", [*quick.long((False, P())), (True, P("data"))])
 def test_in_a_step_that_is_jitted_as_a_whole(explicit, split):
   """Tensor-parallel parameters stay so; those split over the data axis are gathered, and come back
   as they were."""

@@ -13,6 +13,7 @@ import jaxpace
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.execution import marks
 from jaxpace.trace.reader import read_run
+from tests.quick import long
 from tests.step import observed_steps as steps
 from tests.trace.recording import table
 
@@ -70,7 +71,7 @@ def test_an_automatic_and_an_explicit_mesh_in_turn(tmp_path):
   assert sorted(executions) == [2, 10]
 
 
-@pytest.mark.parametrize("every", [4, 2])
+@pytest.mark.parametrize("every", [*long(4), 2])
 def test_steps_without_timestamps_are_counted_and_not_judged_as_if_they_were_there(
     tmp_path, every):
   step, (params, x, y) = steps.data_parallel()

@@ -10,6 +10,7 @@ import jaxpace
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.share_work import found
 from tests.patience import patiently
+from tests.quick import long
 from tests.step.running import P, mesh_of
 
 RANKS, TOTAL, CAPACITY = 4, 12, 6
@@ -83,8 +84,9 @@ def traced(pacer, share, step=step):
   return paced.plan
 
 
-@pytest.mark.parametrize("wrap", [lambda pacer: pacer, jaxpace.steerable,
-                                  lambda pacer: jaxpace.chain(jaxpace.pace_early_ranks(), pacer)])
+@pytest.mark.parametrize("wrap", [
+    lambda pacer: jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), pacer)),
+    *long(lambda pacer: pacer, jaxpace.steerable)])
 def test_arrivals_are_shared_wherever_work_is(monkeypatch, wrap):
   monkeypatch.setattr(jax, "process_count", lambda: 4)
   by_speed = jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY))

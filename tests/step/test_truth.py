@@ -11,6 +11,7 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
 from tests.patience import patiently
+from tests.quick import long
 from tests.step import models
 from tests.step.running import P, arrivals, at, column, mesh_of, segments, times
 
@@ -160,7 +161,7 @@ def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   assert excess(entered) >= SURELY * INJECTED, "the delay did not delay"
 
 
-@pytest.mark.parametrize("clock", ["native", "callback"])
+@pytest.mark.parametrize("clock", ["native", *long("callback")])
 def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
   """What is stamped later would look delayed even if the work had been done meanwhile."""
   begun = {rank: [] for rank in range(RANKS)}
