@@ -118,23 +118,18 @@ def test_a_second_shape_and_an_evaluation_are_told_apart(tmp_path, mesh, weights
   assert len(step.plan.programs) == 2 and len(evaluate.plan.programs) == 1
   entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
   numbers = [program.number for program in (*step.plan.programs, *evaluate.plan.programs)]
-  for (_, number), own in waits.items():
+  for own in waits.values():
     ran = {entries[row["collective"]]["program"] for row in own}
     # The larger batch makes no other collectives: they are of weights and gradients, and so the
     # same slots.
-    assert ran == {numbers[0]} | ({numbers[2]} if number % 4 == 3 else set())
+    assert ran == {numbers[0]}
 
 
-def test_gradients_accumulated_by_a_second_function(tmp_path, mesh, weights):
+def test_each_call_of_a_function_that_accumulates_is_a_step(tmp_path, mesh, weights):
   gradient = jaxpace.observe(jax.jit(jax.grad(loss)))
   with jaxpace.Recorder(tmp_path, gradient) as recorder:
     for _ in range(4):
-      total = sum(jax.block_until_ready(gradient(weights, batch_of(mesh, 8))) for _ in range(3))
-      recorder.record(norm=float(jnp.abs(total).sum()))
-  waits = check(tmp_path, 4)
-  entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
-  calls = [entry["loops"][0][1] if entry["loops"][:1] and entry["loops"][0][0] == "call" else 0
-           for entry in entries]
-  assert sorted(set(calls)) == [0, 1, 2] and calls == sorted(calls)
-  assert all(len(own) == len(entries) for own in waits.values())
-  assert all(row["host_norm"] > 0 for row in table(tmp_path))
+      for _ in range(3):
+        jax.block_until_ready(gradient(weights, batch_of(mesh, 8)))
+      recorder.record()
+  check(tmp_path, 12)
