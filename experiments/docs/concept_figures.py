@@ -23,7 +23,8 @@ from scipy import integrate, stats
 from experiments.docs import concept_drawing
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.simulate import recording
-from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.simulation import noise, settings
 from jaxpace.simulation import scenario as scenarios

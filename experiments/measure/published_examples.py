@@ -296,9 +296,7 @@ def run(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pa
 
 def rows_of(run_folder: pathlib.Path) -> list[int]:
   """Steps that each rank has in its trace."""
-  run = read_run(run_folder)
-  run = run.whole or run
-  return [int((steps >= 0).sum()) for steps in run.attempt]
+  return [int((steps >= 0).sum()) for steps in read_run(run_folder).all_steps.attempt]
 
 
 if __name__ == "__main__":

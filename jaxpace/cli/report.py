@@ -129,7 +129,7 @@ def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
   """Reports on a job that hung before it had recorded a step."""
-  from jaxpace.diagnosis.report_json import hang_only
+  from jaxpace.diagnosis.diagnosis import hang_only
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.terminal import render_hang
   from jaxpace.trace.plain_text import write_plain
@@ -144,7 +144,7 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.An
 def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
             hang: Hang | None, found: Forecast | None) -> running.Answer:
   """The report; and the page and timelines that were asked for are written beside it."""
-  from jaxpace.diagnosis.report_json import to_json
+  from jaxpace.diagnosis.diagnosis import to_json
   from jaxpace.reporting.console import make_console
   from jaxpace.reporting.terminal import render, render_forecast
   from jaxpace.trace.plain_text import write_plain

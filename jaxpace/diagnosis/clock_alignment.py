@@ -14,6 +14,7 @@ import dataclasses
 
 import numpy as np
 
+from jaxpace.diagnosis.limits import MIN_STEPS
 from jaxpace.diagnosis.meetings import meetings
 from jaxpace.trace.run import MISSING, Run
 
@@ -21,14 +22,13 @@ SAME_CLOCK = 100_000_000
 """Processes of one host whose exits agree to so many ns as they were stamped read one clock."""
 IMPOSSIBLE = 1 << 61
 """No clock has counted so many ns: stamps beyond are damaged, and count as `MISSING`."""
-_KNOT_SECONDS, _KNOT_EXITS, _MOST_KNOTS = 8.0, 64, 64
-_FEW = 16
-"""Fewer exits than this tell no drift: the correction is constant."""
+_KNOT_SECONDS, _KNOTS = 8.0, 64
+"""Seconds, and exits, from knot to knot of a correction at least; and knots at most."""
 _ROUNDS, _ITERATIONS = 2, 20
 _NARROW = 1e3
 """ns below which deviations count alike."""
-_JUMP, _FASTEST = 1e8, 2e-3
-"""ns, and share of the time, by which no clock strays while it runs."""
+_FASTEST = 2e-3
+"""Share of the time by which no clock strays, beside `SAME_CLOCK`, while it runs."""
 _PAUSE = 1_000_000_000
 """ns shown between two attempts whose clocks tell nothing of the time between them."""
 
@@ -231,7 +231,8 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
   """
   base, away = int(own[0]), common - own
   x = (own - base).astype(np.float64)
-  room = _JUMP + _FASTEST * np.abs(x - np.median(x))  # a clock that jumped says nothing of drift
+  # a clock that jumped says nothing of drift
+  room = SAME_CLOCK + _FASTEST * np.abs(x - np.median(x))
   shift = int(np.median(away - away[0])) + int(away[0])
   # it jumped half way: the median lies between, where no exit is
   if not (np.abs(away - shift) <= room).any():
@@ -240,10 +241,10 @@ def _fit(own: np.ndarray, common: np.ndarray) -> Correction:
   sane = np.abs(y) <= room
   x, y = x[sane], y[sane]
   low, high = float(x.min()), float(x.max())
-  if len(x) < _FEW or high <= low:
+  if len(x) < MIN_STEPS or high <= low:
     return Correction(base, shift, np.array([0.0, 1.0]), np.zeros(2))
-  pieces = int(np.clip(min(len(x) // _KNOT_EXITS, (high - low) * 1e-9 / _KNOT_SECONDS), 1,
-                       _MOST_KNOTS))
+  pieces = int(np.clip(min(len(x) // _KNOTS, (high - low) * 1e-9 / _KNOT_SECONDS), 1,
+                       _KNOTS))
   at = np.linspace(low, high, pieces + 1)
   i = np.clip(np.searchsorted(at, x, side="right") - 1, 0, pieces - 1)
   right = (x - at[i]) / (at[i + 1] - at[i])

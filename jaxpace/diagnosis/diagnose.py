@@ -10,48 +10,40 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.codes import Evidence, Note, Sentence
-from jaxpace.diagnosis.counters import switches
+from jaxpace.diagnosis.codes import Evidence, Note, Sentence, percent
 from jaxpace.diagnosis.diagnosis import Diagnosis, Facts, step_time_of
-from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, Finding, find
-from jaxpace.diagnosis.floor import find_floor
+from jaxpace.diagnosis.findings import Sampled, find, hold_back
+from jaxpace.diagnosis.floor import find_floor, shares_of
 from jaxpace.diagnosis.lateness import find_late
-from jaxpace.diagnosis.modes.case import LEAST, Case
+from jaxpace.diagnosis.limits import EFFECT, LEAST
+from jaxpace.diagnosis.mechanism import switches
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, CONTENTION, Case, Finding
 from jaxpace.diagnosis.notes import hung, notes_on
-from jaxpace.diagnosis.overlap import overlap
 from jaxpace.diagnosis.pacing import measured, work_moved
 from jaxpace.diagnosis.phases import phase_medians
-from jaxpace.diagnosis.sampled import Sampled, hold_back
 from jaxpace.diagnosis.selected_steps import (
   SelectedSteps,
   count_steps,
   is_possible,
-  step_times,
   without_unfinished,
 )
-from jaxpace.diagnosis.stages import stages
 from jaxpace.diagnosis.totals import Summed, add_up
 from jaxpace.diagnosis.untold import (
   Untold,
   hidden,
   hidden_sentence,
+  stages,
   unrecorded,
   unseen,
   untold,
 )
 from jaxpace.diagnosis.verdict import mended, saving, verdict_on
-from jaxpace.diagnosis.waiting_places import where_waits_are
+from jaxpace.diagnosis.waiting_places import overlap, where_waits_are
 from jaxpace.diagnosis.what_if_request import WhatIfRequest
-from jaxpace.diagnosis.wording import percent
 from jaxpace.diagnosis.worth import Worth, named, saves_nothing, worth
 from jaxpace.trace.links import ProbedLinks
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
-
-_MORE, _MORE_BY = 1.2, 0.02
-"""A finding whose mending saves that many times its share, and that part of the step more, needs a
-sentence on it."""
 
 
 def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
@@ -96,7 +88,7 @@ def count(run: Run) -> Counted:
   """Selects the steps that count."""
   finished, unfinished = without_unfinished(run)
   every = run.all_steps
-  recorded = int(((every.attempt >= 0).any(axis=0) & every.inside).sum())
+  recorded = int(((every.attempt >= 0).any(axis=0) & run.asked(every.steps)).sum())
   return Counted(run, finished, unfinished, count_steps(finished), recorded)
 
 
@@ -171,11 +163,10 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
   run, case = counted.run, reasons.case
   selected, totals, floor = case.selected, case.totals, case.floor
   times, every = totals.per_step["step"][selected.mask], None
-  if counted.finished.whole is not None and times.size:
-    mask = count_steps(counted.finished.whole).mask
-    if mask.any():
-      times, every = step_times(counted.finished.whole)[mask], int(mask.sum())
-      saved = saved.scaled(float(times.mean()) / case.step_time)
+  if selected.in_all is not None and times.size and selected.in_all.times.size:
+    times = selected.in_all.times
+    every = len(times)
+    saved = saved.scaled(float(times.mean()) / case.step_time)
   parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
            for name, values in totals.per_step.items()}
   quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
@@ -218,7 +209,7 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
 def _explained(facts: Facts, finding: Finding) -> Finding:
   """With a sentence on why mending it saves more than its share, where it does by much."""
   after = mended(facts, finding)
-  if after is None or not saving(after) >= max(_MORE * finding.share, finding.share + _MORE_BY):
+  if after is None or not saving(after) >= finding.share + EFFECT:
     return finding
   late = ("the late rank itself waits" if len(finding.ranks) == 1
           else "the late ranks themselves wait")

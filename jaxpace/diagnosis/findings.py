@@ -3,44 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Sequence
 
-from jaxpace.diagnosis import step_ranges, tcp
-from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.codes import Evidence, Sentence
-from jaxpace.diagnosis.episodes import CONFIDENCE
-from jaxpace.diagnosis.lateness import WaitedFor, hold
+import numpy as np
+
+from jaxpace.diagnosis import tcp
+from jaxpace.diagnosis.codes import (
+  Evidence,
+  Note,
+  Sentence,
+  joined,
+  milliseconds,
+  named,
+)
+from jaxpace.diagnosis.episodes import change_points
+from jaxpace.diagnosis.lateness import WaitedFor, hold, rank_change
+from jaxpace.diagnosis.limits import (
+  CONFIDENCE,
+  COSTLY,
+  FEWEST,
+  LEAST,
+  MIN_STEPS,
+  PART,
+  SELDOM,
+  SHOWS,
+)
+from jaxpace.diagnosis.mechanism import crowded_processors
 from jaxpace.diagnosis.modes import (
   amplification,
   contention,
   jitter,
-  locality,
   straggler,
 )
 from jaxpace.diagnosis.modes.case import (
   AMPLIFICATION,
   CONTENTION,
-  COSTLY,
-  JITTER,
-  LEAST,
   LOCALITY,
   PERSISTENT,
   Case,
   Finding,
 )
-from jaxpace.diagnosis.selected_steps import MIN_STEPS
-from jaxpace.diagnosis.wording import hosts_of, milliseconds, name_rank, named
-
-__all__ = ["AMPLIFICATION", "CONTENTION", "COSTLY", "JITTER", "LOCALITY", "PERSISTENT", "Finding",
-           "find", "hosts_of", "milliseconds", "name_rank"]
-
+from jaxpace.diagnosis.modes.straggler import excess
+from jaxpace.hosts.locality.tree import parse_list
+from jaxpace.trace.run import MISSING, Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-_TOGETHER = 0.04
-"""Two faults that begin within this part of the run from each other are one."""
-_LITTLE = 0.25
-"""A rank that becomes late as transfers become slow is late because of them if round trips show
-that data queue on the way, and its share is less than this part of theirs."""
 
 
 def find(case: Case) -> tuple[Finding, ...]:
@@ -60,12 +69,12 @@ def find(case: Case) -> tuple[Finding, ...]:
   run = case.run
   if case.selected.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
     return ()
-  places = locality.bad_places(run)
+  places = straggler.bad_places(run)
   late = _late(case, places)
   slow = _slow(case)
   transfers = _transfers(case, places, slow)
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
-    if slow.queued and late[0].share < _LITTLE * transfers[0].share:
+    if slow.queued and late[0].share < PART * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
       said = Sentence(Evidence.LATE_AS_WELL,
           f"{named(late[0].hosts) or 'A rank'} is late by a little since then: "
@@ -84,10 +93,10 @@ def find(case: Case) -> tuple[Finding, ...]:
   return tuple(sorted(findings, key=lambda f: -f.share))
 
 
-def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
+def _late(case: Case, places: list[straggler.Bad]) -> list[Finding]:
   """Ranks that are late for good: in a bad place, and others."""
   episodes, held = case.lateness.episodes, case.lateness.held
-  match = locality.late_in_place(case, places)
+  match = straggler.late_in_place(case, places)
   if match is None:
     late = straggler.find(case, episodes, held)
     return [late] if late else []
@@ -100,7 +109,7 @@ def _late(case: Case, places: list[locality.Bad]) -> list[Finding]:
   placed = _mean_held(placed, held, rest)
   rest = WaitedFor(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
                    held.by_block - placed.by_block)
-  found = ([locality.find_late(case, bad, own, placed)]
+  found = ([straggler.find_late_in_place(case, bad, own, placed)]
            if placed.seconds >= LEAST * case.step_time else [])
   another = straggler.find(case, others, rest)
   return [*found, *([another] if another else [])]
@@ -123,7 +132,7 @@ def _turns(case: Case) -> list[Finding]:
   # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by
   # itself may be too little to tell: other load on the hosts makes a few steps long and leaves the
   # median.
-  everyday = amplification.everyday(case) >= COSTLY / 2 * case.step_time
+  everyday = amplification.everyday(case) >= SHOWS * case.step_time
   if case.run.ranks > 1:
     amplified = amplification.find(case, for_work,
                                    by_turns if not jittery and everyday else for_work)
@@ -162,7 +171,7 @@ def _one_fault(case: Case, late: Finding, contended: Finding,
   # A rank that was late before may have become later then.
   blocks = case.lateness.blocks.arrival
   ranks = sorted({e.rank for e in case.lateness.episodes})
-  starts = [step_ranges.rank_change(case.run, case.selected, rank, point)
+  starts = [rank_change(case.run, case.selected, rank, point)
             for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True)
             for point in points]
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)
@@ -170,7 +179,7 @@ def _one_fault(case: Case, late: Finding, contended: Finding,
 
 def _within(case: Case) -> float:
   """Steps by which what begins together may seem to begin apart."""
-  return max(3, _TOGETHER * case.selected.size)
+  return max(3, COSTLY * case.selected.size)
 
 
 def _slow(case: Case) -> contention.SlowTransfers | None:
@@ -179,10 +188,169 @@ def _slow(case: Case) -> contention.SlowTransfers | None:
           else None)
 
 
-def _transfers(case: Case, places: list[locality.Bad],
+def _transfers(case: Case, places: list[straggler.Bad],
                slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
   found = contention.describe(case, slow)
-  bad = locality.slow_in_place(case, places, slow)
-  return [locality.find_slow(case, bad, found) if bad else found]
+  bad = straggler.slow_in_place(case, places, slow)
+  return [straggler.find_slow(case, bad, found) if bad else found]
+
+
+# What sampled and observed runs can't tell: ranks that take turns on few cores, and ranks that
+# never meet.
+#
+# Nothing is put into such a step, so nothing keeps its devices apart either: simulated devices of
+# one process wait for a core, and a collective may be one over a part of the mesh. Where the stamps
+# show that, what rests on them is no finding.
+
+CLOCK = "profiler"
+
+# Chosen by hand; no measurement of them is published.
+_STANDS_OUT = 3.0
+"""A rank is told from ranks that take turns where it is later by this many times what they differ
+among themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+  """Findings that hold, and what can't be told."""
+
+  findings: tuple[Finding, ...]
+  doubt: str = ""
+  """Why findings were taken back, in a few words; empty where none was."""
+  notes: tuple[Sentence, ...] = ()
+
+
+def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
+  """Takes back what a sampled run can't tell.
+
+  Args:
+    case: the run.
+    findings: what was found in it.
+
+  Returns:
+    All findings, and no notes, of a run that was neither sampled nor observed.
+  """
+  observed = case.run.observed
+  if case.run.plan.get("clock") != CLOCK and not observed:
+    return Sampled(tuple(findings))
+  apart = [] if observed else never_meet(case.run)
+  if apart:
+    named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
+    return Sampled((), "ranks don't all wait for each other", (
+        Sentence(Note.NEVER_MEET,
+            f"Ranks leave {named} before others have reached it: not all of them wait for each "
+            "other there (an axis of a mesh with several, or from one rank to the next). Which "
+            "wait for which, a trace doesn't say, so all are compared: who is late, and what "
+            "waiting costs, can't be told from that."),))
+  rounds, devices, cores = turns(case.run)
+  if not rounds:
+    return Sampled(tuple(findings))
+  least = rounds * _busy(case)
+  # Marks tell who waits for whom: of an observed run, only who is late for good, or in most of the
+  # steps, may be whose turn comes last.
+  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)
+                                       and not (f.mode == AMPLIFICATION and f.ranks))
+               or _told(case, f, least, rounds))
+  if observed and devices > cores and crowded_processors(case):
+    # Of devices with equal work that run one after another, the mean one waits for at most that.
+    most = (1 - cores / devices) / 2
+    kept = tuple(_by_the_machine(f, devices, cores)
+                 if f.mode == AMPLIFICATION and not f.ranks and f.share <= most else f
+                 for f in kept)
+  if observed and len(kept) == len(findings):
+    return Sampled(kept)
+  note = (Sentence(Note.TURNS,
+      f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of "
+      f"up to {milliseconds(least)} may be for that, so it is no finding unless one rank stands "
+      "out from all others."))
+  return Sampled(kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
+                 else "", (note,))
+
+
+def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
+  """Waiting for ranks by turns where devices are preempted for each other: whatever their work."""
+  return dataclasses.replace(
+      finding, causes=("shared_cores",),
+      advice=(f"{devices} devices take turns on {cores} cores, so that another one is last in each "
+              "step: that is the machine, whatever the job's work. Give each device a core of its "
+              "own, and see what waiting is left."))
+
+
+def never_meet(run: Run) -> list[str]:
+  """Names of the collectives that ranks of one process leave before others of it have reached them.
+
+  Only ranks of one process are compared: they share a clock.
+  """
+  found = []
+  for times in run.collectives:
+    if times.meeting is not None:
+      continue  # who meets is recorded
+    for process in np.unique(run.process_of_rank[run.process_of_rank >= 0]):
+      own = run.process_of_rank == process
+      enter, leave = times.enter_ns[own], times.exit_ns[own]
+      known = ((enter != MISSING) & (leave != MISSING)).all(axis=0)
+      if own.sum() > 1 and known.any():
+        early = leave[:, known].min(axis=0) < enter[:, known].max(axis=0)
+        if early.mean() > SELDOM:
+          found.append(times.name)
+          break
+  return found
+
+
+def turns(run: Run) -> tuple[int, int, int]:
+  """How many others a device may have to wait for before it gets a core; devices and cores of the
+  fullest host.
+
+  All 0 where devices aren't the host's processors, or it isn't known how many there are. One core
+  is the loop's.
+  """
+  worst = (0, 0, 0)
+  for host in {place.hostname for place in run.locality}:
+    places = [place for place in run.locality if place.hostname == host]
+    devices = [device for place in places for device in place.devices]
+    own = [places[0].cgroup.cpu_limit or math.inf,
+           len(parse_list(places[0].cpu.allowed)) or math.inf]
+    if (len(devices) < 2 or any(device.platform != "cpu" for device in devices)
+        or math.isinf(min(own))):
+      continue
+    cores = max(1, int(min(own)))
+    rounds = math.ceil(len(devices) / max(1, cores - 1)) - 1
+    worst = max(worst, (rounds, len(devices), cores))
+  return worst
+
+
+def _busy(case: Case) -> float:
+  """Seconds a step that the quickest rank is busy itself."""
+  present = case.totals.present
+  busy = ((case.totals.per_rank["compute"] + case.totals.per_rank["runtime"])[present > 0]
+          / present[present > 0])
+  return float(busy.min()) if busy.size else 0.0
+
+
+def _by_work(case: Case, rank: int, rounds: int) -> bool:
+  """Whether a rank is late for longer work, by more than the others' work may make it wait for a
+  core."""
+  latest = max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness,
+               default=None)
+  if latest is None:
+    return False
+  compute, gap = excess(case, latest)
+  present = case.totals.present
+  least = float((case.totals.per_rank["compute"][present > 0] / present[present > 0]).min())
+  return compute > 2 * max(gap, 0.0) and compute > rounds * least
+
+
+def _told(case: Case, finding: Finding, least: float, rounds: int) -> bool:
+  """Whether a finding is more than turns may make."""
+  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+    return finding.share * case.step_time > least
+  lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
+              for rank in finding.ranks]
+  if (min(lateness) > least or case.run.observed
+      and all(_by_work(case, rank, rounds) for rank in finding.ranks)):
+    return True
+  others = np.delete(case.lateness.mean, list(finding.ranks))
+  others = others[np.isfinite(others)]
+  return len(others) >= FEWEST and min(lateness) > _STANDS_OUT * float(np.ptp(others))

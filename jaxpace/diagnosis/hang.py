@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from jaxpace.diagnosis import codes
-from jaxpace.diagnosis.codes import Sentence
+from jaxpace.diagnosis.codes import NAMED, Sentence
 from jaxpace.trace.flight.told import CauseInWords, Flight, told
 from jaxpace.trace.problems import plural
 
@@ -18,7 +18,6 @@ RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
 """In a job that runs; the latter before a few steps have shown how long they take."""
 ENDED_SECONDS = 3.0
 """In a job of which no process writes any more: nobody waits for it to go on."""
-_MOST = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +37,11 @@ class Hang:
   @property
   def sentences(self) -> tuple[Sentence, ...]:
     """All of it in words, each with the code of its cause."""
-    said = [Sentence(codes.HangCode(each.code), each.text) for one in self.causes[:_MOST]
+    said = [Sentence(codes.HangCode(each.code), each.text) for one in self.causes[:NAMED]
             for each in one.said]
-    more = len(self.causes) - _MOST
+    more = len(self.causes) - NAMED
     if more > 0:
-      said.append(Sentence(codes.HangCode(self.causes[_MOST].cause.kind),
+      said.append(Sentence(codes.HangCode(self.causes[NAMED].cause.kind),
                            f"{plural(more, 'more cause')} not listed, with at most as many ranks."))
     return tuple(said)
 

@@ -11,16 +11,23 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.changes import change_points, without_outages
-from jaxpace.diagnosis.episodes import Blocks, Episode, find_episodes, mean_known
+from jaxpace.diagnosis.busy_times import busy
+from jaxpace.diagnosis.episodes import (
+  Blocks,
+  Episode,
+  change_points,
+  find_episodes,
+  mean_known,
+  without_outages,
+)
+from jaxpace.diagnosis.limits import MOST, SAMPLED
+from jaxpace.diagnosis.meetings import joined_ranks_of
 from jaxpace.diagnosis.selected_steps import SelectedSteps
-from jaxpace.diagnosis.totals import ByGroup, Summed, Totals
+from jaxpace.diagnosis.totals import ByGroup, Summed, Totals, late_in, undelayed
+from jaxpace.trace.run import Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-PAUSES = 0.5
-"""A rank this part of whose lateness comes from a few long gaps pauses now and then: it is late by
-no fixed amount."""
 
 
 class WaitedFor(NamedTuple):
@@ -82,8 +89,8 @@ def find_late(summed: Summed) -> Lateness:
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
-  if totals.late_by_sums is not None:  # of all steps, not only of those that are written in full
-    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_by_sums), totals.late_by_sums,
+  if totals.late_in_all is not None:  # of all steps, not only of those that are detailed
+    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
                        arrival)
   joined = (totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart
             else None)
@@ -213,7 +220,7 @@ def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
     return False
   begin, end = episode.begin, episode.end
   steps = np.flatnonzero(selected.within(begin, end))
-  steps = steps[::max(1, len(steps) // 4096)]
+  steps = steps[::max(1, len(steps) // SAMPLED)]
   typical = blocks.typical(begin, end, episode.rank)
   every = run.durations["gap"][:, steps].astype(np.float64)
   gaps = every[episode.rank] - (mean_known(every[typical]) if typical.size else 0.0)
@@ -224,8 +231,71 @@ def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
   longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
   excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
   now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
-  return now_and_then >= PAUSES * episode.lateness
+  return now_and_then >= MOST * episode.lateness
 
 
 def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:
   return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+
+
+# When something began and ended, to the step, and how to say so.
+
+
+
+def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int:
+  """Number of the step at which a rank's arrival changed its level, near the beginning of `block`.
+
+  The best of all splits of the neighbouring blocks' steps, by least squares.
+  """
+  if run.aggregated is not None:
+    first = selected.first_step(run, max(block - 1, 0))
+    last = selected.last_step(run, min(block, selected.blocks - 1))
+    if last - first <= SAMPLED:
+      numbers, values = late_in(run, rank, first, last, joined_ranks_of(run))
+      return _split(values, numbers, selected.first_step(run, block))
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
+  if not steps.size or steps[-1] - steps[0] > SAMPLED:
+    return selected.first_step(run, block)
+  part = slice(int(steps[0]), int(steps[-1]) + 1)
+  work = busy(run, part)
+  arrival, valid = undelayed(work).sum(axis=0), work.valid
+  if work.meetings is not None and work.meetings.apart:
+    valid = valid & (work.meetings.joined == work.meetings.joined[rank])[:, None]
+  others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
+  values = (arrival[rank] - others)[steps - part.start]
+  return _split(values, run.steps[steps], selected.first_step(run, block))
+
+
+def series_change(run: Run, selected: SelectedSteps, values: np.ndarray, block: int) -> int:
+  """The same for a [K] series of the job."""
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
+  return _split(values[steps], run.steps[steps], selected.first_step(run, block))
+
+
+def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
+  known = np.isfinite(values)
+  values, numbers = values[known], numbers[known]
+  if len(values) < 4:
+    return otherwise
+  # One pause is no change, however few the steps: it is cut to the next value, not to something
+  # between the two.
+  low, high = np.quantile(values, 0.05, method="higher"), np.quantile(values, 0.95, method="lower")
+  total = np.cumsum(np.clip(values, low, high))
+  at = np.arange(1, len(values))
+  gain = total[:-1]**2 / at + (total[-1] - total[:-1])**2 / (len(values) - at)
+  return int(numbers[1 + int(gain.argmax())])
+
+
+def spell(first: int | None, last: int | None) -> str:
+  """How a stretch of steps reads.
+
+  >>> spell(None, None), spell(120, None), spell(120, 180), spell(None, 99)
+  ('throughout', 'from step 120 on', 'from step 120 to 180 only', 'up to step 99')
+  """
+  if first is None and last is None:
+    return "throughout"
+  if last is None:
+    return f"from step {first} on"
+  if first is None:
+    return f"up to step {last}"
+  return f"from step {first} to {last} only"

@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.grouped_waits import Waits
-from jaxpace.diagnosis.meetings import Grouped, Meetings
+from jaxpace.diagnosis.meetings import Grouped, Meetings, Waits
 
 _REASONS = 4
 """Reasons that a rank carries: the largest ones. Small ones of chance come and go."""
@@ -221,10 +220,11 @@ def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarra
   return even
 
 
-def without_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
-                    valid: np.ndarray) -> list[Waits]:
+def beyond_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
+                   valid: np.ndarray) -> tuple[list[Waits], list[Charge]]:
   """What ranks wait in the collectives of some steps beyond what they would if all were equally
-  busy.
+  busy, and on whose account: that one's of those they are joined with who is busy longest in the
+  step.
 
   Args:
     found: who meets.
@@ -234,18 +234,24 @@ def without_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray
 
   Returns:
     The waits, less what is waited anyway, each rank's in proportion: mean over ranks, what a step
-    takes longer for them.
+    takes longer for them. And who is charged with them.
   """
+  joined = Grouped(found.joined)
   whole = np.sum([waited.beyond for waited in waits], axis=0)
   more = whole - _bubbles(found, waits, arrival, valid)[:, None]
   # The late rank waits for less than its bubble, and of all together no more is waited than a step
   # takes longer.
-  joined, later = Grouped(found.joined), np.maximum(more, 0.0)
+  later = np.maximum(more, 0.0)
   most = joined.mean(later, valid)
   scale = np.divide(joined.mean(more, valid), most, out=np.zeros_like(whole), where=most > 0)
   part = np.divide(later * np.maximum(scale, 0.0), whole, out=np.zeros_like(whole),
                    where=whole > 0)
-  return [waited._replace(early=waited.beyond * part, own=np.zeros_like(part)) for waited in waits]
+  left = [waited._replace(early=waited.beyond * part, own=np.zeros_like(part)) for waited in waits]
+  busy = np.where(valid, arrival.sum(axis=0), -np.inf)
+  longest = np.minimum(joined.first(valid & (busy == joined.highest(busy))), len(valid) - 1)
+  nothing = np.zeros(valid.shape)
+  return left, [Charge((longest, longest), (nothing, waited.early), (nothing > 0, nothing == 0))
+                for waited in left]
 
 
 def _bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, valid: np.ndarray
@@ -266,22 +272,3 @@ def _bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, valid
       bubbles += out - ready
       time = out + transfer
   return bubbles
-
-
-def to_the_busiest(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
-                   valid: np.ndarray) -> Iterator[Charge]:
-  """Charges what ranks wait to the one of those they are joined with that is busy longest in the
-  step.
-
-  Args:
-    found: who meets.
-    waits: of each collective.
-    arrival: [C, R, K] s busy before it, undelayed.
-    valid: [R, K] ranks whose step is known.
-  """
-  joined = Grouped(found.joined)
-  busy = np.where(valid, arrival.sum(axis=0), -np.inf)
-  longest = np.minimum(joined.first(valid & (busy == joined.highest(busy))), len(valid) - 1)
-  nothing = np.zeros(valid.shape)
-  for waited in waits:
-    yield Charge((longest, longest), (nothing, waited.early), (nothing > 0, nothing == 0))

@@ -8,26 +8,23 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnosis.accounting import account, busy
-from jaxpace.diagnosis.codes import Note, Sentence
-from jaxpace.diagnosis.counters import CROWDED
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
+from jaxpace.diagnosis.codes import Note, Sentence, joined, milliseconds, name_rank, percent
 from jaxpace.diagnosis.diagnosis import Facts
-from jaxpace.diagnosis.findings import milliseconds, name_rank
 from jaxpace.diagnosis.floor import RUNNING_MINIMUM, joined_ranks
+from jaxpace.diagnosis.limits import EFFECT, LEAST, LISTED
+from jaxpace.diagnosis.mechanism import CROWDED
 from jaxpace.diagnosis.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
-from jaxpace.diagnosis.stages import sentences as stage_sentences
-from jaxpace.diagnosis.unexplained import few_pauses, unnamed_waiting
 from jaxpace.diagnosis.untold import NO_SLOT, once, untimed
 from jaxpace.diagnosis.untold import sentence as untold_sentence
-from jaxpace.diagnosis.wording import joined, percent
+from jaxpace.diagnosis.untold import sentences as stage_sentences
+from jaxpace.diagnosis.verdict import few_pauses, unnamed_waiting
 from jaxpace.trace.alarms import where
 from jaxpace.trace.meeting import groups
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Run
 
-_MOST_HANGS = 8
-_ONE_OFF = 0.01
-"""A single step whose waiting takes this share of the whole window is told apart."""
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
@@ -54,7 +51,7 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
         f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: "
         "rows of some ranks are missing there. They come later while the job runs, and never if a "
         "process was killed."))
-  if run.whole is not None and facts.step_time:
+  if run.aggregated is not None and facts.step_time:
     notes.append(Sentence(Note.IN_FULL,
         f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are "
         "detailed, with a row for each collective: shares, waits and what-if are of these. Step "
@@ -122,7 +119,7 @@ def _measured(facts: Facts) -> list[Sentence]:
   if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))
     share = float(whole[worst]) / (facts.step_time.mean * facts.selected.size)
-    if share > _ONE_OFF:
+    if share > LEAST:
       lost = milliseconds(_waited(run, worst))
       notes.append(Sentence(Note.ONE_OFF,
           f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
@@ -144,7 +141,7 @@ def _measured(facts: Facts) -> list[Sentence]:
         f"{percent(pauses.share)} of all the time counted, in {plural(len(pauses.steps), 'step')}: "
         f"{list_ranks(pauses.steps)}. They are no finding, but that is what they cost."))
   staged = totals.groups is not None and totals.groups.found.staged  # then it is their bubbles
-  if abs(facts.spread) > 0.02 * facts.step_time.mean and not staged:
+  if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
     notes.append(Sentence(Note.SPREAD,
         f"Ranks leave the collectives {milliseconds(abs(facts.spread))} apart from each other on "
         "average; that is part of transfer."))
@@ -198,16 +195,16 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
     elif kind == "resumed" and step is not None and seconds is not None:
       taken[step] = max(taken.get(step, 0.0), seconds)
   said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
-  rest = len(said) - _MOST_HANGS
-  return (said[:_MOST_HANGS] + ([Sentence(Note.HUNG, f"Watchdog: more steps were overdue: {rest}.")]
+  rest = len(said) - LISTED
+  return (said[:LISTED] + ([Sentence(Note.HUNG, f"Watchdog: more steps were overdue: {rest}.")]
                                 if rest > 0 else []))
 
 
 def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
   lates = event.get("late")
   late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
-  others = f"; {len(late) - _MOST_HANGS:,} more" if len(late) > _MOST_HANGS else ""
-  who = "; ".join(_process(one) for one in late[:_MOST_HANGS]) + others
+  others = f"; {len(late) - LISTED:,} more" if len(late) > LISTED else ""
+  who = "; ".join(_process(one) for one in late[:LISTED]) + others
   who = who or "all processes had called it"
   ended = (f"took {taken:.0f} s" if taken is not None
            else f"had not completed after {float(event['waited']):.0f} s")

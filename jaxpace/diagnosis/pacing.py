@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnosis.limits import INTERVAL
 from jaxpace.diagnosis.selected_steps import step_times
 from jaxpace.trace.problems import plural
 from jaxpace.trace.run import Run
-
-LEVEL = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +148,7 @@ def _half_width(difference: np.ndarray, variance: float) -> float:
   # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
   squares = float(((difference - difference.mean())**2).sum())
   rho = sequential.prior(max(variance, 1e-30))
-  return float(sequential.half_width(len(difference), squares, rho, -math.log(LEVEL), plain))
+  return float(sequential.half_width(len(difference), squares, rho, -math.log(1 - INTERVAL), plain))
 
 
 def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:

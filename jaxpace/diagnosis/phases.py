@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import BusyTimes, busy, chunks
+from jaxpace.diagnosis.limits import CELLS, SAMPLED
 from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run
+from jaxpace.trace.step_causes import PAUSES
 
-_SAMPLED_STEPS = 4096
 ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
 
 
@@ -23,7 +29,7 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
     Built-in phases first, then the user's by name.
   """
   steps = np.flatnonzero(mask)
-  steps = steps[::max(1, -(-len(steps) // _SAMPLED_STEPS))]
+  steps = steps[::max(1, -(-len(steps) // SAMPLED))]
   own = sorted(name for name in run.durations if name.startswith("phase_"))
   medians = {}
   for name in (*ORDER, *own):
@@ -43,7 +49,6 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
 
 # What a step waits for data, in every step alike or now and then, on all ranks.
 
-_AT_A_TIME = 1 << 14
 
 
 def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
@@ -62,9 +67,103 @@ def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
     row = of_process.get(int(run.process_of_rank[rank]))
     if row is None:
       continue
-    for begin in range(0, len(run.steps), _AT_A_TIME):
-      part = slice(begin, begin + _AT_A_TIME)
+    for begin in range(0, len(run.steps), CELLS):
+      part = slice(begin, begin + CELLS)
       waits = np.minimum(rows[row, part].astype(np.float64), gaps[rank, part])
       known = selected.mask[part] & np.isfinite(waits)
       total, number = total + float(waits[known].sum()), number + int(known.sum())
   return total / number if number else None
+
+
+# What pauses that the processes measure themselves cost a step: themselves, and the waiting for
+# them.
+
+class Paused(NamedTuple):
+  """Seconds a step, mean over ranks."""
+
+  own: float  # in the pauses
+  waiting: float  # for a rank that paused longer
+
+
+def paused(run: Run, selected: SelectedSteps) -> Paused:
+  """Adds up the pauses beyond each process's usual ones and the waiting for them.
+
+  The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
+  between pauses and all else, as docs/accounting.md has it.
+
+  Args:
+    run: with columns of causes.
+    selected: the steps that count.
+  """
+  pause = pauses_by_rank(run, selected)
+  gaps = "gap" in run.durations
+  own = waiting = 0.0
+  for part in chunks(run):
+    work = busy(run, part)
+    valid = work.valid & selected.mask[part]
+    some = np.flatnonzero(valid.any(axis=0))
+    if not some.size:
+      continue
+    if work.meetings is not None:
+      found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
+      own, waiting = own + found.own, waiting + found.waiting
+      continue
+    valid, arrival = valid[:, some], undelayed(work)[0][:, some]
+    paused_now = np.where(valid, pause[:, part][:, some], 0.0)
+    # The columns are the process's: a rank of it pauses no longer than its own gap.
+    paused_now = np.minimum(paused_now,
+                            np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
+    rest = arrival - paused_now
+    reach = np.where(valid, arrival, -np.inf)
+    last = reach.argmax(axis=0)[None]
+    early, more, other = (np.where(valid,
+                                   np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
+                          for x in (arrival, paused_now, rest))
+    split = np.divide(more, more + other, out=np.zeros_like(more), where=more + other > 0)
+    number = valid.sum(axis=0)
+    own += float((paused_now.sum(axis=0) / number).sum())
+    waiting += float(((early * split).sum(axis=0) / number).sum())
+  size = max(1, selected.size)
+  return Paused(own / size, waiting / size)
+
+
+def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
+  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
+  collectives follow.
+
+  Args:
+    work: the steps.
+    pause: [R, k] s of each rank's process.
+    gaps: whether gaps were recorded: a rank pauses no longer than its own.
+  """
+  arrival = undelayed(work)
+  now = np.where(work.valid, np.minimum(pause, work.runtime if gaps else arrival[0]), np.nan)
+  split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,
+                                pacing=np.zeros_like(work.pacing)))
+  number = np.maximum(work.valid.sum(axis=0), 1)
+  own, waiting = (float((np.where(work.valid, values, 0.0).sum(axis=0) / number).sum())
+                  for values in (now, split.waiting_runtime))
+  return Paused(own, waiting)
+
+
+def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
+  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints
+  beyond its usual.
+
+  A process has them once: its ranks pause together, each for no longer than its own gap.
+  """
+  causes = run.host_causes
+  # the last row: no process that is known
+  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))
+  for name in PAUSES:
+    if name in causes.columns:
+      values = np.nan_to_num(causes.columns[name].astype(np.float64))
+      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True),
+                               0.0)
+  rows = {int(process): row for row, process in enumerate(causes.processes)}
+  return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
+
+
+def measures_pauses(run: Run) -> bool:
+  """Whether any of the causes was recorded."""
+  return any(name in run.host_causes.columns for name in PAUSES)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import busy, chunks
+from jaxpace.diagnosis.busy_times import busy, chunks
 from jaxpace.diagnosis.meetings import Meetings
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.trace.run import Run

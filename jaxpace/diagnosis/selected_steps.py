@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.trace.run import MISSING, Run
+from jaxpace.diagnosis.limits import CELLS, MIN_STEPS
+from jaxpace.trace.run import MISSING, AllSteps, Run
 
 # Chosen by hand; no measurement of them is published.
 WARMUP_STEPS = 20
@@ -16,16 +17,19 @@ MAX_BLOCKS = 256
 """Blocks of neighbouring steps, at most, that say when something began and ended."""
 MAX_COARSE = 32
 """Blocks of neighbouring steps, at most, that statistics are made of."""
-_LONGEST = 1e6
+LONGEST = 1e6
 """Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time,
 or less."""
 _UNFINISHED = 10.0
 """Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps
 each second and writes them each other one, on a slow disk later."""
-_AT_THE_END = 1 << 14
-"""Steps at the end that are looked at for that."""
-MIN_STEPS = 20
-"""Fewer counted steps than these carry no finding."""
+
+
+class AllCounted(NamedTuple):
+  """Of a run of which only some steps are detailed, every step that counts."""
+
+  mask: np.ndarray  # [K] bool, of all its steps
+  times: np.ndarray  # [n] s, mean over ranks of those that count
 
 
 class SelectedSteps(NamedTuple):
@@ -37,6 +41,7 @@ class SelectedSteps(NamedTuple):
   block: np.ndarray
   blocks: int
   impossible: int = 0  # steps left out because no clock can have read their times
+  in_all: AllCounted | None = None  # where only some steps are detailed; None: all are
 
   @property
   def size(self) -> int:
@@ -99,37 +104,40 @@ def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> n
   return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
 
 
+def rank_steps(every: AllSteps, part: slice) -> np.ndarray:
+  """[R, k] seconds from a rank's exit to its next one, of the steps in `part`; NaN where one of
+  both is missing, or the rank has no row of the newest attempt."""
+  begin = max(part.start, 1)
+  times = np.full((len(every.attempt), part.stop - part.start), np.nan)
+  now, then = slice(begin, part.stop), slice(begin - 1, part.stop - 1)
+  attempt, last = every.attempt, every.end_ns
+  known = ((last[:, now] != MISSING) & (last[:, then] != MISSING)
+           & (attempt[:, now] == attempt[:, then])
+           & (attempt[:, now] == attempt[:, now].max(axis=0))
+           & (np.diff(every.steps[begin - 1:part.stop]) == 1))
+  times[:, begin - part.start:][known] = (last[:, now] - last[:, then])[known] * 1e-9
+  return times
+
+
 def step_times(run: Run) -> np.ndarray:
   """[K] mean over ranks of the time from exit to exit, seconds; NaN where no rank's is known."""
-  last: np.ndarray | None
-  if run.collectives:
-    attempt = run.collectives[0].attempt
-    last = run.collectives[0].exit_ns
-    for collective in run.collectives[1:]:
-      last = np.maximum(last, collective.exit_ns)
-  else:
-    attempt, last = run.attempt, run.end_ns
-  if run.previous_exit is not None and last is not None:
-    known = (run.previous_exit != MISSING) & (last != MISSING)
-    known &= run.attempt == run.attempt.max(axis=0)
-    total = np.where(known, last - np.where(known, run.previous_exit, 0), 0).sum(axis=0)
-    number = known.sum(axis=0)
-    return np.divide(total * 1e-9, number, out=np.full(len(number), np.nan), where=number > 0)
-  times = np.full(len(run.steps), np.nan)
-  if last is None or len(run.steps) < 2:
-    return times
-  width = 1 << 14
-  adjacent = np.diff(run.steps) == 1
-  for begin in range(1, len(run.steps), width):
-    now, then = (slice(begin, begin + width),
-                 slice(begin - 1, min(begin - 1 + width, len(run.steps) - 1)))
-    newest = attempt[:, now].max(axis=0)
-    known = ((last[:, now] != MISSING) & (last[:, then] != MISSING)
-             & (attempt[:, now] == attempt[:, then])
-             & (attempt[:, now] == newest) & adjacent[then])
-    count = known.sum(axis=0)
-    total = np.where(known, last[:, now] - last[:, then], 0).sum(axis=0)
-    times[now] = np.divide(total * 1e-9, count, out=np.full(len(count), np.nan), where=count > 0)
+  times = _all_times(run.all_steps)
+  return times if run.aggregated is None else times[_places(run)]
+
+
+def _places(run: Run) -> np.ndarray:
+  """[D] place of each detailed step among all."""
+  return np.searchsorted(run.all_steps.steps, run.steps)
+
+
+def _all_times(every: AllSteps) -> np.ndarray:
+  times = np.full(len(every.steps), np.nan)
+  together = max(1, CELLS // max(1, len(every.attempt)))
+  for begin in range(0, len(times), together):
+    part = slice(begin, min(begin + together, len(times)))
+    own = rank_steps(every, part)
+    number = np.isfinite(own).sum(axis=0)
+    times[part] = np.divide(np.nansum(own, axis=0), number, out=times[part], where=number > 0)
   return times
 
 
@@ -139,45 +147,52 @@ def count_steps(run: Run) -> SelectedSteps:
   The first step of an attempt never does: its arrival has no exit to start from. Nor does the
   warm-up, when programs compile and caches fill: of the first 20 steps of each attempt (a fifth of
   a shorter run), those up to the last one that took more than 3 times the median step. Of a run of
-  which only some steps are written in full, those among them count that do among all.
+  which only some steps are detailed, those among them count that do among all.
   """
-  times = step_times(run)
-  known = np.isfinite(times) & run.inside
+  every = run.all_steps
+  times = _all_times(every)
+  known = np.isfinite(times) & run.asked(every.steps)
   mask = known & is_possible(times)
-  impossible = int((known & ~mask).sum())
-  warmup = np.zeros_like(mask)
-  left_out = None
-  if run.whole is not None:
-    whole = count_steps(run.whole)
-    mask &= whole.mask[np.searchsorted(run.whole.steps, run.steps)]
-    left_out, impossible = whole.warmup, whole.impossible
-  elif mask.any():
-    slow = mask & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[mask]))
-    newest = run.attempt.max(axis=0)
-    length = min(WARMUP_STEPS, int(mask.sum()) // 5)
-    # Steps that were not recorded end no attempt: a sampled run has more of those than others.
-    recorded = np.flatnonzero(newest >= 0)
-    for first in np.flatnonzero(np.diff(newest[recorded], prepend=-2) != 0):
-      begin = int(recorded[first])
-      # A window that opens in the middle of the run has no warm-up.
-      if (run.window[0] is not None and begin <= 1 and run.steps[begin] > 0
-          and run.steps[begin] == run.window[0] - 1):
-        continue
-      own = recorded[first:first + length]
-      late = own[slow[own]]
-      if late.size:
-        warmup[begin:late[-1] + 1] = True
-  left_out = run.steps[mask & warmup] if left_out is None else left_out
+  warmup = _warmup(run, every, times, mask)
+  left_out, impossible = every.steps[mask & warmup], int((known & ~mask).sum())
   mask &= ~warmup
+  counted = times[mask]
+  in_all = None
+  if run.aggregated is not None:
+    in_all = AllCounted(mask, counted)
+    mask = mask[_places(run)]
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
   block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return SelectedSteps(mask, left_out, block, blocks, impossible)
+  return SelectedSteps(mask, left_out, block, blocks, impossible, in_all)
+
+
+def _warmup(run: Run, every: AllSteps, times: np.ndarray, known: np.ndarray) -> np.ndarray:
+  """[K] bool, the steps from each attempt's first to the last slow one of its beginning."""
+  warmup = np.zeros(len(times), bool)
+  if not known.any():
+    return warmup
+  slow = known & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[known]))
+  newest = every.attempt.max(axis=0)
+  length = min(WARMUP_STEPS, int(known.sum()) // 5)
+  # Steps that were not recorded end no attempt: a sampled run has more of those than others.
+  recorded = np.flatnonzero(newest >= 0)
+  for first in np.flatnonzero(np.diff(newest[recorded], prepend=-2) != 0):
+    begin = int(recorded[first])
+    # A window that opens in the middle of the run has no warm-up.
+    if (run.window[0] is not None and begin <= 1 and every.steps[begin] > 0
+        and every.steps[begin] == run.window[0] - 1):
+      continue
+    own = recorded[first:first + length]
+    late = own[slow[own]]
+    if late.size:
+      warmup[begin:late[-1] + 1] = True
+  return warmup
 
 
 def is_possible(times: np.ndarray) -> np.ndarray:
   """Which times of steps, in seconds, a clock can have read; False for NaN."""
-  return (times > 0) & (times < _LONGEST)
+  return (times > 0) & (times < LONGEST)
 
 
 def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
@@ -193,11 +208,10 @@ def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   Returns:
     The run with its window ending before them, and their numbers.
   """
-  if run.whole is not None:
-    whole, numbers = without_unfinished(run.whole)
-    return dataclasses.replace(run, whole=whole, window=whole.window), numbers
-  begin = max(0, len(run.steps) - _AT_THE_END)
-  attempt, inside = run.attempt[:, begin:], run.inside[begin:]
+  every = run.all_steps
+  asked = run.asked(every.steps)
+  begin = max(0, len(asked) - max(MIN_STEPS, CELLS // max(1, run.ranks)))
+  attempt, inside = every.attempt[:, begin:], asked[begin:]
   some = np.flatnonzero((attempt >= 0).any(axis=0) & inside)
   if not some.size:
     return run, np.empty(0, np.int64)
@@ -205,8 +219,8 @@ def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   there = current[current.any(axis=1)]
   last = int((there.shape[1] - 1 - there[:, ::-1].argmax(axis=1)).min())
   left_out = begin + some[some > last]
-  if (not left_out.size or np.nansum(step_times(run)[left_out]) > _UNFINISHED
-      or int(run.inside[:begin + last + 1].sum()) <= MIN_STEPS):
+  if (not left_out.size or np.nansum(_all_times(every)[left_out]) > _UNFINISHED
+      or int(asked[:begin + last + 1].sum()) <= MIN_STEPS):
     return run, np.empty(0, np.int64)
-  return (dataclasses.replace(run, window=(run.window[0], int(run.steps[begin + last]) + 1)),
-          run.steps[left_out])
+  return (dataclasses.replace(run, window=(run.window[0], int(every.steps[begin + last]) + 1)),
+          every.steps[left_out])

@@ -30,11 +30,21 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis import stream_levels as levels
-from jaxpace.diagnosis import stream_signals as signals
-from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
+from jaxpace.diagnosis.limits import NEARLY_ALL
 from jaxpace.diagnosis.meetings import joined_ranks_of
-from jaxpace.diagnosis.stream_levels import Levels, late_from_start
-from jaxpace.diagnosis.stream_signals import GAP, LAST, LATE, TRANSFER, WAITING, NewSteps, Rules
+from jaxpace.diagnosis.stream_levels import (
+  GAP,
+  LAST,
+  LATE,
+  TRANSFER,
+  WAITING,
+  Levels,
+  NewSteps,
+  Rules,
+  late_from_start,
+)
 from jaxpace.diagnosis.totals import undelayed
 from jaxpace.diagnosis.untold import untold_of
 from jaxpace.trace.run import Run
@@ -47,26 +57,18 @@ __all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamSta
 # worth on others.
 _MEMORY = 512
 _REFRESH = 40
-_ALL_BUT_ONE = LAST - 1
-"""High ones of the last steps in which a lower sum is enough: the past of a noisy signal asks for a
-high one."""
-_LONG, _HALF = 96, LAST // 2
+_LONG = 96
 """Steps after which half of the last being high confirms."""
-_SPELL, _STILL = 12, 2
-"""A quiet spell: of so many steps that many are high at most."""
+_STILL = 2
+"""High steps of the latter half of those looked back on, at most, in a quiet spell."""
 _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
 _FULL = 5.0
 """Times its threshold that a sum grows to at most: what is over is soon seen to be so."""
-_STEADY = 0.75
-"""A rank is told late if it is so in this part of the steps since the onset."""
-_FEWEST = 12
-"""Steps in which a rank must be late to be told so; of three, ranks by turns may well be late in
-all. Twice as many where ranks by turns were told already."""
 _PERHAPS = 5
 """Steps in which a rank must have been late for waiting not to be told yet."""
 _ONE = np.uint64(1)
-_LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, _SPELL))
+_LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, LAST // 2))
 
 
 class Alarm(NamedTuple):
@@ -121,7 +123,7 @@ class StreamState(NamedTuple):
 
 def init(ranks: int) -> StreamState:
   """State before the first step of a job of `ranks` ranks."""
-  number = ranks + len(signals.JOB)
+  number = ranks + len(levels.JOB)
   nothing, none = np.zeros(number), np.zeros(number, np.int64)
   return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none,
                      np.full(_MEMORY, np.nan, np.float32), levels.unknown(number),
@@ -143,8 +145,8 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
     The new state, and what began or was over in these steps, in their order.
   """
   new = np.flatnonzero(steps.number > state.until)
-  values = signals.signals(steps, joined)
-  rule = signals.rules(len(state.seen), steps.pause is not None)
+  values = levels.signals(steps, joined)
+  rule = levels.rules(len(state.seen), steps.pause is not None)
   past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
   usual, sums, until, fresh, first = state.levels, state.sums, state.until, state.fresh, state.first
   alarms: list[Alarm] = []
@@ -161,14 +163,14 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
     calm = known & ~sums.active & (sums.total < 0.5 * usual.threshold)
     past[rows[calm], seen[calm] % _MEMORY] = now[calm]
     seen = seen + calm
-    if calm[-len(signals.JOB):].any():
+    if calm[-len(levels.JOB):].any():
       times[int(seen.max()) % _MEMORY] = steps.step[at]
     fresh += 1
     if (fresh >= _REFRESH
         or (not np.isfinite(usual.threshold).any() and int(seen.max()) >= levels.LEARN)):
       usual = levels.learn(past, seen, times, usual, rule)
       fresh = 0
-      late = [rank for rank in late_from_start(past, seen, usual, len(seen) - len(signals.JOB))
+      late = [rank for rank in late_from_start(past, seen, usual, len(seen) - len(levels.JOB))
               if not sums.active[rank]]
       if late:
         alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time),
@@ -226,17 +228,18 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   high = ~active & (now - usual.middle > rule.high * usual.step_time)
   recent = np.where(ready, (sums.recent << _ONE) | high, sums.recent)
   count = np.bitwise_count(recent & _LOOK_BACK)
-  quiet = (ready & ~active & rule.fades & (number >= _SPELL)
+  quiet = (ready & ~active & rule.fades & (number >= LAST // 2)
            & (np.bitwise_count(recent & _SPELL_BACK) <= _STILL))
   total = np.where(quiet, 0.0, total)
-  over = ready & (total >= np.where((count >= _ALL_BUT_ONE) & ~active, usual.sure, usual.threshold))
-  over &= active | (count >= rule.need) | ((number >= _LONG) & (count >= _HALF)) | (
-      (raised >= rule.strikes) & (number >= _FEWEST))
-  over[-1] &= total[-1] >= signals.PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
+  over = ready & (total >= np.where((count >= LAST - 1) & ~active, usual.sure, usual.threshold))
+  over &= active | (count >= rule.need) | ((number >= _LONG) & (count >= LAST // 2)) | (
+      (raised >= rule.strikes) & (number >= LAST // 2))
+  over[-1] &= total[-1] >= levels.PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
   alarms: list[Alarm] = []
   if over.any():
-    often = raised >= _STEADY * number
-    steady = often & (number >= _FEWEST * (1 + _any(active, WAITING)))
+    often = raised >= NEARLY_ALL * number
+    # of few steps, ranks by turns may well be late in all; more so once they were told
+    steady = often & (number >= LAST // 2 * (1 + _any(active, WAITING)))
     passed, told = _passed(over, total, usual.threshold, active, steady,
                            often & (number >= _PERHAPS) | steady)
     share = excess / np.maximum(number, 1)
@@ -260,11 +263,11 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
   and then. Waiting that a late rank explains is not told; while a rank's sum is well on its way, it
   waits for that.
   """
-  ranks = len(sums) - len(signals.JOB)
+  ranks = len(sums) - len(levels.JOB)
   over = over.copy()
   over[:ranks] &= steady[:ranks]
   passed = np.flatnonzero(over).tolist()
-  waits = signals.views(len(sums), WAITING)
+  waits = levels.views(len(sums), WAITING)
   waiting = [signal for signal in passed if signal in waits and not active[signal]]
   if waiting and (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any() and not (
       active[:ranks] | over[:ranks]).any():
@@ -272,7 +275,7 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
     waiting = []
   told = []
   for signal in passed:
-    same = [other for other in signals.views(len(sums), signals.kind(signal, ranks))
+    same = [other for other in levels.views(len(sums), levels.kind(signal, ranks))
             if other != signal]
     # Another view of it has been told, or is told now; at its end, another view of it goes on.
     if not any(active[other] and other not in passed or other in told for other in same):
@@ -284,10 +287,10 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
 
 def _any(active: np.ndarray, kind: str) -> bool:
   """Whether any view of `kind` is active."""
-  return bool(active[list(signals.views(len(active), kind))].any())
+  return bool(active[list(levels.views(len(active), kind))].any())
 
 
 def _alarm(signal: int, step: int, since: int, over: bool, share: float, number: int) -> Alarm:
-  ranks = number - len(signals.JOB)
-  return Alarm(signals.kind(signal, ranks), signal if signal < ranks else None, step, since + 1,
+  ranks = number - len(levels.JOB)
+  return Alarm(levels.kind(signal, ranks), signal if signal < ranks else None, step, since + 1,
                share, over)

@@ -22,45 +22,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.counters import median_per_window, per_window
+from jaxpace.diagnosis.limits import BUSIER, FEWEST, MOST, PART, SHOWS, TWICE
+from jaxpace.diagnosis.mechanism import median_per_window, per_window
 from jaxpace.diagnosis.modes.case import Case
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
 WINDOWS = 24
 """Windows of the run in which busy times are compared, at most."""
-FEWEST_HOSTS = 3
-"""Processes whose busy times tell by themselves whether the network is slow."""
-AGREE = 0.5
-"""Part of what transfers take longer that the connections are busy longer, at least, if the network
-is why."""
-BUSIER, HARDLY = 2.0, 1.2
-"""Times as long as outside that connections are busy in a stretch if they show it to be contended,
-all hosts together; and below which, on every host, they show that it isn't."""
-OF_TWO = 2.5
-"""The first, of two hosts."""
+_OF_TWO = 2.5
+"""`TWICE`, of two hosts: each answers over the connection that it sends over, and beside a process
+that stands still the other one is busy 2.3 times as long (measured)."""
 LONGER = 1.6
 """Times as long as outside that round trips take in a stretch, all hosts together, if data queue
 longer on the way. Healthy runs reach 1.3 between their halves, those in which a process is stopped
 1.44 (measured)."""
-_PARTNERS = 1.4
-"""Times as long as any other host, itself included, the partners of a late host are busy if it is
-slow to take what they send. A crowded trunk keeps the hosts that send over it busy 1.25 times as
-long as those they send to (measured)."""
-_CARRIED = 0.3
-"""Part of a quick transfer that connections are busy, at least, if TCP carries the collectives."""
-_PAIR = 2.5
-"""Of two hosts, one's link is the slow one if it is busy this many times as long as the other's."""
-_SECOND, _OTHERS = 1.42, 1.5
-"""Of more, if it is busy this many times as long as the next one's, which shares its slow
-connection, and as long as the others' on the median ..."""
-_LEAST, _MIDDLE = 2.0, 1.1
-"""... or, of four or more, this many times as long as the least, and the next one's at most so many
-times the mean of the two, as a ring has it; ..."""
-_SHARE = 0.03
-"""... and longer by this share of the step, ..."""
-_OFTEN, _EVERYWHERE = 0.6, 0.5
-"""... and the longest in this part of the windows."""
 
 
 class BusyConnections(NamedTuple):
@@ -117,7 +93,7 @@ def read(case: Case) -> BusyConnections:
   transfer = transfer[np.isfinite(transfer)]
   typical = _medians(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
-                 and np.nanmedian(typical) >= _CARRIED * np.quantile(transfer, 0.25))
+                 and np.nanmedian(typical) >= PART * np.quantile(transfer, 0.25))
   trips = median_per_window(case.run, case.selected, "tcp_rtt_ns", edges)
   unknown = np.full(len(edges) - 1, np.nan)
   return BusyConnections(processes, edges, seconds, carried,
@@ -143,9 +119,9 @@ def says_slow(busy: BusyConnections, quiet: float, seconds: float) -> bool | Non
     None where the counters can't tell: there are none, TCP doesn't carry the collectives, or two
     hosts.
   """
-  if not busy.carried or len(busy.processes) < FEWEST_HOSTS:
+  if not busy.carried or len(busy.processes) < FEWEST:
     return None
-  return beyond(busy, quiet) >= AGREE * seconds
+  return beyond(busy, quiet) >= MOST * seconds
 
 
 def beyond(busy: BusyConnections, quiet: float) -> float:
@@ -159,30 +135,23 @@ def beyond(busy: BusyConnections, quiet: float) -> float:
 
 
 def says_slower(busy: BusyConnections, inside: Sequence[tuple[int, int]],
-                outside: Sequence[tuple[int,
-                                        int]]) -> bool | None:
+                outside: Sequence[tuple[int, int]]) -> bool:
   """Whether connections are busy longer, or round trips take longer, in some stretches, in nearly
-  all windows of them.
-
-  Returns:
-    None where the counters can't tell.
-  """
+  all windows of them; False where the counters can't tell."""
   if not busy.carried:
-    return None
+    return False
   if trips_longer(busy, inside, outside):
     return True
   within, without = busy.of(inside), busy.of(outside)
   level, usual = _medians(within), _medians(without)
   known = np.isfinite(level) & np.isfinite(usual) & (usual > 0)
   if known.sum() < 2:
-    return None
-  if (level[known] < HARDLY * usual[known]).all():
     return False
   now, then = (together[np.isfinite(together)]
                for together in (own[known].mean(axis=0) for own in (within, without)))
   apart = bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
-  least = BUSIER if len(busy.processes) >= FEWEST_HOSTS else OF_TWO
-  return True if apart and level[known].sum() >= least * usual[known].sum() else None
+  least = TWICE if len(busy.processes) >= FEWEST else _OF_TWO
+  return apart and bool(level[known].sum() >= least * usual[known].sum())
 
 
 def trips_longer(busy: BusyConnections, inside: Sequence[tuple[int, int]],
@@ -225,10 +194,10 @@ def whose(case: Case, busy: BusyConnections, inside: Sequence[tuple[int, int]]) 
   top, rest = known[order[0]], [known[p] for p in order[1:]]
   longest = np.where(np.isfinite(windows), windows, -1.0).argmax(axis=0)
   often = float((longest == busy.processes.index(order[0])).mean())
-  slow = (often >= _OFTEN and top - float(np.median(rest)) >= _SHARE * case.step_time
+  slow = (often >= MOST and top - float(np.median(rest)) >= SHOWS * case.step_time
           and _stands_out([top, *rest]))
   return BusyLinks(known, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0,
-                   rest[-1] >= _EVERYWHERE * top)
+                   rest[-1] >= MOST * top)
 
 
 def taken_slowly(links: BusyLinks, late: Collection[int]) -> bool:
@@ -249,11 +218,11 @@ def taken_slowly(links: BusyLinks, late: Collection[int]) -> bool:
   others = [value for p, value in links.busy.items() if p not in partners]
   # In a ring of four two hosts have the same partners: the one that takes slowly is not idle beside
   # the other.
-  if (min(links.busy[p] for p in partners) >= _PARTNERS * max(others)
-      and own[0] >= _EVERYWHERE * max(others)):
+  if (min(links.busy[p] for p in partners) >= BUSIER * max(others)
+      and own[0] >= MOST * max(others)):
     return True
-  return (len(links.busy) > FEWEST_HOSTS and not links.everywhere
-          and _EVERYWHERE * top <= own[0] < top)
+  return (len(links.busy) > FEWEST and not links.everywhere
+          and MOST * top <= own[0] < top)
 
 
 def waits_for(links: BusyLinks, late: Collection[int]) -> bool:
@@ -271,11 +240,7 @@ def waits_for(links: BusyLinks, late: Collection[int]) -> bool:
 def _stands_out(level: list[float]) -> bool:
   """Whether the first of falling busy times is that of the host with the slow link."""
   top, *rest = level
-  if len(rest) == 1:
-    return top >= _PAIR * rest[0]
-  if top >= _SECOND * rest[0] and top >= _OTHERS * float(np.median(rest)):
-    return True
-  return len(rest) >= 3 and top >= _LEAST * rest[-1] and rest[0] <= _MIDDLE * (top + rest[-1]) / 2
+  return top >= (_OF_TWO if len(rest) == 1 else BUSIER) * rest[0]
 
 
 def _medians(values: np.ndarray) -> np.ndarray:

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import Account, BusyTimes, account, busy, chunks
-from jaxpace.diagnosis.in_flight import OverlapSums
+from jaxpace.diagnosis.accounting import Account, OverlapSums, account
+from jaxpace.diagnosis.busy_times import BusyTimes, busy, chunks
+from jaxpace.diagnosis.limits import CELLS
 from jaxpace.diagnosis.meetings import Grouped, Meetings, meetings
-from jaxpace.diagnosis.selected_steps import SelectedSteps, count_steps
-from jaxpace.trace.run import Run
+from jaxpace.diagnosis.selected_steps import SelectedSteps, rank_steps
+from jaxpace.trace.run import AllSteps, Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
          "waiting_pacing", "spread")
@@ -43,9 +44,8 @@ class Totals:
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   overlap: OverlapSums  # what of collectives is waited for, and what computing hides
   groups: ByGroup | None = None  # where not all ranks meet in all collectives
-  late_by_sums: np.ndarray | None = None
-  """[R, B] busy time of all steps less its mean over ranks, where only some steps are written in
-  full."""
+  late_in_all: np.ndarray | None = None
+  """[R, B] busy time of all steps less its mean over ranks, where only some steps are detailed."""
 
 
 @dataclasses.dataclass
@@ -121,8 +121,8 @@ def add_up(run: Run, selected: SelectedSteps,
       _add_chunk(totals, run, selected, part)
     if progress:
       progress(part.stop, size)
-  if run.whole is not None and selected.mask.any():
-    totals.late_by_sums = late_by_block(run, selected,
+  if run.aggregated is not None and selected.mask.any():
+    totals.late_in_all = late_by_block(run, selected,
                                         found.joined if found is not None and found.apart else None)
   return totals
 
@@ -263,8 +263,7 @@ def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.n
   return np.where(valid, values - mean, 0.0)
 
 
-# Who is late when, by the sums of all steps of an observed run, of which only some are written in
-# full.
+# Who is late when, by all steps of an observed run, of which only some are detailed.
 #
 # A rank's busy time of a step is the step less its time in collectives: the sum of its arrivals.
 # What a rank does for longer than the others shows there as it does in the collectives one by one;
@@ -275,20 +274,20 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
   where not known.
 
   Args:
-    run: of which some steps are written in full.
+    run: of which some steps are detailed.
     selected: these; a block of them stands for all steps up to the next block's first.
     joined: [R] number of the ranks that each meets, None where all do.
   """
-  whole = run.all_steps
-  mask = count_steps(whole).mask
+  assert run.aggregated is not None and selected.in_all is not None
   first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
-  block = np.maximum(np.searchsorted(first, whole.steps, side="right") - 1, 0)
-  groups = Grouped(np.zeros(run.ranks, np.int64) if joined is None else joined)
+  block = np.maximum(np.searchsorted(first, run.aggregated.steps, side="right") - 1, 0)
   total, number = (np.zeros((run.ranks, selected.blocks)),
                    np.zeros((run.ranks, selected.blocks), np.int64))
-  for part in chunks(whole):
-    late, valid = _late(whole, part, groups)
-    valid &= mask[part]
+  width = max(1, CELLS // run.ranks)
+  for begin in range(0, len(block), width):
+    part = slice(begin, min(begin + width, len(block)))
+    late = _late(run.aggregated, part, joined)
+    valid = np.isfinite(late) & selected.in_all.mask[part]
     edges = np.flatnonzero(np.diff(block[part], prepend=-1))
     own = block[part][edges]
     total[:, own] += np.add.reduceat(np.where(valid, late, 0.0), edges, axis=1)
@@ -303,21 +302,20 @@ def late_in(run: Run, rank: int, first: int, last: int,
 
   NaN where that is not known.
   """
-  whole = run.all_steps
-  part = slice(int(np.searchsorted(whole.steps, first)),
-               int(np.searchsorted(whole.steps, last, side="right")))
-  late, valid = _late(whole, part,
-                      Grouped(np.zeros(run.ranks, np.int64) if joined is None else joined))
-  return whole.steps[part], np.where(valid[rank], late[rank], np.nan)
+  every = run.aggregated
+  assert every is not None
+  part = slice(*np.searchsorted(every.steps, [first, last + 1]).tolist())
+  return every.steps[part], _late(every, part, joined)[rank]
 
 
-def _late(whole: Run, part: slice, groups: Grouped) -> tuple[np.ndarray, np.ndarray]:
-  """[R, k] busy time less the mean of the joined ranks, and where it is known."""
-  work = busy(whole, part)
-  waited = whole.durations.get("sync")
-  if waited is None:
-    return np.zeros(work.valid.shape), np.zeros(work.valid.shape, bool)
-  own = work.step - waited[:, part] - work.pacing
-  valid = work.valid & np.isfinite(own)
-  own = np.where(valid, own, 0.0)
-  return own - groups.mean(own, valid), valid
+def _late(every: AllSteps, part: slice, joined: np.ndarray | None) -> np.ndarray:
+  """[R, k] busy time less the mean of the joined ranks; NaN where it is not known."""
+  own = rank_steps(every, part)
+  if every.waited is None:
+    return np.full(own.shape, np.nan)
+  own -= every.waited[:, part]
+  if every.delay is not None:
+    own -= np.nan_to_num(every.delay[:, part])
+  valid = np.isfinite(own)
+  groups = Grouped(np.zeros(len(own), np.int64) if joined is None else joined)
+  return np.where(valid, own - groups.mean(np.where(valid, own, 0.0), valid), np.nan)

@@ -10,24 +10,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
-from jaxpace.diagnosis.codes import Note, Sentence, Verdict
-from jaxpace.diagnosis.modes.case import COSTLY, SilentStretches
-from jaxpace.diagnosis.selected_steps import MIN_STEPS, SelectedSteps
-from jaxpace.diagnosis.totals import Summed
-from jaxpace.diagnosis.wording import hosts_of, named
+from jaxpace.diagnosis.busy_times import BusyTimes, busy, chunks
+from jaxpace.diagnosis.codes import Note, Sentence, Verdict, hosts_of, milliseconds, named
+from jaxpace.diagnosis.limits import COSTLY, MIN_STEPS, MOST
+from jaxpace.diagnosis.modes.case import SilentStretches
+from jaxpace.diagnosis.selected_steps import SelectedSteps
+from jaxpace.diagnosis.totals import Summed, Totals
 from jaxpace.trace.meeting import laid_out
 from jaxpace.trace.problems import list_ranks, plural
 from jaxpace.trace.run import Process, Run
 
 # Chosen by hand; no measurement of them is published.
-_MOST = 0.5
-"""Who is late can't be told where what ranks do before the collectives that don't tell takes this
-share of their busy time."""
-_LOST = 0.4
-"""A run is not judged of which a process lost this share of its rows."""
-_SEEN = 0.5
-"""A rank is judged that is known in this share of the counted steps, at least."""
 
 
 class Untold(NamedTuple):
@@ -66,7 +59,7 @@ def untold_of(run: Run, work: BusyTimes) -> Untold | None:
   before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
   # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is
   # in doubt.
-  if before[which].sum() < _MOST * before.sum():
+  if before[which].sum() < MOST * before.sum():
     return None
   slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
   return Untold(slots, any(early), any(alone))
@@ -103,7 +96,7 @@ def unseen(summed: Summed, away: SilentStretches | None = None) -> np.ndarray:
   there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
   there[[rank for process in run.processes for rank in process.ranks
          if 0 <= rank < run.ranks]] = True
-  there &= totals.present < max(1.0, _SEEN * selected.size)
+  there &= totals.present < max(1.0, MOST * selected.size)
   if away is not None:
     there[list(away.suspects)] = True
   return np.flatnonzero(there)
@@ -116,7 +109,7 @@ def unrecorded(run: Run) -> Sentence | None:
   could not keep up with.
   """
   worst = max(run.processes, key=_lost_share, default=None)
-  if worst is None or _lost_share(worst) < _LOST:
+  if worst is None or _lost_share(worst) < MOST:
     return None
   rows = [int(worst.info.get(name) or 0) // max(1, len(worst.ranks))
           for name in ("lost_rows", "rows_written")]
@@ -143,7 +136,7 @@ def hidden(summed: Summed) -> SilentStretches | None:
   if not selected.size:
     return None
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
-  lost = totals.block_steps < _SEEN * steps  # [R, B]
+  lost = totals.block_steps < MOST * steps  # [R, B]
   stretch = -(-MIN_STEPS * selected.blocks // selected.size)
   away = lost & _in_stretches(lost, stretch) & ~np.asarray(lost.all(axis=1))[:, None]
   ranks = np.flatnonzero(away.any(axis=1))
@@ -186,7 +179,7 @@ def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sen
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   """Names the ranks that nothing is known of."""
   rows = run.attempt[list(ranks)][:, run.inside] >= 0
-  silent, most = not rows.any(), "most" if rows.mean() < _SEEN else "a part"
+  silent, most = not rows.any(), "most" if rows.mean() < MOST else "a part"
   several = len(ranks) > 1
   hosts = hosts_of(run, ranks)
   where = f" ({named(hosts)})" if hosts else ""
@@ -235,3 +228,73 @@ def untimed(run: Run) -> dict[tuple[str, str], int]:
 
 
 NO_SLOT = "no slot left"
+
+
+# Whether a run's groups are stages that wait for each other beside the collectives, as those of a
+# pipeline do.
+
+# Chosen by hand; no measurement of them is published.
+_SAME, _OTHER = 0.002, 0.02
+"""Groups that take the same step within the first share of it, and are busy for times that differ
+by more than the second, wait for each other somewhere."""
+
+
+class Stages(NamedTuple):
+  """Signs of stages. Seconds a step."""
+
+  point_to_point: int  # collectives that are transfers from one rank to another
+  transfer: float  # what these take, mean over ranks
+  # groups that no stamped collective joins, and that keep step all the same
+  apart: tuple[tuple[int, ...], ...]
+
+
+def stages(summed: Summed) -> Stages | None:
+  """Returns the signs of stages; None where there are none."""
+  run, selected, totals = summed.run, summed.selected, summed.totals
+  alone = np.array([c.point_to_point for c in run.collectives], bool)
+  took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
+  transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
+  apart = _keep_step(totals)
+  staged = totals.groups is not None and totals.groups.found.staged
+  return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart or staged else None
+
+
+def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
+  if totals.groups is None or not totals.groups.found.apart:
+    return ()
+  joined = totals.groups.found.joined
+  some = totals.present > 0
+  number = np.maximum(totals.present, 1)
+  step = totals.per_rank["step"] / number
+  busy = (totals.per_rank["compute"] + totals.per_rank["runtime"]) / number
+  parts = [np.flatnonzero((joined == part) & some) for part in range(int(joined.max()) + 1)]
+  parts = [own for own in parts if own.size]
+  if len(parts) < 2:
+    return ()
+  steps, longest = (np.array([how(values[own]) for own in parts])
+                    for how, values in ((np.mean, step), (np.max, busy)))
+  if np.ptp(steps) > _SAME * steps.mean() or np.ptp(longest) <= _OTHER * steps.mean():
+    return ()
+  return tuple(tuple(own.tolist()) for own in parts)
+
+
+def sentences(found: Stages, collectives: int) -> list[Sentence]:
+  """Says what the report's figures mean then."""
+  said = []
+  if found.point_to_point:
+    are = ("are point-to-point transfers" if found.point_to_point > 1
+           else "is a point-to-point transfer")
+    said.append(Sentence(Note.POINT_TO_POINT,
+        f"{found.point_to_point} of {plural(collectives, 'collective')} {are}, as "
+        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
+        f"{milliseconds(found.transfer)} of the transfer."))
+  if found.apart:
+    shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
+    more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
+    said.append(Sentence(Note.STAGES,
+        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
+        "step, though they are busy for different times: something else joins them, as the stages "
+        "of a pipeline are."))
+  return [*said, Sentence(Note.BUBBLES,
+      "What stages wait for each other without being late (a pipeline that fills and drains: "
+      "bubbles) counts as transfer; 'no skew' leaves it as it is.")]

@@ -8,22 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.codes import Evidence, Sentence
+from jaxpace.diagnosis.accounting import OverlapSums
+from jaxpace.diagnosis.codes import Evidence, Sentence, milliseconds, percent
 from jaxpace.diagnosis.episodes import Episode
 from jaxpace.diagnosis.floor import Floor
+from jaxpace.diagnosis.limits import LISTED, MOST, TWICE
 from jaxpace.diagnosis.modes.case import Case
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import Totals
-from jaxpace.diagnosis.wording import milliseconds, percent
 from jaxpace.trace.marks.plan import turns_in_words
 from jaxpace.trace.run import Run
-
-MOST = 10
-"""Collectives that are listed, those with most waiting first."""
-_MOST_OF_IT = 0.5
-"""Lateness is said to be in one place where that holds this part of it."""
-_STANDS_OUT = 2.0
-"""A turn is named where more is waited in it than this many times what is in the mean one."""
 
 
 class OccurrencePlan(NamedTuple):
@@ -96,7 +90,7 @@ class CollectiveWaits(NamedTuple):
   @property
   def stands_out(self) -> bool:
     """Whether much more is waited in one turn than in the others."""
-    return self.turns > 1 and self.worst > _STANDS_OUT * self.waiting / self.turns
+    return self.turns > 1 and self.worst > TWICE * self.waiting / self.turns
 
   def to_json(self, step: float) -> dict[str, Any]:
     """Plain values; `step` is the mean step in seconds."""
@@ -154,7 +148,7 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
   if not whole > 0:
     return None
   top = int(by_slot.argmax())
-  if by_slot[top] >= _MOST_OF_IT * whole:
+  if by_slot[top] >= MOST * whole:
     return Sentence(Evidence.AT,
         f"It is late by {milliseconds(float(by_slot[top]))} at {at[top]}: that is where it reaches "
         "a collective after the others, and what it does since the one before is what takes long.")
@@ -163,7 +157,7 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
   best = max(sums, key=lambda index: sums[index])
   own = np.flatnonzero(of == best)
   place = at[int(own[0])]
-  if sums[best] >= _MOST_OF_IT * whole and len(own) > 1:
+  if sums[best] >= MOST * whole and len(own) > 1:
     return Sentence(Evidence.AT,
         f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its "
         f"{len(own)} iterations: {milliseconds(float(by_slot[own].min()))} to "
@@ -223,13 +217,83 @@ def most_contended(case: Case) -> Sentence | None:
       f"{at[top].name}{at[top].origin}.")
 
 
-__all__ = [
-  "MOST",
-  "CollectiveWaits",
-  "OccurrencePlan",
-  "late_at",
-  "most_contended",
-  "most_waited",
-  "places",
-  "where_waits_are",
-]
+# Computing while sending: what of a job's collectives is waited for, and what computing hides.
+
+class CollectiveOverlap(NamedTuple):
+  """A collective, all turns of its loop together. Seconds a step, means over ranks."""
+
+  name: str
+  times: int
+  exposed: float
+  hidden: float
+  behind_others: float
+  # share of the step's operations that may run meanwhile, by the plan; None where it doesn't tell
+  meanwhile: float | None
+
+  @property
+  def in_flight(self) -> float:
+    """From entry to exit."""
+    return self.exposed + self.hidden + self.behind_others
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values."""
+    return {"collective": self.name, "times": self.times, "in_flight": self.in_flight,
+            "exposed": self.exposed, "hidden": self.hidden, "behind_others": self.behind_others,
+            "meanwhile": self.meanwhile}
+
+
+class Overlap(NamedTuple):
+  """Computing while sending, of a job. Seconds a step, means over ranks."""
+
+  collectives: tuple[CollectiveOverlap, ...]  # those with most exposed time first
+  each: tuple[CollectiveOverlap, ...]  # every turn by itself, in the run's order
+  computing: float  # while any collective is under way, at least
+
+  @property
+  def exposed(self) -> float:
+    """What is waited for collectives, at most."""
+    return sum(one.exposed for one in self.collectives)
+
+  @property
+  def tells(self) -> bool:
+    """Whether there is more to say than that all is waited for, as far as stamps tell."""
+    return self.computing > 0 or any(one.meanwhile is not None for one in self.collectives)
+
+  def to_json(self, step: float) -> dict[str, Any]:
+    """Plain values; `step` is the mean step in seconds."""
+    return {"exposed": self.exposed, "exposed_share": self.exposed / step if step > 0 else 0.0,
+            "hidden": self.computing, "under_way": self.exposed + self.computing,
+            "in_flight": sum(one.in_flight for one in self.collectives),
+            "collectives": [one.to_json() for one in self.collectives[:LISTED]]}
+
+
+def overlap(run: Run, sums: OverlapSums, steps: int) -> Overlap | None:
+  """What a run's collectives hide; None without collectives or counted steps.
+
+  Args:
+    run: the run.
+    sums: over its counted steps.
+    steps: how many these are.
+  """
+  if not run.collectives or not steps:
+    return None
+  planned = {entry.get("slot"): entry for entry in run.plan.get("collectives") or ()
+             if isinstance(entry, dict)}
+  at = places(run)
+  each: list[CollectiveOverlap] = []
+  groups: dict[tuple[str, int], list[int]] = {}
+  for c, collective in enumerate(run.collectives):
+    share = planned.get(collective.slot, {}).get("meanwhile")
+    each.append(CollectiveOverlap(
+        collective.name, 1, float(sums.exposed[c]) / steps, float(sums.hidden[c]) / steps,
+        float(sums.behind[c]) / steps, share if isinstance(share, int | float) else None))
+    groups.setdefault(("of", at[c].of) if at else ("slot", c), []).append(c)
+  found = []
+  for own in groups.values():
+    one = each[own[0]]
+    found.append(CollectiveOverlap(
+        at[own[0]].name + at[own[0]].origin if at else one.name, len(own),
+        sum(each[c].exposed for c in own), sum(each[c].hidden for c in own),
+        sum(each[c].behind_others for c in own), one.meanwhile))
+  return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), tuple(each),
+                 sums.computing / steps)

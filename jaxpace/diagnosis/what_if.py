@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
+from jaxpace.diagnosis.busy_times import BusyTimes, busy, chunks
 from jaxpace.diagnosis.floor import Floor, running_minimum
-from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.ledger import evened, leave
-from jaxpace.diagnosis.meetings import Meetings, meetings
-from jaxpace.diagnosis.pause_costs import pauses_by_rank
+from jaxpace.diagnosis.meetings import Meetings, meetings, step_through
+from jaxpace.diagnosis.phases import pauses_by_rank
 from jaxpace.diagnosis.repaired import Repaired, repair, sampled
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
@@ -289,8 +288,8 @@ def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[
   """
   steps = np.flatnonzero(mask)
   lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
-  # what lies between steps that are written in full isn't known: each by itself
-  if run.whole is not None:
+  # what lies between detailed steps isn't known: each by itself
+  if run.aggregated is not None:
     most = max(_ENOUGH, _MOST_PLAYED // max(1, len(run.collectives) * run.ranks))
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int)]
     lanes = max(1, len(steps))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxpace.diagnosis.floor import Floor
-from jaxpace.diagnosis.pause_costs import measures_pauses
+from jaxpace.diagnosis.phases import measures_pauses
 from jaxpace.diagnosis.what_if import Without, has_gaps
 from jaxpace.files import UserError
 from jaxpace.trace.problems import plural

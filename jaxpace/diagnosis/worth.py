@@ -6,10 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TypeVar
 
-from jaxpace.diagnosis.codes import Evidence, codes
-from jaxpace.diagnosis.findings import CONTENTION, LOCALITY, PERSISTENT, Finding, hosts_of
+from jaxpace.diagnosis.codes import Evidence, codes, hosts_of
 from jaxpace.diagnosis.modes import contention
-from jaxpace.diagnosis.modes.case import Case
+from jaxpace.diagnosis.modes.case import CONTENTION, LOCALITY, PERSISTENT, Case, Finding
 from jaxpace.diagnosis.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnosis.what_if_request import WhatIfRequest, resolve
 

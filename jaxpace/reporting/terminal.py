@@ -12,13 +12,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from jaxpace.diagnosis.by_rank import MEANING, SHARES
+from jaxpace.diagnosis.codes import joined, milliseconds, named, percent, signed
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.findings import Finding, milliseconds
+from jaxpace.diagnosis.floor import MEANING, SHARES
 from jaxpace.diagnosis.hang import Hang
+from jaxpace.diagnosis.lateness import spell
+from jaxpace.diagnosis.modes.case import Finding
 from jaxpace.diagnosis.phases import waiting_for_data
-from jaxpace.diagnosis.step_ranges import spell
-from jaxpace.diagnosis.wording import joined, named, percent, signed
 from jaxpace.reporting.console import draw_bar
 from jaxpace.trace.problems import list_ranks, plural
 

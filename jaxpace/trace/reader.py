@@ -24,7 +24,6 @@ from jaxpace.hosts.locality.job import read_places
 from jaxpace.trace import dense, table_reader
 from jaxpace.trace.cells import Cells, StepAxis
 from jaxpace.trace.collectives import Chosen, choose, name_collectives, unnamed
-from jaxpace.trace.full_steps import in_full
 from jaxpace.trace.marks.ringfile import read_plan
 from jaxpace.trace.meeting import laid_out
 from jaxpace.trace.problems import describe, kept_from_recording, plural, why_unreadable
@@ -145,7 +144,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
             declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   if chosen is not None:
-    run = in_full(run, collectives, chosen.steps)
+    run = run.detailed(collectives, chosen.steps)
     problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -130,6 +131,16 @@ class HostCauses:
     return at if at < len(self.processes) and self.processes[at] == process else None
 
 
+class AllSteps(NamedTuple):
+  """What is known of every step of a run of which only some steps are detailed. K steps."""
+
+  steps: np.ndarray  # [K] int64, step numbers, rising
+  attempt: np.ndarray  # [R, K] int16, newest attempt of each rank and step; -1 where missing
+  end_ns: np.ndarray  # [R, K] int64, last exit, `MISSING` where unknown
+  waited: np.ndarray | None = None  # [R, K] float32 s in collectives, NaN where null
+  delay: np.ndarray | None = None  # [R, K] float32 s of the applied delay, NaN where null
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Run:
   """Everything the report needs of a recorded run. It never changes once it is read.
@@ -180,12 +191,12 @@ class Run:
   order here."""
   declared: int = 0
   """Ranks that the run has by its own word; 0 where it does not say."""
-  whole: Run | None = None
-  """All steps of an observed run, without collectives and each ending with its last exit; `steps`
-  are then those that are written in full. None: `steps` are all."""
+  aggregated: AllSteps | None = None
+  """Every step of an observed run, detailed or not; `steps` are then the detailed ones. None:
+  `steps` are all."""
   previous_exit: np.ndarray | None = None
-  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of
-  an observed run; None: that step is the one before in `steps`."""
+  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of a
+  run of which only some steps are detailed; None: that step is the one before in `steps`."""
 
   @property
   def ranks(self) -> int:
@@ -201,9 +212,16 @@ class Run:
                for entry in (entries if isinstance(entries, list) else ()))
 
   @property
-  def all_steps(self) -> Run:
-    """The run over all its steps: itself, unless only some of them are written in full."""
-    return self if self.whole is None else self.whole
+  def all_steps(self) -> AllSteps:
+    """Every step, detailed or not, each ending with its last exit; without collectives where the
+    program ends."""
+    if self.aggregated is not None:
+      return self.aggregated
+    if not self.collectives:
+      return AllSteps(self.steps, self.attempt, np.full(self.attempt.shape, MISSING)
+                      if self.end_ns is None else self.end_ns)
+    last = functools.reduce(np.maximum, (c.exit_ns for c in self.collectives))
+    return AllSteps(self.steps, self.collectives[0].attempt, last)
 
   @property
   def ranks_in_all(self) -> int:
@@ -230,12 +248,16 @@ class Run:
   @property
   def inside(self) -> np.ndarray:
     """[K] bool, the steps that were asked for: `steps` holds the one before them, too."""
+    return self.asked(self.steps)
+
+  def asked(self, steps: np.ndarray) -> np.ndarray:
+    """[n] bool, which of these step numbers were asked for."""
     first, stop = self.window
-    inside = np.ones(len(self.steps), bool)
+    inside = np.ones(len(steps), bool)
     if first is not None:
-      inside &= self.steps >= first
+      inside &= steps >= first
     if stop is not None:
-      inside &= self.steps < stop
+      inside &= steps < stop
     return inside
 
   @property
@@ -252,6 +274,36 @@ class Run:
         return p.host
     return ""
 
+  def detailed(self, collectives: Sequence[CollectiveTimes], steps: np.ndarray) -> Run:
+    """The same run, of which only some steps are detailed.
+
+    Args:
+      collectives: of the detailed steps, [R, D].
+      steps: [D] their numbers, rising; the run has all of them.
+
+    Returns:
+      The run over the detailed steps. Each is measured from the last exit of the step before, which
+      `aggregated` knows.
+    """
+    at = np.searchsorted(self.steps, steps)
+    attempt = self.attempt[:, at]
+    for collective in collectives:
+      attempt = np.maximum(attempt, collective.attempt)
+    assert self.end_ns is not None
+    before = np.maximum(at - 1, 0)
+    known = (at > 0) & (self.steps[before] == steps - 1)
+    previous = np.where(known & (self.attempt[:, before] == attempt), self.end_ns[:, before],
+                        MISSING)
+    causes = HostCauses(self.host_causes.processes,
+                        {name: values[:, at] for name, values in self.host_causes.columns.items()})
+    return dataclasses.replace(
+        self, steps=self.steps[at], attempt=attempt, end_ns=None, collectives=tuple(collectives),
+        durations={name: values[:, at] for name, values in self.durations.items()},
+        guard={name: values[at] for name, values in self.guard.items()}, host_causes=causes,
+        previous_exit=previous,
+        aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
+                            self.durations.get("delay_applied")))
+
 
 def cut(run: Run, first: int) -> Run:
   """The run from the step at index `first` on; the one before it is kept as for any window."""
@@ -260,6 +312,7 @@ def cut(run: Run, first: int) -> Run:
                                columns={n: v[:, part] for n, v in run.host_causes.columns.items()})
   return dataclasses.replace(
       run, steps=run.steps[part], attempt=run.attempt[:, part],
+      previous_exit=None if run.previous_exit is None else run.previous_exit[:, part],
       window=(int(run.steps[first]), run.window[1]),
       end_ns=None if run.end_ns is None else run.end_ns[:, part],
       durations={name: values[:, part] for name, values in run.durations.items()},

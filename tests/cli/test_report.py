@@ -12,7 +12,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.codes import Evidence, Verdict
-from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.files.folders import Folder
 from jaxpace.trace import reader
 from tests.synthetic import made_up_runs

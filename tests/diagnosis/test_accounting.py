@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.diagnosis import accounting
-from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis import busy_times
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.trace.run import MISSING, HeldTimes
 from tests.diagnosis.traces import barrier, make_run
 
@@ -168,7 +169,7 @@ def test_chunks_do_not_matter(monkeypatch, cells):
   enter, leave = barrier(random.integers(10 * MS, 30 * MS, (3, 40)), 2 * MS)
   run = make_run(enter, leave)
   whole = diagnose(run)
-  monkeypatch.setattr(accounting, "_CHUNK_CELLS", cells)
+  monkeypatch.setattr(busy_times, "CELLS", cells)
   parts = diagnose(run)
   assert parts.shares == pytest.approx(whole.shares)
   np.testing.assert_allclose(parts.totals.lateness, whole.totals.lateness, atol=1e-12)
@@ -212,7 +213,7 @@ def test_busy_times_are_worked_out_once_and_kept_as_long_as_the_run():
     first.arrival[0, 0, 0] = 0.0
   part = busy(run, slice(2, 4))
   np.testing.assert_array_equal(part.step, first.step[:, 2:4])
-  kept = weakref.ref(accounting._KEPT[run])
+  kept = weakref.ref(busy_times._KEPT[run])
   del run
   gc.collect()
   assert kept() is None
@@ -222,7 +223,7 @@ def test_of_a_large_run_no_more_busy_times_are_kept_than_fit(monkeypatch):
   run = _small()
   parts = [slice(k, k + 2) for k in range(0, len(run.steps), 2)]
   size = sum(x.nbytes for x in busy(_small(), parts[0]) if isinstance(x, np.ndarray))
-  monkeypatch.setattr(accounting, "_KEPT_BYTES", 2 * size + 1)
+  monkeypatch.setattr(busy_times, "_KEPT_BYTES", 2 * size + 1)
   first = [busy(run, part) for part in parts]
   again = [busy(run, part) for part in parts]
   assert [one is other for one, other in zip(first, again, strict=True)] == (

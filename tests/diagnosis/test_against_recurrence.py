@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnosis.codes import Verdict
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.diagnosis.what_if_request import parse
 from jaxpace.trace.reader import read_run
 from tests.diagnosis.recurrence import Cause, Job, Place, gain, meeting, pipeline, play, write

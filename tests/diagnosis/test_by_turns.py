@@ -5,11 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.codes import Evidence
+from jaxpace.diagnosis.codes import Evidence, percent
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.modes.case import AMPLIFICATION
 from jaxpace.diagnosis.modes.jitter import LongGaps
-from jaxpace.diagnosis.wording import percent
 from tests.diagnosis.made_up import case_of, run_of
 from tests.lib.said import only
 from tests.synthetic.made_up_faults import Fault

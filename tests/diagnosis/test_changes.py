@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.changes import SHORTEST, change_points, long_run_deviation
+from jaxpace.diagnosis.episodes import SHORTEST, change_points, long_run_deviation
 from tests.quick import long
 
 
@@ -22,7 +22,7 @@ def brute(series, penalty):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_partition_is_the_best_of_all(seed):
-  from jaxpace.diagnosis.changes import _partition
+  from jaxpace.diagnosis.episodes import _partition
   random = np.random.default_rng(seed)
   series = random.normal(size=(3, 30)) + np.repeat(random.normal(0, 3, (3, 3)), 10, axis=1)
   for penalty in (5.0, 20.0):

@@ -12,10 +12,9 @@ from scipy import stats
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.codes import ChangeCode, Note, codes
-from jaxpace.diagnosis.compare.change import change, from_blocks
-from jaxpace.diagnosis.compare.compare import compare, series
+from jaxpace.diagnosis.compare import change, compare, from_blocks, series
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.trace.run import RunError
 from tests.diagnosis.traces import make_run
 from tests.lib.said import numbers, only

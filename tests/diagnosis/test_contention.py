@@ -9,7 +9,7 @@ import pytest
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import CONTENTION, PERSISTENT
+from jaxpace.diagnosis.modes.case import CONTENTION, PERSISTENT
 from tests.diagnosis.made_up import run_of
 from tests.diagnosis.test_findings import job, with_bytes
 from tests.diagnosis.test_tcp import sampled

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
-from jaxpace.diagnosis.by_rank import by_host, by_rank
 from jaxpace.diagnosis.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
+from jaxpace.diagnosis.floor import by_host, by_rank
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from tests.diagnosis.made_up import run_of, true_shares
 from tests.lib.said import numbers, only

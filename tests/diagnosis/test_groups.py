@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
-from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
 from jaxpace.diagnosis.codes import Note, Verdict
 from jaxpace.diagnosis.meetings import meetings_of
 from jaxpace.trace.meeting import Meeting

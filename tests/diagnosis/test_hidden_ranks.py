@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.codes import Evidence, Note, Verdict, codes
-from jaxpace.diagnosis.compare.compare import compare
+from jaxpace.diagnosis.compare import compare
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import CONTENTION
+from jaxpace.diagnosis.modes.case import CONTENTION
 from jaxpace.trace.reader import read_run
 from tests.diagnosis import grouped
 from tests.trace.written import rewrite

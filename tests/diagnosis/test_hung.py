@@ -5,8 +5,8 @@ import json
 
 from jaxpace.diagnosis.codes import Note
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.diagnosis.notes import hung
-from jaxpace.diagnosis.report_json import to_json
 from jaxpace.trace.alarms import Late, LateProcess, read_events
 from tests.diagnosis.made_up import run_of
 from tests.lib.said import numbers
@@ -37,7 +37,7 @@ def test_what_is_no_event_is_left_out_and_many_are_cut():
   assert hung([{}, {"event": "late"}, {"event": "resumed",
                                        "seconds": 3}, {"event": "late", "step": 2, "waited": "x"},
                {"event": "late", "step": 3, "waited": float("nan")}]) == []
-  assert len(hung([event(step, 5.0) for step in range(20)])) == 9
+  assert len(hung([event(step, 5.0) for step in range(20)])) == 11
   assert hung([{"event": "late", "step": 3, "waited": 1, "late": "?"}])
 
 

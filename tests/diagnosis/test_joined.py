@@ -8,8 +8,8 @@ import pytest
 from jaxpace.diagnosis import tcp
 from jaxpace.diagnosis.codes import Evidence, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnosis.what_if_request import parse
 from jaxpace.trace.links import Culprit, ProbedLinks
 from tests.diagnosis.made_up import run_of

@@ -7,7 +7,7 @@ from scipy import stats
 from jaxpace.diagnosis.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.episodes import student_cdf
-from jaxpace.diagnosis.findings import AMPLIFICATION, PERSISTENT
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, PERSISTENT
 from tests.diagnosis.traces import barrier, make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples

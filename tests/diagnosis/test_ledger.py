@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.diagnosis.grouped_waits import step_through
 from jaxpace.diagnosis.ledger import charges
-from jaxpace.diagnosis.meetings import Meetings, meetings_of
+from jaxpace.diagnosis.meetings import Meetings, meetings_of, step_through
 from jaxpace.trace.meeting import Meeting
 from tests.quick import examples
 

@@ -14,9 +14,9 @@ import pytest
 from jaxpace.core.detail import is_detailed
 from jaxpace.diagnosis.codes import Evidence, Note, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.diagnosis.live.follower import Follower
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.trace import collectives, rundir
 from jaxpace.trace.parts import PartStore

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxpace.diagnosis import accounting
-from jaxpace.diagnosis.accounting import InFlight, busy
+from jaxpace.diagnosis import busy_times
+from jaxpace.diagnosis.accounting import OverlapSums, split
+from jaxpace.diagnosis.busy_times import InFlight, busy
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.in_flight import OverlapSums, split
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.sections import collectives
 from jaxpace.reporting.terminal import render
@@ -113,10 +113,10 @@ def test_chunks_and_missing_rows_do_not_matter(monkeypatch):
   truth = simulate(OverlappingJob(noise=0.05))
   attempt = np.zeros(truth.enter.shape[1:], np.int16)
   attempt[2, 20:25] = -1
-  run = make_run(np.where(attempt < 0, accounting.MISSING, truth.enter),
-                 np.where(attempt < 0, accounting.MISSING, truth.exit), attempt=attempt)
+  run = make_run(np.where(attempt < 0, busy_times.MISSING, truth.enter),
+                 np.where(attempt < 0, busy_times.MISSING, truth.exit), attempt=attempt)
   whole = diagnose(run).overlap
-  monkeypatch.setattr(accounting, "_CHUNK_CELLS", 7)
+  monkeypatch.setattr(busy_times, "CELLS", 7)
   parts = diagnose(run).overlap
   np.testing.assert_allclose([one[2:5] for one in parts.each], [one[2:5] for one in whole.each])
   assert parts.computing == pytest.approx(whole.computing)

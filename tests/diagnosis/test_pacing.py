@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.diagnosis.pacing import measured
-from jaxpace.diagnosis.report_json import to_json
 from jaxpace.reporting.terminal import render
 from jaxpace.trace.reader import read_run
 from tests.coordination.test_guard import GUARDED, run, steps_of

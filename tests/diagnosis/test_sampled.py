@@ -7,7 +7,7 @@ import pytest
 
 from jaxpace.diagnosis.codes import Note, Verdict, codes
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.sampled import never_meet, turns
+from jaxpace.diagnosis.findings import never_meet, turns
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Locality
 from jaxpace.trace.meeting import Meeting

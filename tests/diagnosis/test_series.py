@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.diagnosis import accounting
-from jaxpace.diagnosis.by_rank import SHARES
+from jaxpace.diagnosis import busy_times
 from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnosis.diagnosis import to_json
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.diagnosis.forecast.forecast import forecast
 from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.diagnosis.pacing import measured
-from jaxpace.diagnosis.report_json import to_json
 from jaxpace.diagnosis.series import series_json as document
 from jaxpace.diagnosis.series import skew_map
 from jaxpace.diagnosis.series.series_json import distribution, where
@@ -49,7 +49,7 @@ def whole(diagnosis):
 def narrow(monkeypatch):
   """Few columns, so that each holds several steps; worked on in many parts, most of which are
   wholly known."""
-  monkeypatch.setattr(accounting, "_CHUNK_CELLS", 6 * 40)
+  monkeypatch.setattr(busy_times, "CELLS", 6 * 40)
   monkeypatch.setattr(document, "MOST_COLUMNS", 7)
   monkeypatch.setattr(skew_map, "MOST_COLUMNS", 7)
 
@@ -261,8 +261,7 @@ def test_blocks_of_pacing_lead_to_the_effect_of_the_report(monkeypatch):
               for arm in (True, False)]
   np.testing.assert_allclose([found["pairs"]["on"], found["pairs"]["off"]], expected)
   assert found["pairs"]["first_step"] == list(range(20, 600, 20))
-  monkeypatch.setattr(document, "MOST_PAIRS", 10)
-  monkeypatch.setattr(document, "MOST_BLOCKS", 5)
+  monkeypatch.setattr(document, "MOST_COLUMNS", 10)
   few = document.blocks(run)
   assert (few["blocks"] is None and len(few["pairs"]["on"]) == 10
           and sum(few["pairs"]["number"]) == 29)
@@ -289,7 +288,7 @@ def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
   for point, own in zip(found["forecasts"], told.points, strict=True):
     assert point["silent"] == own.silent
     assert point["step_time"] is None or point["step_time"]["estimate"] == own.step_time.estimate
-  monkeypatch.setattr(document, "MOST_CELLS", 120 * 12)
+  monkeypatch.setattr(document, "CELLS", 120 * 12)
   newest = document.outlook(run)
   assert newest["newest"] and newest["steps"] == 120
   assert newest["recorded"]["step_time"] == pytest.approx(

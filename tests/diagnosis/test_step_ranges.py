@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.step_ranges import series_change
+from jaxpace.diagnosis.lateness import series_change
 from tests.diagnosis.made_up import case_of, run_of
 from tests.synthetic.made_up_runs import MadeUpJob
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from jaxpace.diagnosis import stream_levels as levels
-from jaxpace.diagnosis import stream_signals as signals
 from tests.quick import examples
 
 samples = st.integers(0, 2**32 - 1).map(lambda seed: np.random.default_rng(seed))
@@ -69,7 +68,7 @@ def test_what_wanders_is_known_by_the_variance_of_its_mean(rho):
 
 
 def learnt(x: np.ndarray, **given) -> levels.Levels:
-  rule = signals.rules(len(x), True)
+  rule = levels.rules(len(x), True)
   return levels.learn(x.astype(np.float32), np.full(len(x), x.shape[1]),
                       np.ones(x.shape[1], np.float32), levels.unknown(len(x)),
                       rule._replace(**given))

@@ -13,8 +13,8 @@ from jaxpace.cli import main as cli
 from jaxpace.diagnosis import stream, verdict
 from jaxpace.diagnosis.codes import Evidence, Verdict
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.findings import COSTLY
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
+from jaxpace.diagnosis.limits import COSTLY
 from tests.diagnosis.traces import make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples, long

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.floor import running_minimum
-from jaxpace.diagnosis.pause_costs import paused
+from jaxpace.diagnosis.phases import paused
 from jaxpace.diagnosis.selected_steps import count_steps
 from jaxpace.diagnosis.totals import add_up
 from jaxpace.diagnosis.what_if import Without, alternative, saved

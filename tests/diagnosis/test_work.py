@@ -11,7 +11,7 @@ from rich.console import Console
 
 from jaxpace.cli.main import main
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.reporting.terminal import render
 from jaxpace.trace.reader import read_run
 from tests.lib.said import numbers

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.trace.reader import read_run
 from tests.multiprocess.jobs import ROOT
 from tests.synthetic import made_up_overlap, made_up_runs

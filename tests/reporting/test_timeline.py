@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
-from jaxpace.diagnosis.findings import Finding
+from jaxpace.diagnosis.modes.case import Finding
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.slices import pour
 from jaxpace.reporting.timeline.slices import text as slices_text

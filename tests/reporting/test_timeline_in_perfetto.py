@@ -14,7 +14,7 @@ import threading
 import numpy as np
 import pytest
 
-from jaxpace.diagnosis.findings import Finding
+from jaxpace.diagnosis.modes.case import Finding
 from jaxpace.reporting.timeline.build import build
 from jaxpace.reporting.timeline.write import encode_chrome
 from jaxpace.trace.dense import read_bounds

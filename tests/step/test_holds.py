@@ -13,7 +13,7 @@ import jaxpace
 from jaxpace.communication import holds
 from jaxpace.core import packing
 from jaxpace.core.types import Decision, Hold, Pacer
-from jaxpace.diagnosis import accounting
+from jaxpace.diagnosis import accounting, busy_times
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.phases import phase_medians
 from jaxpace.reporting.timeline.build import build
@@ -152,7 +152,7 @@ def test_what_was_held_and_heard_is_recorded_and_counts_as_pacing(tmp_path):
   listened = {(row["step"], row["listened"] or 0) for row in table(tmp_path, "collectives")}
   assert listened == {(0, 0), *((step, 2) for step in range(1, 12))}
   assert (held[:, 3:] > 2 * PAUSE).all()
-  work = accounting.account(accounting.busy(run, slice(0, len(run.steps))))
+  work = accounting.account(busy_times.busy(run, slice(0, len(run.steps))))
   known = np.isfinite(work.step)
   np.testing.assert_allclose((work.pacing + work.compute + work.runtime)[known], (
       work.step - work.waiting_compute - work.waiting_runtime - work.waiting_pacing - work.spread
@@ -187,7 +187,7 @@ def test_what_is_held_before_a_later_collective_is_pacing_on_every_page(tmp_path
   run = read_run(tmp_path)
   held = run.durations["held"][:, 3:]
   assert (held > 9 * PAUSE).all()
-  work = accounting.account(accounting.busy(run, slice(0, len(run.steps))))
+  work = accounting.account(busy_times.busy(run, slice(0, len(run.steps))))
   np.testing.assert_allclose(work.pacing[:, 3:], held, atol=1e-6)
   assert (work.compute[:, 3:] < 5 * PAUSE).all()
 

@@ -25,7 +25,7 @@ from experiments.labs.faults.spec import (
   layout,
 )
 from jaxpace.costs.fabric_file import MeasuredFabric, read_fabric
-from jaxpace.diagnosis import report_json as document
+from jaxpace.diagnosis import diagnosis as document
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.diagnose import diagnose
 from jaxpace.diagnosis.what_if_request import parse

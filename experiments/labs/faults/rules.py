@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnosis.floor import running_minimum
+from jaxpace.diagnosis.limits import COSTLY
 from jaxpace.diagnosis.modes import contention
-from jaxpace.diagnosis.modes.case import COSTLY
 from jaxpace.diagnosis.tcp import BusyLinks
 
 
@@ -75,15 +75,15 @@ RULES = (
          "a_host_whose_processors_are_taken)"),
     # By their place.
     Rule("place.late", "late ranks that are exactly those in a bad place are late for it",
-         {"modes.locality:late_in_place": _answer(None)}),
+         {"modes.straggler:late_in_place": _answer(None)}),
     Rule("place.slow", "a slow link of exactly the process in a bad place is slow for it",
-         {"modes.locality:slow_in_place": _answer(None)}),
+         {"modes.straggler:slow_in_place": _answer(None)}),
     # One fault or two.
     Rule("one.fault", "a late host whose transfers are slow from the same step on is one fault",
          {"findings:_one_fault": _answer(False)}),
     Rule("one.little",
          "of one fault, lateness by a little beside queues in the network is the network's",
-         {"findings:_LITTLE": 0.0}),
+         {"findings:PART": 0.0}),
     Rule("one.slowly",
          "a late process that is slow to take what it is sent makes its partners' connections busy",
          {"tcp:taken_slowly": _answer(False)}),
@@ -105,7 +105,7 @@ RULES = (
     # Pauses.
     Rule("pauses.explained",
          "pauses whose cause is measured are a finding from 2.5 % of the step on, not from 5",
-         {"modes.jitter:EXPLAINED": COSTLY}),
+         {"modes.jitter:SHOWS": COSTLY}),
     Rule("pauses.unexplained",
          "pauses without a cause are a finding from 20 % of the step on, not from 5",
          {"modes.jitter:UNEXPLAINED": COSTLY}),
@@ -114,7 +114,7 @@ RULES = (
     Rule("pauses.crowded", "on crowded processors pauses without a cause are none",
          {"modes.jitter:crowded_processors": _answer(False)}),
     Rule("pauses.few", "pauses are no finding if a few blocks hold them",
-         {"modes.jitter:_FEW": 0.0}),
+         {"modes.jitter:SELDOM": 0.0}),
     Rule("pauses.alone", "a process that alone pauses long and often is named without a cause",
          {"modes.jitter:LongGaps.standing_out": None}),
     Rule("pauses.columns", "who pauses is told by measured causes, not by gaps",

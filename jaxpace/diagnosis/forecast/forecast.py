@@ -18,7 +18,7 @@ from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
 from jaxpace.diagnosis.codes import Note, Sentence, Silence, codes
-from jaxpace.diagnosis.forecast.sample import Sample
+from jaxpace.diagnosis.forecast.sample import MIN_STEPS, Sample, Transfers, new_tier, transfers
 from jaxpace.diagnosis.forecast.tails import (
   Noise,
   Pooled,
@@ -29,7 +29,7 @@ from jaxpace.diagnosis.forecast.tails import (
   separate,
   with_tail,
 )
-from jaxpace.diagnosis.forecast.transfers import Transfers, new_tier, transfers
+from jaxpace.diagnosis.limits import SCHEMA
 from jaxpace.trace.run import Run
 
 DRAWS = 200
@@ -38,7 +38,7 @@ _CALIBRATED = 1.1
 """Intervals are widened by this: on simulated jobs, those of resampled blocks alone came out that
 much too narrow."""
 RESAMPLED, TAIL = "resampled", "tail fitted"
-_ENOUGH, _LEAST = 100, 10
+_LEAST = 10
 """Recorded noises for each rank of the forecast job: from so many on resampling will do, with fewer
 it is silent."""
 
@@ -160,7 +160,7 @@ def _draw(sample: Sample, noises: Sequence[Noise], draws: int,
 def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, moved: Transfers,
         random: np.random.Generator) -> Point:
   units = max(1, math.ceil(ranks / sample.unit))
-  fitted = units * _ENOUGH > sample.units * sample.steps
+  fitted = units * MIN_STEPS > sample.units * sample.steps
   draws = len(drawn.weights)
   excess, variance = np.zeros(draws), np.zeros(draws)
   for noise, pooled in zip(noises, drawn.pooled, strict=True):
@@ -255,7 +255,6 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
 
 # The forecast as a JSON document.
 
-SCHEMA = 1
 
 
 def to_json(found: Forecast, run: Run) -> dict[str, Any]:

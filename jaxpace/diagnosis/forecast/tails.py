@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
+from jaxpace.diagnosis.limits import CONFIDENCE
+
 _BODY, _TOP = 1500, 3000
 _SHAPES = (-0.5, 0.4)
 """Shapes of the Pareto tail are kept within these: beyond, a mean or its error hardly exists."""
@@ -143,9 +145,6 @@ def _together(offsets: np.ndarray, counts: np.ndarray,
 # What all ranks have in common in a step, what each rank keeps, and what it has of its own in that
 # step alone.
 
-_OFFSETS_SURE = 0.01
-"""Lasting differences of ranks count as such if chance alone gives them with at most this
-probability."""
 
 
 class Noise(NamedTuple):
@@ -242,6 +241,6 @@ def _lasting(relative: np.ndarray, block: np.ndarray,
     return np.zeros(units), 0.0
   chance = (special.fdtrc(units - 1, (units - 1) * (count - 1), between / within) if within > 0
             else 0.0)
-  if chance > _OFFSETS_SURE:
+  if chance > (1 - CONFIDENCE):
     return np.zeros(units), 0.0
   return offsets, math.sqrt(max(between - within, 0.0))

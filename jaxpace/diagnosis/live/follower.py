@@ -13,6 +13,7 @@ import numpy as np
 from jaxpace.core.fields import is_whole
 from jaxpace.diagnosis import stream
 from jaxpace.diagnosis.codes import Note, Sentence
+from jaxpace.diagnosis.limits import SAMPLED
 from jaxpace.diagnosis.live.alive import Event, EventFollower, ProcessFiles, judge
 from jaxpace.diagnosis.live.look import Numbers, Snapshot, Told, measure
 from jaxpace.diagnosis.selected_steps import WARMUP_STEPS
@@ -26,8 +27,6 @@ from jaxpace.trace.rundir import RUN_FILE, read_json
 
 _TOLD = 200
 """Onsets and ends that are remembered."""
-_AT_ONCE = 2048
-"""Steps at most that are tested for onsets at one look."""
 _ROWS = 1 << 18
 """Rows that are put together at most."""
 
@@ -181,7 +180,7 @@ class Follower:
     window = self._window
     if self._stream is None or self._ranks != window.ranks:
       self._stream, self._ranks = stream.init(window.ranks), window.ranks
-    first = max(self._tested + 1, window.low + 1, window.first + WARMUP_STEPS, last - _AT_ONCE + 1)
+    first = max(self._tested + 1, window.low + 1, window.first + WARMUP_STEPS, last - SAMPLED + 1)
     if first > last:
       return
     self._stream, alarms = stream.follow(self._stream, self._cut(first, last))

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.by_rank import shares_of
-from jaxpace.diagnosis.floor import find_floor
+from jaxpace.diagnosis.floor import find_floor, shares_of
 from jaxpace.diagnosis.live.alive import Event, Liveness
 from jaxpace.diagnosis.selected_steps import count_steps, step_times
 from jaxpace.diagnosis.totals import PARTS, Totals, add_up

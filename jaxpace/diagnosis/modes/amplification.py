@@ -3,34 +3,19 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from jaxpace.diagnosis import step_ranges
-from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.codes import Evidence, Sentence
-from jaxpace.diagnosis.episodes import confidence
-from jaxpace.diagnosis.modes.case import AMPLIFICATION, COSTLY, Case, Finding
+from jaxpace.diagnosis.codes import Evidence, Sentence, hosts_of, percent
+from jaxpace.diagnosis.episodes import binomial_tail, change_points, confidence
+from jaxpace.diagnosis.lateness import series_change, spell
+from jaxpace.diagnosis.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.waiting_places import most_waited
-from jaxpace.diagnosis.wording import hosts_of, percent
 from jaxpace.trace.problems import list_ranks, plural
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-_RAISED, _SHORTEST = 2.0, 0.3
-"""A stretch stands out if its waiting is that many times the least, over that share of the run."""
-_RARE = 0.5
-"""Waiting of which the worst tenth of the steps holds this much comes from pauses; exponential
-jitter has a third."""
-_MOST, _CHANCE = 0.5, 0.02
-"""A rank is named that is last in this part of the steps, where chance makes any of the ranks last
-so often in no more than this part of healthy runs. In runs of 24 steps of published trainers two
-standard deviations named a rank of four in two healthy jobs."""
-_STOPS, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
-"""A rank stops now and then if the others wait for it for this share of the step in so many steps,
-and it holds this part of the waiting."""
 
 
 def find(case: Case, seconds: float, suspected: float) -> Finding | None:
@@ -51,7 +36,7 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
   worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
-  stopping = _stopping(case) if worst > _RARE else _mostly_last(case)
+  stopping = _stopping(case) if worst > MOST else _mostly_last(case)
   alone = () if stopping is None else (stopping,)
   evidence = [
       _last_rank(case) if stopping is None else Sentence(Evidence.LAST_RANK,
@@ -59,16 +44,16 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
           f"rank {stopping}."),
       Sentence(Evidence.WORST_TENTH,
           f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
-          + ("rare long pauses, not everyday jitter." if worst > _RARE
+          + ("rare long pauses, not everyday jitter." if worst > MOST
              else "everyday jitter, not rare pauses."))]
   at = most_waited(case)
   evidence += [at] if at else []
   first = (None if begin == 0
-           else step_ranges.series_change(run, case.selected, _for_work(case), begin))
+           else series_change(run, case.selected, _for_work(case), begin))
   last = (None if end == case.selected.blocks
-          else step_ranges.series_change(run, case.selected, _for_work(case), end) - 1)
+          else series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
-    evidence.append(Sentence(Evidence.SPELL, f"It is so {step_ranges.spell(first, last)}."))
+    evidence.append(Sentence(Evidence.SPELL, f"It is so {spell(first, last)}."))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
             for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
@@ -86,13 +71,13 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
           f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
           "the ranks."))
       hosts = (host,) if part > 0.6 and not lateness.episodes else ()
-  if alone and worst <= _RARE:
+  if alone and worst <= MOST:
     advice = ("See what it does that varies from step to step: data that it loads, work that it "
               "gets more of than the others.")
   elif alone:
     advice = ("Look for what stops it: host interrupts, garbage collection, checkpoints, "
               "recompilation.")
-  elif worst > _RARE:
+  elif worst > MOST:
     advice = ("Look for what stops ranks now and then for long: host interrupts, garbage "
               "collection, checkpoints, recompilation; let all ranks do it in the same step.")
   else:
@@ -110,8 +95,8 @@ def _stopping(case: Case) -> int | None:
   totals = case.totals
   rank = int(totals.blame.argmax())
   whole = np.where(case.selected.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
-  stops = int(((whole >= _STOPS * case.step_time) & (totals.last_rank == rank)).sum())
-  alone = stops >= _FEWEST and totals.blame[rank] >= _NEARLY_ALL * totals.blame.sum()
+  stops = int(((whole >= PART * case.step_time) & (totals.last_rank == rank)).sum())
+  alone = stops >= OFTEN and totals.blame[rank] >= NEARLY_ALL * totals.blame.sum()
   return rank if alone else None
 
 
@@ -125,25 +110,9 @@ def _mostly_last(case: Case) -> int | None:
   rank, there = int(totals.blame.argmax()), int((totals.present > 0).sum())
   steps = max(1, int(totals.present[rank]))
   last = int(totals.last[rank])
-  return (rank if last >= _MOST * steps and there * _tail(last, steps, 1 / there) <= _CHANCE
+  chance = there * binomial_tail(last, steps, 1 / there)
+  return (rank if last >= MOST * steps and chance <= 1 - CONFIDENCE
           and 2 * totals.blame[rank] >= totals.blame.sum() and not case.lateness.episodes else None)
-
-
-def _tail(least: int, number: int, probability: float) -> float:
-  """Probability that at least so many of a number of trials succeed (binomial).
-
-  >>> round(_tail(2, 3, 0.5), 12), _tail(0, 3, 0.5)
-  (0.5, 1.0)
-  """
-  if probability >= 1:
-    return 1.0
-  term = math.exp(math.lgamma(number + 1) - math.lgamma(least + 1) - math.lgamma(number - least + 1)
-                  + least * math.log(probability) + (number - least) * math.log1p(-probability))
-  total = 0.0
-  for successes in range(least, number + 1):
-    total += term
-    term *= (number - successes) / (successes + 1) * probability / (1 - probability)
-  return min(1.0, total)
 
 
 def _last_rank(case: Case) -> Sentence:
@@ -199,12 +168,12 @@ def _stretch(case: Case) -> tuple[int, int]:
   spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
            if np.isfinite(by_block[b:e]).any()]
   level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
-  high = (level >= COSTLY * case.step_time) & (level >= _RAISED * level.min(initial=np.inf))
+  high = (level >= COSTLY * case.step_time) & (level >= TWICE * level.min(initial=np.inf))
   at = np.flatnonzero(high)
   if not at.size or high.all():
     return whole
   begin, end = spans[at[0]][0], spans[at[-1]][1]
-  return (begin, end) if selected.within(begin, end).sum() >= _SHORTEST * selected.size else whole
+  return (begin, end) if selected.within(begin, end).sum() >= PART * selected.size else whole
 
 
 def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:

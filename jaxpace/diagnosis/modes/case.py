@@ -17,12 +17,6 @@ PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplificati
 CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-COSTLY = 0.05
-"""Waiting for ranks by turns, slow transfers and jitter are findings from this share of the step
-on."""
-LEAST = 0.01
-"""Share of the step below which waiting for late ranks is no finding, nor what a step would save
-without them, and lateness has no cause: ranks never arrive at quite the same time."""
 
 
 @dataclasses.dataclass(frozen=True)

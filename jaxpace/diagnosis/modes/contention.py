@@ -7,42 +7,33 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis import step_ranges, tcp
-from jaxpace.diagnosis.changes import change_points
-from jaxpace.diagnosis.codes import Evidence, Sentence
-from jaxpace.diagnosis.counters import per_step
-from jaxpace.diagnosis.episodes import confidence
-from jaxpace.diagnosis.mechanism import crowded_processors
+from jaxpace.diagnosis import tcp
+from jaxpace.diagnosis.codes import (
+  Evidence,
+  Sentence,
+  hosts_of_processes,
+  milliseconds,
+  name_process,
+  named,
+  percent,
+)
+from jaxpace.diagnosis.episodes import change_points, confidence
+from jaxpace.diagnosis.lateness import series_change, spell
+from jaxpace.diagnosis.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
+from jaxpace.diagnosis.mechanism import crowded_processors, per_step
 from jaxpace.diagnosis.modes.case import CONTENTION, Case, Finding
 from jaxpace.diagnosis.selected_steps import merged
 from jaxpace.diagnosis.waiting_places import most_contended
-from jaxpace.diagnosis.wording import hosts_of_processes, milliseconds, name_process, named, percent
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-RAISED = 0.3
-"""Part of the quiet level by which the median transfer of a stretch exceeds it if the stretch is
-contended. What is more, nine of ten transfers in it are then slower than three of four outside: a
-crowded fabric slows nearly all of them, while other load on the hosts' processors makes some very
-long and leaves the quickest as they were. Or the hosts' connections are busy longer, where they can
-tell."""
-_SHORTEST = 30
-"""Steps of a contended stretch, at least."""
-_LEAST = 0.03
-"""By which the median transfer of a contended stretch is longer, as a share of the step."""
-_CROWDED, _CROWDED_BUSY = 3.5, 2.0
+_CROWDED = 3.5
 """A fabric is crowded throughout if half of the transfers take this many times as long as the
 quickest twentieth: competing flows let some through. Hosts with other load on their processors
-reach 2.8 (measured); where connections are busy longer as well, less is enough."""
-_ABOVE = 2.0
-"""Times a known floor that three of four transfers must be where no counters can tell the network
-from the hosts: a collective called in a tight loop, as `jaxpace bench` does, is quicker than one
-that finds its processes asleep."""
+reach 2.8 (measured); where connections are busy longer as well, `TWICE` is enough."""
 _MODES_APART = 6.0
 """Slow and quick steps are two modes, not one wide one, if their means of log transfer are this
 many standard deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
-_LEAST_OF_EACH = 0.1
-_MOST = 0.8
 
 
 class SlowTransfers(NamedTuple):
@@ -86,7 +77,7 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
   spans = _spans(change_points(by_block[None])[0], case.selected.blocks)
   values = [_known(transfer[case.selected.within(*span)]) for span in spans]
   median = np.array([np.median(v) if v.size else np.inf for v in values])
-  slow = np.isfinite(median) & (median >= (1 + RAISED) * median.min())
+  slow = np.isfinite(median) & (median >= (1 + PART) * median.min())
   if not slow.any() or slow.all():
     return None
   inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True)
@@ -94,12 +85,12 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
                      for which in (True, False))
   if not outside.size:
     return None
-  if np.median(inside) - np.median(outside) < _LEAST * case.step_time:
+  if np.median(inside) - np.median(outside) < SHOWS * case.step_time:
     return None
   told = tcp.says_slower(busy, *_sorted(spans, slow))
   nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
   most = np.median(inside) >= np.quantile(outside, 0.9)
-  if told is False or not (nearly_all or told and most):
+  if not (nearly_all or told and most):
     return None
   return _slower(case, busy, spans, slow,
                  by_block - float(np.median(outside)))
@@ -118,8 +109,8 @@ def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]],
                      for own in _sorted(spans, slow))
   if not inside.size or not outside.size:
     return None
-  if (inside.size < min(_SHORTEST, selected.size / 3)
-      or float(inside.mean() - outside.mean()) < _LEAST * case.step_time):
+  if (inside.size < min(MIN_STEPS, selected.size / 3)
+      or float(inside.mean() - outside.mean()) < SHOWS * case.step_time):
     return None
   begin, end = _longest(spans, slow)
   seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
@@ -148,7 +139,7 @@ def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
     elif is_slow:
       runs.append([begin, end])
   longest = max(runs, key=lambda own: own[1] - own[0])
-  if longest[1] - longest[0] < _MOST * sum(end - begin for begin, end in runs):
+  if longest[1] - longest[0] < NEARLY_ALL * sum(end - begin for begin, end in runs):
     longest = [runs[0][0], runs[-1][1]]
   return longest[0], longest[1]
 
@@ -183,13 +174,13 @@ def _throughout(case: Case, transfer: np.ndarray,
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
   told = tcp.says_slow(busy, quiet, mean - quiet)
   if case.floor.known:
-    least = (1 + RAISED) * quiet if told else _ABOVE * quiet
+    least = (1 + PART) * quiet if told else TWICE * quiet
     crowded = float(np.quantile(known, 0.25)) >= least
   else:
-    least = _CROWDED_BUSY * low if told else _CROWDED * low
+    least = TWICE * low if told else _CROWDED * low
     # On one host there is no network to be crowded: transfers that vary this much wait for
     # processors or memory.
-    crowded = (middle >= least and middle - low >= _LEAST * case.step_time
+    crowded = (middle >= least and middle - low >= SHOWS * case.step_time
                and not tcp.on_one_host(case))
   # Processes that wait for a processor make transfers long as well.
   if crowded and (told is True or told is None and not crowded_processors(case)):
@@ -233,7 +224,7 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
   variances = np.array([max(order[:cut + 1].var(), 1e-8), max(order[cut + 1:].var(), 1e-8)])
   apart = float(np.sqrt(2) * (high[cut] - low[cut]) / np.sqrt(variances.sum()))
   ratio = float(np.exp(high[cut] - low[cut]))
-  if apart < _MODES_APART or ratio < 1 + RAISED or not _LEAST_OF_EACH <= slow <= 1 - _LEAST_OF_EACH:
+  if apart < _MODES_APART or ratio < 1 + PART or not SELDOM <= slow <= 1 - SELDOM:
     return None
   is_slow = np.log(np.maximum(transfer, 1e-12)) > order[cut]
   whole = case.beyond_arrival
@@ -250,17 +241,15 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
 # is.
 
 # Set looking at the fault lab's runs of seeds 0 to 3, as those of `modes.contention`.
-_SLOW_SHARE = 0.03
-"""All hosts' links are busy if each is for this share of the step, at least."""
 
 
 def describe(case: Case, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""
   run, selected = case.run, case.selected
   first = (None if slow.begin == 0
-           else step_ranges.series_change(run, selected, case.transfer, slow.begin))
+           else series_change(run, selected, case.transfer, slow.begin))
   last = (None if slow.end == selected.blocks
-          else step_ranges.series_change(run, selected, case.transfer, slow.end) - 1)
+          else series_change(run, selected, case.transfer, slow.end) - 1)
   if slow.bursts:
     evidence = [Sentence(Evidence.TWO_KINDS,
         f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
@@ -274,7 +263,7 @@ def describe(case: Case, slow: SlowTransfers) -> Finding:
   else:
     evidence = [Sentence(Evidence.STRETCH,
         f"The collectives themselves take {milliseconds(slow.level)} per step "
-        f"{step_ranges.spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
+        f"{spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
   if not case.floor.known:
     evidence.append(Sentence(Evidence.NEEDS_FLOOR,
         "What is equally slow in every step of the run can't be seen without a known floor: "
@@ -319,7 +308,7 @@ def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sent
 def _crowded(case: Case, slow: SlowTransfers) -> bool:
   busy = slow.links.busy
   return (len(busy) > 2 and slow.links.everywhere
-          and min(busy.values()) >= _SLOW_SHARE * case.step_time)
+          and min(busy.values()) >= SHOWS * case.step_time)
 
 
 def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:

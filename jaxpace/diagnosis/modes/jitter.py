@@ -7,8 +7,18 @@ import math
 
 import numpy as np
 
-from jaxpace.diagnosis.codes import Evidence, Sentence
-from jaxpace.diagnosis.episodes import CONFIDENCE, confidence
+from jaxpace.diagnosis.codes import Evidence, Sentence, hosts_of, milliseconds, percent
+from jaxpace.diagnosis.episodes import binomial_tail, confidence
+from jaxpace.diagnosis.limits import (
+  CONFIDENCE,
+  COSTLY,
+  MOST,
+  NEARLY_ALL,
+  OFTEN,
+  PART,
+  SELDOM,
+  SHOWS,
+)
 from jaxpace.diagnosis.mechanism import (
   Mechanism,
   crowded_processors,
@@ -16,31 +26,17 @@ from jaxpace.diagnosis.mechanism import (
   of_pauses,
   strikes,
 )
-from jaxpace.diagnosis.modes.case import COSTLY, JITTER, Case, Finding
-from jaxpace.diagnosis.pause_costs import paused
+from jaxpace.diagnosis.modes.case import JITTER, Case, Finding
+from jaxpace.diagnosis.phases import paused
 from jaxpace.diagnosis.selected_steps import merged
-from jaxpace.diagnosis.wording import hosts_of, milliseconds, percent
 from jaxpace.trace.problems import list_ranks
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
-_MOST = 0.7
-"""Ranks that hold this part of all pauses are named, if they are at most half of them."""
-_ALIKE = 0.5
-EXPLAINED = 0.025
-"""Pauses whose cause the hosts' columns show are a finding from this share of the step on."""
 UNEXPLAINED = 0.2
 """Pauses of which the host's columns don't show the cause are a finding from this share of the step
 on: where other programs run on the hosts, gaps are ragged, and that is neither the job's fault nor
 mendable in it."""
-_FEW = 0.05
-_CHANCE = 0.01
-"""Processes are not named if as few of them hold as many pauses by chance more often than so."""
-_LONG, _FEWEST, _NEARLY_ALL = 0.25, 6, 0.8
-"""Share of the step beyond its usual gap from which on a gap is a pause; and pauses of a process
-that stands out."""
-_MOST_COUNTED = 400
-"""Pauses from which on chance need not be reckoned with."""
 
 
 class LongGaps:
@@ -83,7 +79,7 @@ class LongGaps:
     beyond = merged(self.by_block - self.case.lateness.held.for_gaps,
                     self.case.totals.block_steps.sum(axis=0))
     beyond = beyond[np.isfinite(beyond)]
-    return confidence(np.minimum(beyond, np.quantile(beyond, 1 - _FEW))) if beyond.size else 0.0
+    return confidence(np.minimum(beyond, np.quantile(beyond, 1 - SELDOM))) if beyond.size else 0.0
 
   def ranks(self) -> list[int]:
     """The ranks that hold most of the pauses, worst first; none where everybody pauses alike.
@@ -98,13 +94,13 @@ class LongGaps:
     excess = self.excess if shown is None else shown
     total = float(excess.sum())
     order = np.lexsort((np.arange(len(excess)), -excess))
-    own = [int(r) for r in order if excess[r] >= _ALIKE * excess[order[0]] and excess[r] > 0]
-    if not own or 2 * len(own) > len(excess) or excess[own].sum() < _MOST * total:
+    own = [int(r) for r in order if excess[r] >= MOST * excess[order[0]] and excess[r] > 0]
+    if not own or 2 * len(own) > len(excess) or excess[own].sum() < MOST * total:
       return []
     if shown is not None and self._by_chance(own):
       return []
     # The columns are a process's; where only some of its ranks have the long gaps, it is these.
-    some = [r for r in own if self.excess[r] >= _ALIKE * self.excess[own].max()]
+    some = [r for r in own if self.excess[r] >= MOST * self.excess[own].max()]
     return some if 2 * len(some) <= len(own) else own
 
   @functools.cached_property
@@ -122,12 +118,12 @@ class LongGaps:
     number: dict[int, int] = {}
     for rank in range(run.ranks):
       gaps = run.durations["gap"][rank, self.case.selected.mask].astype(np.float64)
-      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= _LONG * self.case.step_time))
+      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * self.case.step_time))
       process = int(run.process_of_rank[rank])
       number[process] = max(number.get(process, 0), long)
     most = max(number, key=lambda process: number[process])
-    alone = (len(number) > 1 and number[most] >= _FEWEST
-             and number[most] >= _NEARLY_ALL * sum(number.values()))
+    alone = (len(number) > 1 and number[most] >= OFTEN
+             and number[most] >= NEARLY_ALL * sum(number.values()))
     return most if alone else None
 
   def _by_chance(self, ranks: list[int]) -> bool:
@@ -137,11 +133,9 @@ class LongGaps:
     own = {int(run.process_of_rank[r]) for r in ranks}
     total, held, part = (sum(struck.values()), sum(struck.get(p, 0) for p in own),
                          len(own) / max(1, len(struck)))
-    if len(struck) < 2 or total >= _MOST_COUNTED:
+    if len(struck) < 2:
       return False
-    tail = sum(math.comb(total, k) * part**k * (1 - part)**(total - k)
-               for k in range(held, total + 1))
-    return tail * math.comb(len(struck), len(own)) > _CHANCE
+    return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
 
 
 def find(case: Case, pauses: LongGaps) -> Finding | None:
@@ -152,7 +146,7 @@ def find(case: Case, pauses: LongGaps) -> Finding | None:
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
   seconds = shown.own + min(shown.waiting, pauses.waiting) if shown else pauses.seconds
-  least = EXPLAINED if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
+  least = SHOWS if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
   if not mechanisms and crowded_processors(case):
     return None
   if seconds < least * case.step_time or pauses.confidence() < CONFIDENCE:

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnosis.by_rank import SHARES, shares_of
 from jaxpace.diagnosis.diagnosis import Diagnosis
-from jaxpace.diagnosis.findings import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnosis.floor import SHARES, shares_of
 from jaxpace.diagnosis.forecast.forecast import forecast, to_json
 from jaxpace.diagnosis.forecast.sample import take_sample
 from jaxpace.diagnosis.lateness import hold
+from jaxpace.diagnosis.limits import CELLS, MOST, NEARLY_ALL, TWICE
+from jaxpace.diagnosis.modes.case import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnosis.pacing import compare, effect_of
 from jaxpace.diagnosis.selected_steps import step_times
-from jaxpace.diagnosis.series.skew_map import Columns, skew_map
+from jaxpace.diagnosis.series.skew_map import MOST_COLUMNS, Columns, skew_map
 from jaxpace.diagnosis.totals import PARTS
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
@@ -55,8 +56,6 @@ def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = N
 
 # Step time and its shares, column by column.
 
-MOST_COLUMNS = 512
-"""Columns of the charts over time, at most: a wide screen has twice as many pixels to spare."""
 
 
 def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -84,9 +83,6 @@ def _known(value: np.floating[Any]) -> float:
 
 LONGEST = 20
 _FEWEST, _MOST = 12, 80
-_TAIL = 1.5
-"""The histogram ends at the highest step where that is so near; else what lies beyond is counted by
-itself."""
 
 
 def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -101,7 +97,7 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
   at = np.flatnonzero(diagnosis.selected.mask)
   steps = totals.per_step["step"][at]
   low, usual, high = (float(x) for x in np.quantile(steps, [0, 0.995, 1]))
-  end = high if high - low <= _TAIL * (usual - low) else usual
+  end = high if high - low <= TWICE * (usual - low) else usual
   if end <= low:
     end = low + max(low * 1e-3, 1e-6)
   bins = int(np.clip(2 * np.cbrt(len(steps)), _FEWEST, _MOST))
@@ -130,12 +126,6 @@ def _shares(diagnosis: Diagnosis, k: int) -> dict[str, float]:
 
 # In which steps each finding happened, and where it cost most.
 
-_HALF = 0.5
-"""Blocks that cost at least this part of what the costliest one does belong to its stretch."""
-_MORE = 1.5
-"""It is told if it costs this many times what the finding's steps do on average."""
-_EVERYWHERE = 0.8
-"""A stretch of this part of a finding's steps or more is no place in particular."""
 
 
 def where(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -155,8 +145,8 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
     own = (last >= since) & (first <= until)
     usual, most = (float(np.average(cost[part], weights=number[part]))
                    for part in (own, slice(begin, stop)))
-    stands_out = (most >= _MORE * usual
-                  and last[stop - 1] - first[begin] < _EVERYWHERE * (until - since))
+    stands_out = (most >= TWICE * usual
+                  and last[stop - 1] - first[begin] < NEARLY_ALL * (until - since))
     costliest = {"first_step": int(first[begin]), "last_step": int(last[stop - 1]), "cost": most}
     rows.append({"first_step": since, "last_step": until, "cost": cost.tolist(),
                  "costliest": costliest if stands_out else None})
@@ -185,7 +175,7 @@ def _stretch(cost: np.ndarray) -> tuple[int, int]:
   """First block, and one past the last, of the neighbouring blocks around the costliest one that
   cost half as much."""
   peak = int(cost.argmax())
-  low = np.flatnonzero(cost < _HALF * cost[peak])
+  low = np.flatnonzero(cost < MOST * cost[peak])
   before, after = low[low < peak], low[low > peak]
   return int(before[-1]) + 1 if before.size else 0, int(after[0]) if after.size else len(cost)
 
@@ -227,8 +217,6 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
 # The step time at larger numbers of ranks, or why the run doesn't tell.
 
 DOUBLINGS = 6
-MOST_CELLS = 1 << 20
-"""Rank-steps and collectives that a forecast is made of; of a longer run the newest steps count."""
 
 
 def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
@@ -238,7 +226,7 @@ def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
   A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the
   newest steps count.
   """
-  steps = max(MOST_CELLS // (run.ranks * max(len(run.collectives), 1)), 1)
+  steps = max(CELLS // (run.ranks * max(len(run.collectives), 1)), 1)
   newest = int(run.inside.sum()) > steps
   if newest:
     run = cut(run, len(run.steps) - steps)
@@ -252,8 +240,6 @@ def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
 
 # What a guard's blocks of steps with pacing and without showed, pair by pair.
 
-MOST_PAIRS = 256
-MOST_BLOCKS = 512
 _EFFECTS = 128
 
 
@@ -270,7 +256,7 @@ def blocks(run: Run) -> dict[str, Any] | None:
   if compared is None:
     return None
   number = len(compared.means)
-  group = np.arange(number) * min(number, MOST_PAIRS) // max(number, 1)
+  group = np.arange(number) * min(number, MOST_COLUMNS) // max(number, 1)
   begin = np.flatnonzero(np.diff(group, prepend=-1))
   size = np.diff(np.append(begin, number))
   means = (np.add.reduceat(compared.means, begin, axis=0) / size[:, None] if number
@@ -302,7 +288,7 @@ def _stretches(run: Run) -> list[dict[str, Any]] | None:
     return []
   state = on[at] > 0.5
   begin = np.flatnonzero(np.diff(state, prepend=~state[:1]))
-  if len(begin) > MOST_BLOCKS:
+  if len(begin) > MOST_COLUMNS:
     return None
   end = np.append(begin[1:], len(at))
   return [{"first_step": int(run.steps[at[b]]), "last_step": int(run.steps[at[e - 1]]),

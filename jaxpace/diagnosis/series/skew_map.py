@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import BusyTimes, busy, chunks
+from jaxpace.diagnosis.busy_times import BusyTimes, busy, chunks
 from jaxpace.diagnosis.diagnosis import Diagnosis
 from jaxpace.diagnosis.selected_steps import SelectedSteps
 from jaxpace.diagnosis.totals import undelayed
@@ -16,6 +16,7 @@ from jaxpace.trace.run import Run
 
 MOST_ROWS = 1024
 MOST_COLUMNS = 512
+"""Columns of the charts over time, at most: a wide screen has twice as many pixels to spare."""
 MOST_CELLS = 1 << 18
 _UNITS = 500.0
 """The cells that are late by most, but for a thousandth of them, are so many units late."""

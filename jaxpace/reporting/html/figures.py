@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.by_rank import SHARES
-from jaxpace.diagnosis.wording import milliseconds, signed
+from jaxpace.diagnosis.codes import milliseconds, signed
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.reporting.html.markup import Markup, element
 
 UNKNOWN = "–"

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.findings import milliseconds
-from jaxpace.diagnosis.step_ranges import spell
-from jaxpace.diagnosis.wording import named
+from jaxpace.diagnosis.codes import milliseconds, named
+from jaxpace.diagnosis.lateness import spell
 from jaxpace.reporting.html.figures import DocumentFigures
 from jaxpace.reporting.html.markup import Markup, element, joined, prose
 from jaxpace.trace.problems import list_ranks

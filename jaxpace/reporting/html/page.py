@@ -15,8 +15,8 @@ import re
 from importlib import resources
 from typing import Any
 
-from jaxpace.diagnosis.by_rank import SHARES
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.codes import milliseconds
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.reporting.html import sections
 from jaxpace.reporting.html.figures import DocumentFigures, patterns, swatch
 from jaxpace.reporting.html.findings import findings

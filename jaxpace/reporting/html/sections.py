@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnosis.by_rank import MEANING, SHARES
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.codes import milliseconds
+from jaxpace.diagnosis.floor import MEANING, SHARES
 from jaxpace.reporting.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
 from jaxpace.reporting.html.markup import Markup, element, joined, prose, table
 from jaxpace.trace.marks.plan import turns_in_words

@@ -8,10 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.accounting import account, busy
+from jaxpace.diagnosis.accounting import account
+from jaxpace.diagnosis.busy_times import busy
 from jaxpace.diagnosis.clock_alignment import Alignment, align
-from jaxpace.diagnosis.findings import Finding
-from jaxpace.diagnosis.grouped_waits import Waits
+from jaxpace.diagnosis.meetings import Waits
+from jaxpace.diagnosis.modes.case import Finding
 from jaxpace.reporting.timeline.slices import (
   JOB,
   UNKNOWN,

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from jaxpace.diagnosis.findings import Finding
+from jaxpace.diagnosis.modes.case import Finding
 from jaxpace.reporting.json_file import UnwritableError, check_target, write_file
 from jaxpace.reporting.timeline.build import build, latest
 from jaxpace.reporting.timeline.slices import Timeline, Track

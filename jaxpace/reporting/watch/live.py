@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.codes import milliseconds
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.diagnosis.live.alive import duration
 from jaxpace.diagnosis.live.follower import Follower
 from jaxpace.diagnosis.live.look import Snapshot
-from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting.console import make_console
 from jaxpace.reporting.watch.screen import Screen
 from jaxpace.trace.plain_text import plain, shortened

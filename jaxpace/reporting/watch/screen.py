@@ -14,10 +14,10 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from jaxpace.diagnosis.diagnosis import SHARES
+from jaxpace.diagnosis.codes import milliseconds
+from jaxpace.diagnosis.floor import SHARES
 from jaxpace.diagnosis.live.alive import duration
 from jaxpace.diagnosis.live.look import LateRank, Numbers, Pacing, Snapshot
-from jaxpace.diagnosis.wording import milliseconds
 from jaxpace.reporting.console import draw_bar
 from jaxpace.reporting.terminal import COLOUR
 from jaxpace.trace.plain_text import plain

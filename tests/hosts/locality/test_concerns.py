@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxpace.cli import doctor
 from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.report_json import to_json
+from jaxpace.diagnosis.diagnosis import to_json
 from jaxpace.files.plain import from_plain, to_plain
 from jaxpace.hosts.locality import job
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, find_concerns

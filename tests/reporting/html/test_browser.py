@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from jaxpace.diagnosis.findings import milliseconds
+from jaxpace.diagnosis.codes import milliseconds
 from jaxpace.reporting.html.figures import late
 from tests.reporting import chromium
 from tests.reporting.html.runs import hostile, report, rich

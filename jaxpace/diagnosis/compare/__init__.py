@@ -1,1 +1,0 @@
-"""What changed between two recorded runs. See docs/how_to/compare.md."""
