@@ -47,7 +47,7 @@ docs: $(READY_FOR_DOCS)
 	@echo "Open build/docs/index.html"
 
 # The lock is for Python 3.11; other versions get what fits them. The environment is made anew when any of these changes.
-$(READY): setup.py pyproject.toml constraints.txt $(wildcard jaxpace/execution/native/*.cc)
+$(READY): setup.py pyproject.toml constraints.txt $(wildcard jaxpace/observation/clocks/native/*.cc)
 	@test -n "$(PYTHON)" || { echo "jaxpace needs Python 3.11 or newer: none found on PATH. Or: make PYTHON=/path/to/python"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "jaxpace needs Python 3.11 or newer, and $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 2; }
@@ -56,7 +56,7 @@ $(READY): setup.py pyproject.toml constraints.txt $(wildcard jaxpace/execution/n
 	  { echo "$(PYTHON) has no working venv module; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing jaxpace and what its tests and examples need"
 	$(BIN)/python -m pip install --disable-pip-version-check $(LOCK) -e ".[examples,test,dev]"
-	@$(BIN)/python -c 'from jaxpace.execution import clock_notice, resolve_clock; \
+	@$(BIN)/python -c 'from jaxpace.observation.clocks import clock_notice, resolve_clock; \
 	  print("Clock:", resolve_clock().name + ".", clock_notice())'
 	@touch $@
 
@@ -69,4 +69,4 @@ $(READY_FOR_DOCS): $(READY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache
-	rm -f jaxpace/execution/native/*.so
+	rm -f jaxpace/observation/clocks/native/*.so

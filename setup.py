@@ -51,13 +51,13 @@ setuptools.setup(
     long_description_content_type="text/markdown",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["jaxpace", "jaxpace.*"]),
-    package_data={"jaxpace.execution.native": ["*.cc"], "jaxpace": ["py.typed"],
+    package_data={"jaxpace.observation.clocks.native": ["*.cc"], "jaxpace": ["py.typed"],
                   "jaxpace.hosts.launch": ["on_path/jax_plugins/*.py"],
-                  "jaxpace.reporting.html": ["assets/*"]},
+                  "jaxpace.show.html": ["assets/*"]},
     ext_modules=[
         setuptools.Extension(
-            f"jaxpace.execution.native.{name}",
-            sources=[f"jaxpace/execution/native/{name}.cc"],
+            f"jaxpace.observation.clocks.native.{name}",
+            sources=[f"jaxpace/observation/clocks/native/{name}.cc"],
             extra_compile_args=["-std=c++17", "-O2", "-g0", *as_system_headers],
             language="c++",
             optional=True,

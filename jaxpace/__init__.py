@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 # For type checkers and editors only. A test holds it against the table below.
 if TYPE_CHECKING:
   from jaxpace import distributed as distributed
-  from jaxpace.communication.phases import phase as phase
   from jaxpace.coordination.balancer import share_by_speed as share_by_speed
   from jaxpace.coordination.combinators import chain as chain
   from jaxpace.coordination.combinators import limit as limit
@@ -28,64 +27,65 @@ if TYPE_CHECKING:
   from jaxpace.core.types import Moment as Moment
   from jaxpace.core.types import Observation as Observation
   from jaxpace.core.types import Pacer as Pacer
-  from jaxpace.live.control.control import Control as Control
-  from jaxpace.live.housekeeping.keeper import Housekeeper as Housekeeper
-  from jaxpace.live.probe.links import probe_links as probe_links
-  from jaxpace.live.profiler.recorder import ProfiledRecorder as ProfiledRecorder
+  from jaxpace.hang.watchdog import Watchdog as Watchdog
+  from jaxpace.instrumentation.accumulate import accumulate as accumulate
+  from jaxpace.instrumentation.instrument import instrument as instrument
+  from jaxpace.instrumentation.instrument import spec as spec
+  from jaxpace.instrumentation.pieces import delay as delay
+  from jaxpace.instrumentation.pieces import pmean as pmean
+  from jaxpace.instrumentation.pieces import psum as psum
+  from jaxpace.instrumentation.restoring import pace_target as pace_target
+  from jaxpace.instrumentation.restoring import restore_pace as restore_pace
+  from jaxpace.live.control import Control as Control
+  from jaxpace.live.housekeeper import Housekeeper as Housekeeper
+  from jaxpace.live.probe import probe_links as probe_links
   from jaxpace.live.shares import shares as shares
-  from jaxpace.live.watchdog.watchdog import Watchdog as Watchdog
-  from jaxpace.step.accumulate import accumulate as accumulate
-  from jaxpace.step.instrument import instrument as instrument
-  from jaxpace.step.instrument import spec as spec
-  from jaxpace.step.observe import observe as observe
-  from jaxpace.step.pieces import delay as delay
-  from jaxpace.step.pieces import pmean as pmean
-  from jaxpace.step.pieces import psum as psum
-  from jaxpace.step.restoring import pace_target as pace_target
-  from jaxpace.step.restoring import restore_pace as restore_pace
-  from jaxpace.trace.observed import observed as observed
-  from jaxpace.trace.recorded import recorded as recorded
-  from jaxpace.trace.recorder import Recorder as Recorder
+  from jaxpace.observation.observe import observe as observe
+  from jaxpace.observation.phases import phase as phase
+  from jaxpace.record.observed import observed as observed
+  from jaxpace.record.profiler.recorder import ProfiledRecorder as ProfiledRecorder
+  from jaxpace.record.recorded import recorded as recorded
+  from jaxpace.record.recorder import Recorder as Recorder
 
 _HOMES = {
     "Balancer": "core.types",
-    "Control": "live.control.control",
+    "Control": "live.control",
     "Decision": "core.types",
     "Hold": "core.types",
-    "Housekeeper": "live.housekeeping.keeper",
+    "Housekeeper": "live.housekeeper",
     "Knobs": "coordination.knobs",
     "Moment": "core.types",
     "Observation": "core.types",
     "PaceState": "core.pace",
     "Pacer": "core.types",
     "Plan": "core.plan",
-    "ProfiledRecorder": "live.profiler.recorder",
-    "Recorder": "trace.recorder",
-    "Watchdog": "live.watchdog.watchdog",
-    "accumulate": "step.accumulate",
+    "ProfiledRecorder": "record.profiler.recorder",
+    "Recorder": "record.recorder",
+    "Watchdog": "hang.watchdog",
+    "accumulate": "instrumentation.accumulate",
     "balance": "coordination.lengths",
     "chain": "coordination.combinators",
-    "delay": "step.pieces",
+    "delay": "instrumentation.pieces",
     "fit_costs": "coordination.lengths",
     "guard": "coordination.guard",
-    "instrument": "step.instrument",
+    "instrument": "instrumentation.instrument",
     "interleave_jobs": "coordination.interleave",
     "limit": "coordination.combinators",
-    "observe": "step.observe",
-    "observed": "trace.observed",
+    "observe": "observation.observe",
+    "observed": "record.observed",
     "only_ranks": "coordination.combinators",
     "pace_early_ranks": "coordination.early_ranks",
-    "pace_target": "step.restoring",
-    "phase": "communication.phases",
-    "pmean": "step.pieces",
-    "probe_links": "live.probe.links",
-    "psum": "step.pieces",
-    "recorded": "trace.recorded",
-    "restore_pace": "step.restoring",
+    "pace_target": "instrumentation.restoring",
+    "phase": "observation.phases",
+    "pmean": "instrumentation.pieces",
+    "probe_links": "live.probe",
+    "psum": "instrumentation.pieces",
+    "recorded": "record.recorded",
+    "restore_pace": "instrumentation.restoring",
     "share_by_speed": "coordination.balancer",
     "share_work": "coordination.share_work",
     "shares": "live.shares",
-    "spec": "step.instrument",
+    "spec": "instrumentation.instrument",
     "steerable": "coordination.steer",
     "take_turns": "coordination.take_turns",
 }

@@ -13,14 +13,7 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
 from jaxpace.cli import main
-from jaxpace.diagnosis.codes import (
-    ChangeCode,
-    Evidence,
-    HangCode,
-    Note,
-    Silence,
-    Verdict,
-)
+from jaxpace.diagnose.codes import ChangeCode, Evidence, HangCode, Note, Silence, Verdict
 
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
          "evidence": Evidence, "note": Note}

@@ -2,7 +2,7 @@
 
     python -m experiments.docs.concept_figures
 
-Jobs come from `jaxpace.simulation`, shares and findings from `jaxpace.diagnosis`, pacers are the
+Jobs come from `jaxpace.simulation`, shares and findings from `jaxpace.diagnose`, pacers are the
 live ones; about a minute. `docs/figures/concepts.json` holds every number that is drawn;
 `--only=one_step` makes one figure anew, `--redraw` draws them from that file.
 """
@@ -23,15 +23,15 @@ from scipy import integrate, stats
 from experiments.docs import concept_drawing
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.simulate import recording
-from jaxpace.diagnosis.accounting import account
-from jaxpace.diagnosis.busy_times import busy
-from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnose.accounting import account
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.step_times import busy
+from jaxpace.runs.reader import read_run
 from jaxpace.simulation import noise, settings
 from jaxpace.simulation import scenario as scenarios
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.jobs import several
 from jaxpace.simulation.record import RunWriter
-from jaxpace.trace.reader import read_run
 
 OUT = pathlib.Path("docs/figures")
 FABRIC = {"per_node": 1, "card_rate": 25e9, "rack_latency": 8e-6}

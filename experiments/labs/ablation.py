@@ -30,9 +30,9 @@ from experiments.labs.faults.judge import Labelled
 from experiments.labs.faults.rules import RULES, Rule
 from experiments.labs.faults.scores import Found, Judged
 from experiments.lib import measured
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.trace.links import read_links
-from jaxpace.trace.reader import read_run
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.runs.links import read_links
+from jaxpace.runs.reader import read_run
 
 WAYS = judge.WAYS
 
@@ -45,7 +45,7 @@ def without(rule: Rule | None) -> Iterator[None]:
       module, name = place.split(":")
       *within, last = name.split(".")
       target = functools.reduce(getattr, within,
-                                importlib.import_module(f"jaxpace.diagnosis.{module}"))
+                                importlib.import_module(f"jaxpace.diagnose.{module}"))
       open_now.enter_context(mock.patch.object(target, last, neutral))
     yield
 

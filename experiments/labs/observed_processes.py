@@ -25,10 +25,10 @@ from experiments.labs.faults.judge import Labelled
 from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import STRAGGLER
 from experiments.lib import measured
-from jaxpace.diagnosis.codes import Evidence
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.trace.links import read_links
-from jaxpace.trace.reader import read_run
+from jaxpace.diagnose.codes import Evidence
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.runs.links import read_links
+from jaxpace.runs.reader import read_run
 
 
 def judged(one: Labelled, layer: int | None) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.lib import hlo
 from experiments.measure import bitwise_models
-from jaxpace.execution import resolve_clock
-from jaxpace.trace.marks.stamped import held_in_ring
+from jaxpace.observation.clocks import resolve_clock
+from jaxpace.record.ring.instrumented import held_in_ring
 
 LAYOUTS = ("check_vma", "no_check_vma", "pmap")
 _BLOCK = 8  # steps between waits: many steps ahead, the devices of one process starve each other

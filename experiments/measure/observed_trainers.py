@@ -34,7 +34,7 @@ from experiments.lib import measured
 from experiments.measure.observed_trainers_more import MORE
 from experiments.measure.observed_trainers_steps import TRAINERS, Trainer
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.execution import marks
+from jaxpace.observation.clocks import host_ring
 
 _MODULE = "experiments.measure.observed_trainers"
 ALL: dict[str, Callable[[], Trainer]] = {**MORE, **TRAINERS}
@@ -114,7 +114,7 @@ def run(trainer: Trainer, steps: int) -> dict[str, Any]:
   return {"steps": steps, "arrays": len(arrays), "different": different,
           "after_one": sum(step == 0 for step in different.values()), "largest": largest,
           "warnings": heard.said,
-          "executions": sum(marks.executions(0, number) for number in observed.runs),
+          "executions": sum(host_ring.executions(0, number) for number in observed.runs),
           "bare_reasons": [each.bare for each in observed.plan.programs if each.bare],
           "collectives": _kinds(program), "marks_a_step": program.marks,
           "untimed": len(program.unstamped), "mesh": program.mesh_axes,

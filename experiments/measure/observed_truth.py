@@ -32,8 +32,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from experiments.lib import measured
-from jaxpace.execution import native
-from jaxpace.trace.reader import read_run
+from jaxpace.observation.clocks import native
+from jaxpace.runs.reader import read_run
 
 LAYERS, WIDTH, BATCH = 6, 128, 64
 EVERY = 4

@@ -30,7 +30,7 @@ import numpy as np
 import jaxpace
 from experiments.measure import published_flax, published_jitted, published_pmapped
 from experiments.measure.published_data import Example
-from jaxpace.trace.reader import read_run
+from jaxpace.runs.reader import read_run
 
 EXAMPLES = published_jitted.EXAMPLES | published_pmapped.EXAMPLES | published_flax.EXAMPLES
 

@@ -12,7 +12,7 @@ from jaxpace.cli import running
 from jaxpace.files import UserError
 
 if TYPE_CHECKING:
-  from jaxpace.trace.links import ProbedLinks
+  from jaxpace.runs.links import ProbedLinks
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> running.Answer | int:
 
 def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
   """Measures the links of the job that this process was started in."""
-  from jaxpace.live.probe.links import probe_links
+  from jaxpace.live.probe import probe_links
 
   return probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
                      seconds=args.seconds,
@@ -135,7 +135,7 @@ def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
 
 
 def _text(document: dict[str, Any]) -> str:
-  from jaxpace.trace.problems import plural
+  from jaxpace.runs.problems import plural
   lines = [f"{plural(document['devices'], document['backend'] + ' device')}, "
            f"{plural(document['processes'], 'process', 'processes')}, "
            f"{plural(document['hosts'], 'host')}; {document['algorithm']} formula", ""]

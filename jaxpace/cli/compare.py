@@ -10,7 +10,7 @@ from jaxpace.cli import running
 if TYPE_CHECKING:
   from rich.console import Console
 
-  from jaxpace.diagnosis.compare import Comparison
+  from jaxpace.diagnose.compare import Comparison
 
 EPILOG = """\
 exit status: 0, or 1 where --fail-above is given and B's mean step is longer than A's by more than that, and longer
@@ -43,12 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> running.Answer:
   """Runs the command; the status is as the epilog of its help says."""
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
-  from jaxpace.diagnosis.compare import compare, to_json
-  from jaxpace.diagnosis.diagnose import diagnose
-  from jaxpace.reporting.console import make_console
-  from jaxpace.trace.alarms import read_events
-  from jaxpace.trace.links import read_links
-  from jaxpace.trace.reader import read_run
+  from jaxpace.diagnose.compare import compare, to_json
+  from jaxpace.diagnose.diagnose import diagnose
+  from jaxpace.runs.alarms import read_events
+  from jaxpace.runs.links import read_links
+  from jaxpace.runs.reader import read_run
+  from jaxpace.show.console import make_console
 
   diagnosed = []
   for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
@@ -65,8 +65,8 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   from rich.table import Table
   from rich.text import Text
 
-  from jaxpace.diagnosis.codes import milliseconds, signed
-  from jaxpace.trace.problems import plural
+  from jaxpace.diagnose.codes import milliseconds, signed
+  from jaxpace.runs.problems import plural
 
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run

@@ -9,8 +9,8 @@ import sys
 from typing import Any
 
 from jaxpace.files import UserError
-from jaxpace.live.control import file
-from jaxpace.live.control.request import ControlRequest, RequestError, parse_ranks
+from jaxpace.live import control_file
+from jaxpace.live.control_request import ControlRequest, RequestError, parse_ranks
 
 EPILOG = """\
 Writes RUN/control.json, which a job with `jaxpace.Control(RUN)` in its loop follows: a few seconds later the change
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
   Returns:
     Exit status: 0, or 2 where there is no such run, or the file can't be read or written.
   """
-  path = file.locate(args.run)
+  path = control_file.locate(args.run)
   if not path.parent.is_dir():
     raise UserError(f"There is no directory {path.parent}. Give the run directory that the job "
                     "records to.")
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
              if name in ("enabled", "max_delay", "threshold", "ranks", "from_step", "until_step")
              and value is not None}
   try:
-    asked = ControlRequest() if args.reset else file.read(path)
+    asked = ControlRequest() if args.reset else control_file.read(path)
   except RequestError as error:
     if args.enabled is not False:  # whatever stands there: pacing can be switched off
       raise UserError(f"{path}: {error}. With --reset it is written anew.") from error
@@ -78,13 +78,13 @@ def run(args: argparse.Namespace) -> int:
       plain: dict[str, Any] = {name: None if isinstance(value, str) else value
                                for name, value in changes.items()}
       asked = ControlRequest.from_json(dataclasses.replace(asked, **plain).to_json())
-      file.write(path, asked)
+      control_file.write(path, asked)
   except RequestError as error:
     raise UserError(f"{error}.") from error
   except OSError as error:
     raise UserError(f"{path} can't be written: {error.strerror or error}.") from error
   print(f"asked    {asked}")
-  applied = file.last_note(path)
+  applied = control_file.last_note(path)
   if applied is None:
     print("applied  nothing yet: has the job's loop a jaxpace.Control on this directory?")
   else:
@@ -95,9 +95,9 @@ def run(args: argparse.Namespace) -> int:
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
   from jaxpace.files.schemas import ProcessFile
-  from jaxpace.trace import rundir
-  from jaxpace.trace.meeting import groups
-  from jaxpace.trace.problems import plural
+  from jaxpace.runs import rundir
+  from jaxpace.runs.groups import groups
+  from jaxpace.runs.problems import plural
   hosts: dict[str, list[int]] = {}
   processes = sorted((path for path in (directory / "process").glob("*.json")
                       if path.stem.isdecimal()),

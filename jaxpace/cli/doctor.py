@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   """Runs the command; status 1 with --strict where there is a warning."""
   from jaxpace.hosts.locality.concerns import WARNING
   from jaxpace.hosts.locality.job import job_concerns
-  from jaxpace.reporting.console import make_console
+  from jaxpace.show.console import make_console
 
   places, problems = _look(args)
   concerns = job_concerns(places)
@@ -96,7 +96,7 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
 
 
 def _run_id(directory: pathlib.Path) -> str | None:
-  from jaxpace.trace.rundir import RUN_FILE, read_json
+  from jaxpace.runs.rundir import RUN_FILE, read_json
   run = (read_json(directory / RUN_FILE) or {}).get("run")
   return run if isinstance(run, str) else None
 

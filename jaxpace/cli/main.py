@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from jaxpace.cli import running
-from jaxpace.reporting.console import give_up_output
+from jaxpace.show.console import give_up_output
 
 
 class Entry(NamedTuple):

@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
   """Runs the command."""
-  from jaxpace.trace.nccl.convert import convert
-  from jaxpace.trace.nccl.records import read_dumps
-  from jaxpace.trace.plain_text import write_plain
-  from jaxpace.trace.problems import plural
+  from jaxpace.record.nccl.convert import convert
+  from jaxpace.record.nccl.records import read_dumps
+  from jaxpace.runs.plain_text import write_plain
+  from jaxpace.runs.problems import plural
 
   if args.collectives_per_step is not None and args.collectives_per_step < 1:
     raise UserError(f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from jaxpace.cli import running
 
 if TYPE_CHECKING:
+  from jaxpace.runs.run import Run
   from jaxpace.simulation.replay_summary import HeldSummary, ReplaySummary
-  from jaxpace.trace.run import Run
 
 EPILOG = """\
 The pacer's own code runs over the recorded arrivals, in the model in which a step lasts until its last rank has
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   args.progress.during("Starting")
   from jaxpace.cli import pacer_expression
-  from jaxpace.trace.reader import read_run
+  from jaxpace.runs.reader import read_run
 
   balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
   pacer = None
@@ -77,9 +77,9 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
   Raises:
     RunError: the run doesn't tell, or has collectives in which not all of them meet.
   """
-  from jaxpace.diagnosis.meetings import that_all_meet
-  from jaxpace.trace.meeting import groups
-  from jaxpace.trace.run import RunError
+  from jaxpace.diagnose.groups import that_all_meet
+  from jaxpace.runs.groups import groups
+  from jaxpace.runs.run import RunError
   parts = that_all_meet(run)
   if parts is None:
     raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: "
@@ -97,11 +97,11 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
 
 def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> running.Answer:
   """Plays a pacer."""
-  from jaxpace.diagnosis.selected_steps import count_steps
+  from jaxpace.diagnose.selected_steps import count_steps
+  from jaxpace.runs.plain_text import write_plain
+  from jaxpace.runs.run import RunError
   from jaxpace.simulation import replay_summary
   from jaxpace.simulation.replay import replay
-  from jaxpace.trace.plain_text import write_plain
-  from jaxpace.trace.run import RunError
 
   named = args.pacer_from or args.pacer
   found = run.info.get("settings")
@@ -129,10 +129,10 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
 def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
               ) -> running.Answer:
   """Plays the work shared by speed."""
-  from jaxpace.diagnosis.selected_steps import count_steps
+  from jaxpace.diagnose.selected_steps import count_steps
+  from jaxpace.runs.plain_text import plain, write_plain
+  from jaxpace.runs.run import RunError
   from jaxpace.simulation import replay_balancer
-  from jaxpace.trace.plain_text import plain, write_plain
-  from jaxpace.trace.run import RunError
   try:
     found = replay_balancer.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
   except ValueError as error:
@@ -210,9 +210,9 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
 
 
 def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
+  from jaxpace.runs.plain_text import plain
+  from jaxpace.runs.problems import plural
   from jaxpace.simulation.replay_summary import cannot_know
-  from jaxpace.trace.plain_text import plain
-  from jaxpace.trace.problems import plural
   ranks = len(summary.delay)
   lines = [
       f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, "

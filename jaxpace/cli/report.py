@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from jaxpace.cli import running
 
 if TYPE_CHECKING:
-  from jaxpace.diagnosis.diagnosis import Diagnosis
-  from jaxpace.diagnosis.forecast.forecast import Forecast
-  from jaxpace.diagnosis.hang import Hang
-  from jaxpace.reporting.progress import Progress
-  from jaxpace.trace.run import Run
+  from jaxpace.diagnose.diagnosis import Diagnosis
+  from jaxpace.diagnose.forecast.forecast import Forecast
+  from jaxpace.diagnose.hang import Hang
+  from jaxpace.runs.run import Run
+  from jaxpace.show.progress import Progress
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -68,9 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> running.Answer | int:
   """Runs the command."""
   # Parquet, numpy and rich are imported where they are needed: `jaxpace --help` needs none of them.
-  from jaxpace.diagnosis.hang import find_hang
-  from jaxpace.trace.flight.read import read_flight
-  from jaxpace.trace.run import RunError
+  from jaxpace.diagnose.hang import find_hang
+  from jaxpace.hang.read_rings import read_flight
+  from jaxpace.runs.run import RunError
 
   hang = find_hang(read_flight(args.run))
   try:
@@ -88,19 +88,19 @@ def _diagnosed(args: argparse.Namespace,
   """The diagnosis, and what charts show of the run, where they are wanted. All targets are checked
   before the work."""
   from jaxpace.costs.fabric_file import read_fabric
-  from jaxpace.diagnosis.diagnose import diagnose
-  from jaxpace.diagnosis.what_if_request import parse
-  from jaxpace.trace.alarms import read_events
-  from jaxpace.trace.links import read_links
-  from jaxpace.trace.reader import read_run
+  from jaxpace.diagnose.diagnose import diagnose
+  from jaxpace.diagnose.what_if_request import parse
+  from jaxpace.runs.alarms import read_events
+  from jaxpace.runs.links import read_links
+  from jaxpace.runs.reader import read_run
 
   # Charts and timelines are imported for those who ask for them.
   if args.html is not None:
-    from jaxpace.reporting.html import page as html
+    from jaxpace.show.html import page as html
 
     html.check(args.html)
   if args.chrome is not None:
-    from jaxpace.reporting.timeline import write as timeline
+    from jaxpace.show.timeline import write as timeline
 
     timeline.check(args.chrome)
   asked = [parse(text) for text in args.without]
@@ -111,7 +111,7 @@ def _diagnosed(args: argparse.Namespace,
   if not (args.html or (args.series and args.json)):
     return diagnosis, None
   # forecasts need scipy, which other reports don't wait for
-  from jaxpace.diagnosis.series.series_json import series
+  from jaxpace.diagnose.series.series_json import series
 
   return diagnosis, series(diagnosis, progress.counting("Drawing"), fabric)
 
@@ -119,8 +119,8 @@ def _diagnosed(args: argparse.Namespace,
 def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
   """Step times at other numbers of ranks."""
   from jaxpace.costs.fabric_file import read_fabric
-  from jaxpace.diagnosis.forecast.forecast import forecast
-  from jaxpace.diagnosis.forecast.sample import take_sample
+  from jaxpace.diagnose.forecast.forecast import forecast
+  from jaxpace.diagnose.forecast.sample import take_sample
 
   return forecast(take_sample(run), args.forecast, per_host=args.ranks_per_host,
                   fabric=read_fabric(args.floor) if args.floor else None,
@@ -129,10 +129,10 @@ def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
   """Reports on a job that hung before it had recorded a step."""
-  from jaxpace.diagnosis.diagnosis import hang_only
-  from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.terminal import render_hang
-  from jaxpace.trace.plain_text import write_plain
+  from jaxpace.diagnose.diagnosis import hang_only
+  from jaxpace.runs.plain_text import write_plain
+  from jaxpace.show.console import make_console
+  from jaxpace.show.terminal import render_hang
 
   def show() -> None:
     render_hang(hang, make_console())
@@ -144,14 +144,14 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.An
 def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
             hang: Hang | None, found: Forecast | None) -> running.Answer:
   """The report; and the page and timelines that were asked for are written beside it."""
-  from jaxpace.diagnosis.diagnosis import to_json
-  from jaxpace.reporting.console import make_console
-  from jaxpace.reporting.terminal import render, render_forecast
-  from jaxpace.trace.plain_text import write_plain
+  from jaxpace.diagnose.diagnosis import to_json
+  from jaxpace.runs.plain_text import write_plain
+  from jaxpace.show.console import make_console
+  from jaxpace.show.terminal import render, render_forecast
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
   if found:  # needs scipy, which other reports don't wait for
-    from jaxpace.diagnosis.forecast.forecast import to_json as forecast_json
+    from jaxpace.diagnose.forecast.forecast import to_json as forecast_json
     document["forecast"] = forecast_json(found, diagnosis.run)
 
   def show() -> None:
@@ -160,12 +160,12 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
       render_forecast(found, make_console())
 
   if args.html:
-    from jaxpace.reporting.html import page as html
+    from jaxpace.show.html import page as html
 
     html.write(document | {"series": drawn}, args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
   if args.chrome:
-    from jaxpace.reporting.timeline import write as timeline
+    from jaxpace.show.timeline import write as timeline
 
     write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.chrome), sys.stderr)
   return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))

@@ -1,5 +1,5 @@
 """`jaxpace run`: arguments and their checks. Processes are started by `jaxpace.hosts.launch`, and
-recorded by `jaxpace.trace.observed`."""
+recorded by `jaxpace.record.observed`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
 from jaxpace.hosts.launch.launcher import Launch, Launcher, LaunchError, find_program
-from jaxpace.reporting.console import refuse
+from jaxpace.show.console import refuse
 
 EPILOG = """\
 The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets
@@ -34,7 +34,7 @@ examples:
 """  # noqa: E501
 
 _RUN, _MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
-"""As in `jaxpace.trace.observed`, which imports JAX."""
+"""As in `jaxpace.record.observed`, which imports JAX."""
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
 """Processes that are never too many, and those that a core may have: more are a slip, and would

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from jaxpace.files import UserError
-from jaxpace.reporting.console import give_up_output, refuse
+from jaxpace.show.console import give_up_output, refuse
 
 
 class Answer(NamedTuple):
@@ -54,8 +54,8 @@ def call(name: str, command: Command, args: argparse.Namespace) -> int:
   Raises:
     BrokenPipeError: the reader of standard output has left.
   """
-  from jaxpace.reporting.json_file import check_target
-  from jaxpace.reporting.progress import Progress
+  from jaxpace.show.json_file import check_target
+  from jaxpace.show.progress import Progress
 
   args.progress = Progress()
   try:
@@ -80,7 +80,7 @@ def call(name: str, command: Command, args: argparse.Namespace) -> int:
 
 
 def _delivered(answer: Answer, target: str | None) -> int:
-  from jaxpace.reporting.json_file import UnwritableError, write_document
+  from jaxpace.show.json_file import UnwritableError, write_document
   try:
     if target != "-":
       answer.show()

@@ -56,11 +56,11 @@ def run(args: argparse.Namespace) -> running.Answer:
   progress = args.progress
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
+  from jaxpace.runs import rundir
+  from jaxpace.runs.plain_text import write_plain
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter
-  from jaxpace.trace import rundir
-  from jaxpace.trace.plain_text import write_plain
 
   writers: list[RunWriter] = []
   whole = False

@@ -39,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
   # Parquet, numpy and rich are imported here: `jaxpace --help` needs none of them.
   from rich.console import Console
 
-  from jaxpace.diagnosis.live.follower import Follower
-  from jaxpace.reporting.watch import live
-  from jaxpace.trace.reader import check_directory
+  from jaxpace.diagnose.live.follower import Follower
+  from jaxpace.runs.reader import check_directory
+  from jaxpace.show.watch import live
 
   path = pathlib.Path(args.run)
   try:
@@ -62,8 +62,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(path: pathlib.Path) -> None:
   """Refuses what no run can begin at: a directory that is missing or holds other things yet is
   waited for."""
-  from jaxpace.trace.reader import misplaced
-  from jaxpace.trace.run import RunError
+  from jaxpace.runs.reader import misplaced
+  from jaxpace.runs.run import RunError
 
   wrong = misplaced(path) if path.exists() else None
   if not path.exists() and not path.absolute().parent.is_dir():

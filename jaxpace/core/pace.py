@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import own_context, packing
-from jaxpace.core.marks import MAX_DECISIONS
 from jaxpace.core.packing import Packed
+from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Pacer, PacerState
 
 
@@ -25,7 +25,8 @@ class PaceState(NamedTuple):
   """
 
   # [2] uint32, the last step's last stamp, which all others come before. First, since XLA combines
-  # all-reduces as it meets them from the results on (see ORDER in jaxpace.execution.native).
+  # all-reduces as it meets them from the results on (see ORDER in
+  # jaxpace.observation.clocks.native).
   end: jax.Array
   step: jax.Array  # [] int32, steps completed
   rank: jax.Array  # [] int32, number of this rank's device in the whole job

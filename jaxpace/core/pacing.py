@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpace.core import arrivals as said
 from jaxpace.core.durations import bounded, valid
-from jaxpace.core.marks import MAX_DECISIONS
+from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 
 _NAN = np.float32(np.nan)

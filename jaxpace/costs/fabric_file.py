@@ -23,7 +23,7 @@ from jaxpace.costs.alpha_beta import (
 )
 from jaxpace.files.documents import LARGEST
 from jaxpace.files.reading import UnreadableError, read_bytes
-from jaxpace.trace.run import CollectiveTimes, Run, RunError
+from jaxpace.runs.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
 ALGORITHMS = (RING, TREE, DOUBLING)

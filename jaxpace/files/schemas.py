@@ -166,7 +166,7 @@ class ProcessFile(Struct):
 
 class LateJson(Struct):
   """A process that has not arrived, in a watchdog's event, see
-  `jaxpace.trace.alarms.LateProcess`."""
+  `jaxpace.runs.alarms.LateProcess`."""
 
   process: Number | None = None
   state: Line | None = None

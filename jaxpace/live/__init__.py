@@ -1,1 +1,1 @@
-"""What stands beside the training loop: housekeeping, control, watchdog, link probe, profiler."""
+"""What stands beside the training loop: control, aligned pauses, the link probe."""

@@ -21,8 +21,8 @@ from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.recordable import Marked, marked_of
 from jaxpace.core.types import Balancer
+from jaxpace.instrumentation import checks
 from jaxpace.live.speeds import SharedCounts, ShareState
-from jaxpace.step import checks
 
 
 def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, capacity: int,

@@ -22,9 +22,9 @@ from jaxpace.coordination.apportion import even
 from jaxpace.core import own_context
 from jaxpace.core.recordable import Marked
 from jaxpace.core.types import Balancer, Observation
-from jaxpace.execution import marks
-from jaxpace.trace.marks.collect import Collector
-from jaxpace.trace.marks.executions import Executions, exposed, occurrences
+from jaxpace.observation.clocks import host_ring
+from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.executions import Executions, exposed, occurrences
 
 _LOG = logging.getLogger("jaxpace")
 EVERY = 4
@@ -46,7 +46,7 @@ class BusyTimes:
     lane_of = {device: lane for lane, device in enumerate(self._collector.devices)}
     self._lanes = [lane_of[device.id] for device in devices]
     # By device and program: executions that have started so far, as far as they were read.
-    self._started = [{number: marks.executions(lane, number) for number in step.runs}
+    self._started = [{number: host_ring.executions(lane, number) for number in step.runs}
                      for lane in self._lanes]
     self._busy: list[dict[int, float]] = [{} for _ in devices]
     self._latest = [-1] * len(self._lanes)

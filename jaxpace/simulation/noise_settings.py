@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.fields import SettingsError, choice, known, number, section, truth, whole
+from jaxpace.runs.step_causes import PAUSES
 from jaxpace.simulation import noise as noises
-from jaxpace.trace.step_causes import PAUSES
 
 CAUSES = ("", *PAUSES)
 """What a pause may be: one that a column of a recorded run shows; "" where nothing shows it."""

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.stamped import measured
-from jaxpace.trace.run import MISSING, CollectiveTimes, Run
+from jaxpace.core.elapsed import measured
+from jaxpace.runs.run import MISSING, CollectiveTimes, Run
 
-_PER_LOW = np.float32(1e-9)  # as in jaxpace.execution.words
+_PER_LOW = np.float32(1e-9)  # as in jaxpace.observation.clocks.words
 
 
 class ObservedSteps(NamedTuple):
@@ -100,8 +100,8 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
 
 
 def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:
-  """float32 seconds as `jaxpace.execution.words.seconds_between` makes them in the step, from int64
-  nanoseconds."""
+  """float32 seconds as `jaxpace.observation.clocks.words.seconds_between` makes them in the step,
+  from int64 nanoseconds."""
   return np.where(known, measured(np.where(known, end - begin, 0)), np.float32(np.nan))
 
 

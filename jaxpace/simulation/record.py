@@ -13,10 +13,10 @@ import jax
 import numpy as np
 
 from jaxpace.hosts.locality.job import FOLDER
+from jaxpace.record.parts import PartStore
+from jaxpace.runs import rundir, schema
 from jaxpace.simulation.job import Steps
 from jaxpace.simulation.surroundings import SIMULATED
-from jaxpace.trace import rundir, schema
-from jaxpace.trace.parts import PartStore
 
 FLOOR_FILE = "fabric.json"
 """What collectives take on a quiet fabric, beside the run: for `--floor` and `--fabric`."""

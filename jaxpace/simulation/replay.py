@@ -22,9 +22,9 @@ from jaxpace.core import arrivals as said
 from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
+from jaxpace.runs.run import MISSING, Run, RunError
 from jaxpace.simulation import replay_holds
 from jaxpace.simulation.observed import ObservedSteps, observe, stamped_alone
-from jaxpace.trace.run import MISSING, Run, RunError
 
 _CHUNK_CELLS = 1 << 18
 _NAN = np.float32(np.nan)
@@ -208,8 +208,8 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
         moved += answers.longer.sum()
     if not as_recorded:
       step_time = jnp.maximum(step_time + moved, np.float32(0))
-    # As jaxpace.communication.sharing carries them: rank 0's step time, the mean of the transfers
-    # if all are known. An attempt's first step brings nothing of the step before along.
+    # As jaxpace.instrumentation.piggyback carries them: rank 0's step time, the mean of the
+    # transfers if all are known. An attempt's first step brings nothing of the step before along.
     fresh = jnp.isnan(row.step_time[0])
     along = pacing.Shared(
         step_time=jnp.where(fresh, _NAN, carry.step_time[0]),

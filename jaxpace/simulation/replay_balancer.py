@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.types import Balancer, Pacer
+from jaxpace.runs.run import Run, RunError
 from jaxpace.simulation.observed import observe, stamped_alone
 from jaxpace.simulation.shared_work import play
-from jaxpace.trace.run import Run, RunError
 
 CANNOT_KNOW = (
     "What part of a rank's busy time is micro-batches: all of it is taken to be, so what does not "

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import pacing
-from jaxpace.core.stamped import measured
+from jaxpace.core.elapsed import measured
 from jaxpace.core.types import Pacer
-from jaxpace.trace.run import MISSING, Run
+from jaxpace.runs.run import MISSING, Run
 
 _NAN = np.float32(np.nan)
 MOST_READINGS = 4096

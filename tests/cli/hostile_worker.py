@@ -21,8 +21,8 @@ import traceback
 import warnings
 
 from jaxpace.cli.main import main
-from jaxpace.trace import rundir
-from jaxpace.trace.flight import read
+from jaxpace.hang import read_rings
+from jaxpace.runs import rundir
 from tests.cli import hostile
 
 MEMORY = 3 << 29
@@ -103,7 +103,7 @@ def work(sound: pathlib.Path, scratch: pathlib.Path, seconds: float, first: int,
   """Tries seed after seed until the time is over."""
   warnings.simplefilter("error")  # an overflow is a wrong number
   # Runs that hang are watched for so long to see who still writes: nobody does.
-  read.WATCHED_SECONDS = 0.01
+  read_rings.WATCHED_SECONDS = 0.01
   signal.signal(signal.SIGALRM, _too_long)
   for name, argv in commands(sound, sound, scratch).items():  # everything is imported, and compiled
     if argv:

@@ -7,21 +7,21 @@ import json
 import pathlib
 import time
 
-from jaxpace.trace.marks import ringfile
+from jaxpace.runs import ring_file
+from tests.hang.machine import Machine, collective, program
 from tests.hosts.locality import topologies
-from tests.synthetic import made_up_observed, made_up_runs
-from tests.synthetic.made_up_faults import Fault
-from tests.trace.flight.machine import Machine, collective, program
-from tests.trace.nccl.dumps import Job, batches
+from tests.record.nccl.dumps import Job, batches
+from tests.synthetic import synthetic_observed, synthetic_runs
+from tests.synthetic.synthetic_faults import Fault
 
-JOB = made_up_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
+JOB = synthetic_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
                              sample_steps=5, faults=(Fault("compute", 8e-3, (1,)),
                                                      Fault("contention", 5e-3, begin=0.5)))
 
 
 def write_sound(path: pathlib.Path) -> None:
   """A run with every file that a job can leave in its directory."""
-  made_up_runs.write(path, JOB)
+  synthetic_runs.write(path, JOB)
   info = json.loads((path / "run.json").read_text())
   plan = info.get("plan") or {}
   plan |= {"axis": "data", "ranks": 4, "clock": "native", "share": True, "carrier": 0,
@@ -63,9 +63,9 @@ def write_sound(path: pathlib.Path) -> None:
 
 def write_observed(path: pathlib.Path) -> None:
   """A run of an observed step whose job hangs: its rings are open."""
-  job = made_up_observed.ObservedJob(layers=2, steps=60, noise=0.02, every=3, faults=(
-      made_up_observed.LayerFault("late", 8e-3, ranks=(1,), layer=1),))
-  made_up_observed.write(path, job)
+  job = synthetic_observed.ObservedJob(layers=2, steps=60, noise=0.02, every=3, faults=(
+      synthetic_observed.LayerFault("late", 8e-3, ranks=(1,), layer=1),))
+  synthetic_observed.write(path, job)
   of = program([collective(0, [(0, 1, 2, 3)])], 4)
   machine = Machine(of, 4, 9, stop={3: (5, 0)})
   for process in range(2):
@@ -73,7 +73,7 @@ def write_observed(path: pathlib.Path) -> None:
     (path / "process" / f"{process}.json").write_text(json.dumps(info | {"closed_cleanly": False}))
     machine.write(path / "marks" / f"{process}.ring", [2 * process, 2 * process + 1],
                   process=process, run="observed", alive=60.0, wall=time.time_ns() - 90 * 10**9)
-    ringfile.write_plan(path, process, "observed", 0, machine.plan)
+    ring_file.write_plan(path, process, "observed", 0, machine.plan)
 
 
 def write_inputs(path: pathlib.Path) -> None:

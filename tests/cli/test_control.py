@@ -6,10 +6,10 @@ import os
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.live.control import file
-from jaxpace.live.control.request import ControlRequest
-from tests.synthetic import made_up_runs
-from tests.synthetic.made_up_runs import MadeUpJob
+from jaxpace.live import control_file
+from jaxpace.live.control_request import ControlRequest
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import MadeUpJob
 
 
 def control(*arguments) -> int:
@@ -38,7 +38,7 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
   out = capsys.readouterr().out
   assert ("pacing on, threshold 0.1, from step 100, until step 500" in out
           and "applied  nothing yet" in out)
-  file.note(tmp_path / "control.json", 1234, 0, ControlRequest(enabled=False))
+  control_file.note(tmp_path / "control.json", 1234, 0, ControlRequest(enabled=False))
   assert control(tmp_path, "--reset") == 0 and written(tmp_path) == {"enabled": True}
   assert "applied  pacing off, from step 1,234 on" in capsys.readouterr().out
   assert (sorted(path.name for path in tmp_path.iterdir())
@@ -46,7 +46,7 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
 
 
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=8, steps=20, processes=4, hosts=2))
+  synthetic_runs.write(tmp_path, MadeUpJob(ranks=8, steps=20, processes=4, hosts=2))
   assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]
   assert control(tmp_path, "--nodes", "3") == 2 and "has 2 hosts, not 3" in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
 
 @pytest.mark.parametrize("what", ["broken", "pipe", "huge", "notes", "run"])
 def test_off_works_whatever_stands_there(tmp_path, what, capsys):
-  made_up_runs.write(tmp_path, MadeUpJob(ranks=2, steps=2))
+  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=2))
   target = tmp_path / "control.json"
   if what == "broken":
     target.write_text("[" * 100_000)

@@ -7,7 +7,7 @@ import pytest
 from jaxpace.cli.main import main
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.read import read_locality
-from jaxpace.trace import rundir
+from jaxpace.runs import rundir
 from tests.hosts.locality import machines
 
 

@@ -26,12 +26,12 @@ import pytest
 from rich.cells import cell_len
 
 from jaxpace.cli.main import main
-from jaxpace.trace import rundir
-from jaxpace.trace.flight import read
+from jaxpace.hang import read_rings
+from jaxpace.runs import rundir
 from tests.cli import hostile
 from tests.cli.sound_runs import JOB, write_inputs, write_observed, write_sound
 from tests.quick import QUICK, examples
-from tests.synthetic import made_up_runs
+from tests.synthetic import synthetic_runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
@@ -40,7 +40,7 @@ SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
 @pytest.fixture(autouse=True)
 def _watched_for_a_moment(monkeypatch):
   """Runs that hang are watched for seconds to see who still writes: nobody does."""
-  monkeypatch.setattr(read, "WATCHED_SECONDS", 0.01)
+  monkeypatch.setattr(read_rings, "WATCHED_SECONDS", 0.01)
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def test_a_footer_whose_row_group_names_a_column_in_no_text(sound, tmp_path, cap
 
 
 def test_round_trips_that_take_no_time(sound, tmp_path, capsys):
-  made_up_runs.write(tmp_path / "run", dataclasses.replace(JOB, steps=50))
+  synthetic_runs.write(tmp_path / "run", dataclasses.replace(JOB, steps=50))
   alter(tmp_path / "run", "hosts", tcp_rtt_ns=0)
   assert all_end_well(capsys, tmp_path / "run", sound, commands=(("report",),)) == []
 

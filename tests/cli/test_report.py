@@ -11,12 +11,12 @@ import sys
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.diagnosis.codes import Evidence, Verdict
-from jaxpace.diagnosis.floor import SHARES
+from jaxpace.diagnose.codes import Evidence, Verdict
+from jaxpace.diagnose.floor import SHARES
 from jaxpace.files.folders import Folder
-from jaxpace.trace import reader
-from tests.synthetic import made_up_runs
-from tests.synthetic.made_up_runs import MadeUpJob
+from jaxpace.runs import reader
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import MadeUpJob
 
 ROOT = pathlib.Path(__file__).parents[2]
 LATE = MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
@@ -25,14 +25,14 @@ LATE = MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, c
 @pytest.fixture(scope="module")
 def late(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "late"
-  made_up_runs.write(path, LATE)
+  synthetic_runs.write(path, LATE)
   return path
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "large"
-  made_up_runs.write(path,
+  synthetic_runs.write(path,
                      MadeUpJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
   return path
 

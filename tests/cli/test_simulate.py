@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.trace.parts import PartStore
-from jaxpace.trace.reader import read_run
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.record.parts import PartStore
+from jaxpace.runs.reader import read_run
 
 CONFIG = {
     "steps": 120, "fabric": {"nodes": 2, "per_node": 2, "card_rate": 1e9, "cards": 1},

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 import jaxpace
-from tests.step import models
-from tests.step.running import column, mesh_of, pair
+from tests.instrumentation import models
+from tests.instrumentation.running import column, mesh_of, pair
 
 pytestmark = pytest.mark.optimized
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import jaxpace
-from tests.step import models
-from tests.step.running import P, column, mesh_of, pair
+from tests.instrumentation import models
+from tests.instrumentation.running import P, column, mesh_of, pair
 
 pytestmark = pytest.mark.optimized
 

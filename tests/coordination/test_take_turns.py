@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.communication.holds import digest
 from jaxpace.coordination import take_turns as turns
 from jaxpace.coordination.steer import Steering
 from jaxpace.core import pacing, packing
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+from jaxpace.instrumentation.before_collective import digest
 from tests.quick import examples, long
 
 QUIET, LOUD, FLOOR, SLOTS = 2e-4, 8e-4, 20e-3, 3

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.communication import holds
 from jaxpace.core import pace, pacing, packing
 from jaxpace.core.types import Decision, Hold, Pacer
+from jaxpace.instrumentation import before_collective
 from tests.quick import examples
 
 MOST = 0.05
@@ -82,7 +82,7 @@ def test_a_wrong_answer_is_told_in_a_sentence_wherever_it_is_asked_first(answer,
     pacing.hold_back(pacer, moment, (), MOST)
   # Ranks' states are compared before anybody is asked.
   with pytest.raises(ValueError, match=said):
-    holds.digest(packing.pack(()), pacer)
+    before_collective.digest(packing.pack(()), pacer)
 
 
 @pytest.mark.parametrize("answer, said", [

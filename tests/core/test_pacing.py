@@ -11,11 +11,11 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Pacer
+from jaxpace.runs.reader import read_run
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.noise import Normal
 from jaxpace.simulation.record import JobRecord, RunWriter
 from jaxpace.simulation.replay import replay
-from jaxpace.trace.reader import read_run
 
 RANKS, STEPS = 4, 12
 

@@ -7,9 +7,9 @@ import pytest
 
 from jaxpace.costs import fabric_file as fabric
 from jaxpace.costs.fabric_file import coefficients, quiet_seconds, read_fabric
-from jaxpace.trace.run import RunError
-from tests.diagnosis.traces import make_run
-from tests.synthetic import made_up_runs
+from jaxpace.runs.run import RunError
+from tests.diagnose.traces import make_run
+from tests.synthetic import synthetic_runs
 
 
 @pytest.mark.parametrize("p", [2, 8, 96])
@@ -77,7 +77,7 @@ def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
 def test_kinds():
   assert ({fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")}
           == {"all_reduce"})
-  truth = made_up_runs.simulate(made_up_runs.MadeUpJob(steps=5))
+  truth = synthetic_runs.simulate(synthetic_runs.MadeUpJob(steps=5))
   run = make_run(truth.enter, truth.exit)
   assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
   run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}

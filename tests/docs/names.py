@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jaxpace
-from jaxpace.step.instrument import Instrumented
+from jaxpace.instrumentation.instrument import Instrumented
 
 KNOWN: dict[str, Any] = {
     "recorder": jaxpace.Recorder, "paced": Instrumented, "control": jaxpace.Control,

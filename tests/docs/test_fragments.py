@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 import jaxpace
-from jaxpace.trace.recording import Recording
+from jaxpace.record.recording import Recording
 from tests.docs.blocks import Block, written
 
 NOT_RUN = {
@@ -24,7 +24,7 @@ NOT_RUN = {
     "comes before devices are used; tests/multiprocess starts jobs with it in every way",
     "distributed.initialize()  ": "a script: tests/docs/test_five_minutes.py runs it",
     "source = batches(300)": "the other loop of that script, run there",
-    "links = jaxpace.probe_links": "takes seconds; tests/live/probe measures links",
+    "links = jaxpace.probe_links": "takes seconds; tests/live measures links",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""
 P = jax.P

@@ -17,13 +17,13 @@ from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.spec import STRAGGLER
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
-from tests.synthetic.made_up_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import MadeUpJob
 
 
 def target(place: str) -> Any:
   module, name = place.split(":")
   return functools.reduce(getattr, name.split("."),
-                          importlib.import_module(f"jaxpace.diagnosis.{module}"))
+                          importlib.import_module(f"jaxpace.diagnose.{module}"))
 
 
 def rule(name: str) -> Any:

@@ -13,7 +13,7 @@ import pytest
 
 import jaxpace
 from experiments.examples import demo, start
-from jaxpace.trace.reader import read_run
+from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
 
 ROOT = pathlib.Path(__file__).parents[2]

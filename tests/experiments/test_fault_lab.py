@@ -19,13 +19,13 @@ from experiments.labs.faults.scores import Found, Injected, Judged
 from experiments.labs.faults.spec import AMPLIFICATION, LOCALITY, MODES, RUNTIME, STRAGGLER, Spec
 from tests.experiments.faults_made_up import fault_of, one, spec_of
 from tests.quick import examples
-from tests.synthetic import made_up_runs
-from tests.synthetic.made_up_runs import MadeUpJob
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import MadeUpJob
 
 
 def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:
   """A run of the lab as it would have been made, had the synthetic job run in it."""
-  found = made_up_runs.write(root / spec.name / "run", job)
+  found = synthetic_runs.write(root / spec.name / "run", job)
   todo = schedule(spec)
   (root / spec.name / "injected").mkdir()
   np.savez(root / spec.name / "injected" / "0.npz", ranks=np.arange(4), work=todo.work,

@@ -150,8 +150,8 @@ PROGRAM = """
 import os, pathlib, sys
 import jax, jax.numpy as jnp
 import jaxpace
-from jaxpace.live.control import file
-from jaxpace.live.control.request import ControlRequest
+from jaxpace.live import file
+from jaxpace.live.control_request import ControlRequest
 directory, victims = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 victims.mkdir(); directory.mkdir(parents=True)
 def plant(name):
@@ -181,7 +181,7 @@ with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, 
       pace, w = step(pace, w, x)
       recorder.record()
 assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
-from jaxpace.trace.links import ProbedLinks, write_links
+from jaxpace.runs.links import ProbedLinks, write_links
 import numpy
 none = numpy.full((1, 1), numpy.nan)
 write_links(directory, ProbedLinks(("a",), 1, none, none, (), (), 0.0, 0))

@@ -10,11 +10,11 @@ import pytest
 
 import jaxpace
 from jaxpace.core.observed import ObservedCollective
-from jaxpace.execution import marks
 from jaxpace.live.speeds import busy_seconds
-from jaxpace.trace.marks.executions import Executions
+from jaxpace.observation.clocks import host_ring
+from jaxpace.record.ring.executions import Executions
+from tests.instrumentation.running import mesh_of
 from tests.multiprocess import jobs
-from tests.step.running import mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
 SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32),
@@ -102,7 +102,7 @@ def test_counts_that_cannot_be_stay_as_they_were(caplog):
 
 
 def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
-  monkeypatch.setattr(marks, "unavailable", lambda clock="auto": "There is no clock.")
+  monkeypatch.setattr(host_ring, "unavailable", lambda clock="auto": "There is no clock.")
   job = Job()
   job.run(17)
   assert job.ran == [EVEN] * 17 and job.step.calls == 0

@@ -19,9 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.hosts.distributed import rounds as messages
-from jaxpace.live.control import file
-from jaxpace.live.control.request import ControlRequest
-from tests.step.running import column
+from jaxpace.live import control_file
+from jaxpace.live.control_request import ControlRequest
+from tests.instrumentation.running import column
 
 
 def eager():
@@ -56,11 +56,12 @@ def main() -> None:
       if control.request != before:
         applied.append([k + 1, control.request.enabled])
       if process == 0 and k == 20:
-        os.mkfifo(directory / file.NAME)  # nobody will ever write to it
+        os.mkfifo(directory / control_file.NAME)  # nobody will ever write to it
       if process == 0 and k == 40:
-        file.write(directory / file.NAME, ControlRequest(enabled=False))
+        control_file.write(directory / control_file.NAME, ControlRequest(enabled=False))
       if process == 0 and len(applied) == 1 and not asked_at:
-        asked_at[k] = file.write(directory / file.NAME, ControlRequest(threshold=0.5))
+        asked_at[k] = control_file.write(directory / control_file.NAME,
+                                         ControlRequest(threshold=0.5))
       pace, w = jax.block_until_ready(step(pace, w, x))
       time.sleep(0.005)
     rounds = control._rounds.number

@@ -7,8 +7,8 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.trace.recorder import Recorder
-from tests.trace.marks.handmade import Handmade
+from jaxpace.record.recorder import Recorder
+from tests.record.ring.handmade import Handmade
 
 
 def main():

@@ -18,15 +18,15 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxpace  # noqa: E402
-from jaxpace.communication.partitioned import compiling, program  # noqa: E402
-from jaxpace.execution import marks  # noqa: E402
-from jaxpace.step import comparing, observe  # noqa: E402
-from jaxpace.trace.marks import collect, steps  # noqa: E402
-from jaxpace.trace.marks.copier import RingCopier  # noqa: E402
+from jaxpace.observation import comparing, observe  # noqa: E402
+from jaxpace.observation.clocks import host_ring  # noqa: E402
+from jaxpace.observation.partitioned import compiling, program  # noqa: E402
+from jaxpace.record.ring import collect, steps  # noqa: E402
+from jaxpace.record.ring.copier import RingCopier  # noqa: E402
 
 PARTS = {
     "nothing": [], "read": [(program, "text_of")], "load": [(compiling.Request, "load")],
-    "clock": [(marks, "unavailable")], "agree": [(observe.distributed, "barrier")],
+    "clock": [(host_ring, "unavailable")], "agree": [(observe.distributed, "barrier")],
     "vote": [(program, "text_of"), (observe.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
     "record": [(steps.MarkedSteps, "record")], "collect": [(collect.Collector, "collect")],

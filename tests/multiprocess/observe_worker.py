@@ -16,8 +16,8 @@ from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxpace  # noqa: E402
-from jaxpace.communication.partitioned import thunks  # noqa: E402
-from jaxpace.execution import marks  # noqa: E402
+from jaxpace.observation.clocks import host_ring  # noqa: E402
+from jaxpace.observation.partitioned import thunks  # noqa: E402
 
 LAYERS, WIDTH, BATCH = 3, 16, 8
 mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
@@ -65,7 +65,7 @@ jitted = jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P())), do
 observed = jaxpace.observe(jitted)
 bits = [run(jitted), run(observed)]
 [program] = observed.plan.programs
-counted = [marks.executions(lane, program.number) for lane in range(jax.local_device_count())]
+counted = [host_ring.executions(lane, program.number) for lane in range(jax.local_device_count())]
 
 # One process can't put marks in: then none does, or they would not run the same program.
 if jax.process_index() == 1:

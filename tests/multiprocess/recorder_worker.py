@@ -23,8 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.trace.recorder import Recorder
-from tests.trace import fake_step as fake
+from jaxpace.record.recorder import Recorder
+from tests.record import fake_step as fake
 
 
 def main() -> None:

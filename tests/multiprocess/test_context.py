@@ -9,10 +9,10 @@ import jax
 import pytest
 from jax.sharding import AxisType
 
-from jaxpace.trace.reader import read_run
-from jaxpace.trace.recorder import Recorder
+from jaxpace.record.recorder import Recorder
+from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
-from tests.trace import fake_step as fake
+from tests.record import fake_step as fake
 
 WORKER = pathlib.Path(__file__).with_name("context_worker.py")
 

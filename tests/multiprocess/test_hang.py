@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.trace.alarms import read_events
-from jaxpace.trace.flight.read import read_flight
+from jaxpace.hang.read_rings import read_flight
+from jaxpace.runs.alarms import read_events
 from tests.docs.blocks import written
 from tests.multiprocess import jobs
 

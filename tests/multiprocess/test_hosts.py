@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from jaxpace.trace.dense import read_host_samples
-from jaxpace.trace.reader import read_run
+from jaxpace.runs.dense import read_host_samples
+from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
 
 WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")

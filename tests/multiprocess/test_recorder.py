@@ -298,7 +298,7 @@ def small_disk(tmp_path):
 def test_a_full_disk_ends_recording_and_not_training(tmp_path, small_disk, start):
   if small_disk is None:
     pytest.skip(
-        "needs the right to mount a small file system; tests/trace/test_recorder.py covers it "
+        "needs the right to mount a small file system; tests/record/test_recorder.py covers it "
         "by injection")
   (small_disk / "ballast").write_bytes(b"x" * 960 * 1024)
   worker = start(small_disk, 2500, 0.002, devices=8)

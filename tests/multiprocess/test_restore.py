@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxpace.trace.reader import read_run
+from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
 
 WORKER = pathlib.Path(__file__).with_name("restore_worker.py")

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.trace.reader import read_run
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.runs.reader import read_run
 from tests.multiprocess.jobs import clean_environment
 
 TRAIN = """

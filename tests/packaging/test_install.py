@@ -14,7 +14,7 @@ OFFLINE = ("No matching distribution found", "Could not find a version", "NewCon
            "Read timed out")
 PROGRAM = (
     "import jaxpace, jax\n"
-    "from jaxpace.execution import resolve_clock, words\n"
+    "from jaxpace.observation.clocks import resolve_clock, words\n"
     "clock = resolve_clock()\n"
     "stamp = jax.jit(clock.stamp)(words.zero())\n"
     "assert int(words.to_ns(stamp)) > 0\n"

@@ -7,10 +7,10 @@ import jax
 from jaxpace.cli import pacer_expression
 from jaxpace.cli.simulate import recording
 from jaxpace.costs.fabric_file import read_fabric
-from jaxpace.diagnosis.diagnose import diagnose
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.runs.reader import read_run
 from jaxpace.simulation import scenario, settings
 from jaxpace.simulation.record import FLOOR_FILE, RunWriter
-from jaxpace.trace.reader import read_run
 
 PLAIN = {"steps": 400, "seed": 1, "fabric": {"nodes": 8, "per_node": 1, "card_rate": 1e10}}
 JOB = {"forward": 10e-3, "backward": 20e-3, "gradient_bytes": 5e7,

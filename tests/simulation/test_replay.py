@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.diagnosis.selected_steps import count_steps
+from jaxpace.diagnose.selected_steps import count_steps
+from jaxpace.runs.groups import groups
+from jaxpace.runs.reader import read_run
 from jaxpace.simulation import replay_summary
 from jaxpace.simulation.observed import observe
 from jaxpace.simulation.replay import replay
-from jaxpace.trace.meeting import groups
-from jaxpace.trace.reader import read_run
 from tests.coordination.test_live import late_step
+from tests.instrumentation import models
+from tests.instrumentation.running import P, mesh_of
 from tests.quick import QUICK, long
-from tests.step import models
-from tests.step.running import P, mesh_of
-from tests.synthetic import made_up_runs
-from tests.synthetic.made_up_runs import MadeUpJob
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import MadeUpJob
 
 # Decisions of a compiled step and of its replay are compared bit by bit.
 pytestmark = pytest.mark.optimized
@@ -27,7 +27,7 @@ LATE = MadeUpJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
 @pytest.fixture
 def written(tmp_path):
   def write(job, name="run"):
-    truth = made_up_runs.write(tmp_path / name, job)
+    truth = synthetic_runs.write(tmp_path / name, job)
     return read_run(tmp_path / name), truth
   return write
 

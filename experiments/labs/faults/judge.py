@@ -25,13 +25,13 @@ from experiments.labs.faults.spec import (
   layout,
 )
 from jaxpace.costs.fabric_file import MeasuredFabric, read_fabric
-from jaxpace.diagnosis import diagnosis as document
-from jaxpace.diagnosis import stream
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.what_if_request import parse
-from jaxpace.trace.links import read_links
-from jaxpace.trace.reader import read_run
-from jaxpace.trace.run import HostCauses, Run, RunError
+from jaxpace.diagnose import diagnosis as document
+from jaxpace.diagnose import stream
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.what_if_request import parse
+from jaxpace.runs.links import read_links
+from jaxpace.runs.reader import read_run
+from jaxpace.runs.run import HostCauses, Run, RunError
 
 WAYS = ("all", "counters", "bare")
 """What a diagnosis may go by besides the stamps: hosts' counters, link probe and measured fabric;

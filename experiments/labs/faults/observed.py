@@ -23,7 +23,7 @@ import jaxpace
 from experiments.labs.faults.schedule import Schedule
 from experiments.labs.faults.spec import Spec
 from experiments.labs.faults.worker import Process, slept_in
-from jaxpace.execution import Clock, resolve_clock
+from jaxpace.observation.clocks import Clock, resolve_clock
 
 LAYERS, WIDTH, BATCH = 3, 32, 16
 WORK, EXTRA = range(2)

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnosis.floor import running_minimum
-from jaxpace.diagnosis.limits import COSTLY
-from jaxpace.diagnosis.modes import contention
-from jaxpace.diagnosis.tcp import BusyLinks
+from jaxpace.diagnose.floor import running_minimum
+from jaxpace.diagnose.limits import COSTLY
+from jaxpace.diagnose.modes import contention
+from jaxpace.diagnose.tcp import BusyLinks
 
 
 class Rule(NamedTuple):
@@ -26,7 +26,7 @@ class Rule(NamedTuple):
   Attributes:
     name: short.
     says: the rule in words.
-    neutral: what takes its place, by "module of jaxpace.diagnosis:name".
+    neutral: what takes its place, by "module of jaxpace.diagnose:name".
     kept: what it is for where the lab's runs don't have it, and the test that shows it.
   """
 

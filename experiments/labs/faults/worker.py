@@ -35,8 +35,8 @@ from experiments.labs.faults.spec import Spec, from_json
 from jaxpace.costs.bench.fit import fit, to_json
 from jaxpace.costs.bench.measure import host_of_processes, levels, measure
 from jaxpace.costs.fabric_file import ALL_REDUCE
-from jaxpace.execution import Clock, hold, resolve_clock, words
-from jaxpace.live.probe import links
+from jaxpace.live import probe as links
+from jaxpace.observation.clocks import Clock, hold, resolve_clock, words
 
 WORK, SPIN, EXTRA = range(3)
 _HEAP_SECONDS = 5e-3  # a collection of the heap built here takes about as long

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh
 
 from experiments.lib.paired import Estimate
-from jaxpace.execution import Clock, resolve_clock
+from jaxpace.observation.clocks import Clock, resolve_clock
 
 
 @dataclasses.dataclass

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.labs.gpu import hosttime, kernels
 from experiments.labs.gpu.bench import Bench
-from jaxpace.execution import Clock, words
+from jaxpace.observation.clocks import Clock, words
 
 ASKED_S = (0.0, 1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 500e-6, 1e-3, 5e-3, 20e-3, 50e-3)
 

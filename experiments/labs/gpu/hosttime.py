@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from experiments.labs.gpu.bench import Bench
-from jaxpace.execution import words
+from jaxpace.observation.clocks import words
 
 
 class Offset(NamedTuple):

@@ -17,7 +17,7 @@ from experiments.labs.gpu import hosttime, kernels, transformer
 from experiments.labs.gpu.bench import Bench
 from jaxpace.core.plan import Plan
 from jaxpace.core.types import Decision, Observation
-from jaxpace.trace.marks.stamped import held_in_ring
+from jaxpace.record.ring.instrumented import held_in_ring
 
 INJECTED_S = (0.0, 10e-6, 50e-6, 200e-6, 1e-3, 5e-3, 20e-3)
 DELAYED_S = (0.0, 20e-6, 100e-6, 500e-6, 2e-3, 10e-3)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.execution import Clock, hold, stream, words
+from jaxpace.observation.clocks import Clock, hold, stream, words
 
 # The count of cycles ends the loop should the timer stand still: 5 s at 2 GHz.
 _SPIN = """

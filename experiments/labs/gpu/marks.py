@@ -18,7 +18,7 @@ from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.stamps import seconds_a_call
 from experiments.lib.paired import estimate, interleave
 from jaxpace.core.observed import TAG_BITS
-from jaxpace.execution import kernels, marks
+from jaxpace.observation.clocks import host_ring, kernels
 
 WANTED_US = 3.0
 _PROGRAM = 4000
@@ -62,12 +62,12 @@ class Reader:
 
   def __init__(self, place: int = 0):
     self._place = place
-    self._at = int(marks.current().heads()[place])
+    self._at = int(host_ring.current().heads()[place])
 
   def new(self) -> np.ndarray:
     """[n] events of the programs made here since the last call: (ns, tag), starts' numbers left
     out."""
-    ring = marks.current()
+    ring = host_ring.current()
     head = int(ring.heads()[self._place])
     events = ring.events[self._place][np.arange(self._at, head) % ring.layout.capacity]
     self._at = head
@@ -81,13 +81,13 @@ def run(bench: Bench) -> None:
     bench.note("These marks are for GPUs.")
     return
   began = time.perf_counter()
-  reason = marks.unavailable("stream")
+  reason = host_ring.unavailable("stream")
   bench.holds("the GPU writes to a ring in the host's memory, and its clock was told", not reason,
               reason or "yes")
   if reason:
     return
   bench.figure("making and trying the rings", time.perf_counter() - began, "s")
-  source: Any = marks._source
+  source: Any = host_ring._source
   bench.figure("the two clocks are told apart to", max(source.uncertain_ns) * 1e-3, "us")
   device = bench.device()
   x = jax.device_put(jnp.zeros((256,), jnp.float32), device)
@@ -109,7 +109,7 @@ def _arrive(bench: Bench, x: jax.Array) -> None:
   bench.holds("all marks arrive, in the order of the program",
               events[:, 1].tolist() == [0, *range(2, 2 + count), 1],
               f"{len(events)} of {count + 2}")
-  off = max(marks._source.uncertain_ns) if marks._source else 0  # type: ignore[union-attr]
+  off = max(host_ring._source.uncertain_ns) if host_ring._source else 0  # type: ignore[union-attr]
   bench.holds("their times lie between dispatch and end by the host's clock",
               bool(before - off <= events[0, 0] and events[-1, 0] <= after + off),
               f"{(events[0, 0] - before) * 1e-3:.1f} us after, "

@@ -14,7 +14,7 @@ import numpy as np
 from experiments.labs.gpu import hosttime
 from experiments.labs.gpu.bench import Bench
 from experiments.lib.paired import Estimate, estimate
-from jaxpace.execution import Clock, hold, words
+from jaxpace.observation.clocks import Clock, hold, words
 
 WANTED_US = 3.0
 

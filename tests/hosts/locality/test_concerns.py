@@ -8,18 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.cli import doctor
-from jaxpace.diagnosis.diagnose import diagnose
-from jaxpace.diagnosis.diagnosis import to_json
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.files.plain import from_plain, to_plain
 from jaxpace.hosts.locality import job
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, find_concerns
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Gpu, Link, Locality, Nic, NumaNode
-from jaxpace.trace import rundir
-from jaxpace.trace.reader import read_run
+from jaxpace.runs import rundir
+from jaxpace.runs.reader import read_run
 from tests.hosts.locality import machines
 from tests.quick import examples
-from tests.synthetic import made_up_runs
+from tests.synthetic import synthetic_runs
 
 
 def kinds(place, level=WARNING):
@@ -190,7 +190,7 @@ def test_no_place_is_an_error(places):
 
 
 def test_the_report_carries_the_warnings_of_where_the_run_ran(tmp_path):
-  made_up_runs.write(tmp_path / "run", made_up_runs.MadeUpJob(ranks=4, steps=30, processes=2))
+  synthetic_runs.write(tmp_path / "run", synthetic_runs.MadeUpJob(ranks=4, steps=30, processes=2))
   assert (to_json(diagnose(read_run(tmp_path / "run")))["locality"]
           == {"processes": 0, "warnings": []})
   place = read_locality(machines.laptop(tmp_path / "root"))._replace(hostname="host0")

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from jaxpace.live.housekeeping import keeper
-from jaxpace.live.housekeeping.collector import GarbageCollector
+from jaxpace.live import housekeeper
+from jaxpace.live.collector import GarbageCollector
 
 
 class Freezer:
@@ -64,7 +64,7 @@ def collector_untouched(monkeypatch, usual_collector):
   gc.callbacks[:] = [callback for callback in gc.callbacks if callback not in after[2]]
   if after[3]:
     gc.unfreeze()
-  keeper._active.clear()
+  housekeeper._active.clear()
   assert after == before
 
 

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from jaxpace.live.housekeeping.collector import Ceiling, GarbageCollector, resident_bytes
+from jaxpace.live.collector import Ceiling, GarbageCollector, resident_bytes
 from tests.lib.said import numbers
 
 old_generation = pytest.mark.skipif(sys.version_info >= (3, 14),

@@ -11,13 +11,13 @@ import weakref
 import pytest
 
 import jaxpace
-from jaxpace.live.housekeeping import keeper as chores
-from jaxpace.live.housekeeping import keeper as module
-from jaxpace.live.housekeeping.collector import Ceiling
-from jaxpace.live.housekeeping.keeper import MODES
-from jaxpace.trace.reader import read_run
-from tests.trace import fake_step as fake
-from tests.trace.recording import table
+from jaxpace.live import housekeeper as chores
+from jaxpace.live import housekeeper as module
+from jaxpace.live.collector import Ceiling
+from jaxpace.live.housekeeper import MODES
+from jaxpace.runs.reader import read_run
+from tests.record import fake_step as fake
+from tests.record.recording import table
 
 
 class Node:

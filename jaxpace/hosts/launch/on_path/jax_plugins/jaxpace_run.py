@@ -14,7 +14,7 @@ def initialize():
   if not os.environ.get("JAXPACE_RUN"):
     return
   try:
-    from jaxpace.trace.observed import attach
+    from jaxpace.record.observed import attach
     attach()
   except Exception as error:
     print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",

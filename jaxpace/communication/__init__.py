@@ -1,1 +1,0 @@
-"""Collectives: found in the traced step, stamped, and made to carry the ranks' arrivals."""

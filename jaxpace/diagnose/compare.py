@@ -1,0 +1,387 @@
+"""Two runs compared: step time, shares, ranks, findings, and what was set differently."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from jaxpace.diagnose import codes
+from jaxpace.diagnose.codes import Note, Sentence, milliseconds, signed
+from jaxpace.diagnose.diagnosis import Diagnosis
+from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.forecast.sample import correlation_time
+from jaxpace.diagnose.inconclusive import unseen_sentence
+from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, LOCALITY, PERSISTENT
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.run import Run, RunError
+
+_OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
+# Chosen by hand; no measurement of them is published.
+
+
+class RankChange(NamedTuple):
+  """How much later a rank arrives than the ranks of which it changed as usual, in both runs."""
+
+  rank: int
+  host_a: str
+  host_b: str
+  lateness: Change
+
+
+class Comparison(NamedTuple):
+  """What changed from run A to run B."""
+
+  a: Diagnosis
+  b: Diagnosis
+  step_time: Change
+  shares: dict[str, Change]  # seconds a step, by name in `SHARES`; they sum to the step
+  ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
+  new: tuple[str, ...]  # modes of findings that only B has
+  gone: tuple[str, ...]  # that only A has
+  # on findings of one run that the other can't tell: the ranks left no rows there
+  untold: tuple[Sentence, ...]
+  limit: float | None  # share of A's step time that B may be longer
+  failed: bool
+  verdict: Sentence
+  notes: tuple[Sentence, ...]
+
+  @property
+  def changed_ranks(self) -> list[RankChange]:
+    """Ranks whose lateness surely changed by 1 % of the step or more, the largest change first."""
+    least = LEAST * self.step_time.a
+    found = [r for r in self.ranks if r.lateness.sure and abs(r.lateness.difference) >= least]
+    return sorted(found, key=lambda r: -abs(r.lateness.difference))
+
+
+def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Comparison:
+  """Compares two diagnosed runs.
+
+  Args:
+    a: the run that counts as normal.
+    b: the other one.
+    limit: B fails where its mean step is longer than A's by more than this share of it, and surely
+      longer at all.
+
+  Raises:
+    RunError: one of them has fewer than 20 steps that count.
+  """
+  for diagnosis in (a, b):
+    if diagnosis.selected.size < MIN_STEPS:
+      raise RunError(f"{diagnosis.run.path} has {plural(diagnosis.selected.size, 'step')} that "
+                     f"count; comparing needs {MIN_STEPS} in both runs. Let the job run on.")
+  first, second = series(a), series(b)
+  whole = change(first["step"], second["step"])
+  shares = {name: change(first[name], second[name], len(SHARES)) for name in SHARES}
+  relative = whole.relative()
+  failed = bool(limit is not None and relative and relative[0] > limit and whole.low > 0)
+  modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
+  found = Comparison(
+      a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
+      Sentence(codes.ChangeCode.NONE, ""), tuple(_notes(a, b)))
+  return found._replace(verdict=_verdict(found))
+
+
+def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
+                 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Sentence, ...]]:
+  """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it
+  has them."""
+  untold: list[Sentence] = []
+
+  def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...],
+           letters: str
+           ) -> tuple[str, ...]:
+    sure = []
+    for mode in own:
+      if mode in others:
+        continue
+      ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
+      hidden = (sorted(ranks & set(other.unseen))
+                or (list(other.unseen) if not ranks and mode in _OF_RANKS else []))
+      if hidden:
+        said = (Sentence(Note.RANKS_UNSEEN,
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
+            f"{letters[1]} can't tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} "
+            f"{list_ranks(hidden)} are missing there."))
+      elif other.untold is not None and mode in _OF_RANKS:
+        said = (Sentence(Note.UNTOLD,
+            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
+            f"{letters[1]} can't tell who waits for whom."))
+      else:
+        sure.append(mode)
+        continue
+      untold.append(said)
+    return tuple(sure)
+
+  new, gone = only(b, a, modes[1], modes[0], "BA"), only(a, b, modes[0], modes[1], "AB")
+  return new, gone, tuple(untold)
+
+
+def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
+  """[K] seconds of every counted step by share, and "step", their sum."""
+  mask, per_step = diagnosis.selected.mask, diagnosis.totals.per_step
+  use = mask & np.isfinite(per_step["step"])
+  part = {name: np.nan_to_num(values[use]) for name, values in per_step.items()}
+  floor = diagnosis.floor
+  quiet, contention = (np.nan_to_num(x[:, use]).sum(axis=0)
+                       for x in (floor.quiet, floor.contention))
+  return {"step": part["step"], "compute": part["compute"], "skew": part["waiting_compute"],
+          "transfer": quiet + part["spread"], "contention": contention,
+          "runtime": part["runtime"] + part["waiting_runtime"],
+          "pacing": part["pacing"] + part["waiting_pacing"]}
+
+
+def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
+  if (a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives
+      or not b.run.collectives):
+    return ()
+  first, second = _lateness(a), _lateness(b)
+  with np.errstate(invalid="ignore"):
+    moved = _means(second) - _means(first)
+  order = np.argsort(moved, kind="stable")[:int(np.isfinite(moved).sum())]
+  cut = max(1, len(order) // 4) if len(order) > 2 else 0
+  usual = order[cut:len(order) - cut]
+  first, second = (values - _means(values[usual].T) if len(usual) else values
+                   for values in (first, second))
+  found = []
+  for rank in range(a.run.ranks):
+    blocks = [x[rank][np.isfinite(x[rank])] for x in (first, second)]
+    if min(map(len, blocks)) >= 3:
+      found.append(RankChange(rank, a.run.host_of_rank(rank), b.run.host_of_rank(rank),
+                              from_blocks(blocks[0], blocks[1], a.run.ranks)))
+  return tuple(found)
+
+
+def _lateness(diagnosis: Diagnosis) -> np.ndarray:
+  """[R, B] seconds by which a rank arrives after the mean rank, by block of neighbouring steps; NaN
+  where absent."""
+  totals = diagnosis.totals
+  number = totals.block_steps
+  return np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan),
+                   where=number > 0)
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+  """Mean of every row over what is known; NaN where nothing is."""
+  known = np.isfinite(values)
+  number = known.sum(axis=1)
+  total = np.where(known, values, 0.0).sum(axis=1)
+  return np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0)
+
+
+def _verdict(found: Comparison) -> Sentence:
+  whole = found.step_time
+  relative = whole.relative()
+  assert relative is not None
+  amount = (
+      f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to "
+      f"{100 * relative[2]:+.1f} %)")
+  said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
+  if not whole.sure:
+    code = codes.ChangeCode.NONE
+    sentence = f"No sure change. {said}."
+  else:
+    code = codes.ChangeCode.SLOWER if whole.difference > 0 else codes.ChangeCode.FASTER
+    moved = {name: c for name, c in found.shares.items() if c.sure
+             and c.difference * whole.difference > 0}
+    name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
+    sentence = f"{'Slower' if whole.difference > 0 else 'Faster'}. {said}"
+    sentence += f", most of it {name} ({signed(moved[name].difference)})." if name else "."
+    if found.changed_ranks and name in ("skew", "runtime", "pacing"):
+      top = found.changed_ranks[0]
+      where = f" on {top.host_b}" if top.host_b else ""
+      sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
+                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against "
+                   "the usual rank.")
+  sentence = " ".join([sentence, *(f"{letter}: {unseen_sentence(d.run, d.unseen)}"
+                                   for letter, d in (("A", found.a), ("B", found.b)) if d.unseen)])
+  if found.limit is None:
+    return Sentence(code, sentence)
+  allowed = f"{100 * found.limit:g} %"
+  if found.failed:
+    return Sentence(code, f"{sentence} That is above the {allowed} allowed.")
+  if relative[0] > found.limit:
+    return Sentence(code, f"{sentence} That would be above the {allowed} allowed, but it may be "
+                          "chance: more steps would tell.")
+  return Sentence(code, f"{sentence} At most {allowed} are allowed.")
+
+
+def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
+  notes: list[Sentence] = []
+  if a.run.id == b.run.id and a.run.window == b.run.window:
+    notes.append(Sentence(Note.SAME_RUN, "Both are the same run."))
+  hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
+  if a.run.ranks != b.run.ranks:
+    notes.append(Sentence(Note.RANKS_DIFFER,
+        f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: ranks are not set "
+        "beside each other. More ranks wait longer for their last one and exchange more, without "
+        "anything being wrong; `jaxpace report --forecast` says how much."))
+  if hosts[0] != hosts[1]:
+    notes.append(Sentence(Note.HOSTS_DIFFER,
+        f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
+        + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else ".")))
+  short, long = sorted((a.selected.size, b.selected.size))
+  if short * 4 < long:
+    notes.append(Sentence(Note.STEPS_DIFFER,
+        f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as "
+        "the shorter one makes it."))
+  plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
+  if plans[0] != plans[1]:
+    notes.append(Sentence(Note.COLLECTIVES_DIFFER,
+        f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}."))
+  elif (any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b))
+        or not a.floor.known):
+    notes.append(Sentence(Note.OWN_FLOOR,
+        "Each run has a floor of its own under its transfers: a fabric that is slower throughout "
+        "shows as transfer, not as contention."))
+  clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
+  if clocks[0] != clocks[1]:
+    notes.append(Sentence(Note.CLOCKS_DIFFER,
+        f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost "
+        "differently."))
+  if differing := _settings(a.run, b.run):
+    notes.append(Sentence(Note.SETTINGS_DIFFER, f"Set differently: {'; '.join(differing)}."))
+  notes.append(Sentence(Note.BETWEEN_STARTS,
+      "The interval is about the steps of these two runs. What changes from one start of a job to "
+      "the next (placement, neighbours) is not in it: compare two runs of one program to see how "
+      "much that is."))
+  return notes
+
+
+def _settings(a: Run, b: Run, most: int = 8) -> list[str]:
+  """What `run.json` says differently of versions, config and pacer."""
+  flat = [_flat({name: run.info.get(name) for name in ("versions", "config", "pacer")})
+          for run in (a, b)]
+  names = [n for n in sorted({*flat[0], *flat[1]}) if flat[0].get(n) != flat[1].get(n)]
+  words = [f"{n} {_short(flat[0].get(n))} → {_short(flat[1].get(n))}" for n in names[:most]]
+  return words + ([f"and {len(names) - most} more"] if len(names) > most else [])
+
+
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+  if isinstance(value, dict):
+    return {name: leaf for key, inner in value.items()
+            for name, leaf in _flat(inner, f"{path}.{key}" if path else str(key)).items()}
+  return {} if value is None else {path: value}
+
+
+def _short(value: Any) -> str:
+  text = "none" if value is None else str(value)
+  return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _collectives(plan: list[tuple[str, int | None]]) -> str:
+  if not plan:
+    return "none"
+  size = sum(s or 0 for _, s in plan)
+  return plural(len(plan), "collective") + (f" of {size:,} bytes" if size else "")
+
+
+def _listed(hosts: set[str]) -> str:
+  names = sorted(hosts)
+  return (", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") if names
+          else "unnamed hosts")
+
+
+# The comparison as a JSON document.
+
+
+
+def to_json(found: Comparison) -> dict[str, Any]:
+  """Returns plain lists, dicts and scalars; seconds a step, and shares of A's step where it says
+  relative."""
+  whole, relative = found.step_time, found.step_time.relative()
+  notable = {r.rank for r in found.changed_ranks}
+  return {
+      "schema": SCHEMA, "a": _run(found.a), "b": _run(found.b), "level": INTERVAL,
+      "step_time": {**whole.to_json(),
+                    "relative": dict(zip(("difference", "low", "high"), relative, strict=True))
+                    if relative else None},
+      "shares": {name: c.to_json() for name, c in found.shares.items()},
+      "ranks": [{"rank": r.rank, "host_a": r.host_a or None, "host_b": r.host_b or None,
+                 "notable": r.rank in notable, **r.lateness.to_json()} for r in found.ranks],
+      "findings": {"new": list(found.new), "gone": list(found.gone),
+                   "untold": [str(said) for said in found.untold],
+                   "untold_codes": codes.codes(found.untold)},
+      "fail_above": found.limit, "failed": found.failed, "verdict": str(found.verdict),
+      "verdict_code": str(found.verdict.code), "notes": [str(note) for note in found.notes],
+      "note_codes": codes.codes(found.notes)}
+
+
+def _run(diagnosis: Diagnosis) -> dict[str, Any]:
+  run = diagnosis.run
+  return {"run": run.id, "path": str(run.path), "ranks": run.ranks_in_all,
+          "hosts": sorted({h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}),
+          "steps": diagnosis.selected.size, "window": list(run.window),
+          "problems": list(run.problems)}
+
+
+# The change of a mean between two series of steps, with an interval that autocorrelated noise does
+# not fool.
+
+# Chosen by hand; no measurement of them is published.
+_MOST_BLOCKS, _LEAST_BLOCKS, _MEMORIES = 50, 5, 6
+
+
+class Change(NamedTuple):
+  """Means of two runs and their difference, b - a, with its interval. Seconds."""
+
+  a: float
+  b: float
+  difference: float
+  low: float
+  high: float
+
+  @property
+  def sure(self) -> bool:
+    """Whether the interval leaves no change out."""
+    return self.low > 0 or self.high < 0
+
+  def relative(self) -> tuple[float, float, float] | None:
+    """Difference, low and high as shares of the mean of a; None where that is 0."""
+    return (self.difference / self.a, self.low / self.a, self.high / self.a) if self.a > 0 else None
+
+  def to_json(self) -> dict[str, float | bool]:
+    """Returns plain values; seconds."""
+    return {**self._asdict(), "sure": self.sure}
+
+
+def change(a: np.ndarray, b: np.ndarray, tests: int = 1) -> Change:
+  """Compares the means of two series of neighbouring steps.
+
+  By means of blocks, 6 times as long as the series remembers (5 to 50 blocks), and Welch's t over
+  them.
+
+  Args:
+    a: [K] seconds, without NaN.
+    b: [L] seconds, without NaN.
+    tests: how many such comparisons are looked at together (Bonferroni).
+  """
+  return from_blocks(blocked(a), blocked(b), tests, float(a.mean()), float(b.mean()))
+
+
+def blocked(values: np.ndarray) -> np.ndarray:
+  """[B] means of blocks of neighbouring steps; the last steps are left out where they fill no
+  block."""
+  size = len(values)
+  memory = correlation_time(values[None]) if size > 3 and float(values.std()) > 0 else 1.0
+  count = int(np.clip(size // math.ceil(_MEMORIES * memory), _LEAST_BLOCKS, _MOST_BLOCKS))
+  count = min(count, size)
+  width = size // count
+  return values[:count * width].reshape(count, width).mean(axis=1)
+
+
+def from_blocks(a: np.ndarray, b: np.ndarray, tests: int = 1, mean_a: float | None = None,
+                mean_b: float | None = None) -> Change:
+  """The same from means of blocks, 2 or more of each."""
+  mean_a = float(a.mean()) if mean_a is None else mean_a
+  mean_b = float(b.mean()) if mean_b is None else mean_b
+  # Times are whole nanoseconds: a spread below that is rounding.
+  error_a, error_b = (max(float(x.var(ddof=1)) / len(x), 1e-20) for x in (a, b))
+  freedom = (error_a + error_b)**2 / (error_a**2 / (len(a) - 1) + error_b**2 / (len(b) - 1))
+  half = (float(special.stdtrit(freedom, 1 - (1 - INTERVAL) / (2 * tests)))
+          * math.sqrt(error_a + error_b))
+  difference = mean_b - mean_a
+  return Change(mean_a, mean_b, difference, difference - half, difference + half)

@@ -1,0 +1,220 @@
+"""From a recorded run to its diagnosis, in six stages: events, busy times, who is late, why, what
+mending is worth, and words. `idea` shows what happens to one collective."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.costs.fabric_file import MeasuredFabric
+from jaxpace.diagnose.codes import Evidence, Note, Sentence, percent
+from jaxpace.diagnose.diagnosis import Diagnosis, Facts, step_time_of
+from jaxpace.diagnose.findings import Sampled, find, hold_back
+from jaxpace.diagnose.floor import find_floor, shares_of
+from jaxpace.diagnose.inconclusive import (
+  Untold,
+  hidden,
+  hidden_sentence,
+  stages,
+  unrecorded,
+  unseen,
+  untold,
+)
+from jaxpace.diagnose.lateness import find_late
+from jaxpace.diagnose.limits import EFFECT, LEAST
+from jaxpace.diagnose.mechanism import switches
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, Case, Finding
+from jaxpace.diagnose.notes import hung, notes_on
+from jaxpace.diagnose.pacing import measured, work_moved
+from jaxpace.diagnose.phases import phase_medians
+from jaxpace.diagnose.selected_steps import (
+  SelectedSteps,
+  count_steps,
+  is_possible,
+  without_unfinished,
+)
+from jaxpace.diagnose.totals import Summed, add_up
+from jaxpace.diagnose.verdict import mended, saving, verdict_on
+from jaxpace.diagnose.waiting_places import overlap, where_waits_are
+from jaxpace.diagnose.what_if_request import WhatIfRequest
+from jaxpace.diagnose.worth import Worth, named, saves_nothing, worth
+from jaxpace.runs.links import ProbedLinks
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.run import Run
+
+
+def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
+             asked: Sequence[WhatIfRequest] = (), fabric: MeasuredFabric | None = None,
+             links: ProbedLinks | None = None,
+             events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+  """Diagnoses a recorded run.
+
+  Args:
+    run: the run, as `jaxpace.runs.reader.read_run` returns it.
+    progress: called with the steps done and their number.
+    asked: what else the run is to be played without.
+    fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it
+      the floor is estimated from the run itself, and contention is a lower bound.
+    links: what a link probe measured, as `jaxpace.runs.links.read_links` returns it: it names
+      the slow host or link of contended transfers where the hosts' counters don't.
+    events: what watchdogs found, as `jaxpace.runs.alarms.read_events` returns it; goes
+      into the notes.
+
+  Raises:
+    RunError: the run holds nothing of what was asked to be taken out.
+  """
+  counted = count(run)
+  summed = add(counted, progress)
+  late = who(summed, fabric, links)
+  reasons = why(late)
+  saved = worth(reasons.case, reasons.findings, asked, reasons.untold is not None)
+  return tell(counted, reasons, saved, fabric, events)
+
+
+class Counted(NamedTuple):
+  """The events of a run: its rows, and which of its steps count."""
+
+  run: Run
+  finished: Run  # without the last steps, of which rows of some ranks are missing
+  unfinished: np.ndarray  # their numbers
+  selected: SelectedSteps
+  recorded: int  # step numbers of the window with a row of any rank
+
+
+def count(run: Run) -> Counted:
+  """Selects the steps that count."""
+  finished, unfinished = without_unfinished(run)
+  every = run.all_steps
+  recorded = int(((every.attempt >= 0).any(axis=0) & run.asked(every.steps)).sum())
+  return Counted(run, finished, unfinished, count_steps(finished), recorded)
+
+
+def add(counted: Counted, progress: Callable[[int, int], None] | None = None) -> Summed:
+  """Adds up how long ranks are busy and wait, over the steps that can be measured after all."""
+  run, selected = counted.run, counted.selected
+  totals = add_up(run, selected, progress)
+  lost = selected.mask & ~is_possible(totals.per_step["step"])
+  if lost.any():
+    selected = selected._replace(mask=selected.mask & ~lost,
+                                 block=np.where(lost, -1, selected.block))
+  steps = totals.per_step["step"][selected.mask]
+  return Summed(run, selected, totals, float(steps.mean()) if steps.size else float("nan"))
+
+
+def who(summed: Summed, fabric: MeasuredFabric | None = None,
+        links: ProbedLinks | None = None) -> Case:
+  """Finds who is late and when, and what transfers take on a quiet fabric."""
+  run, totals = summed.run, summed.totals
+  away = hidden(summed)
+  floor = find_floor(run, totals.transfer, fabric, totals.groups)
+  return Case(**vars(summed), lateness=find_late(summed),
+              phases=phase_medians(run, summed.selected.mask), links=links, away=away,
+              floor=floor if away is None else floor.untold_in(away.steps))
+
+
+class Reasons(NamedTuple):
+  """What is wrong, and why."""
+
+  case: Case  # with whom the findings blame
+  findings: tuple[Finding, ...]
+  sampled: Sampled  # what ranks that take turns on few cores leave in doubt
+  untold: Untold | None  # why timestamps don't tell who is late
+  unseen: tuple[int, ...]  # ranks of the job that nothing can be said of
+
+
+def why(case: Case) -> Reasons:
+  """Looks for every failure mode, and takes back what the run can't tell.
+
+  Nobody is blamed without whom no step would be shorter.
+  """
+  run, doubted = case.run, untold(case.run, case.selected)
+  never = tuple(unseen(case, case.away).tolist())
+  if not case.selected.size:
+    return Reasons(case, (), Sampled(()), doubted, never)
+  sampled = hold_back(case, find(case))
+  if saves_nothing(case, named(case, sampled.findings), LEAST):
+    case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
+    sampled = hold_back(case, find(case))
+  # who is last by turns is told by the timestamps that are in doubt
+  found = tuple(_or_waiting(run, finding, never) for finding in sampled.findings
+                if doubted is None or finding.mode != AMPLIFICATION)
+  return Reasons(case, () if unrecorded(run) else found, sampled, doubted, never)
+
+
+def tell(counted: Counted, reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
+         events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+  """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
+  run, case = counted.run, reasons.case
+  facts = _facts(counted, reasons, saved, events)
+  facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in facts.findings))
+  away = case.away
+  notes = (*_impossible(case.selected), *notes_on(facts, fabric, counted.unfinished),
+           *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
+           *reasons.sampled.notes, *hung(events))
+  return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
+
+
+def _facts(counted: Counted, reasons: Reasons, saved: Worth,
+           events: Sequence[Mapping[str, Any]]) -> Facts:
+  """All that the stages found. Steps of which only totals are known count in the step time."""
+  run, case = counted.run, reasons.case
+  selected, totals, floor = case.selected, case.totals, case.floor
+  times, every = totals.per_step["step"][selected.mask], None
+  if selected.in_all is not None and times.size and selected.in_all.times.size:
+    times = selected.in_all.times
+    every = len(times)
+    saved = saved.scaled(float(times.mean()) / case.step_time)
+  parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
+           for name, values in totals.per_step.items()}
+  quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
+                       for values in (floor.quiet, floor.contention))
+  return Facts(
+      **vars(saved), run=run, selected=selected, recorded=counted.recorded, counted_in_all=every,
+      step_time=step_time_of(times) if times.size else None,
+      shares=shares_of(parts, quiet, contention) if times.size else None,
+      waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
+      spread=parts["spread"], floor=floor, totals=totals, lateness=case.lateness,
+      phases=case.phases, findings=reasons.findings, measured=measured(run),
+      work_moved=work_moved(run), preempted=switches(run, selected), links=case.links,
+      events=tuple(events), doubt=reasons.sampled.doubt, unseen=reasons.unseen,
+      untold=reasons.untold, stages=stages(case),
+      waits=where_waits_are(run, selected, totals, floor) if times.size else (),
+      overlap=overlap(run, totals.overlap, selected.size) if times.size else None)
+
+
+def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
+  if not selected.impossible:
+    return ()
+  return (Sentence(Note.IMPOSSIBLE_STEPS,
+      f"{plural(selected.impossible, 'step')} left out: by their timestamps they took no time, "
+      "less than none, or more than eleven days. Are the columns nanoseconds of one clock for each "
+      "rank?"),)
+
+
+def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
+  """Slow transfers with a word on the ranks without rows, if there are any: waiting for them looks
+  the same."""
+  if finding.mode != CONTENTION or not never or len(never) == run.ranks:
+    return finding
+  several = len(never) > 1
+  said = Sentence(Evidence.ROWS_MISSING,
+      f"Rows of rank{'s' if several else ''} {list_ranks(never)} are missing: what the others wait "
+      f"for {'them' if several else 'it'} looks the same.")
+  return dataclasses.replace(finding, evidence=(*finding.evidence, said))
+
+
+def _explained(facts: Facts, finding: Finding) -> Finding:
+  """With a sentence on why mending it saves more than its share, where it does by much."""
+  after = mended(facts, finding)
+  if after is None or not saving(after) >= finding.share + EFFECT:
+    return finding
+  late = ("the late rank itself waits" if len(finding.ranks) == 1
+          else "the late ranks themselves wait")
+  said = (Sentence(Evidence.SAVES_MORE,
+      f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of "
+      f"which {late} little; the job as a whole would save {percent(saving(after))}: "
+      f"{after.speedup:.2f} times as fast."))
+  return dataclasses.replace(finding, evidence=(*finding.evidence, said))

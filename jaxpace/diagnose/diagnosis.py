@@ -1,0 +1,293 @@
+"""What a recorded run says, as values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpace.costs.fabric_file import kind_in
+from jaxpace.diagnose.codes import Sentence, codes
+from jaxpace.diagnose.floor import Floor, by_host, by_rank
+from jaxpace.diagnose.hang import Hang
+from jaxpace.diagnose.inconclusive import Stages, Untold
+from jaxpace.diagnose.lateness import Lateness
+from jaxpace.diagnose.limits import LISTED, SCHEMA
+from jaxpace.diagnose.modes.inputs import Finding
+from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
+from jaxpace.diagnose.phases import waiting_for_data
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.totals import Totals
+from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
+from jaxpace.diagnose.what_if import Alternative
+from jaxpace.diagnose.worth import Worth
+from jaxpace.files.plain import to_plain
+from jaxpace.hosts.locality.concerns import WARNING
+from jaxpace.hosts.locality.job import job_concerns
+from jaxpace.runs.links import ProbedLinks
+from jaxpace.runs.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+  """Statistics of the job's step time: the mean over ranks of exit to exit. Seconds."""
+
+  mean: float
+  median: float
+  p99: float
+  cv: float  # standard deviation over mean
+
+
+def step_time_of(steps: np.ndarray) -> StepTime:
+  """The statistics of some steps, seconds."""
+  mean = float(steps.mean())
+  return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
+                  float(steps.std()) / mean if mean > 0 else 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Facts(Worth):
+  """What a recorded run says, but for the words on it as a whole.
+
+  Arrays are [R] over ranks unless noted; NaN where a rank has no data.
+  """
+
+  run: Run
+  selected: SelectedSteps
+  recorded: int  # step numbers of the window with a row of any rank
+  step_time: StepTime | None  # None where no step counts
+  shares: dict[str, float] | None  # by name in `SHARES`, sum 1
+  waiting: dict[str, float]  # mean seconds a step waited, by the cause of the last rank's lateness
+  # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
+  spread: float
+  floor: Floor
+  totals: Totals
+  lateness: Lateness
+  phases: dict[str, np.ndarray]
+  findings: tuple[Finding, ...]
+  measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
+  # involuntary switches a step of the process that has most; 0 where they are not known
+  preempted: float
+  links: ProbedLinks | None = None  # what a link probe measured
+  events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
+  doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
+  # ranks of the job that nothing can be said of: too few of their rows are there
+  unseen: tuple[int, ...] = ()
+  untold: Untold | None = None  # why it can't be told who is late
+  # what sharing work by speed did; None where no work was shared
+  work_moved: WorkMoved | None = None
+  # signs that groups wait for each other as the stages of a pipeline do
+  stages: Stages | None = None
+  # of an observed step, by collective, those with most waiting first
+  waits: tuple[CollectiveWaits, ...] = ()
+  # what of the collectives is waited for, and what computing hides; None without any
+  overlap: Overlap | None = None
+  counted_in_all: int | None = None
+  """Steps that count, those included that are not written in full; None where all are. `step_time`
+  is of them."""
+
+  @property
+  def counted(self) -> int:
+    """Steps that count."""
+    return self.selected.size if self.counted_in_all is None else self.counted_in_all
+
+  @property
+  def earliness(self) -> float:
+    """Mean seconds a step waits for its last ranks, by undelayed arrival."""
+    return float(self.lateness.persistent.sum() + self.lateness.random.sum())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Diagnosis(Facts):
+  """What a recorded run says, with the verdict on it and notes for its reader, both made of the
+  facts."""
+
+  verdict: Sentence
+  notes: tuple[Sentence, ...]
+
+
+# The diagnosis as the JSON document that `jaxpace report --json` writes.
+
+
+
+def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
+  """Returns plain lists, dicts and scalars; durations in seconds; null where a value is not known,
+  never NaN.
+
+  A key of the schema whose analysis needs what was not recorded, or is not made, is there and null.
+  """
+  run = diagnosis.run
+  hosts = sorted({h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h})
+  document = {
+      "schema": SCHEMA,
+      "run": run.id,
+      "path": str(run.path),
+      "ranks": run.ranks_in_all,
+      "processes": _processes(diagnosis),
+      "hosts": hosts,
+      "steps": diagnosis.recorded,
+      "steps_counted": diagnosis.counted,
+      "steps_in_full": diagnosis.selected.size,
+      "first_step": int(run.all_steps.steps[0]),
+      "last_step": int(run.all_steps.steps[-1]),
+      "window": list(run.window),
+      "warmup": diagnosis.selected.warmup.tolist(),
+      "clock": run.info.get("clock") or run.plan.get("clock"),
+      "missing": _missing(diagnosis),
+      "not_judged": list(diagnosis.unseen),
+      "step_time": vars(diagnosis.step_time) if diagnosis.step_time
+      else dict.fromkeys(("mean", "median", "p99", "cv")),
+      "shares": diagnosis.shares,
+      "waiting": diagnosis.waiting or None,
+      "waiting_for_data": waiting_for_data(run, diagnosis.selected),
+      "floor_source": diagnosis.floor.source if run.collectives else None,
+      "findings": [finding.to_json() for finding in diagnosis.findings],
+      "verdict": str(diagnosis.verdict),
+      "verdict_code": str(diagnosis.verdict.code),
+      "what_if": _what_if(diagnosis),
+      "pacing": _pacing(diagnosis),
+      "per_rank": _per_rank(diagnosis),
+      "per_host": by_host(run, diagnosis.totals, diagnosis.floor) if diagnosis.step_time else {},
+      "phases": {name: {"median": float(np.nanmedian(medians)),
+                        "slowest_rank": int(np.nanargmax(medians)),
+                        "slowest_median": float(np.nanmax(medians))}
+                 for name, medians in diagnosis.phases.items()},
+      "collectives": _collectives(diagnosis),
+      "waits": [waits.to_json(diagnosis.step_time.mean) for waits in diagnosis.waits[:LISTED]]
+               if diagnosis.step_time else [],
+      "overlap": diagnosis.overlap.to_json(diagnosis.step_time.mean)
+                 if diagnosis.overlap and diagnosis.step_time else None,
+      "locality": {"processes": len(run.locality),
+                   "warnings": [c.to_json() for c in job_concerns(run.locality)
+                                if c.level == WARNING]},
+      "link_probe": _link_probe(diagnosis),
+      "hang": hang.to_json() if hang else None,
+      "hangs": [dict(event) for event in diagnosis.events],
+      "notes": [str(note) for note in diagnosis.notes],
+      "note_codes": codes(diagnosis.notes),
+      "problems": list(run.problems),
+      "skipped_files": run.skipped,
+  }
+  return to_plain(document)
+
+
+def _processes(diagnosis: Diagnosis) -> int:
+  run = diagnosis.run
+  declared = run.info.get("processes")
+  seen = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist())
+             | {p.process for p in run.processes})
+  return max(seen, declared if isinstance(declared, int) else 0)
+
+
+def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
+  run = diagnosis.run
+  present = run.attempt[:, run.inside] >= 0
+  recording, recorded = present.any(axis=1), (run.attempt >= 0).any(axis=1)
+  some = present.any(axis=0)
+  lacking = (~present[:, some]).sum(axis=1)
+  return {
+      "ranks": sorted({*np.flatnonzero(~recording & recorded).tolist(), *run.silent.tolist()}),
+      "steps": int((~some).sum()),
+      "rank_steps": {str(r): int(lacking[r]) for r in np.flatnonzero(recording & (lacking > 0))},
+  }
+
+
+def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
+  step = diagnosis.step_time
+  result: dict[str, Any] = {"no_skew": None, "no_contention": _optional(diagnosis.no_contention),
+                            "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter),
+                            "work_shared": _optional(diagnosis.work_shared)}
+  if diagnosis.no_skew and step:
+    result["no_skew"] = {**diagnosis.no_skew.to_json(),
+                         "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
+  result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}
+  if diagnosis.without_late:
+    result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(),
+                                    **diagnosis.without_late.to_json()}
+  result["without_host"] = {host: _optional(a) for host, a in diagnosis.without_host.items()}
+  result["stages"] = bool(diagnosis.stages)
+  result["asked"] = [{"without": text, **a.to_json()} for text, a in diagnosis.asked]
+  return result
+
+
+def _optional(value: Alternative | None) -> dict[str, float] | None:
+  return value.to_json() if value else None
+
+
+def _pacing(diagnosis: Diagnosis) -> dict[str, Any]:
+  present = int(diagnosis.totals.present.sum())
+  found = diagnosis.measured
+  return {"active_share": diagnosis.totals.delayed / present if present else None,
+          **(found.to_json() if found else {"effect": None, "effect_interval": None, "blocks": 0}),
+          **({"work": diagnosis.work_moved.to_json()} if diagnosis.work_moved else {})}
+
+
+def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+  run, totals, lateness = diagnosis.run, diagnosis.totals, diagnosis.lateness
+  step = totals.per_step["step"]
+  elapsed = float(np.nansum(step))
+  late = set(lateness.late.tolist()) if diagnosis.without_rank else set()
+  shares = by_rank(totals, diagnosis.floor) if diagnosis.step_time else [None] * run.ranks
+  rows: list[dict[str, Any]] = []
+  # A gap in the rank numbers is no rank.
+  there = np.flatnonzero((run.attempt >= 0).any(axis=1)).tolist()
+  for rank in sorted({*there, *run.silent.tolist()}):
+    number = int(totals.present[rank])
+    mean = {name: float(values[rank]) / number if number else float("nan")
+            for name, values in totals.per_rank.items()}
+    waiting = mean["waiting_compute"] + mean["waiting_runtime"] + mean["waiting_pacing"]
+    rows.append({
+        "rank": rank, "host": run.host_of_rank(rank) or None,
+        "process": int(run.process_of_rank[rank]) if run.process_of_rank[rank] >= 0 else None,
+        "steps": number, "lateness": lateness.mean[rank] if number else None,
+        "confidence": lateness.confidence[rank], "late": rank in late,
+        "last_share": float(totals.last[rank]) / number if number else None,
+        "cost_share": float(totals.blame[rank]) / elapsed if elapsed else None,
+        "step_time": mean["step"], "compute": mean["compute"], "runtime": mean["runtime"],
+        "pacing": mean["pacing"], "waiting": waiting, "shares": shares[rank]})
+  return rows
+
+
+def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
+  mask, kept = diagnosis.selected.mask, diagnosis.totals.groups
+  at = places(diagnosis.run)
+  rows: list[dict[str, Any]] = []
+  for c, collective in enumerate(diagnosis.run.collectives):
+    rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,
+                 "kind": "point_to_point" if collective.point_to_point
+                 else kind_in(diagnosis.run, collective),
+                 "groups": 1 if kept is None else kept.found.grouped[c].size,
+                 "transfer": _mean(diagnosis.totals.transfer[c][mask]),
+                 "floor": float(diagnosis.floor.floor[c]),
+                 "contention": _mean(diagnosis.floor.contention[c][mask]),
+                 "waiting": _mean(diagnosis.totals.earliness[c][mask])})
+    if diagnosis.overlap is not None:
+      one = diagnosis.overlap.each[c]
+      rows[-1] |= {"in_flight": one.in_flight, "exposed": one.exposed, "hidden": one.hidden,
+                   "behind_others": one.behind_others, "meanwhile": one.meanwhile}
+    if at is not None:
+      rows[-1] |= {"of": at[c].of, "axis": at[c].axis, "phase": at[c].phase, "source": at[c].source,
+                   "operation": at[c].operation, "loops": [list(loop) for loop in at[c].loops]}
+  return rows
+
+
+def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
+  links = diagnosis.links
+  if links is None:
+    return None
+  return {"when_unix_ns": links.when_unix_ns,
+          "culprits": [culprit.to_json() for culprit in links.culprits],
+          "cannot_tell": links.cannot_tell or None}
+
+
+def _mean(values: np.ndarray) -> float | None:
+  return float(np.nanmean(values)) if np.isfinite(values).any() else None
+
+
+def hang_only(path: str, hang: Hang, problem: str) -> dict[str, Any]:
+  """The document of a run that hung before it had recorded a step; `problem` says why there is no
+  more."""
+  return to_plain({"schema": SCHEMA, "run": hang.run, "path": path, "steps": 0,
+                   "hang": hang.to_json(), "problems": [problem]})

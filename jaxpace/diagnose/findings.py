@@ -1,0 +1,344 @@
+"""Names what is wrong with a job, with evidence and advice, or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxpace.diagnose import tcp
+from jaxpace.diagnose.codes import Evidence, Note, Sentence, joined, milliseconds, named
+from jaxpace.diagnose.episodes import change_points
+from jaxpace.diagnose.lateness import WaitedFor, hold, rank_change
+from jaxpace.diagnose.limits import (
+  CONFIDENCE,
+  COSTLY,
+  FEWEST,
+  LEAST,
+  MIN_STEPS,
+  PART,
+  SELDOM,
+  SHOWS,
+)
+from jaxpace.diagnose.mechanism import crowded_processors
+from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
+from jaxpace.diagnose.modes.inputs import (
+  AMPLIFICATION,
+  CONTENTION,
+  LOCALITY,
+  PERSISTENT,
+  Case,
+  Finding,
+)
+from jaxpace.diagnose.modes.straggler import excess
+from jaxpace.hosts.locality.tree import parse_list
+from jaxpace.runs.run import MISSING, Run
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+def find(case: Case) -> tuple[Finding, ...]:
+  """Looks for every failure mode.
+
+  The waiting for late ranks is divided without overlap among ranks that are late for good
+  (`locality` where their place explains it, else `persistent_straggler`), pauses between steps
+  (`runtime_jitter`) and the rest (`synchronization_amplification`). The pauses themselves are part
+  of the gaps, contention part of the transfers.
+
+  Args:
+    case: the run, added up; fewer than 20 counted steps carry no finding.
+
+  Returns:
+    Findings, the costliest first; none means healthy.
+  """
+  run = case.run
+  if case.selected.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
+    return ()
+  places = straggler.bad_places(run)
+  late = _late(case, places)
+  slow = _slow(case)
+  transfers = _transfers(case, places, slow)
+  if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
+    if slow.queued and late[0].share < PART * transfers[0].share:
+      # What its processors do for a crowded network makes a host late by a little.
+      said = Sentence(Evidence.LATE_AS_WELL,
+          f"{named(late[0].hosts) or 'A rank'} is late by a little since then: "
+          f"{late[0].evidence[0]}")
+      transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
+      late = late[1:]
+    else:
+      # A host whose processors are taken is late and slow to send: one fault, and its contention is
+      # no fabric's.
+      said = Sentence(Evidence.SLOW_AS_WELL,
+          "Transfers are slower as well then, as this host's processors serve them: "
+          f"{transfers[0].evidence[0]}")
+      late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
+      transfers = []
+  findings = [*late, *_turns(case), *transfers]
+  return tuple(sorted(findings, key=lambda f: -f.share))
+
+
+def _late(case: Case, places: list[straggler.Bad]) -> list[Finding]:
+  """Ranks that are late for good: in a bad place, and others."""
+  episodes, held = case.lateness.episodes, case.lateness.held
+  match = straggler.late_in_place(case, places)
+  if match is None:
+    late = straggler.find(case, episodes, held)
+    return [late] if late else []
+  bad, own = match
+  others = [e for e in episodes if e not in own]
+  placed, rest = (hold(case.totals, case.selected, some)
+                  for some in (own, others))
+  # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
+  # other (Shapley).
+  placed = _mean_held(placed, held, rest)
+  rest = WaitedFor(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
+                   held.by_block - placed.by_block)
+  found = ([straggler.find_late_in_place(case, bad, own, placed)]
+           if placed.seconds >= LEAST * case.step_time else [])
+  another = straggler.find(case, others, rest)
+  return [*found, *([another] if another else [])]
+
+
+def _mean_held(own: WaitedFor, both: WaitedFor, others: WaitedFor) -> WaitedFor:
+  return WaitedFor((own.by_collective + both.by_collective - others.by_collective) / 2,
+                   (own.for_gaps + both.for_gaps - others.for_gaps) / 2,
+                   (own.by_block + both.by_block - others.by_block) / 2)
+
+
+def _turns(case: Case) -> list[Finding]:
+  """Waiting for ranks by turns: because of pauses between steps, and because of work."""
+  lateness = case.lateness
+  pauses = jitter.LongGaps(case)
+  by_turns = float(lateness.random.sum())
+  for_work = by_turns - pauses.waiting
+  jittery = jitter.find(case, pauses)
+  found = [jittery] if jittery else []
+  # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by
+  # itself may be too little to tell: other load on the hosts makes a few steps long and leaves the
+  # median.
+  everyday = amplification.everyday(case) >= SHOWS * case.step_time
+  if case.run.ranks > 1:
+    amplified = amplification.find(case, for_work,
+                                   by_turns if not jittery and everyday else for_work)
+    found += [amplified] if amplified and amplified.confidence >= CONFIDENCE else []
+  return found
+
+
+def _one_fault(case: Case, late: Finding, contended: Finding,
+               slow: contention.SlowTransfers) -> bool:
+  """Whether transfers are slow because a late rank's host is, and no host's link by itself is the
+  slow one.
+
+  They became slow when the rank became late; or other programs take its processors all the while
+  they are slow; or it is that host's partners whose connections are busy, with what it is slow to
+  take, and no others'. Or, of two hosts, it is the other one whose link seems slow, by less than
+  the lateness.
+  """
+  processes = {int(case.run.process_of_rank[r]) for r in late.ranks}
+  if (contended.mode == CONTENTION and contended.share < late.share
+      and tcp.waits_for(slow.links, processes)):
+    return True
+  if (contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts)
+      or "slow_host" in contended.causes):
+    return False
+  if ("preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0)
+      + _within(case)):
+    return True
+  if tcp.taken_slowly(slow.links, processes):
+    return True
+  # A process that stands still now and then does so in the step and in the collective. Where no
+  # connections tell, that explains both.
+  if slow.bursts and not slow.links.busy:
+    return True
+  if contended.first_step is None:
+    return False
+  # A rank that was late before may have become later then.
+  blocks = case.lateness.blocks.arrival
+  ranks = sorted({e.rank for e in case.lateness.episodes})
+  starts = [rank_change(case.run, case.selected, rank, point)
+            for rank, points in zip(ranks, change_points(blocks[ranks], len(blocks)), strict=True)
+            for point in points]
+  return any(abs(start - contended.first_step) <= _within(case) for start in starts)
+
+
+def _within(case: Case) -> float:
+  """Steps by which what begins together may seem to begin apart."""
+  return max(3, COSTLY * case.selected.size)
+
+
+def _slow(case: Case) -> contention.SlowTransfers | None:
+  slow = contention.look(case) if case.run.ranks > 1 else None
+  return (slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE
+          else None)
+
+
+def _transfers(case: Case, places: list[straggler.Bad],
+               slow: contention.SlowTransfers | None) -> list[Finding]:
+  if slow is None:
+    return []
+  found = contention.describe(case, slow)
+  bad = straggler.slow_in_place(case, places, slow)
+  return [straggler.find_slow(case, bad, found) if bad else found]
+
+
+# What sampled and observed runs can't tell: ranks that take turns on few cores, and ranks that
+# never meet.
+#
+# Nothing is put into such a step, so nothing keeps its devices apart either: simulated devices of
+# one process wait for a core, and a collective may be one over a part of the mesh. Where the stamps
+# show that, what rests on them is no finding.
+
+CLOCK = "profiler"
+
+# Chosen by hand; no measurement of them is published.
+_STANDS_OUT = 3.0
+"""A rank is told from ranks that take turns where it is later by this many times what they differ
+among themselves."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sampled:
+  """Findings that hold, and what can't be told."""
+
+  findings: tuple[Finding, ...]
+  doubt: str = ""
+  """Why findings were taken back, in a few words; empty where none was."""
+  notes: tuple[Sentence, ...] = ()
+
+
+def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
+  """Takes back what a sampled run can't tell.
+
+  Args:
+    case: the run.
+    findings: what was found in it.
+
+  Returns:
+    All findings, and no notes, of a run that was neither sampled nor observed.
+  """
+  observed = case.run.observed
+  if case.run.plan.get("clock") != CLOCK and not observed:
+    return Sampled(tuple(findings))
+  apart = [] if observed else never_meet(case.run)
+  if apart:
+    named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
+    return Sampled((), "ranks don't all wait for each other", (
+        Sentence(Note.NEVER_MEET,
+            f"Ranks leave {named} before others have reached it: not all of them wait for each "
+            "other there (an axis of a mesh with several, or from one rank to the next). Which "
+            "wait for which, a trace doesn't say, so all are compared: who is late, and what "
+            "waiting costs, can't be told from that."),))
+  rounds, devices, cores = turns(case.run)
+  if not rounds:
+    return Sampled(tuple(findings))
+  least = rounds * _busy(case)
+  # Marks tell who waits for whom: of an observed run, only who is late for good, or in most of the
+  # steps, may be whose turn comes last.
+  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)
+                                       and not (f.mode == AMPLIFICATION and f.ranks))
+               or _told(case, f, least, rounds))
+  if observed and devices > cores and crowded_processors(case):
+    # Of devices with equal work that run one after another, the mean one waits for at most that.
+    most = (1 - cores / devices) / 2
+    kept = tuple(_by_the_machine(f, devices, cores)
+                 if f.mode == AMPLIFICATION and not f.ranks and f.share <= most else f
+                 for f in kept)
+  if observed and len(kept) == len(findings):
+    return Sampled(kept)
+  note = (Sentence(Note.TURNS,
+      f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of "
+      f"up to {milliseconds(least)} may be for that, so it is no finding unless one rank stands "
+      "out from all others."))
+  return Sampled(kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
+                 else "", (note,))
+
+
+def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
+  """Waiting for ranks by turns where devices are preempted for each other: whatever their work."""
+  return dataclasses.replace(
+      finding, causes=("shared_cores",),
+      advice=(f"{devices} devices take turns on {cores} cores, so that another one is last in each "
+              "step: that is the machine, whatever the job's work. Give each device a core of its "
+              "own, and see what waiting is left."))
+
+
+def never_meet(run: Run) -> list[str]:
+  """Names of the collectives that ranks of one process leave before others of it have reached them.
+
+  Only ranks of one process are compared: they share a clock.
+  """
+  found = []
+  for times in run.collectives:
+    if times.meeting is not None:
+      continue  # who meets is recorded
+    for process in np.unique(run.process_of_rank[run.process_of_rank >= 0]):
+      own = run.process_of_rank == process
+      enter, leave = times.enter_ns[own], times.exit_ns[own]
+      known = ((enter != MISSING) & (leave != MISSING)).all(axis=0)
+      if own.sum() > 1 and known.any():
+        early = leave[:, known].min(axis=0) < enter[:, known].max(axis=0)
+        if early.mean() > SELDOM:
+          found.append(times.name)
+          break
+  return found
+
+
+def turns(run: Run) -> tuple[int, int, int]:
+  """How many others a device may have to wait for before it gets a core; devices and cores of the
+  fullest host.
+
+  All 0 where devices aren't the host's processors, or it isn't known how many there are. One core
+  is the loop's.
+  """
+  worst = (0, 0, 0)
+  for host in {place.hostname for place in run.locality}:
+    places = [place for place in run.locality if place.hostname == host]
+    devices = [device for place in places for device in place.devices]
+    own = [places[0].cgroup.cpu_limit or math.inf,
+           len(parse_list(places[0].cpu.allowed)) or math.inf]
+    if (len(devices) < 2 or any(device.platform != "cpu" for device in devices)
+        or math.isinf(min(own))):
+      continue
+    cores = max(1, int(min(own)))
+    rounds = math.ceil(len(devices) / max(1, cores - 1)) - 1
+    worst = max(worst, (rounds, len(devices), cores))
+  return worst
+
+
+def _busy(case: Case) -> float:
+  """Seconds a step that the quickest rank is busy itself."""
+  present = case.totals.present
+  busy = ((case.totals.per_rank["compute"] + case.totals.per_rank["runtime"])[present > 0]
+          / present[present > 0])
+  return float(busy.min()) if busy.size else 0.0
+
+
+def _by_work(case: Case, rank: int, rounds: int) -> bool:
+  """Whether a rank is late for longer work, by more than the others' work may make it wait for a
+  core."""
+  latest = max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness,
+               default=None)
+  if latest is None:
+    return False
+  compute, gap = excess(case, latest)
+  present = case.totals.present
+  least = float((case.totals.per_rank["compute"][present > 0] / present[present > 0]).min())
+  return compute > 2 * max(gap, 0.0) and compute > rounds * least
+
+
+def _told(case: Case, finding: Finding, least: float, rounds: int) -> bool:
+  """Whether a finding is more than turns may make."""
+  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+    return finding.share * case.step_time > least
+  lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
+              for rank in finding.ranks]
+  if (min(lateness) > least or case.run.observed
+      and all(_by_work(case, rank, rounds) for rank in finding.ranks)):
+    return True
+  others = np.delete(case.lateness.mean, list(finding.ranks))
+  others = others[np.isfinite(others)]
+  return len(others) >= FEWEST and min(lateness) > _STANDS_OUT * float(np.ptp(others))

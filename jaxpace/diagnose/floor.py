@@ -1,0 +1,280 @@
+"""What a collective's transfer takes on a quiet fabric: as measured beforehand, else estimated from
+the run itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
+from jaxpace.diagnose.limits import CELLS
+from jaxpace.diagnose.totals import ByGroup, Totals
+from jaxpace.runs.run import Run
+
+RUNNING_MINIMUM = "running minimum"
+MEASURED = "measured fabric"
+_SHORTEST, _LONGEST = 5, 33
+
+
+class Floor(NamedTuple):
+  """Floor of each collective, and the transfers split by it: transfer = quiet + contention in every
+  step."""
+
+  floor: np.ndarray  # [C] seconds, NaN where no transfer is known
+  quiet: np.ndarray  # [C, K] min(transfer, floor), NaN where the transfer is not known
+  contention: np.ndarray  # [C, K] max(transfer - floor, 0)
+  source: str
+  width: int  # steps of the running median; 0 where the floor is known from elsewhere
+  by_group: tuple[np.ndarray, np.ndarray] | None = None
+  """[T, K] quiet and contention of each group of ranks that meets, where not all do: the others'
+  are their means."""
+
+  @property
+  def known(self) -> bool:
+    """Whether the floor was measured on a quiet fabric; otherwise contention is a lower bound."""
+    return self.width == 0
+
+  def untold_in(self, steps: np.ndarray) -> Floor:
+    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is
+    no contention."""
+
+    def told(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+      return (np.where(steps, quiet + contention, quiet),
+              np.where(steps, 0.0 * contention, contention))
+
+    quiet, contention = told(self.quiet, self.contention)
+    return self._replace(quiet=quiet, contention=contention,
+                         by_group=self.by_group and told(*self.by_group))
+
+
+def running_minimum(transfer: np.ndarray) -> Floor:
+  """Takes as floor the lowest running median of the transfer over the run.
+
+  A bare minimum hangs on one freak reading: two exits stamped out of turn give a transfer of 0, and
+  every other step would then count as contended. The median of 5 to 33 neighbouring steps, a
+  twentieth of the run's, asks that the fabric be quiet for some steps before it is believed. A
+  fabric that is never quiet in the run keeps its contention inside the floor: contention is a lower
+  bound.
+
+  Args:
+    transfer: [C, K] seconds, NaN where not known.
+  """
+  known = int(np.isfinite(transfer).sum(axis=1).max(initial=0))
+  width = int(np.clip(known // 20, _SHORTEST, _LONGEST)) | 1
+  floor = np.array([_lowest_median(row[np.isfinite(row)], width) for row in transfer])
+  return _above(transfer, floor, RUNNING_MINIMUM, width)
+
+
+def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None,
+               groups: ByGroup | None = None) -> Floor:
+  """The floor of every collective: what the fabric says if that is known, else the run's own
+  running minimum.
+
+  A transfer that is quick for long in the run itself is believed before a fabric that says it can't
+  be.
+
+  Args:
+    run: the recorded run.
+    transfer: [C, K] seconds, NaN where not known.
+    fabric: measured by `jaxpace bench`, or described.
+    groups: where not all ranks meet: each group of them has a floor of its own.
+  """
+  if groups is not None and len(groups.transfer):
+    return _of_groups(run, fabric, groups, len(transfer))
+  own = running_minimum(transfer)
+  if fabric is None or not run.collectives:
+    return own
+  joined = joined_ranks(run)
+  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, joined)
+          for c in run.collectives]
+  floor = np.array([low if seconds is None or not seconds < low else seconds
+                    for seconds, low in zip(told, own.floor, strict=True)])
+  if None in told:
+    some = any(seconds is not None for seconds in told)
+    return _above(transfer, floor,
+                  f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
+                  own.width)
+  return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+
+
+def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: int) -> Floor:
+  """Floors of every group, and their means over the ranks."""
+  own = running_minimum(groups.transfer)
+  if fabric is not None:
+    sizes = [int((groups.row == row).sum()) for row in range(len(groups.collective))]
+    collectives = [run.collectives[c] for c in groups.collective]
+    told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, size)
+            for c, size in zip(collectives, sizes, strict=True)]
+    floor = np.array([low if seconds is None or not seconds < low else seconds
+                      for seconds, low in zip(told, own.floor, strict=True)])
+    if all(seconds is not None for seconds in told):
+      own = _above(groups.transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+    elif any(seconds is not None for seconds in told):
+      own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}",
+                   own.width)
+  quiet_slow, contended_slow = _slow(groups, own)
+  there = groups.number.sum(axis=1)
+  present = groups.present
+  floor, quiet, contention = (np.full(slots, np.nan),
+                              *(np.full((slots, len(present)), np.nan) for _ in range(2)))
+  for c in range(slots):
+    rows = groups.collective == c
+    weight = groups.number[rows]
+    for values, slow, mean in ((own.quiet, quiet_slow, quiet),
+                               (own.contention, contended_slow, contention)):
+      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
+                       ).sum(axis=0)
+      np.divide(total, present, out=mean[c], where=present > 0)
+    known = np.isfinite(own.floor[rows])
+    if known.any():
+      floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
+  return Floor(floor, quiet, contention, own.source, own.width, (own.quiet, own.contention))
+
+
+def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
+  """[T, K] what others wait elsewhere because of each group's slow transfers, divided as these are:
+  by how much the group's floor is above the others' mean, and by how much it is above its floor."""
+  above, known = np.zeros(len(own.floor)), np.isfinite(own.floor)
+  for c in np.unique(groups.collective[known]):
+    rows = known & (groups.collective == c)
+    above[rows] = np.maximum(own.floor[rows] - own.floor[rows].mean(), 0.0)
+  contention = np.nan_to_num(own.contention)
+  contention[:, 1:] += contention[:, :-1]  # what is slow at a step's end is waited for in the next
+  part = np.divide(contention, contention + above[:, None],
+                   out=np.zeros_like(contention), where=contention > 0)
+  return groups.slow * (1 - part), groups.slow * part
+
+
+def joined_ranks(run: Run) -> int:
+  """Ranks that one collective joins: on a data × model mesh those along the data axis, not all that
+  recorded."""
+  ranks = run.plan.get("ranks")
+  return ranks if isinstance(ranks, int) and 0 < ranks <= run.ranks else run.ranks
+
+
+def _above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:
+  quiet = np.minimum(transfer, floor[:, None])
+  return Floor(floor, quiet, transfer - quiet, source, width)
+
+
+def _lowest_median(values: np.ndarray, width: int) -> float:
+  if not values.size:
+    return float("nan")
+  if values.size < width:
+    return float(np.median(values))
+  windows = np.lib.stride_tricks.sliding_window_view(values, width)
+  return min(float(np.partition(windows[i:i + 4096], width // 2, axis=1)[:, width // 2].min())
+             for i in range(0, len(windows), 4096))
+
+
+# Shares of the step, by rank, by host and of the job: one denominator each, every nanosecond in
+# exactly one share.
+
+SHARES = ("compute", "skew", "transfer", "contention", "runtime", "pacing")
+MEANING = {
+    "compute": "forward, backward, update",
+    "skew": "waiting for ranks that compute more",
+    "transfer": "the collectives themselves",
+    "contention": "collectives slower than their best",
+    "runtime": "gaps between steps, waiting for them",
+    "pacing": "delays, and waiting for them",
+}
+"""What the time of each share is spent on, in a few words."""
+
+
+def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> dict[str, float]:
+  """Shares of a step, of one rank or a mean; waiting for a rank that computes longer is skew, other
+  is at its cause.
+
+  All are 0 or more. `spread` averages out where ranks leave a collective apart from each other by
+  turns; should it be so negative that it eats the whole transfer, what is missing is taken from the
+  waiting, of which then more was counted than was waited.
+
+  Args:
+    parts: seconds by name in `jaxpace.diagnose.totals.PARTS`.
+    quiet: seconds of the transfers up to their floor.
+    contention: seconds beyond it.
+  """
+  seconds = {
+      "compute": parts["compute"],
+      "skew": parts["waiting_compute"],
+      "transfer": quiet + parts["spread"],
+      "contention": contention,
+      "runtime": parts["runtime"] + parts["waiting_runtime"],
+      "pacing": parts["pacing"] + parts["waiting_pacing"],
+  }
+  lacking = -min(seconds["transfer"], 0.0)
+  if lacking:
+    waited = {"skew": parts["waiting_compute"], "runtime": parts["waiting_runtime"],
+              "pacing": parts["waiting_pacing"], "contention": contention}
+    total = sum(waited.values())
+    for name, value in waited.items():
+      seconds[name] -= lacking * value / total if total > 0 else 0.0
+    seconds["transfer"] = 0.0
+  if not parts["step"] > 0:
+    return dict.fromkeys(SHARES, 0.0)
+  return {name: seconds[name] / parts["step"] for name in SHARES}
+
+
+def by_rank(totals: Totals, floor: Floor) -> list[dict[str, float] | None]:
+  """Shares of every rank's own steps; None for a rank without one."""
+  quiet, contention = _split(totals, floor)
+  return [_mean_shares(totals, quiet, contention, [rank]) for rank in range(len(totals.present))]
+
+
+def by_host(run: Run, totals: Totals, floor: Floor) -> dict[str, dict[str, float]]:
+  """Shares of every host, over all steps of its ranks."""
+  quiet, contention = _split(totals, floor)
+  ranks: dict[str, list[int]] = {}
+  for rank in range(run.ranks):
+    host = run.host_of_rank(rank)
+    if host:
+      ranks.setdefault(host, []).append(rank)
+  shares = {host: _mean_shares(totals, quiet, contention, own)
+            for host, own in sorted(ranks.items())}
+  return {host: own for host, own in shares.items() if own is not None}
+
+
+def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
+                 ranks: list[int]) -> dict[str, float] | None:
+  if not totals.present[ranks].sum():
+    return None
+  parts = {name: float(values[ranks].sum()) for name, values in totals.per_rank.items()}
+  return shares_of(parts, float(quiet[ranks].sum()), float(contention[ranks].sum()))
+
+
+def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
+  """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank
+  is known."""
+  if totals.groups is not None and floor.by_group is not None:
+    return _split_by_group(totals.groups, totals.known, floor)
+  quiet, contention = (np.nan_to_num(values.sum(axis=0))
+                       for values in (floor.quiet, floor.contention))
+  ranks, size = totals.known.shape
+  sums = np.zeros((2, ranks))
+  width = max(1, CELLS // max(1, ranks))
+  for begin in range(0, size, width):
+    part = slice(begin, begin + width)
+    known = totals.known[:, part]
+    if known.all():
+      sums += np.array([[quiet[part].sum()], [contention[part].sum()]])
+    else:
+      sums += (known.astype(np.float64) @ np.stack([quiet[part], contention[part]], axis=1)).T
+  return sums[0], sums[1]
+
+
+def _split_by_group(groups: ByGroup, known: np.ndarray, floor: Floor
+                    ) -> tuple[np.ndarray, np.ndarray]:
+  """The same, of the groups that each rank is in, and of those whose slow transfers held it up."""
+  assert floor.by_group is not None
+  sums = np.zeros((2, len(known)))
+  parts = [np.nan_to_num(values) for values in floor.by_group]
+  for rows in groups.row:
+    for rank in np.flatnonzero(rows < len(groups.collective)).tolist():
+      for which, values in enumerate(parts):
+        sums[which, rank] += float(values[rows[rank]] @ known[rank])
+  whole, held_up = np.nan_to_num(floor.contention).sum(axis=0) @ groups.present, groups.held_up
+  contended = np.clip((whole - sums[1].sum()) / max(held_up.sum(), 1e-12), 0.0, 1.0)
+  return sums[0] + (1 - contended) * held_up, sums[1] + contended * held_up

@@ -1,0 +1,300 @@
+"""What a run can't tell: ranks that left no rows, and collectives whose stamps say nothing of who
+came late."""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.codes import Note, Sentence, Verdict, hosts_of, milliseconds, named
+from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST
+from jaxpace.diagnose.modes.inputs import SilentStretches
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.totals import Summed, Totals
+from jaxpace.runs.groups import laid_out
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.run import Process, Run
+
+# Chosen by hand; no measurement of them is published.
+
+
+class Untold(NamedTuple):
+  """Why a run's stamps don't tell who is late."""
+
+  slots: tuple[int, ...]  # collectives that don't tell
+  early: bool  # some of them can begin before their entry stamps
+  partners: bool  # some are point-to-point transfers without a word on who sends to whom
+
+
+def untold(run: Run, selected: SelectedSteps) -> Untold | None:
+  """Returns why it can't be told who is late; None where it can."""
+  if not any(map(any, _doubted(run))):
+    return None
+  part = next((part for part in chunks(run) if selected.mask[part].any()), None)
+  if part is None:
+    return None
+  work = busy(run, part)
+  return untold_of(run, work._replace(valid=work.valid & selected.mask[part]))
+
+
+def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
+  """Collectives that can begin before their entry stamps, and transfers of which nobody knows whose
+  they are."""
+  return ([c.may_begin_early for c in run.collectives],
+          [c.point_to_point and (c.meeting is None or c.meeting.sources is None)
+           for c in run.collectives])
+
+
+def untold_of(run: Run, work: BusyTimes) -> Untold | None:
+  """The same of some steps."""
+  early, alone = _doubted(run)
+  which = np.array(early) | np.array(alone)
+  if not which.any():
+    return None
+  before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
+  # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is
+  # in doubt.
+  if before[which].sum() < MOST * before.sum():
+    return None
+  slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
+  return Untold(slots, any(early), any(alone))
+
+
+def sentence(found: Untold, collectives: int) -> str:
+  """Says so."""
+  which = (f"{len(found.slots)} of {plural(collectives, 'collective')}"
+           if len(found.slots) < collectives
+           else "the collectives" if collectives > 1 else "the collective")
+  why = []
+  if found.early:
+    why.append(f"{which} can begin before "
+               f"{'its' if which == 'the collective' else 'their'} entry timestamp, so "
+               "that waiting may count as compute")
+  if found.partners:
+    why.append("it is not recorded who sends to whom")
+  return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
+
+
+def unseen(summed: Summed, away: SilentStretches | None = None) -> np.ndarray:
+  """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said
+  of them.
+
+  So are those that may be what the others wait for where they left no rows. A gap in the numbers of
+  the ranks is no rank, unless the run or one of its processes says that it has it.
+  """
+  run, selected, totals = summed.run, summed.selected, summed.totals
+  if not selected.size:
+    return np.empty(0, np.int64)
+  there = np.asarray((run.attempt >= 0).any(axis=1))
+  mesh = laid_out(run.info)
+  said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
+  there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
+  there[[rank for process in run.processes for rank in process.ranks
+         if 0 <= rank < run.ranks]] = True
+  there &= totals.present < max(1.0, MOST * selected.size)
+  if away is not None:
+    there[list(away.suspects)] = True
+  return np.flatnonzero(there)
+
+
+def unrecorded(run: Run) -> Sentence | None:
+  """Refuses to judge a run of which many steps are missing; None where enough are there.
+
+  What is missing need not be like the rest: steps that another program ran, or that the writer
+  could not keep up with.
+  """
+  worst = max(run.processes, key=_lost_share, default=None)
+  if worst is None or _lost_share(worst) < MOST:
+    return None
+  rows = [int(worst.info.get(name) or 0) // max(1, len(worst.ranks))
+          for name in ("lost_rows", "rows_written")]
+  return Sentence(Verdict.TOO_FEW_STEPS,
+      f"Too many steps are missing to judge: process {worst.process} recorded {rows[1]:,} and lost "
+      f"{rows[0]:,} of {plural(sum(rows), 'step')}, and those need not be like these. What kept "
+      "them from the record is in the notes and in the job's log.")
+
+
+def _lost_share(process: Process) -> float:
+  lost, written = (process.info.get(name) for name in ("lost_rows", "rows_written"))
+  if not isinstance(lost, int) or not isinstance(written, int) or lost <= 0:
+    return 0.0
+  return lost / (lost + max(0, written))
+
+
+def hidden(summed: Summed) -> SilentStretches | None:
+  """Where ranks that are seen in a part of the run left no rows; None where none did.
+
+  A stretch has as many steps as a finding needs: of fewer, those without a rank's rows hide little,
+  and they may be ones that a process lost, or didn't wait for.
+  """
+  selected, totals = summed.selected, summed.totals
+  if not selected.size:
+    return None
+  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
+  lost = totals.block_steps < MOST * steps  # [R, B]
+  stretch = -(-MIN_STEPS * selected.blocks // selected.size)
+  away = lost & _in_stretches(lost, stretch) & ~np.asarray(lost.all(axis=1))[:, None]
+  ranks = np.flatnonzero(away.any(axis=1))
+  if not ranks.size:
+    return None
+  transfer, least = totals.transfer.sum(axis=0), COSTLY * summed.step_time
+  suspects = []
+  for rank in ranks.tolist():
+    without = selected.mask & away[rank][selected.block]
+    with_it = selected.mask & ~without
+    if not with_it.any() or without.sum() < COSTLY * selected.size:
+      continue
+    if float(np.nanmean(transfer[without]) - np.nanmean(transfer[with_it])) >= least:
+      suspects.append(rank)
+  return SilentStretches(ranks, selected.mask & np.asarray(away.any(axis=0))[selected.block],
+                         tuple(suspects))
+
+
+def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
+  """[R, B] bool, blocks in any stretch of so many neighbouring ones of which most are lost."""
+  number = np.cumsum(np.pad(lost, ((0, 0), (1, 0))), axis=1)
+  most = number[:, length:] - number[:, :-length] > length / 2
+  inside = np.zeros_like(lost)
+  for at in range(length):
+    inside[:, at:at + most.shape[1]] |= most
+  return inside
+
+
+def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
+  """Says what is not told there."""
+  several = len(ranks) > 1
+  return Sentence(
+      Note.RANKS_AWAY,
+      f"Rank{'s' if several else ''} {list_ranks(ranks)} left no rows in most of "
+      f"{plural(len(steps), 'step')} ({list_ranks(steps)}): what the others wait for "
+      f"{'them' if several else 'it'} there can't be told from slow transfers, and counts as "
+      "transfer, never as contention.")
+
+
+def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
+  """Names the ranks that nothing is known of."""
+  rows = run.attempt[list(ranks)][:, run.inside] >= 0
+  silent, most = not rows.any(), "most" if rows.mean() < MOST else "a part"
+  several = len(ranks) > 1
+  hosts = hosts_of(run, ranks)
+  where = f" ({named(hosts)})" if hosts else ""
+  return (f"Nothing is known of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
+          + (f"{'they' if several else 'it'} left no rows" if silent else
+             f"{'their' if several else 'its'} rows are missing in {most} of the steps")
+          + f", so {'they' if several else 'it'} may be what the others wait for; that would count "
+            "as transfer.")
+
+
+def once(notices: Iterable[str]) -> list[str]:
+  """Notices that differ in the number of a collective alone, said once.
+
+  >>> once(["Collective 0 is odd.", "Collective 2 is odd.", "So."])
+  ['Collective 0 is odd. (So are 1 more: 2.)', 'So.']
+  """
+  said: dict[str, list[int]] = {}
+  for notice in notices:
+    match = re.match(r"Collective (\d{1,9}) (?=\D)", notice)
+    key = notice if match is None else notice[match.end():]
+    said.setdefault(("" if match is None else "\0") + key,
+                    []).append(0 if match is None else int(match[1]))
+  return [key if not key.startswith("\0") else f"Collective {numbers[0]} {key[1:]}"
+          + _more(numbers[1:])
+          for key, numbers in said.items()]
+
+
+def _more(numbers: Sequence[int]) -> str:
+  return f" (So are {len(numbers)} more: {list_ranks(numbers)}.)" if numbers else ""
+
+
+# Collectives that the step has and that were not timed: ranks meet there too, and who is late
+# doesn't show.
+
+def untimed(run: Run) -> dict[tuple[str, str], int]:
+  """How many collectives were not stamped, by name and reason; those that found no slot too."""
+  entries = run.plan.get("unstamped")
+  found: dict[tuple[str, str], int] = collections.Counter(
+      (str(entry.get("primitive") or entry.get("name")),
+       str(entry.get("reason", "no reason given")))
+      for entry in (entries if isinstance(entries, list) else []) if isinstance(entry, dict))
+  overflow = run.plan.get("overflow")
+  if isinstance(overflow, int) and overflow > 0:
+    found["collectives", NO_SLOT] = overflow
+  return dict(found)
+
+
+NO_SLOT = "no slot left"
+
+
+# Whether a run's groups are stages that wait for each other beside the collectives, as those of a
+# pipeline do.
+
+# Chosen by hand; no measurement of them is published.
+_SAME, _OTHER = 0.002, 0.02
+"""Groups that take the same step within the first share of it, and are busy for times that differ
+by more than the second, wait for each other somewhere."""
+
+
+class Stages(NamedTuple):
+  """Signs of stages. Seconds a step."""
+
+  point_to_point: int  # collectives that are transfers from one rank to another
+  transfer: float  # what these take, mean over ranks
+  # groups that no stamped collective joins, and that keep step all the same
+  apart: tuple[tuple[int, ...], ...]
+
+
+def stages(summed: Summed) -> Stages | None:
+  """Returns the signs of stages; None where there are none."""
+  run, selected, totals = summed.run, summed.selected, summed.totals
+  alone = np.array([c.point_to_point for c in run.collectives], bool)
+  took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
+  transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
+  apart = _keep_step(totals)
+  staged = totals.groups is not None and totals.groups.found.staged
+  return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart or staged else None
+
+
+def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
+  if totals.groups is None or not totals.groups.found.apart:
+    return ()
+  joined = totals.groups.found.joined
+  some = totals.present > 0
+  number = np.maximum(totals.present, 1)
+  step = totals.per_rank["step"] / number
+  busy = (totals.per_rank["compute"] + totals.per_rank["runtime"]) / number
+  parts = [np.flatnonzero((joined == part) & some) for part in range(int(joined.max()) + 1)]
+  parts = [own for own in parts if own.size]
+  if len(parts) < 2:
+    return ()
+  steps, longest = (np.array([how(values[own]) for own in parts])
+                    for how, values in ((np.mean, step), (np.max, busy)))
+  if np.ptp(steps) > _SAME * steps.mean() or np.ptp(longest) <= _OTHER * steps.mean():
+    return ()
+  return tuple(tuple(own.tolist()) for own in parts)
+
+
+def sentences(found: Stages, collectives: int) -> list[Sentence]:
+  """Says what the report's figures mean then."""
+  said = []
+  if found.point_to_point:
+    are = ("are point-to-point transfers" if found.point_to_point > 1
+           else "is a point-to-point transfer")
+    said.append(Sentence(Note.POINT_TO_POINT,
+        f"{found.point_to_point} of {plural(collectives, 'collective')} {are}, as "
+        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
+        f"{milliseconds(found.transfer)} of the transfer."))
+  if found.apart:
+    shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
+    more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
+    said.append(Sentence(Note.STAGES,
+        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
+        "step, though they are busy for different times: something else joins them, as the stages "
+        "of a pipeline are."))
+  return [*said, Sentence(Note.BUBBLES,
+      "What stages wait for each other without being late (a pipeline that fills and drains: "
+      "bubbles) counts as transfer; 'no skew' leaves it as it is.")]

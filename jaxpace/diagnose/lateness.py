@@ -1,0 +1,301 @@
+"""Who is late, persistently or by turns, since when, and how sure that is.
+
+Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective
+itself. Entry against a common exit would blame the neighbour that a slow host lets out late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.episodes import (
+  Blocks,
+  Episode,
+  change_points,
+  find_episodes,
+  mean_known,
+  without_outages,
+)
+from jaxpace.diagnose.groups import joined_ranks_of
+from jaxpace.diagnose.limits import MOST, SAMPLED
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.step_times import busy
+from jaxpace.diagnose.totals import ByGroup, Summed, Totals, late_in, undelayed
+from jaxpace.runs.run import Run
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+class WaitedFor(NamedTuple):
+  """The part of the waiting that is for some ranks, because each of their means is the highest.
+  Seconds a step."""
+
+  by_collective: np.ndarray  # [C]
+  for_gaps: float  # of it, for longer gaps
+  by_block: np.ndarray  # [B]
+
+  @property
+  def seconds(self) -> float:
+    """Of all collectives together, s a step."""
+    return float(self.by_collective.sum())
+
+
+class Lateness(NamedTuple):
+  """How late each rank is. R ranks, C collectives, B blocks; seconds; NaN for a rank that is not
+  judged."""
+
+  mean: np.ndarray  # [R] mean arrival less the typical rank's
+  # [R] that the rank is later than the typical one at all, all ranks tested together
+  confidence: np.ndarray
+  # [R] share of the blocks in which it was late by half of `EFFECT` or more
+  persistence: np.ndarray
+  late: np.ndarray  # ranks that are persistently late, costliest first
+  typical: np.ndarray  # the ranks the others are compared with
+  persistent: np.ndarray  # [C] max over ranks of mean A, less mean A, while such a rank is late
+  random: np.ndarray  # [C] what is left of mean max A - mean A
+  episodes: tuple[Episode, ...]  # when the late ranks were late
+  pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
+  held: WaitedFor  # the persistent part
+  gaps: float  # s of `random` that is for longer gaps
+  random_by_block: np.ndarray  # [B]
+  blocks: Blocks
+
+  def of_nobody(self) -> Lateness:
+    """The same with no rank to blame: all waiting is for ranks by turns."""
+    nobody = np.empty(0, np.int64)
+    none = WaitedFor(np.zeros_like(self.persistent), 0.0, np.zeros_like(self.held.by_block))
+    return self._replace(
+        late=nobody, persistent=none.by_collective,
+        random=self.random + self.persistent, episodes=(), held=none,
+        gaps=self.gaps + self.held.for_gaps, random_by_block=self.random_by_block
+        + self.held.by_block)
+
+
+def find_late(summed: Summed) -> Lateness:
+  """Tests every rank against the typical one, between the changes of its own level.
+
+  Args:
+    summed: the run, added up.
+
+  Returns:
+    The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
+    exactly.
+  """
+  selected, totals, step_time = summed.selected, summed.totals, summed.step_time
+  ranks, size = len(totals.present), max(1, selected.size)
+  eligible = totals.present >= max(1, selected.size / 2)
+  arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
+  if totals.late_in_all is not None:  # of all steps, not only of those that are detailed
+    arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
+                       arrival)
+  joined = (totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart
+            else None)
+  blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
+                  joined)
+  earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
+                        for row in totals.earliness])
+  waiting = selected.means(totals.earliness.sum(axis=0))
+  if eligible.sum() < 2 or not step_time > 0:
+    nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
+    none = WaitedFor(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
+    return Lateness(
+        mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
+        typical=np.flatnonzero(eligible), persistent=none.by_collective,
+        random=earliness, episodes=(), pausing=(), held=none, gaps=0.0,
+        random_by_block=waiting, blocks=blocks)
+  tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
+  whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
+  mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
+  changes: list[list[int]] = [[] for _ in range(ranks)]
+  judged = np.flatnonzero(eligible)
+  for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
+    changes[rank] = points
+  every = find_episodes(blocks, changes, selected.size)
+  pausing = tuple(e for e in every if _pauses(summed, blocks, e))
+  episodes = tuple(e for e in every if e not in pausing)
+  late = np.array(costliest_first(episodes), np.int64)
+  held = hold(totals, selected, episodes)
+  gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
+  random = earliness - held.by_collective
+  return Lateness(
+      mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
+      persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
+      typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
+      random=random, episodes=episodes, pausing=pausing, held=held,
+      gaps=min(gaps, float(random.sum())),
+      random_by_block=waiting - held.by_block, blocks=blocks)
+
+
+def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
+  """Mean arrival of the typical ranks; [R] of those that each rank meets, where not all do."""
+  if blocks.joined is None:
+    return float(mean[blocks.typical(0, size)].mean())
+  level = np.full(len(mean), np.nan)
+  for number in np.unique(blocks.joined):
+    own = np.flatnonzero(blocks.joined == number)
+    typical = blocks.typical(0, size, int(own[0]))
+    if typical.size:
+      level[own] = mean[typical].mean()
+  return level
+
+
+def costliest_first(episodes: Sequence[Episode]) -> list[int]:
+  """The ranks of the episodes, by what their lateness adds up to over its steps."""
+  cost: dict[int, float] = {}
+  for e in episodes:
+    cost[e.rank] = cost.get(e.rank, 0.0) + e.lateness * e.steps
+  return sorted(cost, key=lambda rank: -cost[rank])
+
+
+def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode]) -> WaitedFor:
+  """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A,
+  less mean A.
+
+  Between two edges of episodes the mean over steps of max A - mean A splits exactly into this and
+  the rest.
+  """
+  slots = len(totals.lateness)
+  by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
+  edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
+  earliness = np.stack([selected.sums(row) for row in totals.earliness])
+  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
+  for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
+    number = int(steps[begin:end].sum())
+    present = totals.block_steps[own, begin:end].sum(axis=1)
+    if not own or not number or not present.any():
+      continue
+    present = np.maximum(present, 1)
+    mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
+    seconds = mean.max(axis=1) if totals.groups is None else _held_by_group(
+        totals.groups, mean, own, slice(begin, end), number)
+    seconds = np.clip(seconds, 0.0, earliness[:, begin:end].sum(axis=1) / number)
+    by_collective += seconds * number / max(1, selected.size)
+    each_block[begin:end] += seconds.sum()
+    worst = int(mean[0].argmax())
+    gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
+    rest = max(float(mean[0, worst]) - gap, 0.0)
+    # in whatever collectives others wait for that
+    if gap > 0 and totals.groups is not None:
+      of_rank = max(float(mean[:, worst].sum()), gap)
+      for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
+    elif gap > 0:
+      for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)
+  return WaitedFor(by_collective, float(for_gaps), each_block)
+
+
+def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice,
+                   number: int) -> np.ndarray:
+  """[C] seconds that the job waits for some ranks, of which each holds up those of its own group,
+  and who wait for it.
+
+  Args:
+    groups: the run's.
+    mean: [C, own] by which each arrives after its group's mean.
+    own: the ranks.
+    span: blocks.
+    number: steps of them.
+  """
+  seconds = np.zeros(len(mean))
+  ranks = groups.row.shape[1]
+  for c, direct in enumerate(groups.found.direct):
+    rows = groups.row[c, list(own)]
+    if (direct & groups.found.levels(c))[groups.row[c] < len(groups.collective)].all():
+      for row in np.unique(rows[rows < len(groups.collective)]):
+        seconds[c] += mean[c, rows == row].max() * (groups.row[c] == row).sum() / ranks
+    else:  # what is waited on their account
+      seconds[c] = groups.charged[c][list(own), span].sum() / number
+  return seconds
+
+
+def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
+  """Whether the rank is late for a few long gaps: beyond the typical rank's its mean gap is long,
+  its median gap is not. Gaps that are long on all ranks make none late."""
+  run, selected, totals = summed.run, summed.selected, summed.totals
+  if "gap" not in run.durations:
+    return False
+  begin, end = episode.begin, episode.end
+  steps = np.flatnonzero(selected.within(begin, end))
+  steps = steps[::max(1, len(steps) // SAMPLED)]
+  typical = blocks.typical(begin, end, episode.rank)
+  every = run.durations["gap"][:, steps].astype(np.float64)
+  gaps = every[episode.rank] - (mean_known(every[typical]) if typical.size else 0.0)
+  gaps = gaps[np.isfinite(gaps)]
+  if not gaps.size:
+    return False
+  number = np.maximum(totals.block_steps[:, begin:end].sum(axis=1), 1)
+  longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
+  excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
+  now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
+  return now_and_then >= MOST * episode.lateness
+
+
+def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:
+  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+
+
+# When something began and ended, to the step, and how to say so.
+
+
+
+def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int:
+  """Number of the step at which a rank's arrival changed its level, near the beginning of `block`.
+
+  The best of all splits of the neighbouring blocks' steps, by least squares.
+  """
+  if run.aggregated is not None:
+    first = selected.first_step(run, max(block - 1, 0))
+    last = selected.last_step(run, min(block, selected.blocks - 1))
+    if last - first <= SAMPLED:
+      numbers, values = late_in(run, rank, first, last, joined_ranks_of(run))
+      return _split(values, numbers, selected.first_step(run, block))
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
+  if not steps.size or steps[-1] - steps[0] > SAMPLED:
+    return selected.first_step(run, block)
+  part = slice(int(steps[0]), int(steps[-1]) + 1)
+  work = busy(run, part)
+  arrival, valid = undelayed(work).sum(axis=0), work.valid
+  if work.meetings is not None and work.meetings.apart:
+    valid = valid & (work.meetings.joined == work.meetings.joined[rank])[:, None]
+  others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
+  values = (arrival[rank] - others)[steps - part.start]
+  return _split(values, run.steps[steps], selected.first_step(run, block))
+
+
+def series_change(run: Run, selected: SelectedSteps, values: np.ndarray, block: int) -> int:
+  """The same for a [K] series of the job."""
+  steps = np.flatnonzero(selected.within(block - 1, block + 1))
+  return _split(values[steps], run.steps[steps], selected.first_step(run, block))
+
+
+def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
+  known = np.isfinite(values)
+  values, numbers = values[known], numbers[known]
+  if len(values) < 4:
+    return otherwise
+  # One pause is no change, however few the steps: it is cut to the next value, not to something
+  # between the two.
+  low, high = np.quantile(values, 0.05, method="higher"), np.quantile(values, 0.95, method="lower")
+  total = np.cumsum(np.clip(values, low, high))
+  at = np.arange(1, len(values))
+  gain = total[:-1]**2 / at + (total[-1] - total[:-1])**2 / (len(values) - at)
+  return int(numbers[1 + int(gain.argmax())])
+
+
+def spell(first: int | None, last: int | None) -> str:
+  """How a stretch of steps reads.
+
+  >>> spell(None, None), spell(120, None), spell(120, 180), spell(None, 99)
+  ('throughout', 'from step 120 on', 'from step 120 to 180 only', 'up to step 99')
+  """
+  if first is None and last is None:
+    return "throughout"
+  if last is None:
+    return f"from step {first} on"
+  if first is None:
+    return f"up to step {last}"
+  return f"from step {first} to {last} only"

@@ -1,0 +1,269 @@
+"""Whether the run still lives: by the files its processes rewrite every few seconds, and by the age
+of its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from jaxpace.files.schemas import ProcessFile
+from jaxpace.runs.alarms import FOLDER, LateProcess, read_events
+from jaxpace.runs.plain_text import plain
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.run import Process
+from jaxpace.runs.rundir import read_json
+
+Kind = Literal["waiting", "running", "ended", "quiet", "dead"]
+SILENT = 20.0
+"""Seconds: a recorder rewrites its process's file every 5 s, whether steps complete or not."""
+_FEW, _REREAD = 16, 5.0
+"""Files of more processes than these are read once in so many seconds each; whether they changed is
+seen at once."""
+
+
+class Liveness(NamedTuple):
+  """How the run is, and a sentence that says it."""
+
+  kind: Kind
+  sentence: str
+
+
+class Seen(NamedTuple):
+  """A process's file."""
+
+  process: Process
+  stamp: int  # ns, when it was last written, by the file system's clock
+  changed: float  # s, the same on this machine's monotonic clock, as far as it is known
+  read: float  # s, monotonic, when its contents were read
+  fresh: bool  # whether the contents are those of the stamp
+
+  @property
+  def closed(self) -> bool:
+    """Whether it has ended its recording by itself."""
+    return self.process.info.get("closed_cleanly") is True
+
+  @property
+  def name(self) -> str:
+    """Its number, and its host's name as plain text."""
+    host = plain(self.process.host)
+    return f"{self.process.process}" + (f" ({host})" if host else "")
+
+
+class ProcessFiles:
+  """The folder `process` of a run directory."""
+
+  def __init__(self, folder: pathlib.Path) -> None:
+    """Reads nothing yet."""
+    self._folder = folder
+    self._seen: dict[str, Seen] = {}
+
+  @property
+  def seen(self) -> tuple[Seen, ...]:
+    """All processes seen so far, by number."""
+    return tuple(sorted(self._seen.values(), key=lambda seen: seen.process.process))
+
+  @property
+  def processes(self) -> tuple[Process, ...]:
+    """The same, as they described themselves."""
+    return tuple(seen.process for seen in self.seen)
+
+  def poll(self, run: str | None, now: float, unix: float) -> None:
+    """Looks again.
+
+    A change that is seen happening dates a file by this machine's own clock. Only the age that a
+    file has at first sight needs the file system's clock to be right.
+
+    Args:
+      run: run id; files of other runs are left out.
+      now: s, monotonic.
+      unix: s since 1970, this machine's wall clock.
+    """
+    there: set[str] = set()
+    for entry in self._entries():
+      there.add(entry.name)
+      try:
+        stamp = entry.stat().st_mtime_ns
+      except OSError:
+        continue
+      before = self._seen.get(entry.name)
+      if before and before.stamp == stamp and before.fresh:
+        continue
+      changed = now - max(0.0, unix - stamp / 1e9) if before is None else before.changed
+      if before and before.stamp != stamp:
+        changed = now
+      if before and len(self._seen) > _FEW and now - before.read < _REREAD:
+        self._seen[entry.name] = before._replace(stamp=stamp, changed=changed, fresh=False)
+        continue
+      info = read_json(pathlib.Path(entry.path), ProcessFile)
+      if info is None or (run is not None and info.get("run", run) != run):
+        self._seen.pop(entry.name, None)
+        continue
+      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info), stamp,
+                                    changed, now, True)
+    for name in set(self._seen) - there:
+      del self._seen[name]
+
+  def _entries(self) -> list[os.DirEntry[str]]:
+    try:
+      with os.scandir(self._folder) as entries:
+        return [e for e in entries if e.name.endswith(".json") and e.name[:-5].isdecimal()
+                and len(e.name) < 16]
+    except (FileNotFoundError, NotADirectoryError):
+      return []
+
+
+def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
+          step_time: float | None, now: float) -> Liveness:
+  """Says how the run is.
+
+  Args:
+    seen: the processes' files.
+    declared: number of processes the run says it has; 0 where it doesn't.
+    age: s since the newest rows were written; None where there are none yet.
+    step: last step.
+    step_time: s a step usually takes; None where not known.
+    now: s, monotonic.
+  """
+  open_ones = [s for s in seen if not s.closed]
+  silent = [s for s in open_ones if now - s.changed > SILENT]
+  if seen and not open_ones and len(seen) >= declared:
+    ended = sorted({plain(s.process.info["ended_by"])
+                    for s in seen if s.process.info.get("ended_by")})
+    after = f"after step {step:,}" if age is not None else "without a recorded step"
+    return Liveness("ended", f"The run has ended {after}"
+                    + (f" ({', '.join(ended[:3])})." if ended else "."))
+  if open_ones and len(silent) == len(open_ones):
+    least = min(now - s.changed for s in silent)
+    return Liveness("dead",
+                    f"No process has written anything for {duration(least)}: they were killed or "
+                    "stopped, or this machine no longer sees their files.")
+  if silent:
+    least = min(now - s.changed for s in silent)
+    return Liveness("dead", f"{_named(silent)} {'has' if len(silent) == 1 else 'have'} written "
+                            f"nothing for {duration(least)}, others have: killed, stopped, or "
+                            "cut off?")
+  if age is None:
+    if not seen:
+      return Liveness("waiting", "Nothing is recorded yet: waiting for the job to start.")
+    few = f" of {declared}" if declared > len(seen) else ""
+    return Liveness("waiting", f"{plural(len(seen), 'process', 'processes')}{few} started, no step "
+                               "recorded yet: programs are being compiled, or the first steps run.")
+  if age > longest_quiet(step_time):
+    if not seen:
+      return Liveness("quiet", f"No new rows for {duration(age)}. The folder 'process' is missing, "
+                               "so whether the job ended, died or hangs is unknown.")
+    return Liveness("quiet", f"No step has been recorded for {duration(age)}, though "
+                 + ("its process still runs" if len(open_ones) == 1 else "its processes still run")
+                 + ": it hangs, compiles, or does something else between two steps.")
+  return Liveness("running", "Running.")
+
+
+def longest_quiet(step_time: float | None) -> float:
+  """Seconds without new rows that mean nothing: a recorder writes every other second, and a step
+  must be over first."""
+  return max(10.0, 5.0 + 5.0 * (step_time or 0.0))
+
+
+def duration(seconds: float) -> str:
+  """
+  >>> duration(1.24), duration(75.0), duration(7300.0), duration(200000)
+  ('1.2 s', '75 s', '2 h 1 min', '2 d 7 h')
+  """
+  if seconds < 10:
+    return f"{seconds:.1f} s"
+  if seconds < 120:
+    return f"{seconds:.0f} s"
+  minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
+  if hours < 1:
+    return f"{minutes} min"
+  return f"{hours} h {minutes % 60} min" if hours < 48 else f"{days} d {hours % 24} h"
+
+
+def _named(seen: Sequence[Seen]) -> str:
+  if len(seen) == 1:
+    return f"Process {seen[0].name}"
+  return f"Processes {', '.join(s.name for s in seen)}" if len(seen) <= 3 else (
+      f"{len(seen)} processes ({list_ranks(s.process.process for s in seen)})")
+
+
+def _process(number: int, info: dict[str, Any]) -> Process:
+  ranks = info.get("ranks")
+  ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
+  return Process(number, str(info.get("hostname") or info.get("host") or ""), ranks, info)
+
+
+# What watchdogs have written into the run directory, in words; see `jaxpace.Watchdog`.
+
+_KINDS = {f.name: f.type for f in dataclasses.fields(LateProcess)}
+
+
+class Event(NamedTuple):
+  """A step that does not complete, or does again."""
+
+  unix: float  # s since 1970, the host's wall clock
+  sentence: str
+  over: bool
+
+
+class EventFollower:
+  """Reads the watchdogs' files again when one of them has changed."""
+
+  def __init__(self, directory: pathlib.Path) -> None:
+    """Reads nothing yet."""
+    self._directory = directory
+    self._stamps: dict[str, tuple[int, int]] = {}
+    self._events: tuple[Event, ...] = ()
+
+  def poll(self, run: str | None) -> tuple[Event, ...]:
+    """Returns what is known of the run `run` (None: of all), the oldest first."""
+    stamps = self._stat()
+    if stamps != self._stamps:
+      self._stamps = stamps
+      self._events = tuple(_event(values) for values in read_events(self._directory, run)[-50:])
+    return self._events
+
+  def _stat(self) -> dict[str, tuple[int, int]]:
+    try:
+      with os.scandir(self._directory / FOLDER) as entries:
+        return {e.name: (e.stat().st_size, e.stat().st_mtime_ns)
+                for e in entries if e.name.endswith(".jsonl")}
+    except OSError:
+      return {}
+
+
+def _event(values: dict[str, Any]) -> Event:
+  unix = values["when_unix_ns"] / 1e9
+  if values.get("event") == "resumed":
+    seconds = _duration(values.get("seconds"))
+    took = "" if seconds is None else f" after {seconds}"
+    return Event(unix, f"Watchdog: steps complete again{took}.", True)
+  if values.get("event") != "late":
+    return Event(unix, f"Watchdog: {plain(values.get('event'))[:80]}.", True)
+  step, waited, late = values.get("step"), _duration(values.get("waited")), values.get("late")
+  what = f"step {step}" if isinstance(step, int) else "a step"
+  since = "" if waited is None else f" for {waited}"
+  sentence = f"Watchdog: {what} has not completed{since}."
+  who = ([_late(entry) for entry in late if isinstance(entry, dict)] if isinstance(late, list)
+         else [])
+  sentence += " Not arrived: " + "; ".join(who[:4]) + (f"; {len(who) - 4} more." if len(who) > 4
+                                                       else ".") if who else (
+                                                           " All processes are inside it.")
+  return Event(unix, sentence, False)
+
+
+def _late(entry: dict[str, Any]) -> str:
+  """One late process, as far as the file tells."""
+  values = {name: value for name, value in entry.items() if name in _KINDS and name != "stack"}
+  try:
+    text = LateProcess(**values).sentence()
+  except (TypeError, ValueError, AttributeError):
+    text = f"process {entry.get('process')}"
+  return plain(text)[:400]
+
+
+def _duration(value: object) -> str | None:
+  """Words for a number of seconds; None for anything else."""
+  return duration(float(value)) if isinstance(value, int | float) and 0 <= value < 1e12 else None

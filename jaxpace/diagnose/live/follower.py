@@ -1,0 +1,263 @@
+"""Follows a run directory: what is new in it is read once, and what is shown is made of a window of
+bounded size."""
+
+from __future__ import annotations
+
+import collections
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxpace.core.fields import is_whole
+from jaxpace.diagnose import stream
+from jaxpace.diagnose.codes import Note, Sentence
+from jaxpace.diagnose.limits import SAMPLED
+from jaxpace.diagnose.live.alive import Event, EventFollower, ProcessFiles, judge
+from jaxpace.diagnose.live.look import Numbers, Snapshot, Told, measure
+from jaxpace.diagnose.selected_steps import WARMUP_STEPS
+from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
+from jaxpace.runs import growing as windows
+from jaxpace.runs.columns import Columns, joined
+from jaxpace.runs.growing import PartFollower, PartRows
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.run import Run
+from jaxpace.runs.rundir import RUN_FILE, read_json
+
+_TOLD = 200
+"""Onsets and ends that are remembered."""
+_ROWS = 1 << 18
+"""Rows that are put together at most."""
+
+
+class Follower:
+  """A run directory, which may not be there yet, may be restarted, or be taken over by another
+  run."""
+
+  def __init__(self, path: pathlib.Path, steps: int = 200) -> None:
+    """Reads nothing yet.
+
+    Args:
+      path: run directory.
+      steps: steps that the numbers shown are of.
+    """
+    self._path, self._steps = path, steps
+    self._stamp: tuple[int, int, int] | None = None
+    self._info: dict[str, Any] = {}
+    self._begin()
+
+  def poll(self, now: float, unix: float) -> Snapshot:
+    """Reads what is new.
+
+    Args:
+      now: s, this machine's monotonic clock.
+      unix: s since 1970, its wall clock.
+
+    Raises:
+      PermissionError: a folder or file can't be read.
+    """
+    self._read_info()
+    run = self._info.get("run") if isinstance(self._info.get("run"), str) else None
+    self._processes.poll(run, now, unix)
+    if self._read_rows(now, unix):
+      self._update(now)
+    return self._look(now, self._events.poll(run))
+
+  def _begin(self) -> None:
+    """Forgets everything: another run."""
+    run = self._info.get("run")
+    run = run if isinstance(run, str) and run else None
+    self._collectives = PartFollower(self._path / "collectives", "collectives", run)
+    self._rows = PartFollower(self._path / "steps", "steps", run)
+    self._processes = ProcessFiles(self._path / "process")
+    self._events = EventFollower(self._path)
+    self._window: windows.Window | None = None
+    self._numbers: Numbers | None = None
+    self._stamped = False  # whether any collective is recorded
+    self._newest: float | None = None  # s, monotonic, when the newest rows were written
+    self._told: collections.deque[Told] = collections.deque(maxlen=_TOLD)
+    self._restart(-1)
+
+  def _restart(self, attempt: int) -> None:
+    """Forgets what an attempt before has shown of the job's usual speed."""
+    self._attempt = attempt
+    self._stream: stream.StreamState | None = None
+    self._ranks = 0  # of the tests
+    self._floor: np.ndarray | None = None
+    self._tested = -1  # last step that was tested for onsets
+
+  def _read_info(self) -> None:
+    try:
+      status = (self._path / RUN_FILE).stat()
+    except OSError:
+      return
+    stamp = status.st_mtime_ns, status.st_size, status.st_ino
+    if stamp == self._stamp:
+      return
+    info = read_json(self._path / RUN_FILE)
+    if info is None:
+      return  # torn, on a file system without whole renames: next time
+    self._stamp, before, self._info = stamp, self._info, info
+    if info.get("run") != before.get("run"):
+      self._begin()
+
+  def _read_rows(self, now: float, unix: float) -> bool:
+    """Reads the new parts. Collectives first: their rows are written after those of `steps`, so
+    none lack theirs."""
+    if self._window is None:
+      ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1)
+                                                   for p in self._processes.processes),
+                                                  default=0)
+      plan = self._info.get("plan")
+      planned = plan.get("collectives") if isinstance(plan, dict) and not self._observed else None
+      self._window = windows.Window(
+          windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
+                             self._steps + 2), ranks)
+    window, any_new, counts = self._window, False, False
+    if self._observed:
+      return self._read_sums(window, now, unix)
+    for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
+      any_new, counts = window.add_collectives(rows, now) or any_new, True
+    self._stamped = self._stamped or counts
+    leads = not self._stamped
+    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *(("end_ns",) if leads else ()))
+    for rows in _pieces(self._rows.poll(columns, window.size)):
+      any_new = window.add_steps(rows, now, leads) or any_new
+    written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix),
+                  default=None)
+    if written is not None:
+      self._newest = now if self._newest is not None else now - max(0.0, unix - written)
+    return any_new
+
+  @property
+  def _observed(self) -> bool:
+    """Whether the run is of an observed step: hundreds of collectives, of which only some steps
+    have rows."""
+    return self._info.get("clock") == OBSERVED_CLOCK
+
+  def _read_sums(self, window: windows.Window, now: float, unix: float) -> bool:
+    """Reads the new parts of an observed run: the sums of its steps, as of one collective in which
+    all ranks meet."""
+    any_new = False
+    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *windows.SUMS_COLUMNS)
+    for rows in _pieces(self._rows.poll(columns, window.size)):
+      any_new = window.add_steps(rows, now, True) or any_new
+    self._stamped = True
+    if self._rows.newest_unix is not None:
+      self._newest = (now if self._newest is not None
+                      else now - max(0.0, unix - self._rows.newest_unix))
+    return any_new
+
+  def _of_sums(self) -> dict[str, Any]:
+    """`run.json` of the run as it is shown: without the groups of its collectives where these are
+    taken for one."""
+    if not self._observed:
+      return self._info
+    entry = {"slot": 0, "name": "all collectives of the step"}
+    return {**self._info, "settings": {}, "plan": {"collectives": [entry], "clock": OBSERVED_CLOCK}}
+
+  def _update(self, now: float) -> None:
+    assert self._window is not None
+    window = self._window
+    if window.attempt != self._attempt:
+      if self._attempt >= 0:
+        self._told.append(Told(
+            f"Restarted: attempt {window.attempt + 1} goes on at step {window.first:,}.", True))
+      self._restart(window.attempt)
+    last = window.advance(now)
+    if last < window.low:
+      return
+    numbers = measure(self._cut(last - self._steps + 1, last), self._floor)
+    if numbers is not None:
+      self._numbers, self._floor = numbers, numbers.floor
+    self._test(last)
+
+  def _test(self, last: int) -> None:
+    """Tests the steps up to `last` for onsets. An attempt's first steps, when programs compile, are
+    not tested."""
+    assert self._window is not None
+    window = self._window
+    if self._stream is None or self._ranks != window.ranks:
+      self._stream, self._ranks = stream.init(window.ranks), window.ranks
+    first = max(self._tested + 1, window.low + 1, window.first + WARMUP_STEPS, last - SAMPLED + 1)
+    if first > last:
+      return
+    self._stream, alarms = stream.follow(self._stream, self._cut(first, last))
+    self._tested = last
+    self._told.extend(Told(alarm.sentence(), alarm.over) for alarm in alarms)
+
+  def _cut(self, first: int, last: int) -> Run:
+    assert self._window is not None
+    return self._window.run(first, last, self._path, self._of_sums(), self._processes.processes)
+
+  def _look(self, now: float, events: tuple[Event, ...]) -> Snapshot:
+    window, numbers, seen = self._window, self._numbers, self._processes.seen
+    age = None if self._newest is None else max(0.0, now - self._newest)
+    step = window.high if window is not None else -1
+    declared = _number(self._info, "processes")
+    state = judge(seen, declared, age if step >= 0 else None, step,
+                  numbers.median if numbers else None, now)
+    if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
+      state = state._replace(sentence="No row of what lies there can be read: see below.")
+    hosts = {s.process.host for s in seen if s.process.host}
+    ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
+    return Snapshot(
+        path=str(self._path), run=str(self._info.get("run") or ""),
+        attempt=max(self._attempt, _number(self._info, "attempt")), ranks=ranks,
+        processes=max(declared, len(seen)), hosts=len(hosts), state=state, step=step,
+        age=age if step >= 0 else None, numbers=numbers, told=tuple(self._told), events=events,
+        notes=self._notes())
+
+  def _notes(self) -> tuple[str, ...]:
+    notes: list[Sentence] = []
+    window, numbers = self._window, self._numbers
+    if window is not None and numbers is not None and window.high >= 0:
+      behind = np.flatnonzero((window.last_of_rank < window.frontier) & (window.last_of_rank >= 0))
+      if numbers.silent:
+        notes.append(Sentence(Note.SILENT_RANKS,
+            f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
+            f"{list_ranks(numbers.silent)}."))
+        notes.append(Sentence(Note.NOT_CLEARED,
+            "What the others wait for ranks without rows counts as transfer: nothing here "
+            "clears them."))
+      if numbers.untold:
+        notes.append(Sentence(Note.UNTOLD, numbers.untold))
+      late = sorted(set(behind.tolist()) - set(numbers.silent))
+      if late:
+        notes.append(Sentence(Note.STOPPED_EARLY,
+            f"{plural(len(late), 'rank')} stopped recording before the others: "
+            f"{list_ranks(late)}."))
+    if window is not None and window.left_out:
+      notes.append(Sentence(Note.RANKS_NOT_SHOWN,
+          f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` "
+          "reads them."))
+    for seen in self._processes.seen:
+      stopped = seen.process.info.get("stopped")
+      if stopped:
+        notes.append(Sentence(Note.STOPPED_RECORDING,
+            f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}."))
+      not_copied = seen.process.info.get("not_copied")
+      if not_copied:
+        notes.append(Sentence(Note.LACKS_STEPS,
+            f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}."))
+    unnamed = [found.unnamed for found in (self._collectives, self._rows) if found.unnamed]
+    return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
+
+
+def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:
+  """Rows of many processes together, as far as they take little memory."""
+  waiting: list[Columns] = []
+  number = 0
+  for rows in new:
+    waiting.append(rows.data)
+    number += len(rows.data["step"])
+    if number > _ROWS:
+      yield from joined(waiting)
+      waiting, number = [], 0
+  yield from joined(waiting)
+
+
+def _number(info: dict[str, Any], key: str) -> int:
+  value = info.get(key)
+  return value if is_whole(value, 1, windows.RANKS - 1) else 0

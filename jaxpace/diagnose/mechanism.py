@@ -1,0 +1,381 @@
+"""What the hosts' columns show of why a process is late or pauses. What they don't show is left
+open."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, name_process, percent
+from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
+from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.runs.run import MISSING, HostSamples, Run
+from jaxpace.runs.step_causes import PAUSES
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+SLICE = 10e-3
+"""Seconds that a process which is preempted waits for its processor again, at most, as a rule:
+Linux grants others a slice of 3 to 5 ms, longer on many cores. Switches explain no more lateness
+than so each: a process that sleeps is switched now and then as well, on a machine with few
+cores."""
+
+
+class Mechanism(NamedTuple):
+  """A cause, and the sentence that shows it."""
+
+  kind: str
+  sentence: str
+
+  @property
+  def said(self) -> Sentence:
+    """The sentence with its code."""
+    return Sentence(Evidence(self.kind) if self.kind else Evidence.ASLEEP, self.sentence)
+
+
+def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
+                gap: float = 0.0) -> list[Mechanism]:
+  """Compares a late process with the others, from block `begin` to before block `end`.
+
+  Args:
+    case: the run.
+    process: the late one.
+    begin: first block.
+    end: one past the last.
+    lateness: seconds a step to be explained.
+    gap: of it, for a longer gap between steps, in which a process computes next to nothing.
+
+  Returns:
+    The causes; none of a lateness that is next to nothing.
+  """
+  if not lateness >= LEAST * case.step_time:
+    return []
+  return [*_columns(case, process, begin, end, lateness, gap),
+          *_samples(case, process, begin, end, lateness)]
+
+
+def _columns(case: Case, process: int, begin: int, end: int, lateness: float,
+             gap: float) -> list[Mechanism]:
+  causes = case.run.host_causes
+  row = causes.row(process)
+  if row is None:
+    return []
+  inside = case.selected.within(begin, end)
+  means = {name: _known_means(values[:, inside]) for name, values in causes.columns.items()}
+  who, found = name_process(case.run, process).capitalize(), []
+  excess: dict[str, float] = {}
+  for name, mean in means.items():
+    others = np.delete(mean, row)
+    others = others[np.isfinite(others)]
+    if others.size:
+      usual = float(np.median(others))
+    else:  # one process: compared with itself before and after
+      outside = causes.columns[name][row, ~inside & case.selected.mask]
+      outside = outside[np.isfinite(outside)]
+      usual = float(outside.mean()) if outside.size else 0.0 if name in PAUSES else float("nan")
+    if np.isfinite(mean[row]) and np.isfinite(usual):
+      excess[name] = float(mean[row]) - usual
+  for name, cause in PAUSES.items():
+    if excess.get(name, 0.0) >= PART * lateness:
+      found.append(Mechanism(name, f"{who} {cause.pauses} for "
+                                   f"{milliseconds(float(means[name][row]))} per step, "
+                                   f"{milliseconds(excess[name])} more than the others."))
+  if found:
+    return found
+  work = excess.get("cpu")
+  switches = excess.get("nivcsw", 0.0)
+  # It is where a process computes that it is preempted: a gap holds little of that.
+  computing = max(lateness - gap, 0.0)
+  explained = min(switches * SLICE, computing) >= PART * lateness
+  if explained and float(means["nivcsw"][row]) >= 2 * (
+      float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
+    found.append(Mechanism("preempted", (
+        f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, "
+        f"{switches:.1f} more than the others"
+        + (", while its CPU time is not longer" if work is not None else "")
+        + ": something else runs on its processors.")))
+  elif work is not None and work >= 0.5 * lateness:
+    found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a "
+                                   "step longer than the others'."))
+  elif work is not None and len(causes.processes) > 1:
+    found.append(Mechanism("", (
+        f"{who} uses no more CPU time than the others, and is not preempted so often that it would "
+        "explain this: it sleeps, stands still or waits for a device, and the host's columns don't "
+        "say for what.")))
+  return found
+
+
+def _samples(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+  run, selected, found = case.run, case.selected, []
+  who = name_process(run, process).capitalize()
+  for column, kind, does in (("throttled_ns", "throttled",
+                              "is throttled by a CPU limit of its control group"),
+                             ("steal_ns", "steal",
+                              "runs on a host whose hypervisor gives its processors to others")):
+    rise = per_step(run, selected, column, begin, end)
+    others = [value for other, value in rise.items() if other != process]
+    own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
+    if own >= PART * lateness:
+      found.append(Mechanism(kind,
+                             f"{who} {does}: {milliseconds(own)} per step more than the others."))
+  clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
+  others = [value for other, value in clocks.items() if other != process]
+  if (process in clocks and others
+      and clocks[process] < (1 - COSTLY) * float(np.median(others))):
+    found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the "
+                                        f"others' at {float(np.median(others)):.0f}: heat, power, "
+                                        "or a limit set on it."))
+  return found
+
+
+def crowded_processors(case: Case) -> bool:
+  """Whether something else runs on the hosts' processors all the time: then gaps and transfers are
+  ragged by that."""
+  return switches(case.run, case.selected) >= CROWDED
+
+
+def held_by_causes(case: Case) -> np.ndarray | None:
+  """[R] seconds a step that each rank's process spends now and then on what its columns measure;
+  None: next to none."""
+  causes, held = case.run.host_causes, np.zeros(case.run.ranks)
+  for name in PAUSES:
+    if name in causes.columns:
+      values = np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
+      own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
+      of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
+      held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
+  return held if held.max(initial=0.0) >= SHOWS / 2 * case.step_time else None
+
+
+def strikes(case: Case) -> dict[int, int]:
+  """By process, the steps in which it does much more than usual of what its columns measure."""
+  causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
+  own = [np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
+         for name in PAUSES if name in causes.columns]
+  if own:
+    together = np.stack(own).sum(axis=0)
+    beyond = together - np.median(together, axis=1, keepdims=True)
+    long = beyond[beyond >= COSTLY * case.step_time]
+    number = (beyond >= (0.5 * np.median(long) if long.size else np.inf)).sum(axis=1)
+    found.update(zip(causes.processes.tolist(), number.tolist(), strict=True))
+  return found
+
+
+def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mechanism, float]]:
+  """What processes do in their long gaps.
+
+  Args:
+    case: the run.
+    processes: those that pause.
+    pause: seconds a step by which their mean gap exceeds their median gap.
+
+  Returns:
+    The causes and the part of the pauses that each holds, the largest first.
+  """
+  causes = case.run.host_causes
+  rows = [row for row in (causes.row(p) for p in processes) if row is not None]
+  if not rows or not pause > 0:
+    return []
+  found = []
+  for name, cause in PAUSES.items():
+    if name not in causes.columns:
+      continue
+    values = causes.columns[name][rows][:, case.selected.mask].astype(np.float64)
+    values = np.where(np.isfinite(values), values, 0.0)
+    held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
+    if held >= PART * pause or held >= SHOWS * case.step_time:
+      struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
+      longest = float(values.max())
+      part = min(held / pause, 1.0)
+      found.append((Mechanism(name, (
+          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} per step, "
+          f"{percent(part)} of the pauses, in {percent(float(struck.mean()))} of the steps, up to "
+          f"{milliseconds(longest)} at a time.")), part))
+  return sorted(found, key=lambda entry: -entry[1])
+
+
+def _known_means(values: np.ndarray) -> np.ndarray:
+  known = np.isfinite(values)
+  number = known.sum(axis=1)
+  return np.divide(np.where(known, values, 0.0).sum(axis=1, dtype=np.float64), number,
+                   out=np.full(len(values), np.nan), where=number > 0)
+
+
+# The hosts' counters over a stretch of the run, per step, by process.
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+CROWDED = 5.0
+"""Involuntary switches a step of a process that shares its processors with other programs."""
+
+
+def switches(run: Run, selected: SelectedSteps) -> float:
+  """Involuntary switches of the process that has most of them, mean a step; 0 where they were not
+  recorded."""
+  values = run.host_causes.columns.get("nivcsw")
+  if values is None:
+    return 0.0
+  inside = values[:, selected.mask]
+  known = np.isfinite(inside)
+  number = known.sum(axis=1)
+  return float((np.where(known, inside, 0.0).sum(axis=1, dtype=np.float64)
+                / np.maximum(number, 1)).max(initial=0.0))
+
+
+def per_step(run: Run, selected: SelectedSteps, name: str, begin: int,
+             end: int) -> dict[int, float]:
+  """By how much a counter of the table `hosts` rose, per step, from block `begin` to before block
+  `end`.
+
+  Samples and exits of a process are on the same clock; between samples a counter is taken to rise
+  evenly.
+
+  Returns:
+    The rise by process, in the counter's unit; processes without enough samples are left out.
+  """
+  found: dict[int, float] = {}
+  for process, (samples, first, last, steps) in _windows(run, selected, begin, end).items():
+    values = samples.columns.get(name)
+    if values is None or steps < 1:
+      continue
+    known = np.isfinite(values)
+    times, values = samples.time_ns[known], values[known]
+    if np.count_nonzero((times >= first) & (times <= last)) < FEWEST:
+      continue
+    # Counters never fall, as far as the kernel goes; what is read torn must not count backwards.
+    rise = np.maximum.accumulate(values)
+    origin = times[0]
+    at = np.interp([first - origin, last - origin], (times - origin).astype(np.float64), rise)
+    found[process] = float(at[1] - at[0]) / steps
+  return found
+
+
+def per_window(run: Run, selected: SelectedSteps, name: str,
+               most: int) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+  """By how much a counter rose per step, in windows of the counted steps that begin and end with
+  blocks.
+
+  Args:
+    run: the run.
+    selected: its steps that count.
+    name: column of the table `hosts`.
+    most: windows, at most; fewer where a window would hold fewer than two samples.
+
+  Returns:
+    [W + 1] blocks at which the windows begin, and the end of the last one; the rise [W] by process,
+    in the counter's unit. No windows where nothing was sampled often enough.
+  """
+  sampled = {process: (samples, first, last)
+             for process, (samples, first, last,
+                           _) in _windows(run, selected, 0, selected.blocks).items()
+             if name in samples.columns}
+  number = [int(np.count_nonzero(np.isfinite(samples.columns[name]) & (samples.time_ns >= first)
+                                 & (samples.time_ns <= last)))
+            for samples, first, last in sampled.values()]
+  size = min([most, selected.blocks, *(n // 2 for n in number)], default=0)
+  if size < 1 or not number:
+    return np.zeros(1, np.int64), {}
+  edges = np.arange(size + 1) * selected.blocks // size
+  at = _first_steps(selected, edges)
+  found: dict[int, np.ndarray] = {}
+  for process, (samples, _, _) in sampled.items():
+    exits, attempts = _exits(run, process, at)
+    values = samples.columns[name]
+    known = np.isfinite(values)
+    times, rise = samples.time_ns[known], np.maximum.accumulate(values[known])
+    level = np.interp((exits - times[0]).astype(np.float64),
+                      (times - times[0]).astype(np.float64), rise)
+    there = (exits != MISSING) & (attempts == attempts.max())
+    found[process] = np.where(there[1:] & there[:-1], np.diff(level) / np.maximum(np.diff(at), 1),
+                              np.nan)
+  return edges, found
+
+
+def median_per_window(run: Run, selected: SelectedSteps, name: str,
+                      edges: np.ndarray) -> dict[int, np.ndarray]:
+  """Medians of a gauge over its samples in windows of the counted steps.
+
+  Args:
+    run: the run.
+    selected: its steps that count.
+    name: column of the table `hosts`.
+    edges: [W + 1] blocks at which windows begin, and the end of the last one, as `per_window` gives
+      them.
+
+  Returns:
+    [W] by process, in the gauge's unit, NaN where a window holds no sample; without processes that
+    never sampled it.
+  """
+  at = _first_steps(selected, edges)
+  found: dict[int, np.ndarray] = {}
+  for process, (samples, _, _, _) in _windows(run, selected, 0, selected.blocks).items():
+    values = samples.columns.get(name)
+    if values is None or not np.isfinite(values).any():
+      continue
+    exits, attempts = _exits(run, process, at)
+    there = (exits != MISSING) & (attempts == attempts.max())
+    own = np.full(len(edges) - 1, np.nan)
+    for window in np.flatnonzero(there[1:] & there[:-1]):
+      inside = ((samples.time_ns > exits[window]) & (samples.time_ns <= exits[window + 1])
+                & np.isfinite(values))
+      if inside.any():
+        own[window] = np.median(values[inside])
+    found[process] = own
+  return found
+
+
+def _first_steps(selected: SelectedSteps, edges: np.ndarray) -> np.ndarray:
+  """[W + 1] places of the steps at which windows begin; of the last edge, that of the last step."""
+  steps = np.flatnonzero(selected.block >= 0)
+  return steps[np.minimum(np.searchsorted(selected.block[steps], edges), len(steps) - 1)]
+
+
+def _exits(run: Run, process: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Last exits of a process's first rank in some steps, on its clock, and the attempts they are
+  from."""
+  rank = int(np.flatnonzero(run.process_of_rank == process)[0])
+  return run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
+
+
+def mean_gauge(run: Run, selected: SelectedSteps, name: str, begin: int,
+               end: int) -> dict[int, float]:
+  """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
+  found: dict[int, float] = {}
+  for process, (samples, first, last, _) in _windows(run, selected, begin, end).items():
+    values = samples.columns.get(name)
+    if values is None:
+      continue
+    inside = np.isfinite(values) & (samples.time_ns >= first) & (samples.time_ns <= last)
+    if np.count_nonzero(inside) >= FEWEST:
+      found[process] = float(values[inside].mean())
+  return found
+
+
+def _windows(run: Run, selected: SelectedSteps, begin: int,
+             end: int) -> dict[int, tuple[HostSamples, int, int, int]]:
+  """By process: samples of its newest attempt, first and last exit of the stretch on its clock,
+  steps between them."""
+  found: dict[int, tuple[HostSamples, int, int, int]] = {}
+  steps = np.flatnonzero(selected.within(begin, end))
+  if run.host_samples is None or not run.collectives or not steps.size:
+    return found
+  collective = run.collectives[-1]
+  seen: set[int] = set()
+  for rank in range(run.ranks):
+    process = int(run.process_of_rank[rank])
+    if process < 0 or process in seen:
+      continue
+    exits, attempts = collective.exit_ns[rank, steps], collective.attempt[rank, steps]
+    use = np.flatnonzero((exits != MISSING) & (attempts == attempts.max()))
+    if use.size < 2:
+      continue
+    seen.add(process)
+    own = run.host_samples.of(process)
+    keep = own.attempt == attempts.max()
+    own = HostSamples(own.process[keep], own.attempt[keep], own.time_ns[keep],
+                      {name: values[keep] for name, values in own.columns.items()})
+    if own.time_ns.size:
+      found[process] = own, int(exits[use[0]]), int(exits[use[-1]]), int(use[-1] - use[0])
+  return found

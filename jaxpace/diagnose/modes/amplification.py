@@ -1,0 +1,185 @@
+"""Late ranks change from step to step, and everybody waits for each:
+`synchronization_amplification`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent
+from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
+from jaxpace.diagnose.lateness import series_change, spell
+from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, Case, Finding
+from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.waiting_places import most_waited
+from jaxpace.runs.problems import list_ranks, plural
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+def find(case: Case, seconds: float, suspected: float) -> Finding | None:
+  """Describes the waiting for ranks by turns; None where it costs little, throughout and in any
+  stretch.
+
+  Args:
+    case: the run.
+    seconds: of it, a step, for ranks that compute longer.
+    suspected: by which it is judged whether that is much.
+  """
+  run, totals, lateness = case.run, case.totals, case.lateness
+  by_block = (lateness.random_by_block
+              - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps))
+  begin, end = _stretch(case)
+  if suspected < COSTLY * case.step_time and (begin, end) == (0, case.selected.blocks):
+    return None
+  whole = totals.earliness.sum(axis=0)
+  whole = np.sort(whole[np.isfinite(whole)])
+  worst = float(whole[-max(1, len(whole) // 10):].sum() / max(whole.sum(), 1e-12))
+  stopping = _stopping(case) if worst > MOST else _mostly_last(case)
+  alone = () if stopping is None else (stopping,)
+  evidence = [
+      _last_rank(case) if stopping is None else Sentence(Evidence.LAST_RANK,
+          f"{percent(float(totals.blame[stopping] / totals.blame.sum()))} of the waiting is for "
+          f"rank {stopping}."),
+      Sentence(Evidence.WORST_TENTH,
+          f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
+          + ("rare long pauses, not everyday jitter." if worst > MOST
+             else "everyday jitter, not rare pauses."))]
+  at = most_waited(case)
+  evidence += [at] if at else []
+  first = (None if begin == 0
+           else series_change(run, case.selected, _for_work(case), begin))
+  last = (None if end == case.selected.blocks
+          else series_change(run, case.selected, _for_work(case), end) - 1)
+  if first is not None or last is not None:
+    evidence.append(Sentence(Evidence.SPELL, f"It is so {spell(first, last)}."))
+  causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
+            for name in ("compute", "runtime", "pacing")}
+  total = max(sum(causes.values()), 1e-12)
+  of_all = {name: percent(value / total) for name, value in causes.items()}
+  evidence.append(Sentence(Evidence.WAITING_FOR,
+      f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for "
+      "longer gaps between steps"
+      + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
+  hosts = hosts_of(run, alone)
+  by_host = _blame_by_host(case)
+  if len(by_host) > 1 and not alone:
+    host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
+    if part > 2 * expected and part > 0.2:
+      evidence.append(Sentence(Evidence.MOSTLY_HOST,
+          f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
+          "the ranks."))
+      hosts = (host,) if part > 0.6 and not lateness.episodes else ()
+  if alone and worst <= MOST:
+    advice = ("See what it does that varies from step to step: data that it loads, work that it "
+              "gets more of than the others.")
+  elif alone:
+    advice = ("Look for what stops it: host interrupts, garbage collection, checkpoints, "
+              "recompilation.")
+  elif worst > MOST:
+    advice = ("Look for what stops ranks now and then for long: host interrupts, garbage "
+              "collection, checkpoints, recompilation; let all ranks do it in the same step.")
+  else:
+    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the "
+              "hosts (pinned processors, no other load); fewer synchronisations a step mean fewer "
+              "chances to wait.")
+  sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
+  return Finding(
+      mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=alone, hosts=hosts,
+      evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
+
+
+def _stopping(case: Case) -> int | None:
+  """The one rank that holds nearly all of the waiting, in some long stops; None: there is none."""
+  totals = case.totals
+  rank = int(totals.blame.argmax())
+  whole = np.where(case.selected.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
+  stops = int(((whole >= PART * case.step_time) & (totals.last_rank == rank)).sum())
+  alone = stops >= OFTEN and totals.blame[rank] >= NEARLY_ALL * totals.blame.sum()
+  return rank if alone else None
+
+
+def _mostly_last(case: Case) -> int | None:
+  """The rank that is last in most of the steps, clearly more often than by chance, and holds most
+  of the waiting; None: there is none.
+
+  By no fixed amount, or its mean would show it: a loader that prefetches, say.
+  """
+  totals = case.totals
+  rank, there = int(totals.blame.argmax()), int((totals.present > 0).sum())
+  steps = max(1, int(totals.present[rank]))
+  last = int(totals.last[rank])
+  chance = there * binomial_tail(last, steps, 1 / there)
+  return (rank if last >= MOST * steps and chance <= 1 - CONFIDENCE
+          and 2 * totals.blame[rank] >= totals.blame.sum() and not case.lateness.episodes else None)
+
+
+def _last_rank(case: Case) -> Sentence:
+  """How the last rank changes, beside ranks that are late for good."""
+  totals, late = case.totals, case.lateness.late
+  last = totals.last.copy()
+  last[late] = 0
+  others = np.flatnonzero(last)
+  waited = max(1, int(totals.last.sum()))
+  if not late.size:
+    often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
+    return Sentence(Evidence.LAST_RANK,
+        f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the "
+        f"most frequent, {int(often.argmax())}, in {percent(often.max())} of the steps "
+        f"({percent(chance)} by chance).")
+  beside = f"Beside rank{'s' if late.size > 1 else ''} {list_ranks(late)}"
+  if not others.size:
+    return Sentence(Evidence.LAST_RANK,
+        f"{beside} no rank is ever last: lateness varies from step to step.")
+  worst = int(last.argmax())
+  if others.size == 1:
+    return Sentence(Evidence.LAST_RANK,
+        f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of "
+        "the steps.")
+  return Sentence(Evidence.LAST_RANK,
+      f"{beside} the last rank changes: {len(others)} others were last, in "
+      f"{percent(last.sum() / waited)} of the steps, rank {worst} most often, in "
+      f"{percent(last[worst] / waited)}.")
+
+
+def everyday(case: Case) -> float:
+  """Seconds that the median step waits for ranks that compute longer by turns."""
+  selected = case.selected
+  waiting = (_for_work(case)[selected.mask]
+             - case.lateness.held.by_block[selected.block[selected.mask]])
+  waiting = waiting[np.isfinite(waiting)]
+  return float(np.median(waiting)) if waiting.size else 0.0
+
+
+def _for_work(case: Case) -> np.ndarray:
+  """[K] waiting for ranks that compute longer, s."""
+  return case.totals.earliness.sum(axis=0) - case.totals.waiting_gap
+
+
+def _stretch(case: Case) -> tuple[int, int]:
+  """Blocks in which the waiting is much more than in the rest of the run; all where there are none
+  such."""
+  selected, whole = case.selected, (0, case.selected.blocks)
+  if case.lateness.episodes:
+    return whole  # waiting for ranks that are late for good changes with their episodes
+  by_block = case.block_medians(_for_work(case))
+  edges = [0, *change_points(by_block[None])[0], selected.blocks]
+  spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
+           if np.isfinite(by_block[b:e]).any()]
+  level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
+  high = (level >= COSTLY * case.step_time) & (level >= TWICE * level.min(initial=np.inf))
+  at = np.flatnonzero(high)
+  if not at.size or high.all():
+    return whole
+  begin, end = spans[at[0]][0], spans[at[-1]][1]
+  return (begin, end) if selected.within(begin, end).sum() >= PART * selected.size else whole
+
+
+def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:
+  """Host, its share of the waiting it caused, its share of the ranks."""
+  run, blame = case.run, case.totals.blame
+  hosts = [run.host_of_rank(r) for r in range(run.ranks)]
+  whole = max(float(blame.sum()), 1e-12)
+  return [(h, float(sum(blame[r] for r in range(run.ranks) if hosts[r] == h)) / whole,
+           hosts.count(h) / run.ranks) for h in sorted(set(hosts)) if h]

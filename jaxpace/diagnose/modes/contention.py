@@ -1,0 +1,354 @@
+"""Finds out whether and when transfers take longer than they need: one slow host's link, or the
+fabric between all, and describes what it finds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose import tcp
+from jaxpace.diagnose.codes import (
+  Evidence,
+  Sentence,
+  hosts_of_processes,
+  milliseconds,
+  name_process,
+  named,
+  percent,
+)
+from jaxpace.diagnose.episodes import change_points, confidence
+from jaxpace.diagnose.lateness import series_change, spell
+from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
+from jaxpace.diagnose.mechanism import crowded_processors, per_step
+from jaxpace.diagnose.modes.inputs import CONTENTION, Case, Finding
+from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.waiting_places import most_contended
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+_CROWDED = 3.5
+"""A fabric is crowded throughout if half of the transfers take this many times as long as the
+quickest twentieth: competing flows let some through. Hosts with other load on their processors
+reach 2.8 (measured); where connections are busy longer as well, `TWICE` is enough."""
+_MODES_APART = 6.0
+"""Slow and quick steps are two modes, not one wide one, if their means of log transfer are this
+many standard deviations apart (Ashman's D; a normal distribution cut in two has 2.7)."""
+
+
+class SlowTransfers(NamedTuple):
+  """When transfers are slow, and by how much."""
+
+  seconds: float  # more than they need, a step, over the whole run
+  confidence: float
+  begin: int  # blocks
+  end: int
+  level: float  # mean transfer in the contended stretch, s
+  quiet: float  # and outside of it, or the floor
+  # share of the steps that are slow, where slow and quick ones take turns; 0 where they don't
+  bursts: float
+  links: tcp.BusyLinks
+  # round trips in the contended stretch and outside, s, where both are known
+  trips: tuple[float, float] | None = None
+
+  @property
+  def queued(self) -> bool:
+    """Whether data queue longer on the way in the contended stretch than outside of it."""
+    return self.trips is not None and self.trips[0] > tcp.LONGER * self.trips[1]
+
+
+def look(case: Case) -> SlowTransfers | None:
+  """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
+
+  Throughout shows only against a known floor, by connections that are busy longer than the quickest
+  transfers can keep them, or where one host's link is busy much longer than the others'.
+  """
+  transfer = case.transfer
+  if not np.isfinite(transfer[case.selected.mask]).any():
+    return None
+  busy = tcp.read(case)
+  return (_stretch(case, transfer, busy)
+          or _throughout(case, transfer, busy) or _bursts(case, transfer, busy))
+
+
+def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
+  """Slow from a step on, up to one, or in between."""
+  by_block = case.block_medians(transfer)
+  spans = _spans(change_points(by_block[None])[0], case.selected.blocks)
+  values = [_known(transfer[case.selected.within(*span)]) for span in spans]
+  median = np.array([np.median(v) if v.size else np.inf for v in values])
+  slow = np.isfinite(median) & (median >= (1 + PART) * median.min())
+  if not slow.any() or slow.all():
+    return None
+  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True)
+                                     if is_slow == which])
+                     for which in (True, False))
+  if not outside.size:
+    return None
+  if np.median(inside) - np.median(outside) < SHOWS * case.step_time:
+    return None
+  told = tcp.says_slower(busy, *_sorted(spans, slow))
+  nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
+  most = np.median(inside) >= np.quantile(outside, 0.9)
+  if not (nearly_all or told and most):
+    return None
+  return _slower(case, busy, spans, slow,
+                 by_block - float(np.median(outside)))
+
+
+def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray,
+            beyond: np.ndarray
+            ) -> SlowTransfers | None:
+  """What some spans take longer than the others; None where these are few, or it is hardly
+  anything.
+
+  Ranks that leave a contended collective apart from each other are part of what it costs.
+  """
+  selected, at, whole = case.selected, np.flatnonzero(slow), case.beyond_arrival
+  inside, outside = (np.concatenate([_known(whole[selected.within(*span)]) for span in own])
+                     for own in _sorted(spans, slow))
+  if not inside.size or not outside.size:
+    return None
+  if (inside.size < min(MIN_STEPS, selected.size / 3)
+      or float(inside.mean() - outside.mean()) < SHOWS * case.step_time):
+    return None
+  begin, end = _longest(spans, slow)
+  seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
+  blocks = np.concatenate([np.arange(*spans[i]) for i in at])
+  return SlowTransfers(
+      seconds=seconds, confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))),
+      begin=begin, end=end, level=float(inside.mean()), quiet=float(outside.mean()), bursts=0.0,
+      links=tcp.whose(case, busy, _sorted(spans, slow)[0]),
+      trips=_trips(busy, *_sorted(spans, slow)))
+
+
+def _trips(busy: tcp.BusyConnections, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
+           ) -> tuple[float, float] | None:
+  """Typical round trips in some spans and in others, s."""
+  level, usual = tcp.typical_trips(busy, inside, outside)
+  return (float(np.median(level)), float(np.median(usual))) if level.size else None
+
+
+def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
+  """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else
+  all of them."""
+  runs: list[list[int]] = []
+  for (begin, end), is_slow in zip(spans, slow, strict=True):
+    if is_slow and runs and runs[-1][1] == begin:
+      runs[-1][1] = end
+    elif is_slow:
+      runs.append([begin, end])
+  longest = max(runs, key=lambda own: own[1] - own[0])
+  if longest[1] - longest[0] < NEARLY_ALL * sum(end - begin for begin, end in runs):
+    longest = [runs[0][0], runs[-1][1]]
+  return longest[0], longest[1]
+
+
+def _spans(points: list[int], blocks: int) -> list[tuple[int, int]]:
+  edges = [0, *points, blocks]
+  return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def _sorted(spans: list[tuple[int, int]],
+            slow: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+  """The slow spans, and the others."""
+  return ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow],
+          [span for span, is_slow in zip(spans, slow, strict=True) if not is_slow])
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+  return values[np.isfinite(values)]
+
+
+def _throughout(case: Case, transfer: np.ndarray,
+                busy: tcp.BusyConnections) -> SlowTransfers | None:
+  """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one
+  host's link."""
+  selected = case.selected
+  known = _known(transfer[selected.mask])
+  mean, (low, middle) = (float(_known(case.beyond_arrival[selected.mask]).mean()),
+                         np.quantile(known, [0.05, 0.5]))
+  found, seconds, sure = tcp.whose(case, busy, [(0, selected.blocks)]), 0.0, 0.0
+  # What was measured while other load ran is no floor: transfers of the run that are quicker are
+  # believed before it.
+  quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
+  told = tcp.says_slow(busy, quiet, mean - quiet)
+  if case.floor.known:
+    least = (1 + PART) * quiet if told else TWICE * quiet
+    crowded = float(np.quantile(known, 0.25)) >= least
+  else:
+    least = TWICE * low if told else _CROWDED * low
+    # On one host there is no network to be crowded: transfers that vary this much wait for
+    # processors or memory.
+    crowded = (middle >= least and middle - low >= SHOWS * case.step_time
+               and not tcp.on_one_host(case))
+  # Processes that wait for a processor make transfers long as well.
+  if crowded and (told is True or told is None and not crowded_processors(case)):
+    seconds = mean - quiet if case.floor.known or told else _contention(case)
+    sure = confidence(merged(case.block_means(transfer) - quiet,
+                             case.totals.block_steps.sum(axis=0)))
+  # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
+  # hides it.
+  excess = found.excess * float(middle)
+  # a floor above what the run itself has was measured while other load ran, and tells nothing
+  if quiet < low:
+    excess = min(excess, mean - quiet)
+  if found.slow and excess > seconds:
+    seconds, sure = excess, 0.99
+  if not seconds > 0:
+    return None
+  return SlowTransfers(
+      seconds=seconds, confidence=sure, begin=0, end=selected.blocks, level=mean,
+      quiet=mean - seconds, bursts=0.0, links=found)
+
+
+def _contention(case: Case) -> float:
+  return float(case.floor.contention[:, case.selected.mask].sum(axis=0).mean())
+
+
+def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
+  """Slow now and then: two modes that can be told apart."""
+  selected = case.selected
+  known = transfer[selected.mask]
+  known = known[np.isfinite(known) & (known > 0)]
+  if known.size < 20 or crowded_processors(case):
+    return None
+  order = np.sort(np.log(known))
+  number = np.arange(1, len(order))
+  total, square = np.cumsum(order), np.cumsum(order**2)
+  low, high = total[:-1] / number, (total[-1] - total[:-1]) / (len(order) - number)
+  # as Otsu cuts a histogram
+  within = square[-1] - number * low**2 - (len(order) - number) * high**2
+  cut = int(within.argmin())
+  slow = 1 - (cut + 1) / len(order)
+  variances = np.array([max(order[:cut + 1].var(), 1e-8), max(order[cut + 1:].var(), 1e-8)])
+  apart = float(np.sqrt(2) * (high[cut] - low[cut]) / np.sqrt(variances.sum()))
+  ratio = float(np.exp(high[cut] - low[cut]))
+  if apart < _MODES_APART or ratio < 1 + PART or not SELDOM <= slow <= 1 - SELDOM:
+    return None
+  is_slow = np.log(np.maximum(transfer, 1e-12)) > order[cut]
+  whole = case.beyond_arrival
+  level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean())
+                  for which in (True, False))
+  beyond = np.where(is_slow, whole - quiet, 0.0)
+  sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
+  return SlowTransfers(
+      seconds=(level - quiet) * slow, confidence=sure, begin=0, end=selected.blocks, level=level,
+      quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)]))
+
+
+# Describes transfers that take longer than they need, `fabric_contention`, and whose link that
+# is.
+
+# Set looking at the fault lab's runs of seeds 0 to 3, as those of `modes.contention`.
+
+
+def describe(case: Case, slow: SlowTransfers) -> Finding:
+  """Describes slow transfers, and whose link it is as far as that can be told."""
+  run, selected = case.run, case.selected
+  first = (None if slow.begin == 0
+           else series_change(run, selected, case.transfer, slow.begin))
+  last = (None if slow.end == selected.blocks
+          else series_change(run, selected, case.transfer, slow.end) - 1)
+  if slow.bursts:
+    evidence = [Sentence(Evidence.TWO_KINDS,
+        f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
+        f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}.")]
+  elif first is None and last is None:
+    evidence = [Sentence(Evidence.THROUGHOUT,
+        f"The collectives themselves take {milliseconds(slow.level)} per step throughout; "
+        + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
+        if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
+        if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}."))]
+  else:
+    evidence = [Sentence(Evidence.STRETCH,
+        f"The collectives themselves take {milliseconds(slow.level)} per step "
+        f"{spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
+  if not case.floor.known:
+    evidence.append(Sentence(Evidence.NEEDS_FLOOR,
+        "What is equally slow in every step of the run can't be seen without a known floor: "
+        "`--floor` takes what `jaxpace bench` measured."))
+  at = most_contended(case)
+  evidence += [at] if at else []
+  evidence += _whose(case, slow)
+  processes, told = _probed(case, slow)
+  evidence += told
+  hosts = hosts_of_processes(run, processes)
+  share = slow.seconds / case.step_time
+  advice = (
+      f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic "
+      "on it."
+      if hosts else
+      "Look for other traffic on the links that all hosts share (other jobs, storage, "
+      "checkpoints): place the job under one switch, shift the jobs' phases "
+      "(`jaxpace.interleave_jobs`), or send less.")
+  ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
+  kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
+  return Finding(
+      mode=CONTENTION, share=share, confidence=slow.confidence, ranks=ranks, hosts=hosts,
+      evidence=tuple(evidence), advice=advice, causes=kinds, first_step=first, last_step=last)
+
+
+def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sentence]]:
+  """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
+  if case.links is None:
+    return slow.links.slow, []
+  said = [Sentence(Evidence.PROBE,
+      f"The link probe: {culprit.sentence()}") for culprit in case.links.culprits]
+  if not said:
+    return slow.links.slow, [Sentence(Evidence.PROBE_NOTHING,
+        "The link probe names nothing: " + (
+        case.links.cannot_tell or "no host or link was slower than the others when it was made."))]
+  host_of = {p.process: p.host for p in case.run.processes}
+  named = tuple(p for culprit in case.links.culprits for p in culprit.processes
+                if host_of.get(p) in culprit.hosts)
+  return slow.links.slow or tuple(dict.fromkeys(named)), said
+
+
+def _crowded(case: Case, slow: SlowTransfers) -> bool:
+  busy = slow.links.busy
+  return (len(busy) > 2 and slow.links.everywhere
+          and min(busy.values()) >= SHOWS * case.step_time)
+
+
+def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
+  run, busy = case.run, slow.links.busy
+  if len(busy) < 2:
+    return [Sentence(Evidence.NO_COUNTERS,
+        "Whether one host's link is slow or a trunk that all share is crowded can't be told: no "
+        "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't "
+        "use TCP.")]
+  said = []
+  worst = max(busy, key=lambda p: busy[p])
+  others = float(np.median([value for p, value in busy.items() if p != worst]))
+  if slow.links.slow:
+    said.append(Sentence(Evidence.SLOW_LINK,
+        f"The link of {name_process(run, worst)} is the slow one: its connections had data on the "
+        f"way for {milliseconds(busy[worst])} per step, the others' for {milliseconds(others)}."))
+  elif _crowded(case, slow):
+    said.append(Sentence(Evidence.ALL_BUSY,
+        f"All hosts' connections are equally busy, {milliseconds(min(busy.values()))} to "
+        f"{milliseconds(busy[worst])} per step: the fabric between them is crowded, not one "
+        "host's link."))
+  elif len(busy) == 2:
+    said.append(Sentence(Evidence.BOTH_BUSY,
+        f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and "
+        f"{milliseconds(busy[worst])} per step: of two hosts, one's slow link and a crowded one "
+        "between them look the same."))
+  else:
+    said.append(Sentence(Evidence.NO_SINGLE_LINK,
+        f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
+        f"{milliseconds(busy[worst])} per step with data on the way, most on "
+        f"{name_process(run, worst)}."))
+  if slow.queued and slow.trips:
+    said.append(Sentence(Evidence.QUEUE,
+        "Data queue on the way: a round trip of the hosts' connections takes "
+        f"{milliseconds(slow.trips[0])} then, {milliseconds(slow.trips[1])} in the rest of "
+        "the run."))
+  resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
+  if resent and max(resent.values()) >= 0.01:
+    most = max(resent, key=lambda p: resent[p])
+    said.append(Sentence(Evidence.RESENT,
+        f"Segments are lost and sent again: up to {resent[most]:.2f} per step on "
+        f"{name_process(run, most)}."))
+  return said

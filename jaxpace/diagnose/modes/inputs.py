@@ -1,0 +1,87 @@
+"""What every failure mode is looked for in, and what is found."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.codes import Sentence, codes
+from jaxpace.diagnose.floor import Floor
+from jaxpace.diagnose.lateness import Lateness
+from jaxpace.diagnose.totals import Summed
+from jaxpace.runs.links import ProbedLinks
+
+PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
+CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+  """One failure mode. Shares of a run's findings are disjoint parts of its step time."""
+
+  mode: str
+  share: float
+  confidence: float
+  ranks: tuple[int, ...]
+  hosts: tuple[str, ...]
+  evidence: tuple[Sentence, ...]
+  advice: str
+  causes: tuple[str, ...] = ()
+  """Mechanisms that the hosts' columns show: "gc", "data", "checkpoint", "preempted", ...; empty:
+  left open."""
+  first_step: int | None = None
+  """From which step on; None: throughout."""
+  last_step: int | None = None
+  """To which step; None: to the end."""
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`,
+    in their order."""
+    return {**dataclasses.asdict(self), "evidence": [str(s) for s in self.evidence],
+            "evidence_codes": codes(self.evidence)}
+
+
+class SilentStretches(NamedTuple):
+  """Stretches in which ranks that are seen elsewhere in the run left no rows."""
+
+  ranks: np.ndarray
+  # [K] bool, those in which what others wait for one of these ranks would look like transfer
+  steps: np.ndarray
+  # those of them without whose rows transfers are longer: they may be what is waited for
+  suspects: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Case(Summed):
+  """A run that was added up, with who is late, the phases and the quiet fabric."""
+
+  lateness: Lateness
+  phases: dict[str, np.ndarray]  # [R] medians by phase
+  floor: Floor
+  links: ProbedLinks | None = None  # what a link probe measured
+  away: SilentStretches | None = None  # where others may wait for a rank without rows
+
+  @property
+  def transfer(self) -> np.ndarray:
+    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
+    waiting."""
+    transfer: np.ndarray = self.totals.transfer.sum(axis=0)
+    return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
+
+  @property
+  def beyond_arrival(self) -> np.ndarray:
+    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
+    them apart."""
+    return self.transfer + self.totals.per_step["spread"]
+
+  def block_means(self, values: np.ndarray) -> np.ndarray:
+    """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
+    return self.selected.means(values)
+
+  def block_medians(self, values: np.ndarray) -> np.ndarray:
+    """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
+    return self.selected.medians(values)

@@ -1,0 +1,347 @@
+"""The same ranks are late in step after step: `persistent_straggler`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.codes import (
+  NAMED,
+  Evidence,
+  Sentence,
+  hosts_of,
+  joined,
+  milliseconds,
+  more,
+  name_rank,
+  named,
+  percent,
+)
+from jaxpace.diagnose.episodes import Episode
+from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
+from jaxpace.diagnose.limits import LEAST, MOST
+from jaxpace.diagnose.mechanism import Mechanism, of_lateness
+from jaxpace.diagnose.modes.contention import SlowTransfers
+from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, Case, Finding
+from jaxpace.diagnose.waiting_places import late_at
+from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
+from jaxpace.runs.problems import list_ranks
+from jaxpace.runs.run import Run
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
+  """Describes ranks that are late for good or for a long while.
+
+  Args:
+    case: the run.
+    episodes: when they are late.
+    held: what the job waits for them.
+  """
+  share = held.seconds / case.step_time
+  if not episodes or share < LEAST:
+    return None
+  run, late = case.run, costliest_first(episodes)
+  evidence, mechanisms = describe(case, episodes)
+  hosts = hosts_of(run, late)
+  whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
+  if whole:
+    evidence.append(Sentence(Evidence.WHOLE_HOST,
+        f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a "
+        "single device."))
+  elsewhere = [h for h in hosts if h not in whole]
+  if whole and elsewhere:
+    evidence.append(Sentence(Evidence.ELSEWHERE, f"On {named(elsewhere)} other ranks are in time."))
+  cost = max(e.lateness * e.steps for e in episodes)
+  first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
+  kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
+  return Finding(
+      mode=PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
+      ranks=tuple(late), hosts=hosts, evidence=tuple(evidence),
+      advice=_advice(case, episodes, kinds), causes=kinds, first_step=first, last_step=last)
+
+
+def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
+  """First and last step of all the episodes together; None where they reach the run's beginning or
+  end."""
+  begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
+  earliest = next(e for e in episodes if e.begin == begin)
+  first = (None if begin == 0
+           else rank_change(case.run, case.selected, earliest.rank, begin))
+  latest = next(e for e in episodes if e.end == end)
+  last = (None if end == case.selected.blocks
+          else rank_change(case.run, case.selected, latest.rank, end) - 1)
+  return first, last
+
+
+def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], list[Mechanism]]:
+  """How late each of the costliest ranks is, when, where in the step, and what its host shows of
+  it."""
+  run, totals = case.run, case.totals
+  evidence: list[Sentence] = []
+  mechanisms: list[Mechanism] = []
+  late = costliest_first(episodes)
+  explained: set[int] = set()
+  for rank in late[:NAMED]:
+    own = [e for e in episodes if e.rank == rank]
+    often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
+    longest = max(own, key=lambda e: e.steps)
+    spells = [spell_of(case, [e]) for e in own[:3]]
+    times = joined([spell(*found) for found in spells])
+    chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
+    evidence.append(Sentence(Evidence.LATE,
+        f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
+        f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
+        f"the stretches of {_stretch(case, longest)} steps; the job waited for it in "
+        f"{percent(often)} of all steps."))
+    if rank == late[0] or len(late) < NAMED:
+      evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
+      compute, gap = excess(case, longest)
+      at = late_at(case, longest) if compute > gap else None
+      evidence += [at] if at else []
+    process = int(run.process_of_rank[rank])
+    if process >= 0 and process not in explained:
+      explained.add(process)
+      compute, gap = excess(case, longest)
+      mechanisms += of_lateness(case, process, longest.begin, longest.end,
+                                max(compute + gap, 0.0), gap)
+  if len(late) > NAMED:
+    evidence.append(Sentence(Evidence.LATE_AND_LESS,
+        f"Late as well, and less: {list_ranks(late[NAMED:])}."))
+  evidence += [m.said for m in mechanisms]
+  return evidence, mechanisms
+
+
+def _stretch(case: Case, episode: Episode) -> int:
+  """Steps of a block that its persistence is counted in."""
+  return max(1, round(episode.steps / min(32, episode.end - episode.begin)))
+
+
+def excess(case: Case, episode: Episode) -> tuple[float, float]:
+  """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is
+  late."""
+  totals, span = case.totals, slice(episode.begin, episode.end)
+  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
+  longer = totals.lateness_runtime[:, span].sum(axis=1) / number
+  typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
+  gap = float(longer[episode.rank] - longer[typical].mean())
+  return episode.lateness - gap, gap
+
+
+def _where(case: Case, episode: Episode) -> str:
+  """Which part of the step makes a rank late."""
+  compute, gap = excess(case, episode)
+  said = (f"Against the typical rank, its compute is {more(compute)} and its gap between steps "
+          f"{more(gap)}.")
+  longer = []
+  for name, medians in case.phases.items():
+    typical = medians[_typical_for(case, episode.rank)]
+    if name in ("held", "sync"):  # waiting, for other ranks or for another job
+      continue
+    if not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
+      continue
+    difference = float(medians[episode.rank] - np.nanmean(typical))
+    if difference > 0.2 * episode.lateness:
+      longer.append((difference, f"{name} takes {milliseconds(float(medians[episode.rank]))}, "
+                                 f"{milliseconds(float(np.nanmean(typical)))} on the typical rank"))
+  if longer:
+    said += f" Its {'; its '.join(text for _, text in sorted(longer, reverse=True))}."
+  return said
+
+
+def _typical_for(case: Case, rank: int) -> np.ndarray:
+  """The typical ranks that a rank meets."""
+  blocks = case.lateness.blocks
+  return (case.lateness.typical if blocks.joined is None
+          else blocks.typical(0, case.selected.blocks, rank))
+
+
+def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
+  compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
+  late = costliest_first(episodes)
+  hosts = hosts_of(case.run, late)
+  where = f" on {named(hosts)}" if hosts else ""
+  subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
+  for kind, advice in _ADVICE.items():
+    # CPU time that a process takes between its steps is Python's, not that of longer sequences.
+    if kind in kinds and not (kind == "work" and gap > compute):
+      return advice.format(subject=subject)
+  if gap > compute:
+    measured = "data" in case.run.host_causes.columns
+    return (f"See what the process of {subject} does between steps: data loading, logging, "
+            "checkpoints, garbage collection, other load on its host's processors." + (
+                "" if measured
+                else ' `with recorder.measure("data")` around the loader tells whether it '
+                     'is that.'))
+  return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a "
+          "slower device; or more work than the others get (longer sequences, uneven shards). "
+          "Replace or relieve what is slow.")
+
+
+_ADVICE = {
+    "preempted":
+    "Find what else runs on the processors of {subject}, and move it or pin the job to cores of "
+    "its own.",
+    "throttled":
+    "Raise the CPU limit of the control group of {subject}: it is used up before the period ends.",
+    "steal": "Move {subject} to a host whose processors are not shared with other guests.",
+    "gpu_clock":
+    "Compare temperature, power limit and clock settings of the GPU of {subject} with the others'.",
+    "data": "Speed up or prefetch the data of {subject}: storage, decoding, the shard it reads.",
+    "gc": "Freeze what lives for good (gc.freeze) and collect garbage less often on {subject}.",
+    "checkpoint":
+    "Write the checkpoints of {subject} in the background, or spread them over the processes.",
+    "work":
+    "Even out the work: {subject} has more of it than the others (longer sequences, uneven "
+    "shards, experts).",
+}
+
+
+def _whole_host_late(case: Case, host: str, late: set[int]) -> bool:
+  run = case.run
+  ranks = [r for r in range(run.ranks) if run.host_of_rank(r) == host]
+  return len(ranks) > 1 and len(ranks) < run.ranks and late.issuperset(ranks)
+
+
+# The slow ranks are those that sit in a bad place: `locality`.
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+_NETWORK = ("far_nic", "shared_nic", "link_width", "link_speed", "far_socket")
+"""Concerns that can make what a host sends slow."""
+_SAYS = {
+    "far_nic": "whose GPU sits across the socket from its NIC",
+    "shared_nic": "that share a NIC with others",
+    "far_socket": "whose process runs on the far socket",
+    "link_width": "whose PCIe link has fewer lanes than its slot offers",
+    "link_speed": "whose PCIe link is slower than its slot offers",
+    "cpu_limit": "whose control group is granted too few CPUs",
+    "clock_source": "whose host reads a slow clock",
+}
+
+
+class Bad(NamedTuple):
+  """A concern, and the ranks that it is about: some, not all."""
+
+  kind: str
+  ranks: frozenset[int]
+  sentence: str
+
+
+def bad_places(run: Run) -> list[Bad]:
+  """Concerns that set some ranks apart from others, the most particular first."""
+  ranks: dict[str, set[int]] = {}
+  sentence: dict[str, str] = {}
+  placed: set[int] = set()
+  for place in run.locality:
+    own = [r for r in range(run.ranks) if int(run.process_of_rank[r]) == place.process]
+    placed.update(own)
+    one_each = len(place.devices) == len(own)
+    for i, rank in enumerate(own):
+      # Seen with this rank's device alone, a process's place has the concerns of this rank.
+      seen = (place._replace(devices=place.devices[i:i + 1]) if one_each
+              and place.devices[i].gpu else place)
+      for concern in _warnings(find_concerns(seen)):
+        ranks.setdefault(concern.kind, set()).add(rank)
+        sentence.setdefault(concern.kind, concern.sentence)
+    for concern in _warnings(find_concerns(place)):
+      if concern.kind not in ranks:
+        ranks[concern.kind] = set(own)
+        sentence[concern.kind] = concern.sentence
+  return sorted((Bad(kind, frozenset(own), sentence[kind]) for kind, own in ranks.items()
+                 if own < placed),
+                key=lambda bad: (list(_SAYS).index(bad.kind) if bad.kind in _SAYS else len(_SAYS),
+                                 bad.kind))
+
+
+def _warnings(concerns: Sequence[Concern]) -> list[Concern]:
+  return [c for c in concerns if c.level == WARNING]
+
+
+def late_in_place(case: Case, places: Sequence[Bad]) -> tuple[Bad, list[Episode]] | None:
+  """The concern whose ranks are late, all of them and alike, and their episodes."""
+  run = case.run
+  everyone = [*case.lateness.episodes]
+  for bad in places:
+    own = [e for e in everyone if e.rank in bad.ranks]
+    named = {e.rank for e in own}
+    if named != bad.ranks or not own:
+      continue
+    others = {e.rank for e in everyone} - named
+    # One late rank of many in a bad place may be chance; all those in it, and more of them than
+    # others, is not.
+    if len(others) <= len(named) and len(others) + len(named) < run.ranks:
+      return bad, own
+  return None
+
+
+def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad | None:
+  """The concern whose ranks' processes have the slow links."""
+  processes = set(slow.links.slow)
+  for bad in places:
+    if (bad.kind in _NETWORK and processes
+        and {int(case.run.process_of_rank[r]) for r in bad.ranks} == processes):
+      return bad
+  return None
+
+
+def chance(case: Case, bad: Bad) -> float:
+  """That as many late ranks, picked blindly, are exactly those in a bad place."""
+  return 1 / math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
+
+
+def find_late_in_place(case: Case, bad: Bad, episodes: Sequence[Episode],
+                       held: WaitedFor) -> Finding:
+  """Describes ranks that are late because of their place."""
+  lateness = float(np.mean([e.lateness for e in episodes]))
+  ranks = costliest_first(episodes)
+  evidence, mechanisms = describe(case, episodes)
+  lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
+  head = (Sentence(Evidence.IN_PLACE,
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
+      f"{milliseconds(lateness)} per step against the others, and they are the only ones there: by "
+      f"chance that is so once in {round(1 / chance(case, bad)):,}."))
+  first, last = spell_of(case, episodes)
+  return Finding(
+      mode=LOCALITY, share=held.seconds / case.step_time,
+      confidence=min(e.confidence for e in episodes), ranks=tuple(ranks),
+      hosts=hosts_of(case.run, ranks),
+      evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence),
+      advice=_advice_for_place(bad),
+      causes=(bad.kind, *dict.fromkeys(m.kind for m in mechanisms if m.kind)), first_step=first,
+      last_step=last)
+
+
+def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
+  """Turns the finding of a slow host into one of its place."""
+  ranks = sorted(bad.ranks)
+  lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
+  head = (Sentence(Evidence.IN_PLACE,
+      f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
+      f"loses {milliseconds(slow.share * case.step_time)}."))
+  return Finding(
+      mode=LOCALITY, share=slow.share, confidence=slow.confidence, ranks=tuple(ranks),
+      hosts=slow.hosts, evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
+      advice=_advice_for_place(bad), causes=(bad.kind, *slow.causes), first_step=slow.first_step,
+      last_step=slow.last_step)
+
+
+def _says(bad: Bad) -> str:
+  return _SAYS.get(bad.kind, "in a bad place")
+
+
+def _advice_for_place(bad: Bad) -> str:
+  return {"cpu_limit":
+          "Raise the CPU limit of the control group, or give all processes the same one.",
+          "clock_source": "Give these hosts the same, quick clock source as the others.",
+          "far_socket":
+          "Bind the process to the socket of its GPU and NIC; `jaxpace doctor` shows which "
+          "that is."}.get(
+              bad.kind, "Move the GPU or the NIC so that both hang on the same switch or socket, "
+                        "or tell the collective library which NIC to use; `jaxpace doctor` shows "
+                        "the tree.")

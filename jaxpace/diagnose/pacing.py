@@ -1,0 +1,216 @@
+"""What pacing did to the step time, measured on the job: by the blocks in which a guard let it act
+and held it back."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.limits import INTERVAL
+from jaxpace.diagnose.selected_steps import step_times
+from jaxpace.runs.problems import plural
+from jaxpace.runs.run import Run
+
+
+@dataclasses.dataclass(frozen=True)
+class PacingEffect:
+  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with
+  pacing."""
+
+  effect: float | None  # over all recorded pairs of blocks; None where there are none
+  # 95 %, holds however often it is looked at; None where there are too few pairs
+  interval: tuple[float, float] | None
+  pairs: int
+  on: bool | None  # whether the guard lets pacing act in the last recorded step
+  # the guard's own last estimate, of the pairs since it last returned to pairs
+  own_effect: float | None
+  own_interval: tuple[float, float] | None
+  own_pairs: int
+  alike: bool  # whether all ranks judged alike; otherwise the blocks are those of one rank
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values for the report's `pacing`."""
+    return {"effect": self.effect,
+            "effect_interval": list(self.interval) if self.interval else None,
+            "blocks": 2 * self.pairs,
+            "guard": {"on": self.on, "effect": self.own_effect, "pairs": self.own_pairs,
+                      "effect_interval": list(self.own_interval) if self.own_interval else None,
+                      "ranks_alike": self.alike}}
+
+  def sentence(self) -> str:
+    """What a person reads."""
+    state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.",
+             None: ""}[self.on]
+    if self.effect is None:
+      return ("The guard has not compared any blocks: nothing was delayed or held back, or not "
+              f"for long enough. {state}").rstrip()
+    if self.interval is None:
+      sure = f"too few pairs of blocks ({self.pairs}) for an interval"
+    else:
+      sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %, "
+              f"{plural(self.pairs, 'pair')} of blocks")
+    alike = "" if self.alike else " Each rank judged for itself; this is by one rank's blocks."
+    return (f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). "
+            f"{state}{alike}").rstrip()
+
+
+def measured(run: Run) -> PacingEffect | None:
+  """Measures the effect from the recorded steps; None where no guard ran.
+
+  The means of the recorded steps by arm in each of the guard's pairs give one difference a pair,
+  and these the interval of `jaxpace.coordination.sequential`. So it is over all pairs of the run
+  (or the window), while the guard's own estimate starts anew whenever it returns to pairs, and
+  leaves the last steps out that its news were not there for.
+  """
+  columns = run.guard
+  if not columns or "guard_pair" not in columns:
+    return None
+  compared = compare(run)
+  assert compared is not None
+  effect, interval = (effect_of(compared.means, compared.variance) if len(compared.means)
+                      else (None, None))
+  on = columns["guard_on"]
+  known = np.flatnonzero(np.isfinite(on) & run.inside)
+  last = int(known[-1]) if known.size else None
+  own = {name: _value(columns, name, last)
+         for name in ("effect", "effect_low", "effect_high", "pairs")}
+  low, high = own["effect_low"], own["effect_high"]
+  return PacingEffect(
+      effect=effect, interval=interval, pairs=len(compared.means),
+      on=None if last is None else bool(on[last] > 0.5), own_effect=own["effect"],
+      own_interval=(low, high) if low is not None and high is not None else None,
+      own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)
+
+
+class Compared(NamedTuple):
+  """The pairs of blocks that have steps of both kinds. P pairs."""
+
+  means: np.ndarray  # [P, 2] mean step time with pacing and without, s
+  variance: float  # s^2, that their differences would have were steps independent
+  first_step: np.ndarray  # [P] step numbers
+  last_step: np.ndarray  # [P] step numbers
+
+
+def compare(run: Run) -> Compared | None:
+  """Compares the steps of every pair of blocks; None where no guard ran."""
+  columns = run.guard
+  if not columns or "guard_pair" not in columns:
+    return None
+  times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
+  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
+  at = np.flatnonzero(np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside)
+  nothing = np.empty(0, np.int64)
+  if not at.size:
+    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
+  # a restarted guard counts pairs from 0 again
+  attempt = run.attempt.max(axis=0)[at].astype(np.int64)
+  _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
+  number = number.reshape(-1)
+  size = int(number.max()) + 1
+  arm = np.where(on[at] > 0.5, 0, 1)
+  sums = np.stack([np.bincount(number, times[at] * (arm == a), size) for a in (0, 1)], axis=1)
+  squares = np.stack([np.bincount(number, times[at]**2 * (arm == a), size) for a in (0, 1)], axis=1)
+  steps = np.stack([np.bincount(number, arm == a, size) for a in (0, 1)], axis=1)
+  first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+  np.minimum.at(first, number, run.steps[at])
+  np.maximum.at(last, number, run.steps[at])
+  both = (steps > 0).all(axis=1)
+  if not both.any():
+    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
+  sums, squares, steps = sums[both], squares[both], steps[both]
+  within = np.maximum(squares / steps - (sums / steps)**2, 0) / np.maximum(steps - 1, 1)
+  return Compared(sums / steps, float(np.median(within.sum(axis=1))), first[both], last[both])
+
+
+def effect_of(means: np.ndarray, variance: float) -> tuple[float, tuple[float, float] | None]:
+  """The effect that some pairs show, and its 95 % interval, which holds however often one looks.
+
+  Args:
+    means: [P, 2] mean step time with pacing and without, s; one pair at least.
+    variance: s^2, of a difference, were steps independent.
+
+  Returns:
+    (on - off) / off, and its interval, None where there are too few pairs for one.
+  """
+  difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
+  effect = float(difference.mean()) / off
+  half = _half_width(difference, variance)
+  return effect, (effect - half / off, effect + half / off) if math.isfinite(half) else None
+
+
+def _half_width(difference: np.ndarray, variance: float) -> float:
+  # imports JAX, for which a report without a guard needn't wait
+  from jaxpace.coordination import plain, sequential
+
+  # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
+  squares = float(((difference - difference.mean())**2).sum())
+  rho = sequential.prior(max(variance, 1e-30))
+  return float(sequential.half_width(len(difference), squares, rho, -math.log(1 - INTERVAL), plain))
+
+
+def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:
+  if at is None or name not in columns or not np.isfinite(columns[name][at]):
+    return None
+  return float(columns[name][at])
+
+
+# What sharing work by speed did in a recorded run: by what `jaxpace.share_work` recorded.
+
+@dataclasses.dataclass(frozen=True)
+class WorkMoved:
+  """Micro-batches shared by speed."""
+
+  uneven_share: float  # of the recorded steps, whose counts were uneven
+  uneven_at_end: bool
+  guarded: bool
+  on: bool | None  # whether its guard lets it act in the last recorded step
+  # its guard's last estimate: (on - off) / off of the mean step; None where there is none
+  effect: float | None
+  interval: tuple[float, float] | None
+  pairs: int
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values for the report's `pacing`."""
+    return {"uneven_share": self.uneven_share, "uneven_at_end": self.uneven_at_end,
+            "guarded": self.guarded, "on": self.on, "effect": self.effect,
+            "effect_interval": list(self.interval) if self.interval else None, "pairs": self.pairs}
+
+  def sentence(self) -> str:
+    """What a person reads."""
+    now = "uneven" if self.uneven_at_end else "even"
+    said = (f"Work was shared by speed in {100 * self.uneven_share:.0f} % of the steps; at the end "
+            f"counts are {now}.")
+    if not self.guarded:
+      return said + " No guard judged it: share_work(..., guarded=True)."
+    if self.effect is None:
+      return said + " Its guard has not compared any blocks."
+    sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %"
+            if self.interval
+            else "too few for an interval")
+    return (f"{said} Effect on the mean step: {100 * self.effect:+.1f} % "
+            f"({sure}, {plural(self.pairs, 'pair')} of blocks).")
+
+
+def work_moved(run: Run) -> WorkMoved | None:
+  """Reads it from the recorded columns; None where no work was shared."""
+  uneven = run.guard.get("work_uneven")
+  if uneven is None:
+    return None
+  known = np.flatnonzero(np.isfinite(uneven) & run.inside)
+  if not known.size:
+    return None
+
+  def last(name: str) -> float | None:
+    values = run.guard.get(name)
+    value = float("nan") if values is None else float(values[known[-1]])
+    return value if np.isfinite(value) else None
+
+  on, low, high = last("work_on"), last("work_effect_low"), last("work_effect_high")
+  return WorkMoved(
+      uneven_share=float(np.mean(uneven[known] > 0.5)), uneven_at_end=bool(uneven[known[-1]] > 0.5),
+      guarded="work_on" in run.guard, on=None if on is None else on > 0.5,
+      effect=last("work_effect"), interval=(low, high) if low is not None
+      and high is not None else None, pairs=int(last("work_pairs") or 0))

@@ -1,0 +1,169 @@
+"""How long each phase takes, per rank."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.accounting import account
+from jaxpace.diagnose.limits import CELLS, SAMPLED
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.totals import undelayed
+from jaxpace.runs.run import Run
+from jaxpace.runs.step_causes import PAUSES
+
+ORDER = ("forward", "backward", "compute", "held", "sync", "update", "gap")
+
+
+def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
+  """Median of every phase on every rank, from at most 4,096 evenly spread steps.
+
+  Args:
+    run: the recorded run.
+    mask: [K] steps that count.
+
+  Returns:
+    [R] seconds by phase, NaN where a rank never recorded it; phases nobody recorded are absent.
+    Built-in phases first, then the user's by name.
+  """
+  steps = np.flatnonzero(mask)
+  steps = steps[::max(1, -(-len(steps) // SAMPLED))]
+  own = sorted(name for name in run.durations if name.startswith("phase_"))
+  medians = {}
+  for name in (*ORDER, *own):
+    if name not in run.durations or not steps.size:
+      continue
+    values = run.durations[name][:, steps].astype(np.float64)
+    if name == "sync" and "held" in run.durations:
+      # As recorded it begins before what was held, which is told by itself.
+      values -= np.nan_to_num(run.durations["held"][:, steps], nan=0.0)
+    known = np.isfinite(values).any(axis=1)
+    if known.any():
+      median = np.full(run.ranks, np.nan)
+      median[known] = np.nanmedian(values[known], axis=1)
+      medians[name.removeprefix("phase_")] = median
+  return medians
+
+
+# What a step waits for data, in every step alike or now and then, on all ranks.
+
+
+
+def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
+  """Seconds a step, mean over ranks, that processes wait for data; None where that was not
+  measured.
+
+  No more than the rank's gap: what the devices' work hides costs nothing.
+  """
+  rows = run.host_causes.columns.get("data")
+  gaps = run.durations.get("gap")
+  if rows is None or gaps is None or not selected.size:
+    return None
+  of_process = {int(process): row for row, process in enumerate(run.host_causes.processes)}
+  total, number = 0.0, 0
+  for rank in range(run.ranks):
+    row = of_process.get(int(run.process_of_rank[rank]))
+    if row is None:
+      continue
+    for begin in range(0, len(run.steps), CELLS):
+      part = slice(begin, begin + CELLS)
+      waits = np.minimum(rows[row, part].astype(np.float64), gaps[rank, part])
+      known = selected.mask[part] & np.isfinite(waits)
+      total, number = total + float(waits[known].sum()), number + int(known.sum())
+  return total / number if number else None
+
+
+# What pauses that the processes measure themselves cost a step: themselves, and the waiting for
+# them.
+
+class Paused(NamedTuple):
+  """Seconds a step, mean over ranks."""
+
+  own: float  # in the pauses
+  waiting: float  # for a rank that paused longer
+
+
+def paused(run: Run, selected: SelectedSteps) -> Paused:
+  """Adds up the pauses beyond each process's usual ones and the waiting for them.
+
+  The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
+  between pauses and all else, as docs/accounting.md has it.
+
+  Args:
+    run: with columns of causes.
+    selected: the steps that count.
+  """
+  pause = pauses_by_rank(run, selected)
+  gaps = "gap" in run.durations
+  own = waiting = 0.0
+  for part in chunks(run):
+    work = busy(run, part)
+    valid = work.valid & selected.mask[part]
+    some = np.flatnonzero(valid.any(axis=0))
+    if not some.size:
+      continue
+    if work.meetings is not None:
+      found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
+      own, waiting = own + found.own, waiting + found.waiting
+      continue
+    valid, arrival = valid[:, some], undelayed(work)[0][:, some]
+    paused_now = np.where(valid, pause[:, part][:, some], 0.0)
+    # The columns are the process's: a rank of it pauses no longer than its own gap.
+    paused_now = np.minimum(paused_now,
+                            np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
+    rest = arrival - paused_now
+    reach = np.where(valid, arrival, -np.inf)
+    last = reach.argmax(axis=0)[None]
+    early, more, other = (np.where(valid,
+                                   np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
+                          for x in (arrival, paused_now, rest))
+    split = np.divide(more, more + other, out=np.zeros_like(more), where=more + other > 0)
+    number = valid.sum(axis=0)
+    own += float((paused_now.sum(axis=0) / number).sum())
+    waiting += float(((early * split).sum(axis=0) / number).sum())
+  size = max(1, selected.size)
+  return Paused(own / size, waiting / size)
+
+
+def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
+  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
+  collectives follow.
+
+  Args:
+    work: the steps.
+    pause: [R, k] s of each rank's process.
+    gaps: whether gaps were recorded: a rank pauses no longer than its own.
+  """
+  arrival = undelayed(work)
+  now = np.where(work.valid, np.minimum(pause, work.runtime if gaps else arrival[0]), np.nan)
+  split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,
+                                pacing=np.zeros_like(work.pacing)))
+  number = np.maximum(work.valid.sum(axis=0), 1)
+  own, waiting = (float((np.where(work.valid, values, 0.0).sum(axis=0) / number).sum())
+                  for values in (now, split.waiting_runtime))
+  return Paused(own, waiting)
+
+
+def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
+  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints
+  beyond its usual.
+
+  A process has them once: its ranks pause together, each for no longer than its own gap.
+  """
+  causes = run.host_causes
+  # the last row: no process that is known
+  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))
+  for name in PAUSES:
+    if name in causes.columns:
+      values = np.nan_to_num(causes.columns[name].astype(np.float64))
+      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True),
+                               0.0)
+  rows = {int(process): row for row, process in enumerate(causes.processes)}
+  return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
+
+
+def measures_pauses(run: Run) -> bool:
+  """Whether any of the causes was recorded."""
+  return any(name in run.host_causes.columns for name in PAUSES)

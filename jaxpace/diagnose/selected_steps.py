@@ -1,0 +1,226 @@
+"""Which steps count: those in the window whose times are known, without the warm-up."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.limits import CELLS, MIN_STEPS
+from jaxpace.runs.run import MISSING, AllSteps, Run
+
+# Chosen by hand; no measurement of them is published.
+WARMUP_STEPS = 20
+WARMUP_FACTOR = 3.0
+MAX_BLOCKS = 256
+"""Blocks of neighbouring steps, at most, that say when something began and ended."""
+MAX_COARSE = 32
+"""Blocks of neighbouring steps, at most, that statistics are made of."""
+LONGEST = 1e6
+"""Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time,
+or less."""
+_UNFINISHED = 10.0
+"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps
+each second and writes them each other one, on a slow disk later."""
+
+
+class AllCounted(NamedTuple):
+  """Of a run of which only some steps are detailed, every step that counts."""
+
+  mask: np.ndarray  # [K] bool, of all its steps
+  times: np.ndarray  # [n] s, mean over ranks of those that count
+
+
+class SelectedSteps(NamedTuple):
+  """The steps statistics are made of."""
+
+  mask: np.ndarray  # [K] bool
+  warmup: np.ndarray  # step numbers left out as warm-up
+  # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
+  block: np.ndarray
+  blocks: int
+  impossible: int = 0  # steps left out because no clock can have read their times
+  in_all: AllCounted | None = None  # where only some steps are detailed; None: all are
+
+  @property
+  def size(self) -> int:
+    return int(self.mask.sum())
+
+  def first_step(self, run: Run, block: int) -> int:
+    """Number of the first step of a block."""
+    return int(run.steps[int(np.flatnonzero(self.block == block)[0])])
+
+  def last_step(self, run: Run, block: int) -> int:
+    """Number of the last step of a block."""
+    return int(run.steps[int(np.flatnonzero(self.block == block)[-1])])
+
+  def within(self, begin: int, end: int) -> np.ndarray:
+    """[K] bool, the counted steps of the blocks from `begin` to before `end`."""
+    return (self.block >= begin) & (self.block < end)
+
+  def sums(self, values: np.ndarray) -> np.ndarray:
+    """Sums of the known values of each block: [K] -> [B]; what is not finite is left out."""
+    use = self._use(values)
+    return np.bincount(self.block[use], values[use], self.blocks)
+
+  def means(self, values: np.ndarray) -> np.ndarray:
+    """Means of the known values of each block: [K] -> [B]; NaN where nothing is known."""
+    number = np.bincount(self.block[self._use(values)], minlength=self.blocks)
+    return np.divide(self.sums(values), number, out=np.full(self.blocks, np.nan), where=number > 0)
+
+  def medians(self, values: np.ndarray) -> np.ndarray:
+    """Medians of the known values of each block: [K] -> [B]; NaN where nothing is known."""
+    use = np.flatnonzero(self._use(values))
+    order = np.lexsort((values[use], self.block[use]))
+    block, ordered = self.block[use][order], values[use][order]
+    first = np.searchsorted(block, np.arange(self.blocks))
+    number = np.append(first[1:], len(block)) - first
+    found = np.full(self.blocks, np.nan)
+    some = np.flatnonzero(number)
+    found[some] = (
+        (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2])
+        / 2)
+    return found
+
+  def _use(self, values: np.ndarray) -> np.ndarray:
+    return np.isfinite(values) & (self.block >= 0)
+
+
+def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> np.ndarray:
+  """Means over groups of neighbouring blocks, at most `most` of them; NaN where nothing is known.
+
+  Args:
+    values: [..., B] means of blocks, NaN where not known.
+    weights: [..., B] steps behind each.
+    most: groups.
+  """
+  blocks = values.shape[-1]
+  groups = min(blocks, most)
+  begin = -(-np.arange(groups) * blocks // groups)
+  weights = np.where(np.isfinite(values), weights, 0)
+  total = np.add.reduceat(np.where(weights > 0, values, 0.0) * weights, begin, axis=-1)
+  number = np.add.reduceat(weights, begin, axis=-1)
+  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+
+
+def rank_steps(every: AllSteps, part: slice) -> np.ndarray:
+  """[R, k] seconds from a rank's exit to its next one, of the steps in `part`; NaN where one of
+  both is missing, or the rank has no row of the newest attempt."""
+  begin = max(part.start, 1)
+  times = np.full((len(every.attempt), part.stop - part.start), np.nan)
+  now, then = slice(begin, part.stop), slice(begin - 1, part.stop - 1)
+  attempt, last = every.attempt, every.end_ns
+  known = ((last[:, now] != MISSING) & (last[:, then] != MISSING)
+           & (attempt[:, now] == attempt[:, then])
+           & (attempt[:, now] == attempt[:, now].max(axis=0))
+           & (np.diff(every.steps[begin - 1:part.stop]) == 1))
+  times[:, begin - part.start:][known] = (last[:, now] - last[:, then])[known] * 1e-9
+  return times
+
+
+def step_times(run: Run) -> np.ndarray:
+  """[K] mean over ranks of the time from exit to exit, seconds; NaN where no rank's is known."""
+  times = _all_times(run.all_steps)
+  return times if run.aggregated is None else times[_places(run)]
+
+
+def _places(run: Run) -> np.ndarray:
+  """[D] place of each detailed step among all."""
+  return np.searchsorted(run.all_steps.steps, run.steps)
+
+
+def _all_times(every: AllSteps) -> np.ndarray:
+  times = np.full(len(every.steps), np.nan)
+  together = max(1, CELLS // max(1, len(every.attempt)))
+  for begin in range(0, len(times), together):
+    part = slice(begin, min(begin + together, len(times)))
+    own = rank_steps(every, part)
+    number = np.isfinite(own).sum(axis=0)
+    times[part] = np.divide(np.nansum(own, axis=0), number, out=times[part], where=number > 0)
+  return times
+
+
+def count_steps(run: Run) -> SelectedSteps:
+  """Chooses the steps that count.
+
+  The first step of an attempt never does: its arrival has no exit to start from. Nor does the
+  warm-up, when programs compile and caches fill: of the first 20 steps of each attempt (a fifth of
+  a shorter run), those up to the last one that took more than 3 times the median step. Of a run of
+  which only some steps are detailed, those among them count that do among all.
+  """
+  every = run.all_steps
+  times = _all_times(every)
+  known = np.isfinite(times) & run.asked(every.steps)
+  mask = known & is_possible(times)
+  warmup = _warmup(run, every, times, mask)
+  left_out, impossible = every.steps[mask & warmup], int((known & ~mask).sum())
+  mask &= ~warmup
+  counted = times[mask]
+  in_all = None
+  if run.aggregated is not None:
+    in_all = AllCounted(mask, counted)
+    mask = mask[_places(run)]
+  blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
+  block = np.full(len(mask), -1, np.int32)
+  block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
+  return SelectedSteps(mask, left_out, block, blocks, impossible, in_all)
+
+
+def _warmup(run: Run, every: AllSteps, times: np.ndarray, known: np.ndarray) -> np.ndarray:
+  """[K] bool, the steps from each attempt's first to the last slow one of its beginning."""
+  warmup = np.zeros(len(times), bool)
+  if not known.any():
+    return warmup
+  slow = known & (np.nan_to_num(times) > WARMUP_FACTOR * np.median(times[known]))
+  newest = every.attempt.max(axis=0)
+  length = min(WARMUP_STEPS, int(known.sum()) // 5)
+  # Steps that were not recorded end no attempt: a sampled run has more of those than others.
+  recorded = np.flatnonzero(newest >= 0)
+  for first in np.flatnonzero(np.diff(newest[recorded], prepend=-2) != 0):
+    begin = int(recorded[first])
+    # A window that opens in the middle of the run has no warm-up.
+    if (run.window[0] is not None and begin <= 1 and every.steps[begin] > 0
+        and every.steps[begin] == run.window[0] - 1):
+      continue
+    own = recorded[first:first + length]
+    late = own[slow[own]]
+    if late.size:
+      warmup[begin:late[-1] + 1] = True
+  return warmup
+
+
+def is_possible(times: np.ndarray) -> np.ndarray:
+  """Which times of steps, in seconds, a clock can have read; False for NaN."""
+  return (times > 0) & (times < LONGEST)
+
+
+def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
+  """Leaves out the last steps, where ranks that were recorded until then are not.
+
+  Lateness is told from the ranks that are there: of two processes, one's ranks would be in time
+  where the other's are missing. A rank that stops recording for good, while the others go on for
+  long, is another matter: those steps count.
+
+  Args:
+    run: the recorded run.
+
+  Returns:
+    The run with its window ending before them, and their numbers.
+  """
+  every = run.all_steps
+  asked = run.asked(every.steps)
+  begin = max(0, len(asked) - max(MIN_STEPS, CELLS // max(1, run.ranks)))
+  attempt, inside = every.attempt[:, begin:], asked[begin:]
+  some = np.flatnonzero((attempt >= 0).any(axis=0) & inside)
+  if not some.size:
+    return run, np.empty(0, np.int64)
+  current = (attempt == attempt[:, some[-1]].max()) & inside
+  there = current[current.any(axis=1)]
+  last = int((there.shape[1] - 1 - there[:, ::-1].argmax(axis=1)).min())
+  left_out = begin + some[some > last]
+  if (not left_out.size or np.nansum(_all_times(every)[left_out]) > _UNFINISHED
+      or int(asked[:begin + last + 1].sum()) <= MIN_STEPS):
+    return run, np.empty(0, np.int64)
+  return (dataclasses.replace(run, window=(run.window[0], int(every.steps[begin + last]) + 1)),
+          every.steps[left_out])

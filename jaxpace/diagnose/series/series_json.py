@@ -1,0 +1,301 @@
+"""All of the section `series`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxpace.costs.fabric_file import MeasuredFabric
+from jaxpace.diagnose.diagnosis import Diagnosis
+from jaxpace.diagnose.floor import SHARES, shares_of
+from jaxpace.diagnose.forecast.forecast import forecast, to_json
+from jaxpace.diagnose.forecast.sample import take_sample
+from jaxpace.diagnose.lateness import hold
+from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnose.pacing import compare, effect_of
+from jaxpace.diagnose.selected_steps import step_times
+from jaxpace.diagnose.series.skew_map import MOST_COLUMNS, Columns, skew_map
+from jaxpace.diagnose.totals import PARTS
+from jaxpace.files.plain import to_plain
+from jaxpace.hosts.locality.job import job_concerns
+from jaxpace.hosts.locality.outline import outlines
+from jaxpace.runs.problems import list_ranks
+from jaxpace.runs.run import Run, RunError, cut
+
+_DIGITS = 7
+
+
+def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = None,
+           fabric: MeasuredFabric | None = None) -> dict[str, Any]:
+  """What changes over the run: plain values, durations in seconds, null where a value is not known.
+
+  Its size is bounded, whatever the run's: about 3 MB for 1,024 ranks and 100,000 steps.
+
+  Args:
+    diagnosis: the diagnosed run.
+    progress: called with the steps done and their number.
+    fabric: what collectives cost, for the forecast.
+
+  Returns:
+    `over_time`, `skew`, `distribution` and `where` (null where no step counts), `pacing`, `places`,
+    `forecast`.
+  """
+  some = diagnosis.step_time is not None
+  return to_plain({
+      "over_time": over_time(diagnosis) if some else None,
+      "skew": skew_map(diagnosis, progress) if some else None,
+      "distribution": distribution(diagnosis) if some else None,
+      "where": where(diagnosis) if some else None,
+      "pacing": blocks(diagnosis.run),
+      "places": places(diagnosis),
+      "forecast": outlook(diagnosis.run, fabric)}, _DIGITS)
+
+
+# Step time and its shares, column by column.
+
+
+
+def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
+  """Returns `columns`, `step_time` (mean, lowest and highest, seconds) and `shares` (of each
+  column's steps)."""
+  columns = Columns.over(diagnosis.run, diagnosis.selected, MOST_COLUMNS)
+  totals, floor = diagnosis.totals, diagnosis.floor
+  means = {name: columns.mean(totals.per_step[name]) for name in PARTS}
+  quiet, contention = (columns.mean(floor.quiet.sum(axis=0)),
+                       columns.mean(floor.contention.sum(axis=0)))
+  shares = [shares_of({name: float(means[name][i]) for name in PARTS}, _known(quiet[i]),
+                      _known(contention[i]))
+            for i in range(columns.size)]
+  low, high = columns.extremes(totals.per_step["step"])
+  return {"columns": columns.to_json(),
+          "step_time": {"mean": means["step"].tolist(), "low": low.tolist(), "high": high.tolist()},
+          "shares": {name: [own[name] for own in shares] for name in SHARES}}
+
+
+def _known(value: np.floating[Any]) -> float:
+  return float(value) if np.isfinite(value) else 0.0
+
+
+# How step times are distributed, the tail by itself, and the longest steps.
+
+LONGEST = 20
+_FEWEST, _MOST = 12, 80
+
+
+def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
+  """Returns `edges` and `steps` of the histogram, `beyond` its last edge, the `tail`, and the
+  `longest` steps.
+
+  The tail is pairs of a share of the steps and the seconds that this share takes longer than, from
+  half of the steps to the very longest. Of each of the longest steps the shares are told, and the
+  rank the job waited for most.
+  """
+  run, totals = diagnosis.run, diagnosis.totals
+  at = np.flatnonzero(diagnosis.selected.mask)
+  steps = totals.per_step["step"][at]
+  low, usual, high = (float(x) for x in np.quantile(steps, [0, 0.995, 1]))
+  end = high if high - low <= TWICE * (usual - low) else usual
+  if end <= low:
+    end = low + max(low * 1e-3, 1e-6)
+  bins = int(np.clip(2 * np.cbrt(len(steps)), _FEWEST, _MOST))
+  counts, edges = np.histogram(steps, bins, (low, end))
+  inside = int(counts.sum())
+  shares = np.unique(np.concatenate([np.geomspace(0.5, 1 / len(steps), 60), [0.5, 0.1, 0.01]]))[
+      ::-1]
+  shares = shares[shares >= 1 / len(steps)]
+  longest = at[np.argsort(-steps, kind="stable")[:LONGEST]]
+  return {
+      "edges": edges.tolist(), "steps": counts.tolist(), "beyond": len(steps) - inside,
+      "longest_step": high,
+      "tail": {"share": shares.tolist(),
+               "step_time": np.quantile(steps, 1 - shares, method="inverted_cdf").tolist()},
+      "longest": [{"step": int(run.steps[k]), "step_time": float(totals.per_step["step"][k]),
+                   "last_rank": int(totals.last_rank[k]) if totals.last_rank[k] >= 0 else None,
+                   "shares": _shares(diagnosis, int(k))} for k in longest]}
+
+
+def _shares(diagnosis: Diagnosis, k: int) -> dict[str, float]:
+  parts = {name: float(diagnosis.totals.per_step[name][k]) for name in PARTS}
+  quiet, contention = (np.nan_to_num(values[:, k]).sum()
+                       for values in (diagnosis.floor.quiet, diagnosis.floor.contention))
+  return shares_of(parts, float(quiet), float(contention))
+
+
+# In which steps each finding happened, and where it cost most.
+
+
+
+def where(diagnosis: Diagnosis) -> dict[str, Any]:
+  """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the
+  costliest stretch."""
+  run, selected = diagnosis.run, diagnosis.selected
+  at = np.flatnonzero(selected.mask)
+  number = np.bincount(selected.block[at], minlength=selected.blocks)
+  end = np.cumsum(number)
+  first, last = run.steps[at[end - number]], run.steps[at[end - 1]]
+  rows = []
+  for finding in diagnosis.findings:
+    cost = np.maximum(np.nan_to_num(_cost(diagnosis, finding)), 0.0)
+    begin, stop = _stretch(cost)
+    since = int(first[0]) if finding.first_step is None else finding.first_step
+    until = int(last[-1]) if finding.last_step is None else finding.last_step
+    own = (last >= since) & (first <= until)
+    usual, most = (float(np.average(cost[part], weights=number[part]))
+                   for part in (own, slice(begin, stop)))
+    stands_out = (most >= TWICE * usual
+                  and last[stop - 1] - first[begin] < NEARLY_ALL * (until - since))
+    costliest = {"first_step": int(first[begin]), "last_step": int(last[stop - 1]), "cost": most}
+    rows.append({"first_step": since, "last_step": until, "cost": cost.tolist(),
+                 "costliest": costliest if stands_out else None})
+  return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()},
+          "findings": rows}
+
+
+def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
+  """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them,
+  contention."""
+  lateness, selected, totals = diagnosis.lateness, diagnosis.selected, diagnosis.totals
+  own = [e for e in lateness.episodes if e.rank in finding.ranks]
+  if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
+    # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
+    return hold(totals, selected,
+                [e._replace(begin=b, end=b + 1) for e in own
+                 for b in range(e.begin, e.end)]).by_block
+  if finding.mode == AMPLIFICATION:
+    return lateness.random_by_block
+  if finding.mode == JITTER:
+    return selected.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
+  return selected.means(diagnosis.floor.contention.sum(axis=0))
+
+
+def _stretch(cost: np.ndarray) -> tuple[int, int]:
+  """First block, and one past the last, of the neighbouring blocks around the costliest one that
+  cost half as much."""
+  peak = int(cost.argmax())
+  low = np.flatnonzero(cost < MOST * cost[peak])
+  before, after = low[low < peak], low[low > peak]
+  return int(before[-1]) + 1 if before.size else 0, int(after[0]) if after.size else len(cost)
+
+
+# Where the job ran: hosts with their ranks, and the tree of each kind of host.
+
+def places(diagnosis: Diagnosis) -> dict[str, Any]:
+  """Returns `hosts`, each with processes, ranks and how late these are; the `trees`; and all
+  `concerns`, notes too.
+
+  A host's lateness is the mean of its ranks', its latest rank the one that is latest on average.
+  Ranks whose host is not known are under the name null.
+  """
+  run, lateness = diagnosis.run, diagnosis.lateness.mean
+  ranks: dict[str, list[int]] = {}
+  for rank in range(run.ranks):
+    ranks.setdefault(run.host_of_rank(rank), []).append(rank)
+  hosts = []
+  for name, own in sorted(ranks.items()):
+    known = [r for r in own if np.isfinite(lateness[r])]
+    hosts.append({"host": name or None, "ranks": own,
+                  "processes": sorted({int(p) for p in run.process_of_rank[own] if p >= 0}),
+                  "lateness": float(lateness[known].mean()) if known else None,
+                  "latest_rank": max(known, key=lambda r: float(lateness[r])) if known else None})
+  late = set(diagnosis.lateness.late.tolist())
+
+  def of_process(process: int) -> str:
+    own = np.flatnonzero(run.process_of_rank == process).tolist()
+    named = [rank for rank in own if rank in late]
+    return ", ".join(filter(None,
+                            [f"rank{'s' if len(own) > 1 else ''} {list_ranks(own)}" if own else "",
+                             f"late: {list_ranks(named)}" if named else ""]))
+
+  return {"hosts": hosts,
+          "trees": [outline.to_json() for outline in outlines(run.locality, of_process)],
+          "concerns": [concern.to_json() for concern in job_concerns(run.locality)]}
+
+
+# The step time at larger numbers of ranks, or why the run doesn't tell.
+
+DOUBLINGS = 6
+
+
+def outlook(run: Run, fabric: MeasuredFabric | None = None) -> dict[str, Any]:
+  """Returns what `jaxpace report --forecast` gives for 2 to 64 times the ranks, or `silent`: why
+  there is none.
+
+  A forecast for some of the numbers of ranks may still be silent. `newest` is whether only the
+  newest steps count.
+  """
+  steps = max(CELLS // (run.ranks * max(len(run.collectives), 1)), 1)
+  newest = int(run.inside.sum()) > steps
+  if newest:
+    run = cut(run, len(run.steps) - steps)
+  try:
+    sample = take_sample(run)
+    found = forecast(sample, [sample.ranks << n for n in range(1, DOUBLINGS + 1)], fabric=fabric)
+  except RunError as error:
+    return {"silent": str(error), "newest": newest}
+  return {"silent": None, "newest": newest, **to_json(found, run)}
+
+
+# What a guard's blocks of steps with pacing and without showed, pair by pair.
+
+_EFFECTS = 128
+
+
+def blocks(run: Run) -> dict[str, Any] | None:
+  """Returns the `pairs`, the `effect` as it became known, and the `blocks`; None where no guard
+  ran.
+
+  `pairs` holds means of the step time with pacing (`on`) and without (`off`); neighbouring pairs
+  are taken together where there are more than 256. `effect` is after so many pairs, the last one
+  being the report's. `blocks` are the stretches in which the guard let pacing act or held it back,
+  compared or not; null where there are more than 512.
+  """
+  compared = compare(run)
+  if compared is None:
+    return None
+  number = len(compared.means)
+  group = np.arange(number) * min(number, MOST_COLUMNS) // max(number, 1)
+  begin = np.flatnonzero(np.diff(group, prepend=-1))
+  size = np.diff(np.append(begin, number))
+  means = (np.add.reduceat(compared.means, begin, axis=0) / size[:, None] if number
+           else np.empty((0, 2)))
+  effects: dict[str, list[Any]] = {"pairs": [], "last_step": [], "effect": [], "low": [],
+                                   "high": []}
+  for n in sorted({int(x) for x in np.geomspace(1, number, _EFFECTS)}) if number else ():
+    effect, interval = effect_of(compared.means[:n], compared.variance)
+    low, high = interval if interval else (None, None)
+    row = {"pairs": n, "last_step": int(compared.last_step[:n].max()), "effect": effect, "low": low,
+           "high": high}
+    for name, value in row.items():
+      effects[name].append(value)
+  return {
+      "pairs": {"first_step": np.minimum.reduceat(compared.first_step, begin).tolist() if number
+                else [],
+                "last_step": np.maximum.reduceat(compared.last_step, begin).tolist() if number
+                else [],
+                "number": size.tolist() if number else [], "on": means[:, 0].tolist(),
+                "off": means[:, 1].tolist()},
+      "effect": effects, "blocks": _stretches(run)}
+
+
+def _stretches(run: Run) -> list[dict[str, Any]] | None:
+  """Stretches of steps in which the guard's state stayed."""
+  on, times = run.guard["guard_on"], step_times(run)
+  at = np.flatnonzero(np.isfinite(on) & run.inside)
+  if not at.size:
+    return []
+  state = on[at] > 0.5
+  begin = np.flatnonzero(np.diff(state, prepend=~state[:1]))
+  if len(begin) > MOST_COLUMNS:
+    return None
+  end = np.append(begin[1:], len(at))
+  return [{"first_step": int(run.steps[at[b]]), "last_step": int(run.steps[at[e - 1]]),
+           "on": bool(state[b]), "step_time": _mean(times[at[b:e]])}
+          for b, e in zip(begin, end, strict=True)]
+
+
+def _mean(values: np.ndarray) -> float | None:
+  known = values[np.isfinite(values)]
+  return float(known.mean()) if known.size else None

@@ -1,0 +1,309 @@
+"""How long ranks are busy before each collective of a step, and what they wait in it.
+
+All on each rank's own clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.groups import Meetings, meetings
+from jaxpace.diagnose.idea import busy_and_wait
+from jaxpace.diagnose.limits import CELLS
+from jaxpace.diagnose.selected_steps import LONGEST
+from jaxpace.runs.run import MISSING, Run
+
+JUMP = 10.0
+"""Seconds by which a rank's step differs from the other ranks' where its clock must have jumped:
+all of them leave a collective at nearly the same time, and a step that is long on one rank is long
+on all."""
+_AROUND = 10
+"""Steps before and after one that a rank's row is lost of, of which the nearest known one stands in
+for it where the rank is known in as many of them."""
+_KEPT_BYTES = 1 << 26
+"""Of a run's busy times that are kept: a diagnosis goes through the run half a dozen times, and of
+a run that is larger the first chunks are kept."""
+
+
+class BusyTimes(NamedTuple):
+  """How long each rank was busy before each collective of a step, and what it waited there.
+
+  C collectives, R ranks, K steps; seconds; NaN where `valid` is False.
+  """
+
+  valid: np.ndarray  # [R, K] whether the rank's whole step is known
+  step: np.ndarray  # [R, K] own exit to own exit
+  arrival: np.ndarray  # [C, R, K] A', the applied delay included
+  wait: np.ndarray  # [C, R, K] exposed wait
+  compute: np.ndarray  # [R, K] of the first collective's arrival
+  runtime: np.ndarray  # [R, K]
+  pacing: np.ndarray  # [R, K]
+  # False where no collective is stamped: then nobody waits for anybody that one could see
+  synchronised: bool = True
+  # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
+  jumped: np.ndarray | None = None
+  meetings: Meetings | None = None  # who waits for whom; None: every rank for all
+  apart_steps: bool = False  # whether the step before one is not the one before in the arrays
+  in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
+
+  @property
+  def causes(self) -> tuple[np.ndarray, ...]:
+    """[R, K] parts of the first collective's arrival, each a cause of being late."""
+    return self.compute, self.runtime, self.pacing
+
+
+class InFlight(NamedTuple):
+  """From when to when collectives were under way, where some were at the same time; int64 ns.
+
+  0 in flight where a rank takes no part, or its step is not known.
+  """
+
+  first: np.ndarray  # [R, K] where the rank's step begins
+  enter: np.ndarray  # [C, R, K] not before that
+  leave: np.ndarray  # [C, R, K] not before the entry
+
+
+@dataclasses.dataclass
+class _Kept:
+  """Busy times of a run by first step and stop."""
+
+  parts: dict[tuple[int, int], BusyTimes] = dataclasses.field(default_factory=dict)
+  bytes: int = 0
+
+
+_KEPT: weakref.WeakKeyDictionary[Run, _Kept] = weakref.WeakKeyDictionary()
+
+
+def chunks(run: Run) -> Iterator[slice]:
+  """Slices of the step axis of a size that is quick to work on."""
+  width = max(1, CELLS // max(1, run.ranks * max(1, len(run.collectives))))
+  for begin in range(0, len(run.steps), width):
+    yield slice(begin, min(begin + width, len(run.steps)))
+
+
+def busy(run: Run, part: slice) -> BusyTimes:
+  """Measures arrivals and waits of the steps in `part`.
+
+  A rank's step is known if the rank's row of that step and of the step before belong to the same,
+  newest attempt and all times are there. Where single steps of a rank are lost that others have,
+  its nearest known step stands in for them: without the late rank's rows a step would be long for
+  nobody. Where collectives overlap, only the exposed part counts:
+  entries and exits never run backwards on a rank. A gap or delay that is not known counts as 0
+  (then it is compute).
+
+  Args:
+    run: the recorded run.
+    part: slice of the step axis.
+
+  Returns:
+    Arrays that can't be written to: the next who asks for the same steps gets them, too.
+  """
+  kept = _KEPT.setdefault(run, _Kept())
+  key = part.start, part.stop
+  found = kept.parts.get(key)
+  if found is None:
+    found = _with_lost_steps(run, part, _busy(run, part))
+    arrays = [values for values in (*found, *(found.in_flight or ()))
+              if isinstance(values, np.ndarray)]
+    for values in arrays:
+      values.flags.writeable = False
+    size = sum(values.nbytes for values in arrays)
+    if kept.bytes + size <= _KEPT_BYTES:
+      kept.parts[key] = found
+      kept.bytes += size
+  return found
+
+
+def _busy(run: Run, part: slice) -> BusyTimes:
+  size = part.stop - part.start
+  # each step by itself: where it begins is known from elsewhere
+  alone = run.previous_exit is not None
+  before = part if alone else slice(max(part.start - 1, 0), part.stop)
+  lead = part.start - before.start  # 0 for the first chunk: its first step has no step before
+  newest = run.attempt[:, before].max(axis=0)
+  current = (run.attempt[:, before] == newest) & (newest >= 0)
+  stamps = _stamps(run, before)
+  found = meetings(run)
+  if found is not None:
+    stamps = [_in_part(times, grouped.of_rank == grouped.size)
+              for times, grouped in zip(stamps, found.grouped, strict=True)]
+  for c, (enter, leave, attempt) in enumerate(stamps):
+    there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
+    if found is not None:  # a rank that takes no part has no stamps there
+      there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
+    # nor has anybody where a loop took fewer turns, or a branch was not taken
+    if alone:
+      there |= (attempt < 0).all(axis=0)
+    current &= there
+  last_exit = stamps[0][1]
+  for _, leave, _ in stamps[1:]:
+    last_exit = np.maximum(last_exit, leave)
+  if found is not None:
+    current &= last_exit != MISSING
+  valid, first = np.zeros((run.ranks, size), bool), np.zeros((run.ranks, size), np.int64)
+  if run.previous_exit is not None:
+    known = run.previous_exit[:, part] != MISSING
+    valid |= current & known
+    first[known] = run.previous_exit[:, part][known]
+  else:
+    adjacent = np.diff(run.steps[before]) == 1
+    adjacent &= newest[1:] == newest[:-1]
+    valid[:, 1 - lead:] = current[:, 1:] & current[:, :-1] & adjacent
+    first[:, 1 - lead:] = last_exit[:, :-1]
+  previous = first
+  arrivals: list[np.ndarray] = []
+  waits: list[np.ndarray] = []
+  overlapping = False
+  for enter, leave, _ in stamps:
+    arrival, wait, end = busy_and_wait(enter[:, lead:], leave[:, lead:], previous)
+    if arrivals and not overlapping:
+      early = valid & (enter[:, lead:] < previous)
+      overlapping = bool(early.any()) and bool((early & (enter[:, lead:] != MISSING)).any())
+    arrivals.append(_seconds(arrival, valid))
+    waits.append(_seconds(wait, valid))
+    previous = end
+  arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous - first, valid)
+  jumped = _jumped(step, valid, found) if run.collectives else None
+  if jumped is not None:
+    valid &= ~jumped
+    for values in (step, *arrival, *wait):
+      values[jumped] = np.nan
+  in_flight = _in_flight(stamps, lead, first, valid) if overlapping else None
+  if found is not None:
+    _begin_with_their_first(arrival, found)
+  pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
+  pacing += _held(run, before, lead, arrival, pacing)
+  runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
+  work = BusyTimes(
+      valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
+      runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
+      meetings=found, apart_steps=alone, in_flight=in_flight)
+  return work
+
+
+def _with_lost_steps(run: Run, part: slice, work: BusyTimes) -> BusyTimes:
+  """The same, with what a rank did in its nearest known step where single ones of it are lost."""
+  if run.ranks < 2 or not _lost(work).any():
+    return work
+  begin = max(part.start - _AROUND, 0)
+  wide = _busy(run, slice(begin, min(part.stop + _AROUND, len(run.steps))))
+  valid, size = wide.valid, wide.valid.shape[1]
+  at = np.arange(size)
+  known = np.cumsum(np.pad(valid, ((0, 0), (_AROUND + 1, _AROUND))), axis=1)
+  before = np.maximum.accumulate(np.where(valid, at, -1), axis=1)
+  after = np.minimum.accumulate(np.where(valid, at, size)[:, ::-1], axis=1)[:, ::-1]
+  lost = (_lost(wide) & (known[:, 2 * _AROUND + 1:] - known[:, :size] >= _AROUND)
+          & (before >= 0) & (after < size) & (after - before <= _AROUND))
+  nearest = np.where(lost, np.where(at - before <= after - at, before, after), at)
+  nearest = nearest[:, part.start - begin:][:, :work.valid.shape[1]]
+
+  def taken(values: np.ndarray) -> np.ndarray:
+    return np.take_along_axis(values, nearest if values.ndim == 2 else nearest[None], axis=-1)
+
+  rows: dict[str, Any] = {name: taken(values) for name, values in wide._asdict().items()
+                          if isinstance(values, np.ndarray) and name != "jumped"}
+  return work._replace(**rows, in_flight=wide.in_flight and InFlight(*map(taken, wide.in_flight)))
+
+
+def _lost(work: BusyTimes) -> np.ndarray:
+  """[R, K] ranks that are not known in a step that others are known in."""
+  lost = ~work.valid & work.valid.any(axis=0)
+  return lost if work.jumped is None else lost & ~work.jumped
+
+
+def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.ndarray
+          ) -> np.ndarray | float:
+  """What was held before collectives, [R, K] s, all of it part of the first one's arrival
+  afterwards.
+
+  Before a later one it is part of that one's arrival, from which it is moved there.
+  """
+  total: np.ndarray | float = 0.0
+  for c, collective in enumerate(run.collectives):
+    if collective.held is None:
+      continue
+    held = collective.held.held_ns[:, before][:, lead:]
+    most = arrival[c] - pacing if c == 0 else arrival[c]
+    seconds = np.clip(np.where(held == MISSING, 0, held) * 1e-9, 0.0, most)
+    if c:
+      arrival[c] -= seconds
+      arrival[0] += seconds
+    total = total + seconds
+  return total
+
+
+def _in_flight(stamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,
+               first: np.ndarray, valid: np.ndarray) -> InFlight:
+  enters, leaves = [], []
+  for enter, leave, _ in stamps:
+    enters.append(np.where(valid, np.maximum(enter[:, lead:], first), first))
+    leaves.append(np.where(valid, np.maximum(leave[:, lead:], enters[-1]), first))
+  return InFlight(first, np.stack(enters), np.stack(leaves))
+
+
+def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
+             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Stamps without those of the ranks that take no part in the collective."""
+  if not apart.any():
+    return times
+  enter, leave, attempt = times
+  return np.where(apart[:, None], MISSING, enter), np.where(apart[:, None], MISSING, leave), attempt
+
+
+def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
+  """Moves what ranks do before their first collective to the step's first one, where they take no
+  part in that."""
+  outside = np.array([grouped.of_rank == grouped.size for grouped in found.grouped])  # [C, R]
+  for rank in np.flatnonzero(outside[0]).tolist():
+    first = int((~outside[:, rank]).argmax())
+    if first:
+      arrival[[0, first], rank] = arrival[[first, 0], rank]
+
+
+def _jumped(step: np.ndarray, valid: np.ndarray,
+            found: Meetings | None = None) -> np.ndarray | None:
+  """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped;
+  None: nobody's."""
+  if found is not None and found.apart:
+    owners = (found.joined[:, None] == number for number in range(int(found.joined.max()) + 1))
+    parts = [_jumped(np.where(own, step, np.nan), valid & own) for own in owners]
+    some = [jumped for jumped in parts if jumped is not None]
+    return np.logical_or.reduce(some) if some else None
+  high = np.where(valid, step, -np.inf).max(axis=0)
+  low = np.where(valid, step, np.inf).min(axis=0)
+  odd = np.flatnonzero(valid.any(axis=0) & ((high - low > JUMP) | (high > LONGEST) | (low < 0)))
+  if not odd.size:
+    return None
+  jumped = np.zeros(valid.shape, bool)
+  middle = np.nanmedian(step[:, odd], axis=0)
+  jumped[:, odd] = valid[:, odd] & ((np.abs(step[:, odd] - middle) > JUMP)
+                                    | (step[:, odd] > LONGEST)
+                                    | (step[:, odd] < 0))
+  return jumped
+
+
+def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+  """Entry, exit and attempt of each collective; a step without any ends where the program does."""
+  if run.collectives:
+    return [(c.enter_ns[:, part], c.exit_ns[:, part], c.attempt[:, part]) for c in run.collectives]
+  if run.end_ns is None:
+    raise ValueError(
+        "The run holds neither collectives nor step ends: there is nothing to account for.")
+  return [(run.end_ns[:, part], run.end_ns[:, part], run.attempt[:, part])]
+
+
+def _seconds(nanoseconds: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  return np.where(valid, nanoseconds * 1e-9, np.nan)
+
+
+def _known(run: Run, name: str, part: slice, valid: np.ndarray) -> np.ndarray:
+  """Seconds of a column, 0 where it is null, NaN where the step is not known."""
+  if name not in run.durations:
+    return np.where(valid, 0.0, np.nan)
+  return np.where(valid, np.nan_to_num(run.durations[name][:, part].astype(np.float64), nan=0.0),
+                  np.nan)

@@ -1,0 +1,321 @@
+"""Adds the account of every step up: per step over ranks, per rank over steps."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.accounting import Account, OverlapSums, account
+from jaxpace.diagnose.groups import Grouped, Meetings, meetings
+from jaxpace.diagnose.limits import CELLS
+from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps
+from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.runs.run import AllSteps, Run
+
+PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
+         "waiting_pacing", "spread")
+
+
+@dataclasses.dataclass
+class Totals:
+  """Sums over counted steps. C collectives, R ranks, K steps, B blocks of neighbouring steps;
+  seconds."""
+
+  per_step: dict[str, np.ndarray]  # [K] mean over the ranks present, by name in `PARTS`
+  per_rank: dict[str, np.ndarray]  # [R] sum over steps, by name in `PARTS`
+  transfer: np.ndarray  # [C, K]
+  present: np.ndarray  # [R] counted steps in which the rank's whole step is known
+  known: np.ndarray  # [R, K] bool, counted steps in which the rank's whole step is known
+  earliness: np.ndarray  # [C, K] mean over ranks of undelayed earliness: max A - mean A
+  # [K] the part of all collectives' earliness that is for the last rank's longer gap
+  waiting_gap: np.ndarray
+  lateness: np.ndarray  # [C, R, B] sum of A - mean over ranks of A, undelayed
+  lateness_compute: np.ndarray  # [R] sum of own compute - mean over ranks
+  lateness_runtime: np.ndarray  # [R, B] the same of the gap
+  block_steps: np.ndarray  # [R, B] steps in which the rank is present, by block
+  # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
+  blame: np.ndarray
+  last: np.ndarray  # [R] steps in which the job waited for this rank
+  last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
+  delayed: int  # rank-steps with an applied delay
+  jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
+  overlap: OverlapSums  # what of collectives is waited for, and what computing hides
+  groups: ByGroup | None = None  # where not all ranks meet in all collectives
+  late_in_all: np.ndarray | None = None
+  """[R, B] busy time of all steps less its mean over ranks, where only some steps are detailed."""
+
+
+@dataclasses.dataclass
+class ByGroup:
+  """What is kept of the groups of ranks that meet. T groups of all collectives together."""
+
+  found: Meetings
+  collective: np.ndarray  # [T] collective of each group
+  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
+  row: np.ndarray
+  transfer: np.ndarray  # [T, K] s, NaN where not known
+  # [T, K] s, summed over ranks, waited elsewhere because this transfer was slower than the others
+  slow: np.ndarray
+  number: np.ndarray  # [T, K] ranks to which something is transferred
+  present: np.ndarray  # [K] ranks whose step is known
+  charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
+  held_up: np.ndarray  # [R] s, sum over steps, waited because of other groups' slow transfers
+
+  @staticmethod
+  def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
+    """Before any step was added up."""
+    sizes = [grouped.size for grouped in found.grouped]
+    begin = np.concatenate([[0], np.cumsum(sizes)])
+    number = int(begin[-1])
+    row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c),
+                             grouped.of_rank + begin[c], number)
+                    for c, grouped in enumerate(found.grouped)])
+    return ByGroup(
+        found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
+        transfer=np.full((number, size), np.nan), slow=np.zeros((number, size)),
+        number=np.zeros((number, size), np.int32), present=np.zeros(size, np.int64),
+        charged=np.zeros((len(sizes), ranks, blocks)), held_up=np.zeros(ranks))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Summed:
+  """A run, and what its selected steps add up to: all that comes before a diagnosis is told by
+  it."""
+
+  run: Run
+  selected: SelectedSteps
+  totals: Totals
+  step_time: float  # mean, s; NaN where no step is selected
+
+
+def undelayed(work: BusyTimes) -> np.ndarray:
+  """[C, R, K] arrivals with the rank's own delay taken out."""
+  arrival = work.arrival.copy()
+  arrival[0] -= work.pacing
+  return arrival
+
+
+def add_up(run: Run, selected: SelectedSteps,
+           progress: Callable[[int, int], None] | None = None) -> Totals:
+  """Goes through the run once, a chunk of steps at a time."""
+  size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
+  totals = Totals(
+      per_step={name: np.full(size, np.nan) for name in PARTS},
+      per_rank={name: np.zeros(ranks) for name in PARTS}, transfer=np.full((slots, size), np.nan),
+      present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
+      earliness=np.full((slots, size), np.nan), waiting_gap=np.zeros(size),
+      lateness=np.zeros((slots, ranks, selected.blocks)), lateness_compute=np.zeros(ranks),
+      lateness_runtime=np.zeros((ranks, selected.blocks)),
+      block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
+      last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
+      delayed=0, jumped=np.zeros(ranks, np.int64),
+      overlap=OverlapSums.none(slots))
+  found = meetings(run)
+  if found is not None:
+    totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
+  for part in chunks(run):
+    if selected.mask[part].any():
+      _add_chunk(totals, run, selected, part)
+    if progress:
+      progress(part.stop, size)
+  if run.aggregated is not None and selected.mask.any():
+    totals.late_in_all = late_by_block(run, selected,
+                                        found.joined if found is not None and found.apart else None)
+  return totals
+
+
+def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -> None:
+  work = busy(run, part)
+  valid = work.valid & selected.mask[part]
+  work = work._replace(valid=valid)
+  split = account(work)
+  totals.overlap.add(work)
+  number = valid.sum(axis=0)
+  for name in PARTS:
+    values = np.where(valid, getattr(split, name), 0.0)
+    totals.per_rank[name] += values.sum(axis=1)
+    totals.per_step[name][part] = _mean(values, number)
+  totals.transfer[:, part] = split.transfer
+  totals.present += valid.sum(axis=1)
+  totals.known[:, part] = valid
+  if work.jumped is not None:
+    totals.jumped += (work.jumped & selected.mask[part]).sum(axis=1)
+  totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
+  into = _Blocks.of(selected.block[part])
+  into.add(totals.block_steps, valid)
+  totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
+  into.add(totals.lateness_runtime, _relative(split.runtime, valid, number))
+  if work.synchronised:
+    alone = split
+    if (valid & (work.pacing > 0)).any():
+      alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
+    if totals.groups is None:
+      _add_lateness(totals, part, work, number, into)
+    else:
+      _add_by_group(totals, totals.groups, part, work, alone, number, into)
+    waiting = alone.waiting_runtime
+    totals.waiting_gap[part] = np.nan_to_num(_mean(np.where(valid, waiting, 0.0), number))
+
+
+class _Blocks(NamedTuple):
+  """Where the blocks of a chunk's steps begin. Steps that don't count lie between or inside blocks:
+  they hold 0."""
+
+  begin: np.ndarray  # [E] positions in the chunk
+  block: np.ndarray  # [E]
+
+  @staticmethod
+  def of(block: np.ndarray) -> _Blocks:
+    selected = np.flatnonzero(block >= 0)
+    first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
+    return _Blocks(first, block[first])
+
+  def add(self, total: np.ndarray, values: np.ndarray) -> None:
+    """Adds [..., k] values, 0 in steps that don't count, to [..., B] sums."""
+    total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
+
+
+def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarray,
+                  into: _Blocks) -> None:
+  """Adds who was late and what it cost, by undelayed arrival."""
+  some = np.flatnonzero(number > 0)
+  worst = np.zeros(len(number))
+  worst_rank = np.zeros(len(number), np.int64)
+  for c, arrival in enumerate(undelayed(work)):
+    relative = _relative(arrival, work.valid, number)
+    into.add(totals.lateness[c], relative)
+    reach = np.where(work.valid, relative, -np.inf)
+    last = reach.argmax(axis=0)
+    highest = np.where(number > 0, reach.max(axis=0), np.nan)
+    totals.earliness[c, part] = highest
+    np.add.at(totals.blame, last[some], highest[some])
+    more = np.nan_to_num(highest) > worst
+    worst[more], worst_rank[more] = highest[more], last[more]
+  waited = worst > 0
+  totals.last_rank[part] = np.where(waited, worst_rank, -1)
+  totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
+
+
+def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes, alone: Account,
+                  number: np.ndarray, into: _Blocks) -> None:
+  """The same where ranks wait for those of their own group only.
+
+  Args:
+    totals: to add to.
+    groups: of them, what is kept of groups.
+    part: slice of the step axis.
+    work: the steps.
+    alone: their account without delays.
+    number: [K] ranks that are there.
+    into: the blocks of the steps.
+  """
+  assert alone.waits is not None and alone.for_whom is not None
+  assert alone.slow is not None and alone.slow_groups is not None
+  groups.held_up += alone.slow.sum(axis=1)
+  groups.present[part] = number
+  ranks, size = work.valid.shape
+  weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
+  charged = np.zeros((ranks, size))
+  joined = Grouped(groups.found.joined)
+  arrivals = undelayed(work)
+  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, alone.for_whom,
+                                                      strict=True)):
+    grouped = groups.found.grouped[c]
+    if not grouped.size:
+      continue
+    # Ranks that are joined by whatever collectives are judged together, by all they do in a step.
+    into.add(totals.lateness[c],
+             np.where(work.valid, arrival - joined.mean(arrival, work.valid), 0.0))
+    totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
+    into.add(groups.charged[c], for_whom)
+    charged += for_whom
+    own = groups.row[c]
+    rows, first = np.unique(own, return_index=True)
+    inside = rows < len(groups.transfer)
+    rows, first = rows[inside], first[inside]
+    present = grouped.reduce(np.add, waited.takes.astype(np.int32))
+    groups.number[rows, part] = present
+    groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
+    groups.slow[rows, part] = alone.slow_groups[c, first]
+  totals.blame += charged.sum(axis=1)
+  # Ranks that are joined wait for one rank at a time.
+  worst = np.full(size, 0.0)
+  for part_of_job in range(int(groups.found.joined.max(initial=0)) + 1):
+    own = np.flatnonzero(groups.found.joined == part_of_job)
+    at = charged[own].argmax(axis=0)
+    most, last = charged[own].max(axis=0), own[at]
+    np.add.at(totals.last, last[most > 0], 1)
+    more = most > worst
+    worst[more] = most[more]
+    totals.last_rank[part][more] = last[more]
+
+
+def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:
+  return np.divide(values.sum(axis=0), number, out=np.full(len(number), np.nan), where=number > 0)
+
+
+def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:
+  """Values less their mean over the ranks present; 0 where a rank is not."""
+  mean = _mean(np.where(valid, values, 0.0), number)
+  return np.where(valid, values - mean, 0.0)
+
+
+# Who is late when, by all steps of an observed run, of which only some are detailed.
+#
+# A rank's busy time of a step is the step less its time in collectives: the sum of its arrivals.
+# What a rank does for longer than the others shows there as it does in the collectives one by one;
+# who it made wait, and where, does not.
+
+def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) -> np.ndarray:
+  """[R, B] mean busy time of all counted steps, less the mean over the ranks that are joined; NaN
+  where not known.
+
+  Args:
+    run: of which some steps are detailed.
+    selected: these; a block of them stands for all steps up to the next block's first.
+    joined: [R] number of the ranks that each meets, None where all do.
+  """
+  assert run.aggregated is not None and selected.in_all is not None
+  first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
+  block = np.maximum(np.searchsorted(first, run.aggregated.steps, side="right") - 1, 0)
+  total, number = (np.zeros((run.ranks, selected.blocks)),
+                   np.zeros((run.ranks, selected.blocks), np.int64))
+  width = max(1, CELLS // run.ranks)
+  for begin in range(0, len(block), width):
+    part = slice(begin, min(begin + width, len(block)))
+    late = _late(run.aggregated, part, joined)
+    valid = np.isfinite(late) & selected.in_all.mask[part]
+    edges = np.flatnonzero(np.diff(block[part], prepend=-1))
+    own = block[part][edges]
+    total[:, own] += np.add.reduceat(np.where(valid, late, 0.0), edges, axis=1)
+    number[:, own] += np.add.reduceat(valid.astype(np.int64), edges, axis=1)
+  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+
+
+def late_in(run: Run, rank: int, first: int, last: int,
+            joined: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+  """Numbers of the steps from `first` to `last`, and by how many seconds a rank is busy for longer
+  in each.
+
+  NaN where that is not known.
+  """
+  every = run.aggregated
+  assert every is not None
+  part = slice(*np.searchsorted(every.steps, [first, last + 1]).tolist())
+  return every.steps[part], _late(every, part, joined)[rank]
+
+
+def _late(every: AllSteps, part: slice, joined: np.ndarray | None) -> np.ndarray:
+  """[R, k] busy time less the mean of the joined ranks; NaN where it is not known."""
+  own = rank_steps(every, part)
+  if every.waited is None:
+    return np.full(own.shape, np.nan)
+  own -= every.waited[:, part]
+  if every.delay is not None:
+    own -= np.nan_to_num(every.delay[:, part])
+  valid = np.isfinite(own)
+  groups = Grouped(np.zeros(len(own), np.int64) if joined is None else joined)
+  return np.where(valid, own - groups.mean(np.where(valid, own, 0.0), valid), np.nan)

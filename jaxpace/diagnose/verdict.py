@@ -1,0 +1,330 @@
+"""The one sentence a person can act on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.codes import Sentence, Verdict, joined, milliseconds, named, percent
+from jaxpace.diagnose.diagnosis import Facts
+from jaxpace.diagnose.inconclusive import sentence as untold_sentence
+from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
+from jaxpace.diagnose.lateness import spell
+from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
+from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnose.phases import waiting_for_data
+from jaxpace.diagnose.what_if import Alternative, has_gaps
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.step_causes import PAUSES
+
+WORTH = COSTLY
+"""Part of the step that mending it saves from which on a finding makes the headline; below it,
+nothing costs much. And what takes this part and is no finding is told before anything is called
+healthy."""
+
+
+def verdict_on(facts: Facts) -> Sentence:
+  """Says what to do about the costliest finding, or that there is none; clears no rank that it
+  can't see."""
+  if missing := unrecorded(facts.run):
+    return missing
+  said = _on_those_seen(facts)
+  # What names a rank does not clear it.
+  named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION
+                 for rank in finding.ranks}
+  unseen = [rank for rank in facts.unseen if rank not in named_ranks]
+  if not unseen or facts.step_time is None or not facts.run.collectives:
+    return said
+  hidden = unseen_sentence(facts.run, unseen)
+  if len(unseen) == facts.run.ranks:
+    return Sentence(Verdict.UNSEEN_RANKS, hidden)
+  if facts.findings and facts.findings[0].mode != CONTENTION:
+    return Sentence(said.code, f"{said} {hidden}")
+  # What may be waiting for them is no crowded fabric before they are seen.
+  others = "As far as the others tell" if facts.findings else "Of the others"
+  return Sentence(Verdict.UNSEEN_RANKS, f"{hidden} {others}: {_lower(said)}")
+
+
+def _on_those_seen(facts: Facts) -> Sentence:
+  run, step_time = facts.run, facts.step_time
+  if step_time is None:
+    return Sentence(Verdict.NO_STEPS,
+        f"Nothing to judge: {plural(facts.recorded, 'step')} recorded, and none of them has a "
+        "recorded step before it to measure from. Let the job run on.")
+  if facts.findings:
+    return _found(facts)
+  if facts.untold is not None:
+    return Sentence(Verdict.UNTOLD, untold_sentence(facts.untold, len(run.collectives)))
+  if not run.collectives:
+    return Sentence(Verdict.NO_COLLECTIVES,
+        "No collective was recorded: it can't be told whether ranks wait for each other; see "
+        "the notes.")
+  lasting = _lasting(facts)
+  if run.ranks < 2:
+    said = lasting or Sentence(Verdict.HEALTHY, "Healthy: one rank has nobody to wait for.")
+    return Sentence(said.code, f"{said} {_largest(facts)}")
+  if facts.selected.size < MIN_STEPS:
+    return Sentence(Verdict.TOO_FEW_STEPS,
+        f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far "
+        f"waiting for late ranks takes {100 * facts.earliness / step_time.mean:.1f} % of the step.")
+  hidden = untimed(run)
+  if hidden:
+    number = sum(hidden.values())
+    what = joined([name if times == 1 else f"{times} of {name}"
+                   for (name, _), times in hidden.items()])
+    return Sentence(Verdict.UNTIMED,
+        f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of "
+        f"the step {'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and "
+        f"their waiting counts as compute; the notes say why. {_largest(facts)}")
+  if facts.doubt:
+    return Sentence(Verdict.DOUBT,
+        f"It can't be told whether a rank is late: {facts.doubt}, and waiting takes "
+        f"{percent(facts.earliness / step_time.mean)} of the step; see the notes.")
+  pauses = few_pauses(facts)
+  if pauses:
+    return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
+  unnamed = unnamed_waiting(facts)
+  if unnamed:
+    where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
+             else "comes from few steps" if unnamed.few else
+             f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
+             if unnamed.rank is not None else "is for ranks in turn, without a cause that shows")
+    return Sentence(Verdict.UNNAMED_WAITING,
+        "No lasting fault: no rank is persistently late, and the waiting "
+        f"({percent(unnamed.share)} of the time) {where}: see the "
+        f"notes.{f' {lasting}' if lasting else ''}")
+  waiting = (f"no rank is persistently late, and waiting for late ranks takes "
+             f"{100 * facts.earliness / step_time.mean:.1f} % of the step")
+  if lasting:
+    return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
+  return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(facts)}")
+
+
+def _paused(pauses: FewPauses, counted: int) -> str:
+  took = f"{pauses.cause} took {percent(pauses.share)} of the time"
+  if len(pauses.steps) > 1:
+    return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}; "
+            "see the notes.")
+  return (f"No lasting fault, but one long pause: {took}, all of it in step {pauses.steps[0]}. How "
+          f"often such a pause comes can't be told from one in {plural(counted, 'step')}.")
+
+
+def _lasting(facts: Facts) -> Sentence | None:
+  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than
+  their best.
+
+  Where both do, both are told, the larger one first.
+  """
+  step_time = facts.step_time
+  assert step_time is not None
+  if not step_time.mean > 0:
+    return None
+  found: list[tuple[float, Sentence]] = []
+  data = waiting_for_data(facts.run, facts.selected) or 0.0
+  if data >= WORTH * step_time.mean:
+    found.append((data / step_time.mean, Sentence(Verdict.DATA_WAITS,
+        f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, "
+        "mean over ranks: prefetch further ahead, and look at the storage and the decoding it "
+        "comes from.")))
+  slower = facts.no_contention
+  if slower and facts.run.ranks > 1 and saving(slower) >= WORTH:
+    why = (
+        "other programs run on the hosts' processors, and transfers wait for these as well as for "
+        "the network"
+        if facts.preempted >= CROWDED else
+        "whether the network or waiting for processors makes them so can't be told from this run")
+    found.append((saving(slower), Sentence(Verdict.SLOW_TRANSFERS,
+        f"Transfers take longer than their best for {percent(saving(slower))} of the step, which "
+        f"would be {slower.speedup:.2f} times as fast without that: {why}.")))
+  if not found:
+    return None
+  found.sort(key=lambda one: -one[0])
+  return Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
+
+
+def saving(after: Alternative) -> float:
+  """Part of the step that is saved."""
+  return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
+
+
+def _found(facts: Facts) -> Sentence:
+  said = _of_mode(facts, facts.findings[0])
+  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)"
+            for f in facts.findings[1:]]
+  if others:
+    said = f"{said} Then: {joined(others)}."
+  if sum(_worth(facts, finding) for finding in facts.findings) >= WORTH:
+    return Sentence(Verdict(facts.findings[0].mode), said)
+  return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(facts)} {said}")
+
+
+def _of_whom(finding: Finding) -> str:
+  return (f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} "
+          if finding.ranks else "")
+
+
+def _worth(facts: Facts, finding: Finding) -> float:
+  """Part of the step that mending it would save."""
+  after = mended(facts, finding)
+  return max(finding.share, saving(after)) if after else finding.share
+
+
+def mended(facts: Facts, finding: Finding) -> Alternative | None:
+  """The step without the ranks of a finding being late; None for other findings."""
+  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+    return None
+  everyone = set(finding.ranks) == set(facts.lateness.late.tolist())
+  return (facts.without_late if everyone else None) or facts.without_rank.get(finding.ranks[0])
+
+
+def _of_mode(facts: Facts, finding: Finding) -> str:
+  assert facts.step_time is not None
+  cost = f"{milliseconds(finding.share * facts.step_time.mean)} ({100 * finding.share:.0f} % of it)"
+  subject = _subject(finding)
+  if finding.mode == PERSISTENT:
+    return _persistent(facts, finding)
+  if finding.mode == LOCALITY:
+    return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
+  if finding.mode == CONTENTION:
+    whose = f"the link of {named(finding.hosts)}" if finding.hosts else "a crowded fabric"
+    return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
+  if finding.mode == JITTER:
+    return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
+            f"{_lower(finding.advice)}")
+  if finding.ranks:
+    return (f"Every step waits {cost} for {subject}, which takes long now and then: "
+            f"{_lower(finding.advice)}")
+  late = sorted({rank for other in facts.findings for rank in other.ranks})
+  whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
+  why = (f"because lateness varies, beside what it waits for {whose} as a rule"
+         if late else "for ranks that change from step to step")
+  return f"Every step waits {cost} {why}: {_lower(finding.advice)}"
+
+
+def _subject(finding: Finding) -> str:
+  hosts = named(finding.hosts)
+  if not finding.ranks:
+    return hosts
+  ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)}"
+  return f"{ranks} on {hosts}" if hosts else ranks
+
+
+def _persistent(facts: Facts, finding: Finding) -> str:
+  ranks, lateness = list(finding.ranks), facts.lateness
+  after = mended(facts, finding)
+  assert facts.step_time is not None and after is not None
+  saved = (f"and without that a step would take {milliseconds(after.step_time)} instead of "
+           f"{milliseconds(facts.step_time.mean)} ({after.speedup:.2f} times as fast).")
+  several = len(ranks) > 1
+  late = [max(e.lateness for e in lateness.episodes if e.rank == rank) for rank in ranks]
+  amount = milliseconds(min(late))
+  if several and milliseconds(max(late)) != amount:
+    amount += f" to {milliseconds(max(late))}"
+  does = "they arrive" if several else "it arrives"
+  return (f"Look at {_subject(finding)}: {does} {amount} late "
+          f"{spell(finding.first_step, finding.last_step)}, {saved}")
+
+
+def _largest(facts: Facts) -> str:
+  """Where most of the step goes."""
+  assert facts.shares is not None
+  name, share = max(facts.shares.items(), key=lambda entry: entry[1])
+  return f"Most of the step is {name} ({100 * share:.0f} %)."
+
+
+def _lower(text: str) -> str:
+  return text[0].lower() + text[1:]
+
+
+# What costs much and is no finding: few long pauses, waiting by turns or in few steps, data that
+# queue on the way.
+#
+# No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
+# notes and the verdict do.
+
+# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
+# worth on others.
+
+
+_UNMEASURED = {
+    "runtime": "gaps between steps, of which no column shows the cause,",
+    "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
+
+
+class FewPauses(NamedTuple):
+  """What one cause took beyond its usual time."""
+
+  cause: str  # for people
+  seconds: float  # in all, mean over processes
+  share: float  # of all the time counted
+  steps: np.ndarray  # numbers of the steps with a long one
+
+
+def few_pauses(facts: Facts) -> list[FewPauses]:
+  """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
+
+  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
+  hides costs nothing.
+  """
+  run, selected, step_time = facts.run, facts.selected, facts.step_time
+  if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
+    return []
+  own = "runtime" if has_gaps(run) else "compute"  # which then holds the gaps
+  gap = np.nan_to_num(facts.totals.per_step[own])
+  # what all ranks do alike: one that pauses alone makes the others wait
+  alone = np.nan_to_num(facts.totals.earliness.sum(axis=0))
+  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
+  causes: list[tuple[str, np.ndarray]] = []
+  for name, cause in PAUSES.items():
+    rows = run.host_causes.columns.get(name)
+    if rows is None or not len(rows):
+      continue
+    lost = np.zeros(len(run.steps))
+    for row in rows:
+      values = np.nan_to_num(row.astype(np.float64))
+      lost += np.maximum(values - np.median(values[selected.mask]), 0.0) / len(rows)
+    lost = np.minimum(lost, gap)
+    unmeasured = np.maximum(unmeasured - lost, 0.0)
+    causes.append((cause.label, lost))
+  found = []
+  for label, lost in [*causes, (_UNMEASURED[own], unmeasured)]:
+    long = selected.mask & (lost >= MOST * step_time.mean)
+    seconds = float(lost[long].sum())
+    share = seconds / (step_time.mean * selected.size)
+    if share >= COSTLY:
+      found.append(FewPauses(label, seconds, share, run.steps[long]))
+  return sorted(found, key=lambda pauses: -pauses.share)
+
+
+
+
+class Unnamed(NamedTuple):
+  """Waiting without a finding."""
+
+  share: float  # of the step
+  steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
+  few: bool  # whether these are few
+  rank: int | None = None  # that most of the waiting is for
+  often: float = 0.0  # share of the steps in which it is last
+
+
+def unnamed_waiting(facts: Facts) -> Unnamed | None:
+  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can
+  be judged."""
+  run, selected, step_time = facts.run, facts.selected, facts.step_time
+  if (step_time is None or facts.findings or not run.collectives or run.ranks < 2
+      or selected.size < MIN_STEPS
+      or facts.earliness < COSTLY * step_time.mean):
+    return None
+  whole = np.where(selected.mask, np.nan_to_num(facts.totals.earliness.sum(axis=0)), 0.0)
+  order = np.argsort(-whole, kind="stable")
+  number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
+  totals = facts.totals
+  few = number <= SELDOM * selected.size
+  rank = int(totals.blame.argmax())
+  often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
+  most = (few or often >= MOST) and totals.blame[rank] >= MOST * totals.blame.sum()
+  return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
+                 rank if most else None, often)

@@ -1,0 +1,299 @@
+"""Where in an observed step the waits are: which collective, which turn of its loop, which line of
+the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.accounting import OverlapSums
+from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, percent
+from jaxpace.diagnose.episodes import Episode
+from jaxpace.diagnose.floor import Floor
+from jaxpace.diagnose.limits import LISTED, MOST, TWICE
+from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.totals import Totals
+from jaxpace.record.ring.plan import turns_in_words
+from jaxpace.runs.run import Run
+
+
+class OccurrencePlan(NamedTuple):
+  """What the plan says of one occurrence of a collective."""
+
+  of: int
+  name: str
+  """Of all its turns: "all-gather.11"."""
+  kind: str
+  axis: str
+  phase: str
+  source: str | None
+  operation: str | None
+  loops: tuple[tuple[str, int, int | None], ...]
+  """Name, turn (from 0 on) and turns of each loop it is in, outermost first."""
+
+  @property
+  def turn(self) -> str:
+    """Its turns in words; empty where it is in no loop.
+
+    >>> loops = (("while.1", 2, 4), ("while.2", 17, 32))
+    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).turn
+    'iteration 2 of 4, in it iteration 17 of 32'
+    """
+    return turns_in_words(self.loops)
+
+  @property
+  def origin(self) -> str:
+    """Line and phase, in brackets; empty where neither is known."""
+    known = [self.source or "", self.phase if self.phase not in ("", "compute") else ""]
+    return f" ({', '.join(filter(None, known))})" if any(known) else ""
+
+  def __str__(self) -> str:
+    return self.name + (f", {self.turn}" if self.loops else "") + self.origin
+
+
+def places(run: Run) -> list[OccurrencePlan] | None:
+  """The place of each of the run's collectives, in their order; None where the run is not of an
+  observed step."""
+  if not run.observed or not run.collectives:
+    return None
+  entries = {entry.get("slot"): entry for entry in run.plan["collectives"]
+             if isinstance(entry, dict)}
+  found = []
+  for collective in run.collectives:
+    entry: dict[str, Any] = entries.get(collective.slot, {})
+    of = entry.get("of")
+    found.append(OccurrencePlan(
+        of=of if isinstance(of, int) else -1 - collective.slot, name=collective.name.split("@")[0],
+        kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""),
+        phase=str(entry.get("phase") or ""), source=entry.get("source") or None,
+        operation=entry.get("operation") or None,
+        loops=tuple((str(name), turn, trips) for name, turn, trips in entry.get("loops") or ())))
+  return found
+
+
+class CollectiveWaits(NamedTuple):
+  """What a step waits at one collective, all its turns together. Seconds a step, means over
+  ranks."""
+
+  place: OccurrencePlan  # of the turn in which most is waited
+  turns: int
+  waiting: float
+  transfer: float
+  contention: float
+  worst: float  # of `waiting`, in the turn in which most is waited
+  rank: int | None  # that most of the waiting is for; None where it is not told
+  held: float  # part of `waiting` that is for that rank
+
+  @property
+  def stands_out(self) -> bool:
+    """Whether much more is waited in one turn than in the others."""
+    return self.turns > 1 and self.worst > TWICE * self.waiting / self.turns
+
+  def to_json(self, step: float) -> dict[str, Any]:
+    """Plain values; `step` is the mean step in seconds."""
+    place = self.place
+    return {
+        "collective": place.name, "kind": place.kind, "axis": place.axis, "phase": place.phase,
+        "source": place.source, "operation": place.operation, "turns": self.turns,
+        "waiting": self.waiting, "share": self.waiting / step if step > 0 else 0.0,
+        "transfer": self.transfer, "contention": self.contention, "rank": self.rank,
+        "rank_share": self.held if self.rank is not None else None,
+        "worst_turn": {"loops": [list(loop) for loop in place.loops], "waiting": self.worst}
+        if place.loops else None}
+
+
+def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
+                    floor: Floor) -> tuple[CollectiveWaits, ...]:
+  """The collectives of an observed step, those with most waiting first; nothing of another run."""
+  at = places(run)
+  if at is None or not selected.size:
+    return ()
+  waiting, transfer, contention = (_means(values[:, selected.mask]) for values in (
+      totals.earliness, totals.transfer, floor.contention))
+  # [C, R]
+  for_whom = None if totals.groups is None else totals.groups.charged.sum(axis=2) / selected.size
+  found = []
+  of = np.array([place.of for place in at])
+  for index in dict.fromkeys(of.tolist()):
+    own = np.flatnonzero(of == index)
+    worst = int(own[waiting[own].argmax()])
+    whole = float(waiting[own].sum())
+    rank, held = None, 0.0
+    if for_whom is not None and whole > 0:
+      by_rank = for_whom[own].sum(axis=0)
+      rank = int(by_rank.argmax())
+      held = min(float(by_rank[rank]) / whole, 1.0)
+    found.append(CollectiveWaits(at[worst], len(own), whole, float(transfer[own].sum()),
+                                 float(contention[own].sum()), float(waiting[worst]), rank, held))
+  return tuple(sorted(found, key=lambda waits: -waits.waiting))
+
+
+def _means(values: np.ndarray) -> np.ndarray:
+  """[C] means over the steps in which a collective ran, times the part of the steps in which it
+  did."""
+  return np.asarray(np.nan_to_num(values).mean(axis=1))
+
+
+def late_at(case: Case, episode: Episode) -> Sentence | None:
+  """Says before which collective a late rank is busy for longer; None of a run that is not of an
+  observed step."""
+  at = places(case.run)
+  if at is None or not episode.lateness > 0:
+    return None
+  by_slot = _lateness(case, episode)
+  whole = float(np.maximum(by_slot, 0.0).sum())
+  if not whole > 0:
+    return None
+  top = int(by_slot.argmax())
+  if by_slot[top] >= MOST * whole:
+    return Sentence(Evidence.AT,
+        f"It is late by {milliseconds(float(by_slot[top]))} at {at[top]}: that is where it reaches "
+        "a collective after the others, and what it does since the one before is what takes long.")
+  of = np.array([place.of for place in at])
+  sums = {index: float(by_slot[of == index].sum()) for index in set(of.tolist())}
+  best = max(sums, key=lambda index: sums[index])
+  own = np.flatnonzero(of == best)
+  place = at[int(own[0])]
+  if sums[best] >= MOST * whole and len(own) > 1:
+    return Sentence(Evidence.AT,
+        f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its "
+        f"{len(own)} iterations: {milliseconds(float(by_slot[own].min()))} to "
+        f"{milliseconds(float(by_slot[own].max()))} in each.")
+  return Sentence(Evidence.AT,
+      f"Its lateness is spread over the step: of {milliseconds(whole)}, "
+      f"{percent(sums[best] / whole)} is at {place.name}{place.origin}, the most at any "
+      "collective.")
+
+
+def _lateness(case: Case, episode: Episode) -> np.ndarray:
+  """[C] seconds by which a rank reaches each collective after the typical ranks, while it is
+  late."""
+  totals, span = case.totals, slice(episode.begin, episode.end)
+  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
+  typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
+  ranks = np.append(typical, episode.rank)
+  mean = totals.lateness[:, ranks, span].sum(axis=2) / number[ranks]
+  level = mean[:, :-1].mean(axis=1) if typical.size else 0.0
+  return np.asarray(mean[:, -1] - level)
+
+
+def most_waited(case: Case, waits: Sequence[CollectiveWaits] | None = None) -> Sentence | None:
+  """Says at which collective most of the waiting is; None of a run that is not of an observed
+  step."""
+  found = (where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None
+           else waits)
+  whole = sum(w.waiting for w in found)
+  if not whole > 0:
+    return None
+  top = found[0]
+  turn = (f", {percent(top.worst / top.waiting)} of that in {top.place.turn}" if top.stands_out
+          else "")
+  return Sentence(Evidence.MOST_WAITED,
+      f"{percent(top.waiting / whole)} of the waiting is at "
+      f"{top.place.name}{top.place.origin}{turn}.")
+
+
+def most_contended(case: Case) -> Sentence | None:
+  """Says along which axis of the mesh transfers are slow; None where that does not tell
+  anything."""
+  at = places(case.run)
+  if at is None:
+    return None
+  seconds = _means(case.floor.contention[:, case.selected.mask])
+  whole = float(seconds.sum())
+  axes = {place.axis for place in at}
+  if not whole > 0 or len(axes) < 2:
+    return None
+  by_axis = {axis: float(sum(seconds[c] for c, place in enumerate(at) if place.axis == axis))
+             for axis in axes}
+  axis = max(by_axis, key=lambda name: by_axis[name])
+  top = int(np.argmax([seconds[c] if place.axis == axis else -1.0 for c, place in enumerate(at)]))
+  return Sentence(Evidence.MOST_CONTENDED,
+      f"{percent(by_axis[axis] / whole)} of what transfers take beyond their floors is along "
+      f"{axis.replace(',', ' and ') or 'no axis of the mesh'}, most at "
+      f"{at[top].name}{at[top].origin}.")
+
+
+# Computing while sending: what of a job's collectives is waited for, and what computing hides.
+
+class CollectiveOverlap(NamedTuple):
+  """A collective, all turns of its loop together. Seconds a step, means over ranks."""
+
+  name: str
+  times: int
+  exposed: float
+  hidden: float
+  behind_others: float
+  # share of the step's operations that may run meanwhile, by the plan; None where it doesn't tell
+  meanwhile: float | None
+
+  @property
+  def in_flight(self) -> float:
+    """From entry to exit."""
+    return self.exposed + self.hidden + self.behind_others
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values."""
+    return {"collective": self.name, "times": self.times, "in_flight": self.in_flight,
+            "exposed": self.exposed, "hidden": self.hidden, "behind_others": self.behind_others,
+            "meanwhile": self.meanwhile}
+
+
+class Overlap(NamedTuple):
+  """Computing while sending, of a job. Seconds a step, means over ranks."""
+
+  collectives: tuple[CollectiveOverlap, ...]  # those with most exposed time first
+  each: tuple[CollectiveOverlap, ...]  # every turn by itself, in the run's order
+  computing: float  # while any collective is under way, at least
+
+  @property
+  def exposed(self) -> float:
+    """What is waited for collectives, at most."""
+    return sum(one.exposed for one in self.collectives)
+
+  @property
+  def tells(self) -> bool:
+    """Whether there is more to say than that all is waited for, as far as stamps tell."""
+    return self.computing > 0 or any(one.meanwhile is not None for one in self.collectives)
+
+  def to_json(self, step: float) -> dict[str, Any]:
+    """Plain values; `step` is the mean step in seconds."""
+    return {"exposed": self.exposed, "exposed_share": self.exposed / step if step > 0 else 0.0,
+            "hidden": self.computing, "under_way": self.exposed + self.computing,
+            "in_flight": sum(one.in_flight for one in self.collectives),
+            "collectives": [one.to_json() for one in self.collectives[:LISTED]]}
+
+
+def overlap(run: Run, sums: OverlapSums, steps: int) -> Overlap | None:
+  """What a run's collectives hide; None without collectives or counted steps.
+
+  Args:
+    run: the run.
+    sums: over its counted steps.
+    steps: how many these are.
+  """
+  if not run.collectives or not steps:
+    return None
+  planned = {entry.get("slot"): entry for entry in run.plan.get("collectives") or ()
+             if isinstance(entry, dict)}
+  at = places(run)
+  each: list[CollectiveOverlap] = []
+  groups: dict[tuple[str, int], list[int]] = {}
+  for c, collective in enumerate(run.collectives):
+    share = planned.get(collective.slot, {}).get("meanwhile")
+    each.append(CollectiveOverlap(
+        collective.name, 1, float(sums.exposed[c]) / steps, float(sums.hidden[c]) / steps,
+        float(sums.behind[c]) / steps, share if isinstance(share, int | float) else None))
+    groups.setdefault(("of", at[c].of) if at else ("slot", c), []).append(c)
+  found = []
+  for own in groups.values():
+    one = each[own[0]]
+    found.append(CollectiveOverlap(
+        at[own[0]].name + at[own[0]].origin if at else one.name, len(own),
+        sum(each[c].exposed for c in own), sum(each[c].hidden for c in own),
+        sum(each[c].behind_others for c in own), one.meanwhile))
+  return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), tuple(each),
+                 sums.computing / steps)

@@ -1,0 +1,333 @@
+"""What the job would gain: recorded steps played again with something taken out.
+
+A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c]
+through all its collectives c, with undelayed arrivals A. Played with other arrivals A*, and all
+else (transfers, spread, what pacing cost) as recorded, a step is shorter by the sum over c of max A
+- max A*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.diagnose.floor import Floor, running_minimum
+from jaxpace.diagnose.groups import Meetings, meetings, step_through
+from jaxpace.diagnose.ledger import evened, leave
+from jaxpace.diagnose.phases import pauses_by_rank
+from jaxpace.diagnose.repaired import Repaired, repair, sampled
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.totals import undelayed
+from jaxpace.runs.run import MISSING, Run
+
+_MOST_CELLS = 1 << 26
+"""Arrivals that are played at a time, where not all ranks meet."""
+
+
+class Alternative(NamedTuple):
+  """A step that might have been."""
+
+  step_time: float  # seconds
+  speedup: float  # recorded step time over this one
+
+  def to_json(self) -> dict[str, float]:
+    """Returns plain numbers; seconds."""
+    return self._asdict()
+
+
+class Without(NamedTuple):
+  """What is taken out of a run, all of it at once."""
+
+  ranks: tuple[int, ...] = ()
+  """Ranks that are as quick as the typical one, and vary as much."""
+  skew: bool = False
+  """All ranks arrive at the step's mean arrival."""
+  contention: bool = False
+  """Every transfer takes at most its floor, and lets the ranks of a process go together."""
+  together: bool = False
+  """A collective lets the ranks of a process go together: none stands in a gap, since the process's
+  loop does, until another one is through, for longer than when the run is quiet. Part of
+  `contention`."""
+  runtime_jitter: bool = False
+  """Every rank's gap between steps takes that rank's median gap, or its mean one where that is
+  shorter, in every step."""
+  pauses: bool = False
+  """No process collects garbage, waits for data or writes checkpoints for longer than it usually
+  does."""
+  uneven: bool = False
+  """Every rank has as much of the work as its mean speed over the steps allows: what it does
+  between gaps takes all ranks equally long on average. The same work in all; parts of any size.
+  Where all ranks meet."""
+  pacing: bool = False
+  """No delay costs anything: L = max(A + d) - max(A) is taken out."""
+
+
+def alternative(step_time: float, saved: float) -> Alternative:
+  """The step with `saved` seconds of `step_time` taken out: speedup 1 / (1 - saved / step_time)."""
+  left = max(step_time - saved, 0.0)
+  return Alternative(left, step_time / left if left > 0 else float("inf"))
+
+
+def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
+          scenarios: Sequence[Without]) -> list[float]:
+  """Mean seconds by which a step would be shorter in each scenario, 0 or more.
+
+  Exact in the model above where all ranks leave a collective together. A rank that was not recorded
+  in a step is not there in either; a step in which nobody else was recorded stays as it was.
+
+  Args:
+    run: the recorded run.
+    selected: the steps that count.
+    floor: floors of the transfers; without them contention can't be taken out.
+    scenarios: what to take out.
+  """
+  total = np.zeros(len(scenarios))
+  if not run.collectives or not scenarios:
+    return total.tolist()
+  gaps = (_typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios)
+          else np.zeros(run.ranks))
+  pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
+  quiet = (_usual_standing(run, selected.mask)
+           if any(s.contention or s.together for s in scenarios) else None)
+  parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
+  contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
+  found = meetings(run)
+  late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
+  mended = repair(run, selected.mask, found, late) if late else None
+  if found is not None:
+    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses, quiet, mended)
+  for part in chunks(run):
+    if not selected.mask[part].any():
+      continue
+    work = busy(run, part)
+    work = work._replace(valid=work.valid & selected.mask[part])
+    arrival = undelayed(work)
+    stood = _longer(run, part, quiet)
+    recorded = _last(arrival, work.valid)
+    for i, scenario in enumerate(scenarios):
+      changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
+      if scenario.uneven and parts is not None:
+        changed = _moved(work, changed, parts)
+      total[i] += (recorded - _arriving(work, changed, scenario)).sum()
+      if scenario.pacing:
+        total[i] += (_last(work.arrival, work.valid) - recorded).sum()
+      if scenario.contention and contention is not None:
+        total[i] += contention[part][selected.mask[part]].sum()
+  return np.maximum(total / max(1, selected.size), 0.0).tolist()
+
+
+def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
+                    contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
+                    pauses: np.ndarray | None, quiet: np.ndarray | None,
+                    mended: Repaired | None) -> list[float]:
+  """The same where ranks wait for those of their own group only: all steps are played, one after
+  the other."""
+
+  def change(work: BusyTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
+    if number == 0:
+      return arrival
+    if number == 1:
+      return work.arrival
+    scenario, stood = scenarios[number - 2], _longer(run, part, quiet)
+    changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
+    return evened(found, changed, work.valid) if scenario.skew else changed
+
+  at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
+  numbers = list(range(len(scenarios) + 2))
+  recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once)
+                                for value in mean_steps(
+                                    run, found, selected.mask, numbers[begin:begin + at_once],
+                                    change)]
+  lost = (0.0 if contention is None
+          else float(contention[selected.mask].sum()) / max(1, selected.size))
+  return [max(recorded - value, 0.0) + (delayed - recorded if scenario.pacing else 0.0)
+          + (lost if scenario.contention else 0.0)
+          for value, scenario in zip(played, scenarios, strict=True)]
+
+
+def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
+  """[R] what a rank would have of the work, 1 being an even part: one over its mean busy time
+  without gaps, scaled so that the parts of the ranks that are known add up to as many; 1 where
+  nothing is known."""
+  total, number = np.zeros(run.ranks), np.zeros(run.ranks)
+  for part in chunks(run):
+    work = busy(run, part)
+    valid = work.valid & selected.mask[part]
+    own = undelayed(work).sum(axis=0) - work.runtime
+    total += np.where(valid, own, 0.0).sum(axis=1)
+    number += valid.sum(axis=1)
+  known = (number > 0) & (total > 0)
+  parts = np.ones(run.ranks)
+  parts[known] = number[known] / total[known]
+  if known.any():
+    parts[known] /= parts[known].mean()
+  return parts
+
+
+def _moved(work: BusyTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarray:
+  """[C, R, k] arrivals with each rank's work, all but its gaps, times its part."""
+  moved = arrival * parts[:, None]
+  moved[0] += work.runtime * (1 - parts[:, None])
+  return moved
+
+
+def has_gaps(run: Run) -> bool:
+  """Whether the gaps between steps were recorded: without them runtime jitter is part of
+  compute."""
+  return "gap" in run.durations and bool(np.isfinite(run.durations["gap"]).any())
+
+
+def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
+  """[C, k] arrival of the last of the valid ranks, 0 where there is none."""
+  return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
+
+
+def _changed(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
+             pauses: np.ndarray | None, stood: np.ndarray | None, part: slice,
+             mended: Repaired | None) -> np.ndarray:
+  """[C, R, k] arrivals without the gaps, pauses and slow ranks that the scenario is without."""
+  changed = arrival.copy()
+  left = work.runtime
+  if stood is not None and (scenario.contention or scenario.together):
+    left = left - np.minimum(stood, left)
+  if scenario.pauses and pauses is not None:
+    left = left - np.minimum(pauses[:, part], left)
+  if scenario.runtime_jitter:
+    steady = np.broadcast_to(gaps[:, None], left.shape)
+    left = (np.minimum(steady, left)
+            if scenario.pauses or scenario.contention or scenario.together else steady)
+  changed[0] += left - work.runtime
+  return changed if mended is None else mended.arrivals(changed, left, scenario.ranks)
+
+
+def _standing(run: Run, part: slice) -> np.ndarray:
+  """[R, k] seconds that each rank's process was not through with the step before on another rank
+  when it was on this one; 0 where that is not known.
+
+  Its loop goes on once all its ranks are through. A transfer's own time is that of the rank that it
+  lets go first: until the last one is through is the transfer's, too, and looks like a gap.
+  """
+  before = slice(max(part.start - 1, 0), part.stop - 1)
+  ends = np.maximum.reduce([one.exit_ns[:, before] for one in run.collectives])
+  stood = np.zeros((run.ranks, part.stop - part.start))
+  for process in np.unique(run.process_of_rank):
+    own = np.flatnonzero(run.process_of_rank == process)
+    there = (ends[own] != MISSING).all(axis=0) & (np.diff(run.steps[before.start:part.stop]) == 1)
+    there &= (run.attempt[own, before] == run.attempt[own[0], before]).all(axis=0)
+    stood[own, len(stood[0]) - len(there):] = np.where(
+        there, 1e-9 * (ends[own].max(axis=0) - ends[own]), 0.0)
+  return stood
+
+
+def _longer(run: Run, part: slice, quiet: np.ndarray | None) -> np.ndarray | None:
+  """[R, k] the same beyond what it is when the run is quiet; None where nobody asks."""
+  return None if quiet is None else np.maximum(_standing(run, part) - quiet[:, None], 0.0)
+
+
+def _usual_standing(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[R] how long each rank stands so when the run is quiet, s."""
+  some = sampled(run, mask)
+  seen = [_standing(run, part)[:, some[part]] for part in chunks(run) if some[part].any()]
+  return running_minimum(np.concatenate(seen, axis=1)).floor if seen else np.zeros(run.ranks)
+
+
+def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:
+  """[C, k] when the scenario's collectives would find everybody there."""
+  if not scenario.skew:
+    return _last(arrival, work.valid)
+  number = np.maximum(work.valid.sum(axis=0), 1)
+  return np.asarray(np.where(work.valid, arrival, 0.0).sum(axis=1) / number)
+
+
+def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
+  """[R] median gap of every rank over the counted steps, or their mean where that is shorter; 0
+  where none is known, as in the account of a step."""
+  medians = np.zeros(run.ranks)
+  if "gap" in run.durations:
+    for rank, row in enumerate(run.durations["gap"]):
+      known = row[mask]
+      known = known[np.isfinite(known)]
+      if known.size:
+        medians[rank] = min(np.median(known), known.mean())
+  return medians
+
+
+# Recorded steps played again where not all ranks meet in all collectives.
+#
+# Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max
+# over the group of (t + A) + C; a point-to-point transfer lets a rank out when it and its source
+# are there. Times run on from step to step, so that one rank's lateness reaches others through
+# whatever collectives join them, and ranks that nothing joins never meet.
+
+_LANES, _LEAST = 64, 512
+"""Stretches of steps that are played side by side, each from a common beginning, and steps of one
+at least."""
+
+_MOST_PLAYED, _ENOUGH = 1 << 23, 40
+"""Entries of collectives that are played, of a run of which some steps are written in full, and
+steps at least: of more, evenly spread ones."""
+
+Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
+"""From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its
+arrivals; minus infinity for a rank that is not there."""
+
+
+def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[int],
+               change: Change) -> np.ndarray:
+  """[scenarios] mean over ranks and counted steps of the time a step takes, seconds.
+
+  Args:
+    run: the recorded run.
+    found: who meets.
+    mask: [K] counted steps.
+    scenarios: their numbers.
+    change: makes a scenario's arrivals.
+  """
+  steps = np.flatnonzero(mask)
+  lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
+  # what lies between detailed steps isn't known: each by itself
+  if run.aggregated is not None:
+    most = max(_ENOUGH, _MOST_PLAYED // max(1, len(run.collectives) * run.ranks))
+    steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int)]
+    lanes = max(1, len(steps))
+  edges = np.linspace(0, len(steps), lanes + 1).astype(int)
+  longest = int(np.diff(edges).max(initial=0))
+  lane = np.searchsorted(edges, np.arange(len(steps)), side="right") - 1
+  place = np.arange(len(steps)) - edges[lane]
+  shape = len(run.collectives), longest, lanes, run.ranks
+  arrivals = np.full((len(scenarios), *shape), -np.inf, np.float32)
+  transfers = np.zeros(shape, np.float32)
+  for part in chunks(run):
+    own = np.flatnonzero((steps >= part.start) & (steps < part.stop))
+    if not own.size:
+      continue
+    work = busy(run, part)
+    work = work._replace(valid=work.valid & mask[part])
+    arrival = undelayed(work)
+    at = steps[own] - part.start
+    for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
+      transfers[c, place[own], lane[own]] = np.nan_to_num(
+          np.where(waited.takes, waited.transfer, 0.0))[:, at].T
+    for i, number in enumerate(scenarios):
+      changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
+      arrivals[i][:, place[own], lane[own]] = np.moveaxis(changed[:, :, at], 1, 2)
+  return _play(found, arrivals, transfers) / max(1, len(steps))
+
+
+def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.ndarray:
+  """[scenarios] sum over lanes of the ranks' mean time at the end.
+
+  Args:
+    found: who meets.
+    arrivals: [S, C, L, W, R]; minus infinity for a rank that is not there.
+    transfers: [C, L, W, R].
+  """
+  scenarios, slots, longest, lanes, ranks = arrivals.shape
+  time = np.zeros((scenarios, lanes, ranks))
+  for k in range(longest):
+    for c in range(slots):
+      time = leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
+  return np.asarray(time.mean(axis=2).sum(axis=1))

@@ -1,0 +1,1 @@
+"""Where each rank is when nothing goes on, and whom the others wait for."""

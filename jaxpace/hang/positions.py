@@ -1,0 +1,316 @@
+"""Where a rank is in its program, by the marks that its device has written; programs of several
+processes that are one; and positions as short text for a heartbeat."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import numpy as np
+
+from jaxpace.core.observed import TAG_BITS, ObservedCollective, ObservedPlan, ObservedProgram
+from jaxpace.core.ring_layout import NUMBER, VALUES
+
+_MASK = (1 << TAG_BITS) - 1
+_USUAL_OF = 64
+"""Steps whose median is the usual one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class NewestExecution:
+  """The newest execution of one program on one device.
+
+  Counts are by place of the collective in the program: how often the device has entered and left
+  it.
+  """
+
+  program: str
+  """Key in `ProgramsByKey`."""
+  number: int | None
+  """Executions that had started before; None where the ring no longer holds its start."""
+  ended: bool
+  entered: tuple[int, ...] = ()
+  left: tuple[int, ...] = ()
+  last: tuple[int, int, bool] | None = None
+  """Newest mark of a collective: its place, its turn, and whether it was the exit."""
+
+  @property
+  def pending(self) -> list[tuple[int, int]]:
+    """(place, turn) of each collective that was entered and not left."""
+    return [] if self.ended else [(place, number - 1) for place, number in enumerate(self.entered)
+                                  if number > self.left[place]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+  """Where a rank was when its ring was read."""
+
+  rank: int
+  process: int
+  executions: tuple[NewestExecution, ...] = ()
+  """Newest execution of each program, the one with the newest mark last."""
+  quiet: float | None = None
+  """Seconds from its newest mark to when its process last wrote, by its own clock."""
+  usual: float | None = None
+  """Median seconds between two starts of the program with the newest mark; None before a few."""
+  state: Literal["running", "silent", "closed"] = "running"
+  """"silent": nothing more is heard of its process; "closed": its process has closed its
+  recording. All marks up to then are known, and none after it."""
+  ended_by: str = ""
+  """Why its recording ends, as its process wrote down; empty where it wrote nothing."""
+  moving: bool = False
+  """Whether it wrote marks while its ring was watched: what it was in then is over."""
+  host: str = ""
+  waiting: float | None = None
+  """Seconds since it entered the collective that it entered last, if it is in one."""
+
+  def of(self, program: str) -> NewestExecution | None:
+    """Its newest execution of a program; None where it has none in its ring."""
+    return next((each for each in self.executions if each.program == program), None)
+
+  @property
+  def current(self) -> NewestExecution | None:
+    """The execution with the newest mark."""
+    return self.executions[-1] if self.executions else None
+
+
+def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Mapping[int, str],
+             programs: ProgramsByKey, now_ns: int | None) -> Position:
+  """Tells where a rank is by what its ring holds.
+
+  Args:
+    rank: its number.
+    process: its process.
+    tag: [n] uint32, events in the order they were written, with the program's number.
+    ns: [n] int64, their times.
+    keys: keys of the process's programs by their number, see `Programs.add`.
+    programs: all programs.
+    now_ns: when its process last lived, of the same clock; None where not known.
+  """
+  timed = ((tag & _MASK) < VALUES) | ((tag & _MASK) == NUMBER)
+  tag, ns = tag[timed], ns[timed]
+  number, own = tag >> TAG_BITS, (tag & _MASK).astype(np.int64)
+  found: list[tuple[int, int, NewestExecution, float | None]] = []
+  for each in np.unique(number).tolist():
+    key = keys.get(each)
+    if key is None:
+      continue
+    at = np.flatnonzero(number == each)
+    execution, begun = _newest(own[at], ns[at], key, programs.by_key[key])
+    found.append((int(at[-1]), int(at[begun]), execution,
+                  _usual(own[at], ns[at], programs.by_key[key])))
+  found.sort(key=lambda entry: entry[0])
+  # A device runs one program with collectives after the other: what ended later tells that one
+  # which began earlier was given up, as when a step raises.
+  kept = [entry for i, entry in enumerate(found)
+          if entry[2].ended or not any(other[2].ended and other[1] > entry[0]
+                                       for other in found[i + 1:])]
+  executions = tuple(entry[2] for entry in kept)
+  known = now_ns is not None and len(ns) > 0
+  quiet = max(0.0, (now_ns - int(ns[-1])) / 1e9) if known and now_ns is not None else None
+  waiting = None
+  if kept and executions[-1].pending and now_ns is not None:
+    inside = programs.by_key[executions[-1].program].collectives
+    entries = [tag for place, _ in executions[-1].pending for tag in inside[place].enter_tags]
+    upper = int(number[kept[-1][0]])
+    marks = ns[(number == upper) & np.isin(own, entries)]
+    waiting = max(0.0, (now_ns - int(marks[-1])) / 1e9)
+  return Position(rank, process, executions, quiet, kept[-1][3] if kept else None, waiting=waiting)
+
+
+def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
+            program: ObservedProgram) -> tuple[NewestExecution, int]:
+  """The newest execution in a program's events, and the place of its first event among them."""
+  first, number = _beginning(tag, ns, program.end_tag)
+  tags = tag[first:]
+  most = int(max((max((*each.enter_tags, *each.exit_tags), default=0)
+                  for each in program.collectives), default=0))
+  counts = np.bincount(np.minimum(tags, most + 1), minlength=most + 2)
+  # A device has entered once all enter marks are there, and leaves at the first exit mark.
+  entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0)
+                  for each in program.collectives)
+  left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0)
+               for each in program.collectives)
+  ended = bool((tags == program.end_tag).any())
+  last = _last(tags, program, counts, entered, left)
+  return NewestExecution(key, number, ended, entered, left, last), first
+
+
+def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int | None]:
+  """Place of the first event of the newest execution, and its number, None where not known.
+
+  It is what comes after the end mark of the one before, see `trace.marks.executions.Splitter`.
+  """
+  starts = np.flatnonzero(tag == NUMBER)
+  if not starts.size:
+    return 0, None
+  newest, number = int(starts[-1]), int(ns[starts[-1]])
+  ends = np.flatnonzero(tag == end_tag)
+  if ends.size and newest < ends[-1] < len(tag) - 1:
+    # Its first collectives are entered, its start mark is not written yet.
+    return int(ends[-1]) + 1, number + 1
+  before = ends[ends < newest]
+  if before.size and not ((starts > before[-1]) & (starts < newest)).any():
+    return int(before[-1]) + 1, number
+  return newest, number
+
+
+def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entered: tuple[int, ...],
+          left: tuple[int, ...]) -> tuple[int, int, bool] | None:
+  sides = {t: (place, leaves) for place, each in enumerate(program.collectives)
+           for leaves, own in ((False, each.enter_tags), (True, each.exit_tags)) for t in own}
+  for t in reversed(tags.tolist()):
+    if t not in sides:
+      continue
+    place, leaves = sides[t]
+    # One of several marks before a collective: not all of its operands are there yet.
+    if leaves or int(counts[t]) <= entered[place]:
+      return place, (left if leaves else entered)[place] - 1, leaves
+  return None
+
+
+def _usual(tag: np.ndarray, ns: np.ndarray, program: ObservedProgram) -> float | None:
+  starts = ns[tag == program.start_tag][-_USUAL_OF - 1:]
+  return float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
+
+
+_OWN = ("number", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")
+
+
+class ProgramsByKey:
+  """Programs by a key that is the same in every process that compiled the same."""
+
+  def __init__(self) -> None:
+    """Begins without any."""
+    self.by_key: dict[str, ObservedProgram] = {}
+    self._groups: dict[tuple[str, int], dict[int, tuple[int, ...]]] = {}
+
+  def add(self, plan: ObservedPlan) -> dict[int, str]:
+    """Takes in a process's programs.
+
+    Programs are the same if they have the same name, ranks and collectives; of several that are
+    the same within a process, the k-th is the other process's k-th.
+
+    Returns:
+      The key of each of its programs, by its number.
+    """
+    keys, met = {}, Counter[str]()
+    described = plan.to_json()["programs"]
+    for program, document in zip(plan.programs, described, strict=True):
+      text = json.dumps({name: value for name, value in document.items() if name not in _OWN},
+                        sort_keys=True)
+      digest = hashlib.sha256(text.encode()).hexdigest()[:10]
+      key = f"{digest}-{met[digest]}" if met[digest] else digest
+      met[digest] += 1
+      keys[program.number] = key
+      self.by_key.setdefault(key, program)
+    return keys
+
+  def collective(self, key: str, place: int) -> ObservedCollective:
+    """Returns a program's collective by its place in the list."""
+    return self.by_key[key].collectives[place]
+
+  def group(self, key: str, place: int, rank: int) -> tuple[int, ...]:
+    """Returns the ranks that a rank meets in a collective, itself included, rising."""
+    known = self._groups.get((key, place))
+    if known is None:
+      program = self.by_key[key]
+      each = program.collectives[place]
+      found = each.groups or _joined(each.pairs) or (program.ranks,)
+      known = {r: tuple(sorted(set(members))) for members in found for r in members}
+      self._groups[key, place] = known
+    return known.get(rank, (rank,))
+
+
+def _joined(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
+  """Ranks that pairs of source and target connect."""
+  parent: dict[int, int] = {}
+
+  def root(rank: int) -> int:
+    parent.setdefault(rank, rank)
+    while parent[rank] != rank:
+      parent[rank] = parent[parent[rank]]
+      rank = parent[rank]
+    return rank
+
+  for source, target in pairs:
+    parent[root(source)] = root(target)
+  groups: dict[int, list[int]] = {}
+  for rank in parent:
+    groups.setdefault(root(rank), []).append(rank)
+  return tuple(tuple(sorted(group)) for group in groups.values())
+
+
+_NEWEST = 2
+"""Executions of a rank that are told: that under way, and one of another program."""
+
+
+def to_text(positions: Iterable[Position], most: int) -> str:
+  """Writes positions; ranks that are at the same place share their entry. What does not fit is left
+  out.
+
+  Args:
+    positions: of one process's ranks.
+    most: characters, at most.
+  """
+  entries: dict[str, list[int]] = {}
+  for one in positions:
+    executions = [[each.program, each.number, each.ended, list(each.entered), list(each.left),
+                   each.last]
+                  for each in one.executions[-_NEWEST:]]
+    times = [None if value is None else round(value, 2)
+             for value in (one.quiet, one.usual, one.waiting)]
+    entries.setdefault(json.dumps([executions, *times], separators=(",", ":")), []).append(one.rank)
+  pieces: list[str] = []
+  left = most - 2
+  for text, ranks in entries.items():
+    piece = f"[{json.dumps(ranks, separators=(',', ':'))},{text}]"
+    needed = len(piece) + (1 if pieces else 0)
+    if needed > left:
+      continue
+    left -= needed
+    pieces.append(piece)
+  return f"[{','.join(pieces)}]" if pieces else ""
+
+
+def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
+              silence: float = 0.0) -> list[Position]:
+  """Reads `to_text`; what can't be read, or is of programs that are not known here, is left out.
+
+  Args:
+    text: what `to_text` wrote.
+    process: whose positions they are.
+    host: its name.
+    programs: those known here.
+    silence: seconds since it was written.
+  """
+  found: list[Position] = []
+  try:
+    for ranks, (executions, *times) in json.loads(text) if text else []:
+      quiet, usual, waiting = (None if value is None else float(value) for value in times)
+      made = tuple(_execution(*each) for each in executions)
+      if not all(_fits(each, programs) for each in made):
+        continue
+      one = Position(-1, process, made, None if quiet is None else quiet + silence, usual,
+                     host=host, waiting=None if waiting is None else waiting + silence)
+      found += [dataclasses.replace(one, rank=int(rank)) for rank in ranks]
+  except (TypeError, ValueError):
+    return found
+  return found
+
+
+def _execution(program: str, number: int | None, ended: bool, entered: list[int], left: list[int],
+               last: list[int] | None) -> NewestExecution:
+  return NewestExecution(str(program), None if number is None else int(number), bool(ended),
+                         tuple(map(int, entered)), tuple(map(int, left)),
+                         None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
+
+
+def _fits(one: NewestExecution, programs: ProgramsByKey) -> bool:
+  program = programs.by_key.get(one.program)
+  return (program is not None and len(one.entered) == len(one.left) == len(program.collectives)
+          and (one.last is None or 0 <= one.last[0] < len(program.collectives)))

@@ -1,0 +1,254 @@
+"""Reads where all ranks of a job are from the rings and plans in its run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.files.reading import UnreadableError
+from jaxpace.hang.describe import Flight
+from jaxpace.hang.positions import Position, ProgramsByKey, position
+from jaxpace.record.ring.executions import Lane
+from jaxpace.runs import ring_file, rundir
+from jaxpace.runs.problems import list_ranks, plural, why_unreadable
+from jaxpace.runs.ring_file import Pulse, RingFile, read_pulse, read_ring
+from jaxpace.runs.rundir import read_processes
+
+_RING = re.compile(r"^([0-9]{1,7})\.ring$")
+_MOST_NAMED = 3
+_MOST_HOLES = 64
+"""Slots that a killed process left half written: one a thread."""
+WATCHED_SECONDS = 3.0
+"""For so long rings of ranks that wait are watched: a process says several times a second in its
+ring that it lives."""
+_LONG, _GLANCE = 3.0, 0.1
+"""Seconds; shorter waits are nobody's concern; between two looks."""
+
+
+def read_flight(directory: str | os.PathLike[str], *,
+                own: Mapping[int, Flight] | None = None) -> Flight | None:
+  """Reads the rings of a run.
+
+  Args:
+    directory: run directory, of a job that runs, has ended or was killed.
+    own: what is known of processes better than by their files, by process; their rings are not
+      read.
+
+  Returns:
+    Where its ranks are; None where no process has a ring here, as in a run that was never observed.
+    Where ranks have waited for seconds, it takes up to `WATCHED_SECONDS` to see who still writes.
+  """
+  directory = pathlib.Path(directory)
+  rings = _rings(directory)
+  if not rings and not own:
+    return None
+  info = rundir.read_json(directory / rundir.RUN_FILE) or {}
+  run, attempt = info.get("run"), info.get("attempt", 0)
+  infos = dict(read_processes(directory, run, []))
+  if rings and not own and _all_clean(rings, infos, info):
+    return Flight({}, ProgramsByKey(), running=False, clean=True)
+  reading = _Reading(directory, run, attempt, infos)
+  for process, path in rings.items():
+    if process not in (own or {}):
+      reading.add(process, path)
+  # A watchdog knows by their heartbeats how the others are.
+  return reading.flight(info, own or {}, 0.0 if own else reading.watch(WATCHED_SECONDS))
+
+
+def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
+            programs: ProgramsByKey, host: str = "") -> list[Position]:
+  """Where the ranks of this process are, by its own ring in place.
+
+  Args:
+    blocks: [lanes] `core.marks.LANE`.
+    events: [lanes, capacity] `core.marks.EVENT`.
+    process: index of this process.
+    plan: its programs.
+    programs: gets them.
+    host: its name.
+  """
+  keys = programs.add(plan)
+  found = []
+  for lane in range(len(blocks)):
+    tag, ns = _events(events[lane], lambda lane=lane: int(blocks["head"][lane]))
+    # Read after the marks: none of them is later.
+    one = position(int(blocks["rank"][lane]), process, tag, ns, keys, programs, time.monotonic_ns())
+    found.append(dataclasses.replace(one, host=host))
+  return found
+
+
+class _Reading:
+  """What the files have told so far."""
+
+  def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
+               infos: Mapping[int, dict[str, Any]]):
+    self._directory, self._run, self._attempt, self._infos = directory, run, attempt, infos
+    self._programs = ProgramsByKey()
+    self._positions: dict[int, Position] = {}
+    self._read: set[int] = set()
+    self._open: dict[int, tuple[pathlib.Path, RingFile]] = {}
+    self._faults: dict[str, list[int]] = {}
+
+  def add(self, process: int, path: pathlib.Path) -> None:
+    """Reads a process's ring and plan."""
+    try:
+      ring = read_ring(path)
+    except (OSError, UnreadableError) as error:
+      self._leave_out(process, f"can't be used: it {why_unreadable(error)}")
+      return
+    if self._run is not None and ring.run != self._run:
+      self._leave_out(process, "is of another run")
+      return
+    if ring.attempt != self._attempt:
+      self._leave_out(process,
+                      f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
+      return
+    try:
+      plan = ring_file.read_plan(self._directory, process)
+    except (OSError, UnreadableError) as error:
+      if ring.events["seq"].any():
+        self._leave_out(process,
+                        "has no plan beside it that says what its timestamps mean: it "
+                        f"{why_unreadable(error)}")
+        return
+      # It has compiled nothing yet.
+      plan = ring_file.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
+    if plan.run != ring.run or plan.attempt != ring.attempt:
+      self._leave_out(process, "has a plan of another start of the job beside it")
+      return
+    self._take(process, path, ring, plan.plan)
+
+  def _take(self, process: int, path: pathlib.Path, ring: RingFile, plan: ObservedPlan) -> None:
+    info = self._infos.get(process, {})
+    keys = self._programs.add(plan)
+    host, ended_by = info.get("hostname") or "", info.get("ended_by") or ""
+    for lane, rank in enumerate(ring.ranks.tolist()):
+      if rank < 0 or rank in self._positions:
+        continue
+      tag, ns = _events(ring.events[lane], lambda lane=lane: int(ring.heads[lane]))
+      # A process that has just begun may have marks and no word yet.
+      now = max(ring.alive_ns, int(ns[-1])) if len(ns) and ring.alive_ns else None
+      one = position(rank, process, tag, ns, keys, self._programs, now)
+      self._positions[rank] = dataclasses.replace(
+          one, host=host, ended_by=ended_by, state="closed" if ring.closed else "silent")
+    self._read.add(process)
+    if not ring.closed:
+      self._open[process] = path, ring
+
+  @property
+  def _in_question(self) -> bool:
+    """Whether ranks have waited for so long that somebody may be told of it."""
+    return any(execution.pending and (one.state == "closed" or (one.waiting or 0.0) >= _LONG)
+               for one in self._positions.values() for execution in one.executions)
+
+  def watch(self, seconds: float) -> float:
+    """Waits until the processes whose recordings are open have written, for so long at most.
+
+    Processes that have are "running", and ranks with new marks "moving". No two clocks are
+    compared, and no process is asked by its number, which may be that of another container.
+
+    Returns:
+      The seconds for which the rings were watched; 0 where no long wait makes that necessary.
+    """
+    if not self._in_question:
+      return 0.0
+    begun, written = time.monotonic(), dict[int, Pulse]()
+    while True:
+      for process in self._open.keys() - written:
+        path, ring = self._open[process]
+        pulse = read_pulse(path)
+        if pulse is not None and pulse.alive_ns != ring.alive_ns:
+          written[process] = pulse
+      passed = time.monotonic() - begun
+      if len(written) == len(self._open) or passed >= seconds:
+        break
+      time.sleep(_GLANCE)
+    for process in written:
+      self._has_written(process)
+    return passed
+
+  def _has_written(self, process: int) -> None:
+    path, ring = self._open[process]
+    pulse = read_pulse(path)
+    for lane, rank in enumerate(ring.ranks.tolist()):
+      one = self._positions.get(rank)
+      if one is not None and one.process == process:
+        moving = (pulse is None or lane >= len(pulse.heads)
+                  or int(pulse.heads[lane]) != int(ring.heads[lane]))
+        self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
+
+  def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight], watched: float) -> Flight:
+    """Puts it together."""
+    running = not watched or any(one.state == "running" for one in self._positions.values())
+    for process, known in own.items():
+      self._read.add(process)
+      self._positions |= known.positions
+      for key, program in known.programs.by_key.items():
+        self._programs.by_key.setdefault(key, program)
+    declared = info.get("processes")
+    missing = (sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int)
+               else [])
+    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
+                  running, watched, run=str(info.get("run") or ""))
+
+  def _leave_out(self, process: int, why: str) -> None:
+    self._faults.setdefault(why, []).append(process)
+
+  def _sentences(self, missing: list[int]) -> Iterable[str]:
+    for why, processes in list(self._faults.items())[:_MOST_NAMED]:
+      which = (f"{processes[0]}.ring" if len(processes) == 1
+               else f"of processes {list_ranks(processes)} each")
+      yield f"The ring {ring_file.FOLDER}/{which} {why}." if len(
+          processes) == 1 else f"The rings {which} {why}."
+    faulty = {process for processes in self._faults.values() for process in processes}
+    silent = [process for process in missing if process not in faulty]
+    if silent and self._read:
+      yield (f"{plural(len(silent), 'process', 'processes')} ({list_ranks(silent)}) left no ring "
+             "here, as where each host writes to a disk of its own: put what lies in 'marks' on "
+             "each host together.")
+
+
+def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
+  """The rings in a run directory by process, rising."""
+  try:
+    names = os.listdir(directory / ring_file.FOLDER)
+  except OSError:
+    return {}
+  found = {int(match[1]): directory / ring_file.FOLDER / name
+           for name in names if (match := _RING.match(name))}
+  return dict(sorted(found.items()))
+
+
+def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
+               info: Mapping[str, Any]) -> bool:
+  declared = info.get("processes")
+  expected = (set(rings) | (set(range(declared)) if isinstance(declared, int)
+                            and declared <= 1 << 20 else set()))
+  return all(process in infos and infos[process].get("closed_cleanly") is True
+             and not infos[process].get("ended_by") for process in expected)
+
+
+def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
+  """(tag, ns) of all events that a lane still holds."""
+  lane = Lane()
+  tags, times = [], []
+  reached = head()
+  for _ in range(_MOST_HOLES):
+    if lane.position >= reached:
+      break
+    taken = lane.take(slots, head, final=True)
+    tags.append(taken.tag)
+    times.append(taken.ns)
+    if not len(taken.tag) and not taken.lost:
+      break
+  if not tags:
+    return np.empty(0, np.uint32), np.empty(0, np.int64)
+  return np.concatenate(tags), np.concatenate(times)

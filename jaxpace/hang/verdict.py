@@ -1,0 +1,101 @@
+"""Who keeps the others waiting: from what the processes say of themselves. Pure: no clock, no I/O.
+
+A process that waits inside a step has arrived; one that has not called it, or that says nothing any
+more, has not. A step that has completed anywhere was called by all: each holds a collective over
+all processes. The step that is waited for is the one after the last that any process has seen
+complete: loops may run ahead of their devices by different numbers of steps, so the farthest step
+called says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat
+from jaxpace.runs.alarms import Late, LateProcess, State
+
+
+def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> float:
+  """Seconds since the last process said that it would take long (a pause, a compilation); 0 while
+  one does.
+
+  Args:
+    heard: words by process.
+    silence: seconds after which a process counts as silent: its excuse no longer holds.
+
+  Returns:
+    Infinity if nobody did.
+  """
+  fresh = [one for one in last_heartbeats.values() if one.silence <= silence and not one.left]
+  return min((0.0 if one.heartbeat.excused == 0 else one.heartbeat.excused + one.silence
+              for one in fresh),
+             default=float("inf"))
+
+
+def speaker(last_heartbeats: Mapping[int, LastHeartbeat], silence: float, own: int) -> int:
+  """The one process that tells: the lowest that is heard of and has itself waited too long; or
+  `own`."""
+  return min([own, *(process for process, one in last_heartbeats.items()
+                     if one.silence <= silence and one.heartbeat.waiting and not one.left)])
+
+
+def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence: float, own: int,
+          waited: float) -> Late:
+  """Says who has not arrived.
+
+  Args:
+    heard: words by process, this process's own included.
+    processes: number of processes of the job.
+    silence: seconds without a new word after which a process counts as silent.
+    own: this process.
+    waited: seconds since a step last completed here.
+  """
+  # No step has completed that one of those heard of now has not called, whatever the others take
+  # for completed: where all results are donated they can only count calls.
+  called = [one.heartbeat.entered for one in last_heartbeats.values() if one.left
+            or one.silence <= silence]
+  step = 1 + min([max(one.heartbeat.completed for one in last_heartbeats.values()), *called])
+  late, arrived = [], []
+  for process in range(processes):
+    one = last_heartbeats.get(process)
+    if one is None:
+      late.append(LateProcess(process, "absent"))
+      continue
+    heartbeat = one.heartbeat
+    if one.left:
+      late.append(_late(heartbeat, "left"))
+    elif one.silence > silence:
+      late.append(_late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "silent",
+                        one.silence))
+    elif heartbeat.entered < step:
+      late.append(_late(heartbeat, "outside", heartbeat.age + one.silence, heartbeat.stack))
+    else:
+      arrived.append(process)
+  return Late(step, waited, tuple(late), tuple(arrived), own)
+
+
+def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeartbeat,
+                    waited: float) -> Late:
+  """Names process 0, in which the store lives that does not answer: all that a process can know by
+  itself.
+
+  Args:
+    heard: words heard before.
+    own: this process's own.
+    waited: seconds since a step last completed here.
+  """
+  inside = own.heartbeat.entered > own.heartbeat.completed
+  step = own.heartbeat.completed + 1
+  if 0 in last_heartbeats:
+    heartbeat = last_heartbeats[0].heartbeat
+    zero = _late(heartbeat._replace(entered=max(heartbeat.entered, step - 1)), "service",
+                 last_heartbeats[0].silence)
+  else:
+    zero = LateProcess(0, "service", last_step=step - 1)
+  return Late(step, waited, (zero,), (own.heartbeat.process,) if inside else (),
+              own.heartbeat.process)
+
+
+def _late(heartbeat: Heartbeat, state: State, seconds: float = 0.0, stack: str = "") -> LateProcess:
+  return LateProcess(heartbeat.process, state, heartbeat.host, heartbeat.pid, heartbeat.entered,
+                     heartbeat.phase, seconds, stack)

@@ -1,0 +1,384 @@
+"""Gradients over unequal numbers of micro-batches: each rank runs its own count, and they meet
+once, after the loop."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import core as jex_core
+from jax.sharding import PartitionSpec
+
+from jaxpace.core.varying import manual_axes, vary, varying, varying_of_aval
+from jaxpace.instrumentation.program import axes_of, bodies
+from jaxpace.observation import phases
+
+Sums = Literal["float32", "parameters"]
+
+
+def accumulate(
+    loss_fn: Callable[..., Any],
+    params: Any,
+    micro_batches: Any,
+    count: jax.typing.ArrayLike,
+    axis_name: str | Sequence[str] = "data",
+    *,
+    key: jax.Array | None = None,
+    index: jax.Array | None = None,
+    has_aux: bool = False,
+    sums: Sums = "float32",
+    mesh: Any = None,
+) -> tuple[Any, Any]:
+  """Mean loss and its gradient over all ranks' micro-batches, of which this rank runs its first
+  `count`.
+
+  The loop runs `count` times, a number that is data: one compiled program serves all counts.
+  Losses, weights and gradients are added up on each rank and summed over the ranks once, after the
+  loop:
+
+      loss  = sum of all losses / sum of all weights
+      grads = sum of all gradients / sum of all weights
+
+  both over every micro-batch of every rank. So token-weighted and masked losses are exact, and the
+  result is that of any other way to share the same micro-batches, but for the order of the sums.
+
+  Call it where a collective over `axis_name` may be called: inside `jax.shard_map` or `jax.pmap`,
+  in a step of `jaxpace.instrument` too, where the loop is the rank's busy time. In a step that is
+  jitted as a whole it makes such a place for itself, over the mesh of `jax.set_mesh` or `mesh`:
+  `axis_name` manual, all other axes left to the compiler. There `micro_batches` has the capacity of
+  all ranks together in front, rank by rank, and parameters that are split over `axis_name` (FSDP)
+  are gathered before the loop.
+
+  >>> import jax, jax.numpy as jnp, jaxpace
+  >>> def loss_fn(w, x):
+  ...   return jnp.sum((x - w) ** 2), x.size          # sum of losses, sum of weights
+  >>> step = jax.pmap(lambda x, count: jaxpace.accumulate(loss_fn, jnp.float32(0), x, count, "data"),
+  ...                 axis_name="data", devices=jax.devices()[:1])
+  >>> x = jnp.array([[[1.0, 2.0], [3.0, 4.0], [9.0, 9.0]]])  # a capacity of three micro-batches
+  >>> loss, grads = step(x, jnp.array([2]))
+  >>> print(loss, grads)                              # of the first two: (1 + 4 + 9 + 16) / 4
+  [7.5] [-5.]
+
+  Args:
+    loss_fn: `loss_fn(params, micro_batch)`, with `key` `loss_fn(params, micro_batch, key)`; returns
+      the sum of the losses and the sum of their weights, both [], with `has_aux` also a tree of
+      numbers. The weight must not depend on the parameters. `jax.checkpoint` may be inside,
+      collectives over other axes too; over `axis_name` there can be none: ranks with other counts
+      would never meet.
+    params: a pytree of arrays, differentiated; the same on all ranks.
+    micro_batches: a pytree of arrays with an axis of capacity in front.
+    count: [] int32, this rank's number of micro-batches; or [R] int32, those of all R ranks, the
+      same on all of them. At most the capacity: a larger one makes the loss NaN, for data would be
+      missing; so does one below 0.
+    axis_name: the data axis, or several that together are.
+    key: a random key, the same on all ranks. Micro-batch number i of the global batch gets
+      `jax.random.fold_in(key, i)`, whoever runs it: the ranks' shares follow one another in order,
+      so all `count`s must be given, or `index`.
+    index: [capacity] int32, numbers of this rank's micro-batches in the global batch, where their
+      order is another one.
+    has_aux: whether `loss_fn` returns a third thing, a pytree of numbers that are summed over all
+      micro-batches of all ranks.
+    sums: "float32": gradients are added up, summed over ranks and returned in float32 at least;
+      "parameters": in each parameter's own type.
+    mesh: in a step that is jitted as a whole and has no mesh in context.
+
+  Returns:
+    (loss, grads), or ((loss, aux), grads): loss [] float32, grads like `params`, the same on all
+    ranks. Zeros where all weights are zero.
+
+  Raises:
+    ValueError: a collective over `axis_name` in the loss, a loss without weights, counts of another
+      number of ranks or beyond the capacity, or no place for the sum over `axis_name`.
+  """  # noqa: E501
+  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  if not names:
+    raise ValueError("axis_name names no axis: give the mesh's data axis, such as 'data'.")
+  if sums not in ("float32", "parameters"):
+    raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
+  _no_modules(params)
+  run = functools.partial(_accumulate, loss_fn, names=names, has_aux=has_aux, sums=sums)
+  if not _bound(names):
+    return _island(run, params, micro_batches, count, names, key, index, mesh)
+  if mesh is not None:
+    raise ValueError("jaxpace.accumulate needs no mesh inside jax.shard_map: leave it out.")
+  return run(params, micro_batches, count, key, index)
+
+
+def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, count: Any, key: Any,
+                index: Any, *, names: tuple[str, ...], has_aux: bool,
+                sums: Sums) -> tuple[Any, Any]:
+  """`accumulate` where the axes are bound."""
+  capacity = _capacity(micro_batches)
+  own, before = _own_count(count, names, capacity)
+  if index is not None:
+    index = jnp.asarray(index)
+    if index.shape != (capacity,):
+      raise ValueError(f"index has the shape {list(index.shape)}; one number for each of the "
+                       f"{capacity} micro-batches that there is room for is needed.")
+  elif key is not None and before is None:
+    raise ValueError("A key for each micro-batch of the global batch takes to know where this "
+                     "rank's share begins: give the counts of all ranks, [R], as count, or index=, "
+                     "[capacity].")
+  # Where JAX keeps track of what differs between ranks, a parameter that is the same on all would
+  # have its gradient summed over them wherever it is differentiated: in the loop.
+  own_axes = varying(jax.lax.axis_index(names))
+  copies = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), own_axes), params)
+
+  def number(i: Any) -> Any:
+    return None if key is None else (before + i if index is None else index[i])
+
+  def picked(i: Any) -> Any:
+    part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(
+        jnp.asarray(leaf), i, keepdims=False), micro_batches)
+    return part if key is None else (part, jax.random.fold_in(key, number(i)))
+
+  def turn(params: Any, picked: Any) -> Any:
+    given = (picked,) if key is None else picked
+    (loss, (weight, aux)), grads = jax.value_and_grad(_checked(loss_fn, has_aux), has_aux=True)(
+        params, *given)
+    return loss, weight, aux, jax.tree.map(lambda grad: grad.astype(_sum_type(grad, sums)), grads)
+
+  inputs = (copies, picked(jnp.int32(0)))
+  closed, shapes = jax.make_jaxpr(turn, return_shape=True)(*inputs)
+  _no_meeting(closed.jaxpr, names, varying(own))
+  _no_sharding(closed.jaxpr, names)
+  one_turn, tree = jex_core.jaxpr_as_fun(closed), jax.tree.structure(shapes)
+
+  def body(i: Any, sofar: Any) -> Any:
+    found = one_turn(*jax.tree.leaves((copies, picked(i))))
+    return [a + b for a, b in zip(sofar, found, strict=True)]
+
+  zeros = [vary(jnp.zeros(aval.shape, aval.dtype), own_axes | varying_of_aval(aval))
+           for aval in closed.out_avals]
+  with jax.named_scope("micro_batches"):
+    total = jax.lax.fori_loop(jnp.int32(0), jnp.minimum(own, jnp.int32(capacity)), body, zeros)
+  loss, *rest = total
+  impossible = (own > jnp.int32(capacity)) | (own < jnp.int32(0))
+  loss = jnp.where(impossible, jnp.asarray(jnp.nan, loss.dtype), loss)
+  loss, weight, aux, grads = jax.tree.unflatten(tree, jax.lax.psum([loss, *rest], names))
+  some = weight != 0
+  divisor = jnp.where(some, weight, jnp.ones_like(weight))
+  loss = jnp.where(some | jnp.isnan(loss), loss / divisor, jnp.zeros_like(loss))
+
+  def mean(grad: jax.Array) -> jax.Array:
+    exact = _exact(grad.dtype)
+    return jnp.where(some, (grad.astype(exact) / divisor.astype(exact)).astype(grad.dtype),
+                     jnp.zeros_like(grad))
+
+  return ((loss, aux) if has_aux else loss), jax.tree.map(mean, grads)
+
+
+def _exact(dtype: Any) -> Any:
+  """The type to add up in: float32, or the type itself where that has more digits."""
+  wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype).itemsize > 4
+  return jnp.dtype(dtype) if wide else jnp.dtype(jnp.float32)
+
+
+def _sum_type(grad: jax.Array, sums: Sums) -> Any:
+  return grad.dtype if sums == "parameters" else _exact(grad.dtype)
+
+
+def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+  """The loss, its results checked: (loss, (weight, aux)), both numbers in float32 at least."""
+  name = getattr(loss_fn, "__name__", "loss_fn")
+  wanted = "(loss_sum, weight_sum, aux)" if has_aux else "(loss_sum, weight_sum)"
+
+  def checked(*args: Any) -> Any:
+    found = loss_fn(*args)
+    if not isinstance(found, tuple) or len(found) != 2 + has_aux:
+      what = (f"{len(found)} things" if isinstance(found, tuple) else
+              "a list, not a tuple" if isinstance(found, list) else "one thing")
+      hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
+              "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
+              "all count equally.")
+      if isinstance(found, tuple) and len(found) == 3:
+        hint = ". For a third thing that is summed up too give has_aux=True."
+      raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")
+    for one in found[:2]:
+      if one is None or isinstance(one, (str, dict)):
+        raise ValueError(f"{name} must return {wanted}, both single numbers, and one of them is "
+                         f"{one!r:.40}.")
+    loss, weight = jnp.asarray(found[0]), jnp.asarray(found[1])
+    if not jnp.issubdtype(loss.dtype, jnp.floating):
+      raise ValueError(f"The loss of {name} is {loss.dtype}, which has no gradient: return a sum "
+                       "of floating-point losses.")
+    if loss.shape or weight.shape:
+      raise ValueError(f"{name} must return {wanted}, both single numbers; their shapes are "
+                       f"{list(loss.shape)} and {list(weight.shape)}. Sum over the micro-batch: "
+                       "losses.sum(), mask.sum().")
+    exact = _exact(loss.dtype)
+    aux = jax.tree.map(jnp.asarray, found[2]) if has_aux else ()
+    return loss.astype(exact), (jax.lax.stop_gradient(weight).astype(exact), aux)
+
+  return checked
+
+
+def _capacity(micro_batches: Any) -> int:
+  sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(micro_batches)}
+  if len(sizes) != 1 or () in sizes or (0,) in sizes:
+    said = (", ".join(str(list(jnp.shape(leaf))) for leaf in jax.tree.leaves(micro_batches)[:4])
+            or "none")
+    raise ValueError("Every array of micro_batches needs the same axis in front, of as many "
+                     f"micro-batches as there is room for on a rank; the shapes are {said}.")
+  return int(sizes.pop()[0])
+
+
+def _own_count(count: Any, names: tuple[str, ...],
+               capacity: int) -> tuple[jax.Array, jax.Array | None]:
+  """This rank's count and, where all counts are given, the sum of those before it: int32 []."""
+  ranks = math.prod(jax.lax.axis_size(name) for name in names)
+  if isinstance(count, (int, np.ndarray, np.generic, list, tuple)):
+    most = np.max(np.asarray(count), initial=0)
+    if most > capacity:
+      raise ValueError(f"A rank is to run {most} micro-batches, and micro_batches has room for "
+                       f"{capacity}: make its first axis as long as the balancer's capacity.")
+  count = jnp.asarray(count)
+  if not jnp.issubdtype(count.dtype, jnp.integer):
+    raise ValueError(f"count is {count.dtype}; it must be whole numbers, int32.")
+  count = count.astype(jnp.int32)
+  if not count.shape:
+    return count, None
+  if count.ndim > 1:
+    raise ValueError(f"count has the shape {list(count.shape)}; it must be [], this rank's, or "
+                     f"[{ranks}], those of all ranks.")
+  if count.shape != (ranks,):
+    hint = (" Give it as it is to every rank: P() in in_specs." if count.shape == (1,) else
+            " They are of another mesh: make them anew, for this number of ranks.")
+    raise ValueError(
+        f"There are counts of {math.prod(count.shape)} ranks, and {ranks} along "
+        f"{','.join(names)}.{hint}")
+  place = jax.lax.axis_index(names)
+  earlier = jnp.where(jnp.arange(ranks, dtype=jnp.int32) < place, count, jnp.int32(0))
+  return (jax.lax.dynamic_index_in_dim(count, place, keepdims=False),
+          jnp.sum(earlier, dtype=jnp.int32))
+
+
+def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
+  """Checks that the loss asks for no sharding over the data axis, which JAX would refuse when it
+  compiles."""
+  for eqn in jaxpr.eqns:
+    spec = (getattr(eqn.params.get("sharding"), "spec", None)
+            if eqn.primitive.name == "sharding_constraint" else None)
+    asked = {name for part in spec or () for name in (part if isinstance(part, tuple) else (part,))}
+    if met := [name for name in names if name in asked]:
+      raise ValueError(
+          f"The loss asks for a sharding over {', '.join(map(repr, met))}, {spec}, and inside "
+          "jaxpace.accumulate each rank has its own micro-batch whole: there let shardings name "
+          "other axes only.")
+    for body in bodies(eqn.params):
+      _no_sharding(body, names)
+
+
+def _meetings(jaxpr: Any, outer: str) -> Iterator[tuple[Any, tuple[str, ...], str]]:
+  """Every collective of a jaxpr, its axes, and its name stack."""
+  for eqn in jaxpr.eqns:
+    stack = phases.join(outer, str(eqn.source_info.name_stack))
+    if axes := axes_of(eqn.primitive, eqn.params):
+      yield eqn, axes, stack
+    for body in bodies(eqn.params):
+      yield from _meetings(body, stack)
+
+
+def _no_meeting(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
+  """Checks that no ranks whose counts differ meet in the loop."""
+  for eqn, axes, stack in _meetings(jaxpr, ""):
+    met = [axis for axis in axes if axis in names or axis in uneven]
+    if not met:
+      continue
+    called = phases.collective_name(stack)
+    where = f" in {called}" if called else ""
+    raise ValueError(
+        f"The loss holds a collective over {', '.join(map(repr, met))}: "
+        f"{eqn.primitive.name}{where}. It would run once a micro-batch, and ranks that run "
+        "different numbers of them would wait for each other for ever. jaxpace.accumulate sums "
+        "losses, weights and gradients itself, after the loop: take psum and pmean out of the "
+        "loss, keep statistics of batch norm on the rank, and gather parameters that are split "
+        "over this axis (FSDP) before the call.")
+
+
+def _bound(names: tuple[str, ...]) -> bool:
+  """Whether the axes are bound here, by shard_map or pmap."""
+  missing = []
+  for name in names:
+    try:
+      jax.lax.axis_size(name)
+    except NameError:
+      missing.append(name)
+  bound = manual_axes()
+  if missing and (len(missing) < len(names) or bound):
+    raise ValueError(f"The axis {', '.join(map(repr, missing))} is not known where "
+                     "jaxpace.accumulate runs; those bound here are "
+                     f"{', '.join(map(repr, bound)) or 'others'}. Is axis_name the mesh's "
+                     "data axis?")
+  return not missing
+
+
+def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any,
+            names: tuple[str, ...], key: Any, index: Any, mesh: Any) -> tuple[Any, Any]:
+  """Runs it in a step that is jitted as a whole: the data axis manual, the others the
+  compiler's."""
+  given = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
+  absent = [name for name in names if name not in given.axis_names]
+  if absent:
+    raise ValueError(f"The axis {', '.join(map(repr, absent))} is not known where "
+                     "jaxpace.accumulate runs. Call it inside jax.shard_map or jax.pmap; or, in a "
+                     "step that is jitted as a whole, give it the mesh: mesh=mesh, or with "
+                     "jax.set_mesh(mesh).")
+  ranks = math.prod(given.shape[name] for name in names)
+  if jnp.shape(count) != (ranks,):
+    raise ValueError(f"In a step that is jitted as a whole count must be those of all {ranks} "
+                     f"ranks, [{ranks}] int32; its shape is {list(jnp.shape(count))}.")
+  whole = _capacity(micro_batches)
+  if whole % ranks:
+    raise ValueError(f"micro_batches has room for {whole} micro-batches, which don't divide among "
+                     f"{ranks} ranks: in a step that is jitted as a whole its first axis is that "
+                     "of all ranks together, rank by rank.")
+  split = PartitionSpec(names if len(names) > 1 else names[0])
+  everywhere = PartitionSpec()
+  specs = (everywhere, split, everywhere, everywhere, everywhere if index is None else split)
+  place = jax.shard_map(run, mesh=given, axis_names=set(names), in_specs=specs,
+                        out_specs=everywhere, check_vma=False)
+  gathered = jax.tree.map(lambda leaf: _split_by(leaf, _without(names, _spec(leaf))), params)
+  loss, grads = place(gathered, micro_batches, count, key, index)
+  return loss, jax.tree.map(lambda grad, leaf: _split_by(grad, _spec(leaf)), grads, params)
+
+
+def _spec(leaf: Any) -> PartitionSpec:
+  """The sharding that an array's type tells: of axes that are explicit in `jax.make_mesh`, else of
+  none."""
+  spec: PartitionSpec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec",
+                                PartitionSpec())
+  return spec
+
+
+def _without(names: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
+  parts = (part if isinstance(part, tuple) else (part,) for part in spec)
+  left = (tuple(name for name in part if name is not None and name not in names) for part in parts)
+  return PartitionSpec(*(part if len(part) > 1 else part[0] if part else None for part in left))
+
+
+def _split_by(leaf: Any, spec: PartitionSpec) -> Any:
+  return leaf if _spec(leaf) == spec else jax.reshard(leaf, spec)
+
+
+def _no_modules(params: Any) -> None:
+  nnx = sys.modules.get("flax.nnx")
+  if nnx is None:
+    return
+  kinds = (nnx.Module, nnx.Optimizer)
+  if any(isinstance(leaf, kinds)
+         for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, kinds))):
+    raise ValueError(
+        "jaxpace.accumulate takes the parameters of an nnx model, not the model, whose other state "
+        "(statistics, streams of random numbers) would depend on which rank runs what: graphdef, "
+        "params, rest = nnx.split(model, nnx.Param, ...); in the loss model = nnx.merge(graphdef, "
+        "params, rest).")
+
+
+__all__ = ["accumulate"]

@@ -1,0 +1,247 @@
+"""Listening, and holding back, before a collective: `Pacer.hold` in the compiled step.
+
+Before a stamped bucket the pacer is asked. As long as it wants to listen:
+
+    wait       until `seconds` after the job's last collective, or listening, was over
+    listen     a sum of one zero over the data axis, between two stamps
+    tell       the least of all ranks' times, by another tiny collective
+    ask again
+
+What was heard is thus a collective's result, the same on all ranks, and so is the answer to it:
+all ranks take the same turns of the loop. The answer to the first question comes of the pacer's
+state alone, which must be the same on all ranks too. A job in which it isn't (a state that was
+restored on some ranks only, hosts whose processors round differently) would wait for ever, so what
+the pacer answers by is compared in each step, by a number that every rank shares beside its
+arrival, and nobody holds in a step after one in which the numbers were not all alike.
+
+What is asked for and heard goes to the ring of marks where the step has one, each reading as it is
+heard: the record of them is what a pacer's `hold` can be replayed from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.core import pacing, packing, ring_layout
+from jaxpace.core.packing import Packed
+from jaxpace.core.types import Hold, Moment, Pacer
+from jaxpace.core.varying import vary, varying
+from jaxpace.observation.clocks import Clock, hold, words
+from jaxpace.observation.clocks.events import Events
+
+if TYPE_CHECKING:
+  from jaxpace.instrumentation.script import Script
+
+_ZERO = np.float32(0)
+_FACTOR = 2654435761
+"""Odd, and near the golden ratio of 2**32: spreads what it multiplies over all bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+  """Who is asked before collectives, and what is known as the step begins."""
+
+  pacer: Pacer
+  max_hold: float  # s, in a step
+  step: jax.Array  # int32 []
+  state: Any  # the pacer's
+  allowed: jax.Array  # bool [], whether all ranks were alike in the step before
+  axis: tuple[str, ...]  # the data axis, over which it is listened
+
+
+class Held(NamedTuple):
+  """What was done before one collective."""
+
+  seconds: jax.Array  # float32 [] s, asked for and listened, the same on all ranks
+  heard: jax.Array  # float32 [] s, the last reading, likewise; NaN where it was not listened
+  listened: jax.Array  # int32 [], how often, likewise
+  # uint32 [2] ns, by how much later for it this rank began, but for what it waited for later ranks
+  # meanwhile: own entry + lost is when it would have begun to wait for them
+  lost: jax.Array
+
+
+class _Turn(NamedTuple):
+  """What is carried from one time of listening to the next."""
+
+  over: jax.Array  # uint32 [2], when the last collective or listening was over
+  now: jax.Array  # uint32 [2], the last stamp
+  lost: jax.Array  # float32 [] s
+  told: jax.Array  # float32 [] s, own, telling the last time
+
+
+class Holding:
+  """Asks the pacer before the collectives of one step, in order."""
+
+  def __init__(self, clock: Clock, holder: Holder, events: Events | None):
+    self._clock, self._holder, self._events = clock, holder, events
+    self._axes = frozenset(holder.axis).union(*map(varying, jax.tree.leaves(holder.state)))
+    self.state = self._own(holder.state)
+    self._spent = self._own(jnp.float32(0))
+    self.held: dict[int, Held] = {}
+
+  def before(self, slot: int, over: jax.Array, ready: jax.Array) -> jax.Array:
+    """Holds the job back before a collective.
+
+    Args:
+      slot: the collective's.
+      over: uint32 [2], when the job's last collective was over; zero before the first step.
+      ready: uint32 [2], when this rank could begin.
+
+    Returns:
+      uint32 [2], the stamp after which this rank may begin.
+    """
+    holder = self._holder
+    moment = pacing.before_collective(holder.step, slot, self._spent)
+    zero = jnp.float32(0)
+    turn = _Turn(over, ready, zero, zero)
+    asked = pacing.until_sent(holder.pacer, moment, self.state, holder.max_hold, holder.allowed,
+                              functools.partial(self._listen, slot), turn, self._own)
+    turn, moment, self.state = asked.carried, asked.moment, asked.state
+    begin = self._wait(asked.hold.seconds, turn.over, turn.now)
+    self._spent = moment.step_held + asked.hold.seconds
+    lost = turn.lost + turn.told + words.seconds_between(turn.now, begin)
+    held = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
+                words.of_seconds(lost))
+    self.held[slot] = held
+    seconds = jnp.where(holder.allowed, held.seconds, jnp.float32(np.nan))
+    return self._note(begin, slot, ring_layout.LOST, [
+        held.lost, words.of_bits(seconds), words.of_bits(held.heard), words.of_bits(held.listened)])
+
+  def _note(self, chain: jax.Array, slot: int, which: int, numbers: list[jax.Array]) -> jax.Array:
+    """Writes numbers to the ring, if the step has one; what follows comes after."""
+    if self._events is None:
+      return chain
+    event = self._events.tag(ring_layout.held_value(slot, which))
+    return self._clock.note(chain, jnp.stack(numbers), event)
+
+  def _wait(self, seconds: jax.Array, over: jax.Array, now: jax.Array) -> jax.Array:
+    """Waits until `seconds` after `over`, of which some has gone by `now`; not in a first step."""
+    left = jnp.where(words.is_zero(over), _ZERO, seconds - words.seconds_between(over, now))
+    return self._clock.delay(left, self._holder.max_hold, now)[1]
+
+  def _listen(self, slot: int, asked: Hold, _moment: Moment, turn: _Turn
+              ) -> tuple[jax.Array, jax.Array, _Turn]:
+    """One turn: waits, listens, and tells."""
+    axis = self._holder.axis
+    begin = self._wait(asked.seconds, turn.over, turn.now)
+    (token,) = hold(self._clock, begin, [self._own(jnp.zeros((1,)))])
+    end = self._clock.stamp(begin, jax.lax.psum(token, axis))
+    # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
+    # only when it is told the next time.
+    took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end), turn.told]
+    least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
+    now = self._clock.stamp(end, least)
+    lost = turn.lost + least[0] + least[1] + least[2]
+    told = words.seconds_between(end, now)
+    now = self._note(now, slot, ring_layout.READING,
+                     [words.of_bits(least[1]), words.of_bits(least[2])])
+    return least[1], least[2], _Turn(now, now, lost, told)
+
+  def _own(self, tree: Any) -> Any:
+    """Typed as differing from rank to rank, as the pace state is; see `jaxpace.core.varying`."""
+    return jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), self._axes), tree)
+
+
+# Whether all ranks answer alike.
+
+
+def digest(packed: Packed, pacer: Pacer) -> jax.Array:
+  """Sums up what a pacer's `hold` answers by: float32 [], a whole number below 2**24.
+
+  Of the state's numbers only those that the answers depend on, now or later: other pacers of a
+  chain may know what no other rank knows.
+  """
+  tree = jax.eval_shape(packing.unpack, packed)
+  matter = _matters(pacer, tree)
+  weights = np.zeros(packed.words.shape, np.uint32)
+  total, others = jnp.uint32(0), iter(packed.others)
+  for place, counts in zip(packed.layout.places(), matter, strict=True):
+    if place is None:
+      leaf = next(others)
+      if counts:
+        bits = _bits(leaf).reshape(-1)
+        total += jnp.sum(bits * _weights(0, bits.shape[0]))
+    elif counts:
+      weights[slice(*place)] = _weights(*place)
+  total += jnp.sum(packed.words * weights)
+  return (total >> np.uint32(8)).astype(jnp.float32)
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+  """Of an array that is carried by itself: uint32, of any shape."""
+  if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    return jax.random.key_data(leaf).astype(jnp.uint32)
+  if jnp.issubdtype(leaf.dtype, jnp.floating):
+    return jax.lax.bitcast_convert_type(leaf.astype(jnp.float32), jnp.uint32)
+  return leaf.astype(jnp.uint32)
+
+
+def _weights(begin: int, end: int) -> np.ndarray:
+  """Odd numbers, one for each place."""
+  return ((np.arange(begin, end, dtype=np.uint64) * 2 + 1) * _FACTOR % 2**32).astype(np.uint32) | 1
+
+
+def _matters(pacer: Pacer, tree: Any) -> list[bool]:
+  """Which leaves of a pacer's state `hold` answers by, now or in what it makes of the state."""
+  zero = jnp.float32(0)
+  moment = jax.eval_shape(lambda: pacing.before_collective(jnp.int32(0), 0, zero))
+  # As it is asked in a step, which says so where it answers wrongly.
+  asked = functools.partial(pacing.hold_back, pacer, max_hold=1.0)
+  traced = jax.make_jaxpr(asked)(moment, tree).jaxpr
+  given = traced.invars[len(jax.tree.leaves(moment)):]
+  after = traced.outvars[2:]
+  wanted = set(_reached(traced, traced.outvars[:2]))
+  while True:
+    more = wanted.union(_reached(traced, [out for leaf, out in zip(given, after, strict=True)
+                                          if leaf in wanted]))
+    if more == wanted:
+      return [leaf in wanted for leaf in given]
+    wanted = more
+
+
+def _reached(jaxpr: Any, outputs: Sequence[Any]) -> set[Any]:
+  """Variables that some outputs of a jaxpr are made of; a nested call's outputs of all it reads."""
+  found = {out for out in outputs if not hasattr(out, "val")}
+  for equation in reversed(jaxpr.eqns):
+    if found.intersection(equation.outvars):
+      found.update(read for read in equation.invars if not hasattr(read, "val"))
+  return found
+
+
+def alike(digests: jax.Array) -> jax.Array:
+  """Whether all ranks' digests are there and the same: bool [], of [ranks] float32."""
+  # Of NaN no comparison holds.
+  return jnp.min(digests) == jnp.max(digests)
+
+
+def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, ...]:
+  """Says of which collectives a pacer that holds back is not asked.
+
+  Args:
+    wanted: whether the pacer holds back.
+    script: of the step.
+    asked: slots before which it is asked.
+  """
+  if not wanted:
+    return ()
+  if not asked:
+    return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of "
+            "each other (see share), or none of its collectives can be held back without a risk to "
+            "the last bits of the results.",)
+  left = [c.slot for c in script.collectives if c.slot not in asked]
+  if not left:
+    return ()
+  several = len(left) > 1
+  return (f"Collective{'s' if several else ''} {', '.join(map(str, left))} can't be held back "
+          f"without a risk to the last bits of the results: before {'them' if several else 'it'} "
+          "the pacer is not asked.",)
+
+
+__all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]

@@ -1,0 +1,438 @@
+"""Wraps a per-device train step: phases and collectives timed, delays applied, nothing else
+changed."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxpace.core import own_context, pacing, packing
+from jaxpace.core import pace as pace_state
+from jaxpace.core import ring_layout as layout
+from jaxpace.core.pace import PaceState
+from jaxpace.core.plan import Plan
+from jaxpace.core.recordable import Stamped
+from jaxpace.core.ring_layout import MAX_DECISIONS
+from jaxpace.core.types import Decision, Pacer, PacerState
+from jaxpace.core.varying import vary, varying
+from jaxpace.instrumentation import (
+  asked_pacer,
+  before_collective,
+  checks,
+  nested,
+  pacer_states,
+  piggyback_choice,
+  program,
+  rewrite,
+  script,
+)
+from jaxpace.instrumentation.calls import Call
+from jaxpace.instrumentation.piggyback_choice import Share
+from jaxpace.observation.clocks import Clock, host_ring, native, resolve_clock, words
+from jaxpace.observation.clocks.events import Events
+
+_LOG = logging.getLogger("jaxpace")
+
+
+def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
+  """Returns the partition spec of the pace state: its leading axis over every manual axis of the
+  mesh.
+
+  Naming only some of them would silently drop the other devices' stamps.
+
+  Args:
+    mesh: the mesh given to `jax.shard_map`.
+    axes: the manual axes, where `shard_map` was given `axis_names`; all axes of the mesh by
+      default.
+
+  Raises:
+    ValueError: the mesh has no such axis.
+  """
+  checks.is_mesh(mesh)
+  names = tuple(mesh.axis_names if axes is None else axes)
+  checks.known_axes(names, mesh)
+  return PartitionSpec(names[0] if len(names) == 1 else names)
+
+
+def instrument(
+    step: Callable[..., Any],
+    axis_name: str | Sequence[str],
+    pacer: Pacer | None = None,
+    *,
+    clock: str = "auto",
+    share: Share = "auto",
+    slots: int = 16,
+    max_delay: float = 0.25,
+    phases: bool = True,
+    max_hold: float = 0.25,
+) -> Instrumented:
+  """Instruments a per-device train step.
+
+  `(state, batch) -> out` becomes `(pace, state, batch) -> (pace, out)`, to be used where the bare
+  step was: under `jax.shard_map` or `jax.pmap`. The step is traced once and evaluated again
+  equation by equation, with timers at the boundaries of its phases and around its collectives over
+  the data axis. Its results are the same, bit for bit.
+
+  Args:
+    step: the per-device function. It must exchange data over `axis_name`, by the user's hand or by
+      JAX's.
+    axis_name: the data axis, or several that together are the data axis.
+    pacer: what decides on delays; None records only.
+    clock: "auto", or a name from `jaxpace.observation.clocks.CLOCKS`.
+    share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer
+      sees all of them: True, False or None for not, "auto" by layout and backend, and wherever a
+      pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
+    slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
+    max_delay: seconds; no delay is longer, whatever a pacer asks.
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for
+      which XLA must not run parts of both at once; without, what precedes a collective is
+      `compute`.
+    max_hold: seconds a step; a pacer that holds collectives back (`jaxpace.take_turns`) does so for
+      no longer in all, the last time of listening apart. Before each stamped collective that can be
+      held back it is asked, and may listen: that is in the program, by its own condition, only with
+      such a pacer. It needs `share`, which "auto" then is wherever an all-reduce can carry it;
+      where none can, it is never asked, with a notice. Collectives in loops are not held back.
+
+  Returns:
+    A callable with `init`, and with `plan` once it has been traced.
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  return Instrumented(step, axis_name, pacer, clock=clock, share=share, slots=slots,
+                      max_delay=max_delay, phases=phases, max_hold=max_hold)
+
+
+class Instrumented(Stamped):
+  """An instrumented step; made by `instrument`."""
+
+  def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None,
+               *, clock: str, share: Share, slots: int, max_delay: float, phases: bool,
+               max_hold: float):
+    checks.settings(step, axis_name, pacer, clock, share, slots, max_delay, phases, max_hold)
+    functools.update_wrapper(self, step, updated=())
+    self.step = step
+    self.axis = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+    self.pacer = pacer
+    self.clock_wanted = clock
+    self.share_wanted: Share = share
+    self.slots, self.max_delay, self.phases = int(slots), float(max_delay), phases
+    self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
+    self.plan = None
+    self.mesh_shape: dict[str, int] = {}
+    self._platform: str | None = None
+    self._warned = False
+
+  # Making the state.
+
+  def init(self, mesh: Mesh | None = None, *, devices: Sequence[jax.Device] | None = None,
+           axes: Sequence[str] | None = None) -> PaceState:
+    """Makes the pace state. Every process calls it, with the same mesh.
+
+    Args:
+      mesh: the mesh of `jax.shard_map`; the state is laid out over it by `jaxpace.spec(mesh)`.
+      devices: for `jax.pmap` instead: this process's devices, `jax.local_devices()`.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      The state, before its first step.
+
+    Raises:
+      ValueError: neither or both of mesh and devices given, the mesh lacks the data axis, or
+        jax_debug_nans is on.
+    """
+    checks.nan_is_allowed()
+    if (mesh is None) == (devices is None):
+      raise ValueError("paced.init needs either the mesh of jax.shard_map, paced.init(mesh), or "
+                       "the devices of jax.pmap, paced.init(devices=jax.local_devices()).")
+    if mesh is not None:
+      return self._init_mesh(mesh, spec(mesh, axes))
+    assert devices is not None
+    checks.some_devices(devices)
+    self._platform = devices[0].platform
+    ranks = len(devices) * jax.process_count()
+    self.first_place = first = jax.process_index() * len(devices)
+    self.devices = tuple(device.id for device in devices)
+    self.mesh_shape = {self.axis[0]: ranks}
+    states = [pace_state.fresh(first + i, ranks, self.slots, self.pacer)
+              for i in range(len(devices))]
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+
+  def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
+    """Describes the pace state without making it: to compile ahead of time for devices that are not
+    there.
+
+    Args:
+      mesh: the mesh given to `jax.shard_map`, of `jax.experimental.topologies` perhaps.
+      axes: manual axes, where `shard_map` was given `axis_names`.
+
+    Returns:
+      What `init` returns, with a `jax.ShapeDtypeStruct` that has a sharding in place of each array.
+
+    Raises:
+      ValueError: the mesh lacks the data axis.
+    """
+    partition = spec(mesh, axes)
+    one, count = self._laid_out(mesh, partition)
+    sharding = NamedSharding(mesh, partition)
+    state: PaceState = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape), leaf.dtype, sharding=sharding), one)
+    return state
+
+  def pacer_state(self, pace: PaceState) -> PacerState:
+    """Returns the pacer's own state, as its `init` and `update` make it; in the pace state it is
+    one vector.
+
+    Where the pace state is of several processes' devices every process calls it, or none, on a copy
+    in numpy of its own part.
+
+    Args:
+      pace: a pace state, of arrays on devices or in numpy.
+
+    Returns:
+      The tree that `pacer.init` returns, with the pace state's axis of ranks in front of every
+      leaf; () without a pacer.
+
+    Raises:
+      ValueError: it is no pace state.
+    """
+    return pacer_states.taken_out(pace)
+
+  def with_pacer_state(self, pace: PaceState, state: PacerState) -> PaceState:
+    """Returns the pace state with another state of the pacer's in it: for tests, and tools that
+    change it.
+
+    Args:
+      pace: a pace state. Every process of the job calls it.
+      state: what `pacer_state` returned, changed; leaves may be numpy arrays, of all ranks.
+
+    Returns:
+      The pace state, laid out as it was: a compiled step takes it as it took that.
+
+    Raises:
+      ValueError: `state` has other names, shapes or dtypes than the pacer's.
+    """
+    return pacer_states.put_in(pace, state)
+
+  def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
+    one, count = self._laid_out(mesh, partition)
+    sharding = NamedSharding(mesh, partition)
+
+    def lay_out(leaf: np.ndarray) -> jax.Array:
+      shape = (count, *leaf.shape)
+      return jax.make_array_from_callback(
+          shape, sharding, lambda index: np.broadcast_to(leaf, shape)[index])
+
+    with own_context.on(mesh):
+      state = jax.tree.map(lay_out, one)
+      numbers = jax.make_array_from_callback(
+          (count,), sharding, lambda index: np.arange(count, dtype=np.int32)[index])
+    return state._replace(rank=numbers)
+
+  def _laid_out(self, mesh: Mesh, partition: PartitionSpec) -> tuple[PaceState, int]:
+    """One place's state, and the number of places, on a mesh that is from now on this step's."""
+    checks.known_axes(self.axis, mesh)
+    self._platform = mesh.devices.flat[0].platform
+    self.mesh_shape = {name: int(size) for name, size in mesh.shape.items()}
+    names = partition[0] if isinstance(partition[0], tuple) else (partition[0],)
+    count = int(np.prod([mesh.shape[name] for name in names]))
+    ranks = int(np.prod([mesh.shape[name] for name in self.axis]))
+    others = [name for name in mesh.axis_names if name not in names]
+    order = [mesh.axis_names.index(name) for name in (*names, *others)]
+    # Of those that hold the same place, along axes that are the compiler's, the first.
+    placed = mesh.devices.transpose(order).reshape(count, -1)[:, 0]
+    self.first_place, self.devices = 0, tuple(int(device.id) for device in placed)
+    return pace_state.fresh(0, ranks, self.slots, self.pacer), count
+
+  # The step.
+
+  def __call__(self, pace: PaceState, *args: Any, **kwargs: Any) -> tuple[PaceState, Any]:
+    """Runs one step on one device. Call it where the bare step was called: inside `shard_map` or
+    `pmap`.
+
+    Raises:
+      ValueError: the state isn't one of this step's, or the step has no collective over the axis.
+    """
+    checks.nan_is_allowed()
+    checks.is_pace(pace)
+    ranks = checks.axis_size(self.axis)
+    one, stacked = self._one_rank(pace)
+    checks.same_ranks(one, ranks, self.axis)
+    if self.pacer is not None:
+      checks.same_pacer(one, jax.eval_shape(functools.partial(self.pacer.init, ranks)))
+    clock = resolve_clock(self.clock_wanted, self._platform or jax.default_backend())
+    automatic = checks.axes_left_to_the_compiler(clock)
+    if self.holds:
+      checks.can_hold(automatic, mapped=not stacked)
+    with Call(self.step, args, kwargs) as call:
+      state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
+      return state, call.result(outputs)
+
+  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock,
+               automatic: tuple[str, ...], call: Call
+               ) -> tuple[PaceState, list[Any]]:
+    """Traces the step, and evaluates it with stamps: the state after it, and its results, flat."""
+    closed = jax.make_jaxpr(call.traced)(*call.leaves)
+    flat = program.flatten(closed, self.axis)
+    checks.some_collective(flat, self.axis, self.step)
+    events, silent = self._events(clock, one)
+    marked, unmarked = self._put_marks(flat, clock, bool(automatic), events)
+    flat = dataclasses.replace(flat, hidden=marked.program.hidden)
+    untimed = checks.untimed_sums(flat, self.axis)
+    if untimed and not self._warned:
+      self._warned = True
+      _LOG.warning("%s", untimed[0])
+    written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
+                                  phases_apart=self.phases)
+    written = dataclasses.replace(written, program=marked.program)
+    share, reason = piggyback_choice.chosen(
+        self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
+        self._platform or jax.default_backend())
+    index = jax.lax.axis_index(self.axis)
+    holder, digest = (asked_pacer.holder(self.pacer, self.max_hold, one, self.axis) if share
+                      else (None, None))
+    before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
+                                self.max_delay if self.pacer is not None else None, share,
+                                self._job(one, written, share), mapped=not stacked,
+                                automatic=bool(automatic), holder=holder, digest=digest,
+                                events=events, numbers=self._numbers(one))
+    outputs, measured = rewrite.run(written, clock, before, call.leaves)
+    with jax.named_scope("jaxpace"):
+      state, names = self._after(one, measured, index, ranks)
+    self.plan = Plan(
+        axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
+        collectives=written.collectives, unstamped=written.unstamped, share=share,
+        share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
+        decisions=names, overflow=written.overflow, holds=holder is not None,
+        inside=nested.placed(marked, written),
+        program=None if events is None else self.number,
+        notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
+                 *silent, *unmarked, *untimed,
+                 *before_collective.notices(self.holds, written, measured.held)))
+    axes = varying(one.last_exit)
+    state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
+    return state, outputs
+
+  def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
+    """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
+    (pmap)."""
+    stacked = jnp.ndim(pace.step) == 1
+    checks.whole_mesh_named(pace)
+    return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
+
+  def _events(self, clock: Clock, one: PaceState) -> tuple[Events | None, tuple[str, ...]]:
+    """Where the step's events go; None, with a notice, where they can't go anywhere."""
+    reason = host_ring.unwritable(clock.name)
+    if not reason and self.number is None:
+      self.number = host_ring.next_program()
+    if not reason and (self.number or 0) >= host_ring.MOST_PROGRAMS:
+      reason = "This process has too many programs with marks."
+    if reason or self.number is None:
+      return None, (f"Nothing of this step can be recorded. {reason}",)
+    host_ring.tell_places(self.number, self.devices, self.first_place)
+    return Events(self.number, clock.place(one.rank)), ()
+
+  def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
+                 events: Events | None) -> tuple[nested.MarkedProgram, tuple[str, ...]]:
+    """The step with marks around collectives that stamps can't reach: those in loops, branches and
+    `jax.checkpoint`; and a notice where there can't be any."""
+    why = ""
+    if events is None:
+      why = "nothing of this step is recorded."
+    elif clock.name != "native":
+      why = f"that takes the native clock, not {clock.name!r}."
+    elif automatic:
+      why = "some axes of the mesh are the compiler's."
+    if not flat.hidden:
+      return nested.MarkedProgram(flat, (), ()), ()
+    if events is None or why:
+      return (nested.MarkedProgram(flat, (), ()),
+              (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
+    put = functools.partial(native.mark, program=events.program)
+    return nested.marked(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
+
+  def _numbers(self, one: PaceState) -> jax.Array:
+    """What the ring gets as the step begins: its number, and what the pacer decided for it."""
+    numbers = [words.of_bits(one.step[None]), words.of_bits(one.delay[None])]
+    if self.pacer is not None:
+      numbers.append(words.of_bits(one.info))
+    return jnp.concatenate(numbers)
+
+  def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
+    """What is shared of the step before; nothing where no pacer would see it."""
+    if not share or self.pacer is None:
+      return jnp.zeros((0,), jnp.float32)
+    return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
+
+  def _after(self, one: PaceState, measured: rewrite.Measurements, index: jax.Array, ranks: int
+             ) -> tuple[PaceState, tuple[str, ...]]:
+    """The state after the step: what it showed, and the pacer's decision for the next."""
+    nothing = jnp.float32(np.nan)
+    mine = jnp.arange(ranks, dtype=jnp.int32) == index
+    arrivals, delays = measured.arrivals, measured.delays
+    if arrivals is None or delays is None:
+      arrivals, delays = (jnp.where(mine, measured.arrival, nothing),
+                          jnp.where(mine, measured.delay, nothing))
+    decision, pacer = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
+    names: tuple[str, ...] = ()
+    step_time, transfers = one.step_time, one.transfers
+    if self.pacer is not None and pacer is not None:
+      waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
+      first = words.is_zero(one.last_exit)
+      step_time = jnp.where(first, nothing,
+                            words.seconds_between(one.last_exit, measured.last_exit))
+      held: jax.Array | tuple[()] = ()
+      if measured.pacer is not None:
+        held = asked_pacer.seconds(measured.held, self.slots)
+      shared = self._shared(measured)
+      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
+                                       shared, held)
+      decision, after = pacing.decide(
+          self.pacer, seen, packing.unpack(pacer) if measured.pacer is None else measured.pacer)
+      pacer = packing.pack(after, pacer.layout)
+      names = tuple(decision.info)
+    info = [*decision.info.values()]
+    info += [jnp.float32(0)] * (MAX_DECISIONS - len(info))
+    return PaceState(
+        end=measured.stamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
+        last_exit=measured.last_exit, delay=decision.delay, info=jnp.stack(info),
+        arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
+        pacer=() if pacer is None else pacer,
+        alike=one.alike if measured.digests is None
+        else before_collective.alike(measured.digests)), names
+
+  def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
+    """What came along in the step's message, slot by slot."""
+    if measured.job is None or not measured.job.shape[0]:
+      return pacing.nothing_shared(self.slots)
+    before = 1 + len(measured.waits)
+
+    def filled(values: jax.Array) -> jax.Array:
+      return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
+
+    return pacing.Shared(measured.job[0], filled(measured.job[1:before]),
+                         filled(measured.job[before:]))
+
+  # What the recorder writes down.
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the step was instrumented, as plain JSON values."""
+    pacer = self.pacer
+    name: str | None = (getattr(pacer.update, "__qualname__", repr(pacer)).split(".")[0]
+                        if pacer is not None else None)
+    return {"step": getattr(self.step, "__qualname__", repr(self.step)), "axis": list(self.axis),
+            "clock": self.clock_wanted, "share": self.share_wanted, "slots": self.slots,
+            "max_delay": self.max_delay,
+            **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
+            "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
+
+
+__all__ = ["Instrumented", "instrument", "spec"]

@@ -1,0 +1,401 @@
+"""Collectives inside loops, branches and `jax.checkpoint`: marks are put around them.
+
+A stamp is a value that the step hands on; what runs many times a step has nowhere to leave one. A
+mark (`jaxpace.core.ring_layout`) writes to memory of the host instead, so nothing is threaded
+through a loop. The traced bodies stay as they are but for the marks: variables, name stacks and
+contexts of all other equations are JAX's own.
+
+What is held back is chosen as for stamps (see `gates`): before a collective one operand, flat and
+small if there is such a one, and after it its results, which are in memory and rounded. Sums of
+half precision are left alone: XLA sums them in single precision, and elides the conversions around
+that sum where nothing stands in between.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import itertools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Loop, Unstamped
+from jaxpace.core.ring_layout import LAST_TAG
+from jaxpace.core.varying import vary, varying
+from jaxpace.instrumentation import primitives
+from jaxpace.instrumentation.program import (
+  Equation,
+  Program,
+  axes_of,
+  bodies,
+  collectives_inside,
+  is_collective,
+  size_bytes,
+)
+from jaxpace.instrumentation.script import Script
+from jaxpace.observation import phases, source_lines
+
+Mark = Callable[..., list[jax.Array]]
+"""`mark(values, *waited, tag=)` -> the values, as `jaxpace.observation.clocks.native.mark` of one
+program."""
+
+_HALF = "inside {0}, a sum of half precision: a timestamp beside it would change its rounding"
+_CONSTANT = "inside {0}, of constants alone: the compiler works it out ahead"
+_BRANCHING = frozenset({"cond"})
+_UNOPENED = frozenset({"shard_map"})
+_OF_JAX = re.compile(r"rematted_computation|checkpoint|remat\d?|scan|while|cond|body|closed_call|"
+                     r"branch_\d+_fun|")
+_LOOPS = frozenset({"scan", "while"})
+
+
+@dataclasses.dataclass(frozen=True)
+class MarkedProgram:
+  """A program whose inner collectives have marks."""
+
+  program: Program
+  """The same equations, in the same places; `hidden` are those without marks."""
+  inside: tuple[Collective, ...]
+  equation_of: tuple[int, ...]
+  """Index of the program's equation that each is within."""
+
+
+def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) -> MarkedProgram:
+  """Puts marks around the collectives that bodies of the program's equations hold.
+
+  Args:
+    program: the flat step.
+    axis: names of the data axes.
+    mark: puts a mark in.
+    first_tag: of the marks; tags are counted up from there.
+
+  Returns:
+    The program with marks, and what they are of, in the order of the program's text.
+  """
+  if not program.hidden:
+    return MarkedProgram(program, (), ())
+  marker = _Marker(tuple(axis), mark, first_tag)
+  equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
+  found = tuple(dataclasses.replace(one, slot=slot) for slot, one in enumerate(marker.found))
+  return MarkedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left), found,
+                       tuple(marker.equation_of))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Where:
+  """What lies around a body."""
+
+  stack: str
+  loops: tuple[Loop, ...]
+  conditional: bool
+  outermost: str
+  """Primitive of the flat program's equation."""
+
+
+class _Marker:
+
+  def __init__(self, axis: tuple[str, ...], mark: Mark, first_tag: int):
+    self.axis, self.mark, self.next_tag = axis, mark, first_tag
+    self.found: list[Collective] = []
+    self.left: list[Unstamped] = []
+    self.loops = 0
+    self.at = 0
+    self.equation_of: list[int] = []
+
+  def equation(self, index: int, equation: Equation) -> Equation:
+    """An equation of the flat program, its bodies with marks."""
+    if equation.collective:
+      return equation
+    self.at = index
+    where = _Where(equation.stack, (), False, equation.primitive.name)
+    return dataclasses.replace(
+        equation, params=self.params(equation.primitive.name, equation.params, where))
+
+  def params(self, name: str, params: Mapping[str, Any], where: _Where) -> Mapping[str, Any]:
+    """Parameters of an equation, the jaxprs among them with marks; itself where there are none."""
+    if not any(True for body in bodies(params)
+               for _ in collectives_inside(body, self.axis, where.stack)):
+      return params
+    if name in _UNOPENED:
+      for body in bodies(params):
+        for inner, stack in collectives_inside(body, self.axis, where.stack):
+          self.leave(inner, stack, primitives.NOT_STAMPED[name])
+      return params
+    if name in _LOOPS:
+      trips = params.get("length") if name == "scan" else None
+      loop = Loop(f"{name}.{self.loops}", int(trips) if isinstance(trips, int) else None)
+      self.loops += 1
+      where = dataclasses.replace(where, loops=(*where.loops, loop))
+    if name in _BRANCHING:
+      where = dataclasses.replace(where, conditional=True)
+    return {key: self.parameter(value, where) for key, value in params.items()}
+
+  def parameter(self, value: Any, where: _Where) -> Any:
+    if isinstance(value, tuple | list):
+      return type(value)(self.parameter(item, where) for item in value) if any(
+          hasattr(getattr(item, "jaxpr", item), "eqns") for item in value) else value
+    inner = getattr(value, "jaxpr", value)
+    if not hasattr(inner, "eqns"):
+      return value
+    new = self.body(inner, where)
+    if new is inner:
+      return value
+    return value.replace(jaxpr=new) if inner is not value else new
+
+  def body(self, jaxpr: Any, where: _Where) -> Any:
+    """A jaxpr with marks; itself where it has no collective."""
+    together = _together(jaxpr, self.axis)
+    constant = _constant(jaxpr)
+    group_of: dict[tuple[Any, ...], int] = {}
+    equations: list[Any] = []
+    changed = False
+    for place, eqn in enumerate(jaxpr.eqns):
+      stack = phases.join(where.stack, str(eqn.source_info.name_stack))
+      if place not in together:
+        inner = self.params(eqn.primitive.name, eqn.params,
+                            dataclasses.replace(where, stack=stack))
+        changed |= inner is not eqn.params
+        equations.append(eqn if inner is eqn.params else eqn.replace(params=dict(inner)))
+        continue
+      around = self.around(eqn, stack, where, constant)
+      if around is None:
+        equations.append(eqn)
+        continue
+      changed = True
+      before, after = around
+      equations += [*before.equations, after.collective, *after.equations]
+      self.note(eqn, stack, where, group_of, together[place])
+    return jaxpr.replace(eqns=equations) if changed else jaxpr
+
+  def around(self, eqn: Any, stack: str, where: _Where, constant: set[Any]
+             ) -> tuple[_Before, _After] | None:
+    """A collective between its marks; None where it can't have any."""
+    sums = eqn.primitive.name in primitives.SUMS
+    read = [v for v in eqn.invars
+            if not isinstance(v, jex_core.Literal) and v not in constant and size_bytes(v.aval)]
+    # "_" is what nobody reads.
+    results = [v for v in eqn.outvars if size_bytes(v.aval) and str(v) != "_"]
+    holdable = [v for v in read if _exact(v.aval, sums)]
+    kept = [v for v in results if _exact(v.aval, sums)]
+    if not read or not holdable or not kept or self.next_tag + 2 > LAST_TAG:
+      reason = _CONSTANT if not read else _HALF
+      self.leave(eqn, stack, reason.format(_name(where)))
+      return None
+    gate = min(holdable, key=lambda v: (len(v.aval.shape) > 1, size_bytes(v.aval)))
+    before = _before(eqn, gate, [v for v in dict.fromkeys(read) if v is not gate],
+                     self.mark, self.next_tag)
+    after = _after(before.collective, kept, [v for v in results if v not in kept],
+                   self.mark, self.next_tag + 1)
+    return before, after
+
+  def note(self, eqn: Any, stack: str, where: _Where, group_of: dict[tuple[Any, ...], int],
+           level: int) -> None:
+    """Takes down a collective that has marks; one that XLA combines with another joins that."""
+    enter, leave = self.next_tag, self.next_tag + 1
+    self.next_tag += 2
+    one = _described(eqn, stack, where, self.axis, enter, leave)
+    if eqn.primitive.name not in primitives.SUMS:
+      self.append(one)
+      return
+    key = level, one.dtypes, one.axis, one.index_groups, str(eqn.params.get("axes"))
+    if key in group_of:
+      at = group_of[key]
+      self.found[at] = _joined(self.found[at], one)
+    else:
+      group_of[key] = len(self.found)
+      self.append(one)
+
+  def append(self, one: Collective) -> None:
+    self.found.append(one)
+    self.equation_of.append(self.at)
+
+  def leave(self, eqn: Any, stack: str, reason: str) -> None:
+    self.left.append(Unstamped(
+        name=stack or eqn.primitive.name, primitive=eqn.primitive.name,
+        bytes=sum(size_bytes(var.aval) for var in eqn.invars), reason=reason))
+
+
+# Equations with marks, made by tracing the marks alone and putting their equations in.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Before:
+  """What precedes a collective, and the collective that reads it."""
+
+  equations: list[Any]
+  collective: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class _After:
+  """A collective whose results are new variables, and what makes its own ones of them."""
+
+  collective: Any
+  equations: list[Any]
+
+
+def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: Mark, tag: int) -> _Before:
+  traced = _traced([gate], waited, mark, tag)
+  given = dict(zip(traced.invars, [gate, *waited], strict=True))
+  (held,) = traced.outvars
+  return _Before(
+      [one.replace(invars=[_put(given, v) for v in one.invars]) for one in traced.eqns],
+      eqn.replace(invars=[held if v is gate else v for v in eqn.invars]))
+
+
+def _after(eqn: Any, kept: Sequence[Any], waited: Sequence[Any], mark: Mark, tag: int) -> _After:
+  traced = _traced(kept, waited, mark, tag)
+  # The collective gives what the marks read; what they give has the names it had.
+  early = dict(zip(kept, traced.invars, strict=False))
+  given = dict(zip(traced.invars[len(kept):], waited, strict=True))
+  final = dict(zip(traced.outvars, kept, strict=True))
+  equations = [one.replace(invars=[_put(given, v) for v in one.invars],
+                           outvars=[final.get(v, v) for v in one.outvars]) for one in traced.eqns]
+  return _After(eqn.replace(outvars=[early.get(v, v) for v in eqn.outvars]), equations)
+
+
+def _put(given: Mapping[Any, Any], atom: Any) -> Any:
+  return atom if isinstance(atom, jex_core.Literal) else given.get(atom, atom)
+
+
+def _traced(values: Sequence[Any], waited: Sequence[Any], mark: Mark, tag: int) -> Any:
+  """A jaxpr of variables of its own: a mark that hands `values` on."""
+  count = len(values)
+
+  def around(*given: jax.Array) -> list[jax.Array]:
+    with jax.named_scope("jaxpace"):
+      kept, others = given[:count], [_sample(one) for one in given[count:]]
+      axes = frozenset[str]().union(*(varying(one) for one in given))
+      held = mark([vary(one, axes) for one in kept],
+                  *(vary(one, axes) for one in others), tag=tag)
+      return [vary(new, varying(old)) for new, old in zip(held, kept, strict=True)]
+
+  jaxpr = jax.make_jaxpr(around)(*(v.aval for v in [*values, *waited])).jaxpr
+  assert not jaxpr.constvars, "marks read no constants"
+  return jaxpr
+
+
+def _sample(value: jax.Array) -> jax.Array:
+  """What tells that a value is there: itself if it is flat, else one element of it.
+
+  A mark's operands are in default layout, which must not be forced upon matrices.
+  """
+  if value.ndim < 2:
+    return value
+  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+
+
+# What is known of a body.
+
+
+def _exact(aval: Any, sums: bool) -> bool:
+  """Whether a value beside a collective can be handed through a mark without another rounding."""
+  dtype = aval.dtype
+  if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    return False
+  return not (sums and jnp.issubdtype(dtype, jnp.inexact) and jnp.finfo(dtype).bits < 32)
+
+
+def _constant(jaxpr: Any) -> set[Any]:
+  """Variables made of nothing that comes into the body."""
+  found: set[Any] = set()
+  for eqn in jaxpr.eqns:
+    made = all(isinstance(v, jex_core.Literal) or v in found for v in eqn.invars)
+    if made and not eqn.effects and eqn.primitive.name not in ("axis_index", "ffi_call"):
+      found.update(eqn.outvars)
+  return found
+
+
+def _together(jaxpr: Any, axis: Sequence[str]) -> dict[int, int]:
+  """By place of each collective of a body, how many others follow it on a path to the body's end.
+
+  Those with the same number depend on none of each other.
+  """
+  height: dict[Any, int] = {}
+  level: dict[int, int] = {}
+  for place in range(len(jaxpr.eqns) - 1, -1, -1):
+    eqn = jaxpr.eqns[place]
+    own = max((height.get(v, 0) for v in eqn.outvars), default=0)
+    if is_collective(eqn.primitive, eqn.params, axis):
+      level[place] = own
+      own += 1
+    for v in eqn.invars:
+      if not isinstance(v, jex_core.Literal):
+        height[v] = max(height.get(v, 0), own)
+  return level
+
+
+def _described(eqn: Any, stack: str, where: _Where, axis: Sequence[str], enter: int, leave: int
+               ) -> Collective:
+  params = eqn.params
+  avals = [v.aval for v in eqn.invars if not isinstance(v, jex_core.Literal)]
+  point_to_point = params.get("perm", ()) if eqn.primitive.name == "ppermute" else ()
+  return Collective(
+      slot=0, name=_called(stack, eqn.primitive.name),
+      primitives=(eqn.primitive.name,), axis=",".join(_axes(eqn, axis)),
+      bytes=sum(map(size_bytes, avals)), operands=len(avals),
+      dtypes=tuple(sorted({str(aval.dtype) for aval in avals})), phase=_phase(stack),
+      pairs=tuple(sorted((int(source), int(target)) for source, target in point_to_point)),
+      index_groups=tuple(tuple(map(int, group))
+                         for group in params.get("axis_index_groups") or ()),
+      loops=where.loops, conditional=where.conditional, enter_tags=(enter,), exit_tags=(leave,),
+      source=source_lines.innermost(_frames(eqn)))
+
+
+def _called(stack: str, primitive: str) -> str:
+  """The name given to a collective or that of the module it stands in; else the primitive's."""
+  parts = [part for part in phases.collective_name(stack).split("/")
+           if part and not _OF_JAX.fullmatch(part)]
+  return "/".join(parts) or primitive.removesuffix("_invariant")
+
+
+def _frames(eqn: Any) -> list[tuple[str, int]]:
+  """File and line of each call that led to an equation, innermost first; [] where JAX kept none."""
+  traceback = getattr(eqn.source_info, "traceback", None)
+  return [(frame.file_name, frame.line_num) for frame in getattr(traceback, "frames", ())]
+
+
+def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
+  """Its axes: the step's own, in their order, unless it names others."""
+  own = axes_of(eqn.primitive, eqn.params)
+  return axis if set(own) == set(axis) else own
+
+
+def placed(made: MarkedProgram, written: Script) -> tuple[Collective, ...]:
+  """The collectives with marks, each with a name of its own, and how many stamped ones precede
+  it."""
+  stage_of = {index: stage for stage, each in enumerate(written.stages)
+              for segment in each.segments for index in segment.equations}
+  before = [0, *itertools.accumulate(int(stage.stamps is not None) for stage in written.stages)]
+  names = collections.Counter([*(one.name for one in made.inside),
+                               *(one.name for one in written.collectives)])
+  return tuple(
+      dataclasses.replace(one, name=f"{one.name}.{one.slot}" if names[one.name] > 1 else one.name,
+                          after=before[stage_of[index]])
+      for one, index in zip(made.inside, made.equation_of, strict=True))
+
+
+def _phase(stack: str) -> str:
+  phase = phases.classify(stack)
+  return phase if phase in (FORWARD, BACKWARD, UPDATE) else COMPUTE
+
+
+def _joined(one: Collective, other: Collective) -> Collective:
+  """Two collectives that XLA combines, under the name of the larger one."""
+  name = one.name if (one.bytes or 0) >= (other.bytes or 0) else other.name
+  return dataclasses.replace(
+      one, name=name, primitives=tuple(sorted({*one.primitives, *other.primitives})),
+      bytes=(one.bytes or 0) + (other.bytes or 0), operands=one.operands + other.operands,
+      enter_tags=one.enter_tags + other.enter_tags, exit_tags=one.exit_tags + other.exit_tags)
+
+
+def _name(where: _Where) -> str:
+  return ("a loop" if where.loops else "jax.lax.cond" if where.conditional else
+          "jax.checkpoint" if where.outermost in primitives.REMAT else where.outermost)
+
+
+__all__ = ["MarkedProgram", "marked", "placed"]

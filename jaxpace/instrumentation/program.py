@@ -1,0 +1,251 @@
+"""The traced step as a flat list of equations, its collectives and phases found.
+
+A step is traced once to a jaxpr. Nested calls that hold a collective over the data axis, or
+equations of more than one phase, are opened; all other calls stay as they are. Values are numbered,
+so that a body that is called twice (the same jaxpr object both times) gives distinct values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from jaxpace.core.plan import Unstamped
+from jaxpace.instrumentation import primitives
+from jaxpace.observation import phases
+
+
+@dataclasses.dataclass(frozen=True)
+class Literal:
+  """A constant written into an equation."""
+
+  value: Any
+
+
+Ref = int | Literal
+"""An equation's input: the number of a value, or a constant."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Equation:
+  """One equation of the flat program."""
+
+  primitive: Any
+  params: Mapping[str, Any]
+  inputs: tuple[Ref, ...]
+  outputs: tuple[int, ...]
+  stack: str
+  """Name stack, joined with those of all enclosing calls."""
+  context: Any
+  collective: bool
+  """Whether it is a collective over the data axis."""
+
+  def reads(self) -> Iterator[int]:
+    return (ref for ref in self.inputs if not isinstance(ref, Literal))
+
+
+@dataclasses.dataclass
+class Program:
+  """A step, flat. `avals[i]` is the abstract value of value number `i`."""
+
+  inputs: tuple[int, ...]
+  constants: dict[int, Any]
+  equations: list[Equation]
+  outputs: tuple[Ref, ...]
+  avals: list[Any]
+  hidden: list[Unstamped]
+
+
+def size_bytes(aval: Any) -> int:
+  """Bytes of a value on one rank; 0 for what has no size (tokens)."""
+  shape, dtype = getattr(aval, "shape", None), getattr(aval, "dtype", None)
+  if shape is None or dtype is None:
+    return 0
+  return int(np.prod(shape, dtype=np.int64)) * int(getattr(dtype, "itemsize", 4))
+
+
+def constant_values(program: Program) -> frozenset[int]:
+  """Values made of constants alone.
+
+  XLA computes them ahead, and sums them over the ranks by multiplying. The gradients of unused
+  parameters are such. No stamp may wait for them or for their sums: they are always there.
+  """
+  found: set[int] = set()
+  for equation in program.equations:
+    if equation.collective and len(equation.inputs) == len(equation.outputs):
+      # One operand, one result.
+      found.update(o for ref, o in zip(equation.inputs, equation.outputs, strict=True)
+                   if isinstance(ref, Literal) or ref in found)
+    elif found.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
+      found.update(equation.outputs)
+  return frozenset(found)
+
+
+def axes_of(primitive: Any, params: Mapping[str, Any]) -> tuple[str, ...]:
+  """Names of the mesh axes that an equation's own collective runs over, () if it is none."""
+  if primitive.name in primitives.LOCAL:
+    return ()
+  for key in ("axes", "axis_name"):
+    if key not in params:
+      continue
+    axes = params[key]
+    several = axes if isinstance(axes, (tuple, list)) else (axes,)
+    names = tuple(a for a in several if isinstance(a, str))
+    if names:
+      return names
+  return ()
+
+
+def is_collective(primitive: Any, params: Mapping[str, Any], axis: Sequence[str]) -> bool:
+  """Whether an equation exchanges data over one of the `axis` names."""
+  return any(name in axis for name in axes_of(primitive, params))
+
+
+def bodies(params: Mapping[str, Any]) -> Iterator[Any]:
+  """Jaxprs among an equation's parameters, closed ones opened."""
+  for value in params.values():
+    for item in value if isinstance(value, (tuple, list)) else (value,):
+      inner = getattr(item, "jaxpr", item)
+      if hasattr(inner, "eqns"):
+        yield inner
+
+
+def collectives_inside(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
+  """Collectives of a body and of all bodies in it, each with its joined name stack."""
+  for eqn in jaxpr.eqns:
+    stack = phases.join(outer, str(eqn.source_info.name_stack))
+    if is_collective(eqn.primitive, eqn.params, axis):
+      yield eqn, stack
+    for body in bodies(eqn.params):
+      yield from collectives_inside(body, axis, stack)
+
+
+def _phases_inside(jaxpr: Any, outer: str) -> set[str]:
+  found: set[str] = set()
+  for eqn in jaxpr.eqns:
+    stack = phases.join(outer, str(eqn.source_info.name_stack))
+    found.add(phases.classify(stack))
+    for body in bodies(eqn.params):
+      found |= _phases_inside(body, stack)
+  return found
+
+
+class _Flattener:
+
+  def __init__(self, axis: Sequence[str]):
+    self.axis = axis
+    self.avals: list[Any] = []
+    self.constants: dict[int, Any] = {}
+    self.equations: list[Equation] = []
+    self.hidden: list[Unstamped] = []
+
+  def number(self, aval: Any) -> int:
+    self.avals.append(aval)
+    return len(self.avals) - 1
+
+  def constant(self, value: Any, aval: Any) -> int:
+    number = self.number(aval)
+    self.constants[number] = value
+    return number
+
+  def body(self, jaxpr: Any, inputs: Sequence[Ref], constants: Sequence[Ref], outer: str
+           ) -> list[Ref]:
+    env: dict[Any, Ref] = {}
+    env.update(zip(jaxpr.constvars, constants, strict=True))
+    env.update(zip(jaxpr.invars, inputs, strict=True))
+
+    def read(var: Any) -> Ref:
+      return Literal(var.val) if isinstance(var, jex_core.Literal) else env[var]
+
+    for eqn in jaxpr.eqns:
+      stack = phases.join(outer, str(eqn.source_info.name_stack))
+      refs = tuple(read(var) for var in eqn.invars)
+      inner = self.openable(eqn, stack)
+      if inner is not None:
+        closed, consts = inner
+        numbers = [self.constant(value, var.aval)
+                   for var, value in zip(closed.constvars, consts, strict=True)]
+        env.update(zip(eqn.outvars, self.body(closed, refs, numbers, stack), strict=True))
+        continue
+      outputs = tuple(self.number(var.aval) for var in eqn.outvars)
+      env.update(zip(eqn.outvars, outputs, strict=True))
+      collective = is_collective(eqn.primitive, eqn.params, self.axis)
+      if not collective:
+        self.note_hidden(eqn, stack)
+      self.equations.append(Equation(
+          eqn.primitive, eqn.params, refs, outputs, stack, getattr(eqn, "ctx", None), collective))
+    return [read(var) for var in jaxpr.outvars]
+
+  def openable(self, eqn: Any, stack: str) -> tuple[Any, Sequence[Any]] | None:
+    key = primitives.OPENABLE.get(eqn.primitive.name)
+    body = eqn.params.get(key) if key else None
+    if body is None:
+      return None
+    jaxpr, consts = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
+    if len(jaxpr.invars) != len(eqn.invars):
+      return None
+    needed = (any(True for _ in collectives_inside(jaxpr, self.axis, stack))
+              or len(_phases_inside(jaxpr, stack) - {phases.OTHER}) > 1)
+    return (jaxpr, consts) if needed else None
+
+  def note_hidden(self, eqn: Any, stack: str) -> None:
+    for body in bodies(eqn.params):
+      for inner, inner_stack in collectives_inside(body, self.axis, stack):
+        self.hidden.append(Unstamped(
+            name=inner_stack or inner.primitive.name,
+            primitive=inner.primitive.name,
+            bytes=sum(size_bytes(var.aval) for var in inner.invars),
+            reason=primitives.NOT_STAMPED.get(eqn.primitive.name, f"inside {eqn.primitive.name}")))
+
+
+def flatten(closed: Any, axis: Sequence[str]) -> Program:
+  """Flattens a traced step.
+
+  Args:
+    closed: the step's closed jaxpr, from `jax.make_jaxpr`.
+    axis: names of the data axes.
+
+  Returns:
+    The flat program; evaluating its equations in order computes what `closed` computes.
+  """
+  flattener = _Flattener(axis)
+  inputs = tuple(flattener.number(var.aval) for var in closed.jaxpr.invars)
+  constants = [flattener.constant(value, var.aval)
+               for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True)]
+  outputs = tuple(flattener.body(closed.jaxpr, inputs, constants, ""))
+  return Program(inputs, flattener.constants, flattener.equations, outputs, flattener.avals,
+                 flattener.hidden)
+
+
+def evaluate(equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
+  """Binds one equation again on `inputs`, its name stack and context kept.
+
+  Returns its outputs, in a list.
+  """
+  bind = equation.primitive.get_bind_params(equation.params)
+  # jax 0.4 to 0.10: ([callables], params); later: params alone.
+  functions, params = bind if isinstance(bind, tuple) else ((), bind)
+  scope = jax.named_scope(equation.stack) if equation.stack else _nothing()
+  with scope, _manager(equation.context):
+    out = equation.primitive.bind(*functions, *inputs, **params)
+  return out if equation.primitive.multiple_results else [out]
+
+
+class _nothing:
+
+  def __enter__(self) -> None:
+    return None
+
+  def __exit__(self, *_: object) -> None:
+    return None
+
+
+def _manager(context: Any) -> Any:
+  # An equation remembers the configuration it was traced under (matmul precision aside, which is a
+  # parameter): compute_on, and the like.
+  return getattr(context, "manager", None) or _nothing()

@@ -1,0 +1,318 @@
+"""Evaluates a script: the step's own equations, with stamps, gates and the shared operand."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpace.core import ring_layout
+from jaxpace.core.varying import vary, varying
+from jaxpace.instrumentation import piggyback
+from jaxpace.instrumentation.before_collective import Held, Holder, Holding
+from jaxpace.instrumentation.program import Literal, Ref, evaluate
+from jaxpace.instrumentation.schedule import Bucket, BucketStamps
+from jaxpace.instrumentation.script import Script
+from jaxpace.observation.clocks import Clock, hold, words
+from jaxpace.observation.clocks.events import Event, Events
+
+
+@dataclasses.dataclass(frozen=True)
+class StepInputs:
+  """What a rank brings into a step; see `Measurements` for shapes."""
+
+  last_exit: jax.Array  # uint32 [2], the previous step's last exit; all zero before the first
+  delay: jax.Array  # float32 [] s, asked for this step
+  index: jax.Array  # int32 [], this rank's index along the axis
+  ranks: int
+  delay_limit: float | None  # s; None: the step has no delay operation
+  share: bool
+  # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
+  job: jax.Array
+  mapped: bool  # under pmap, which gives every output one more axis when the step is over
+  # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
+  automatic: bool = False
+  holder: Holder | None = None  # who is asked before collectives; None: nobody
+  digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
+  events: Events | None = None  # where stamps go beside; None: nowhere
+  # uint32 [n, 2], what belongs in the ring as the step begins, from `marks.STEP_VALUE` on
+  numbers: jax.Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurements:
+  """What a step's stamps say."""
+
+  stamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's marks
+  # float32 [] s, own, undelayed, at the first stamped collective; NaN if unknown
+  arrival: jax.Array
+  delay: jax.Array  # float32 [] s, applied
+  arrivals: jax.Array | None  # float32 [ranks] s, where shared
+  delays: jax.Array | None  # float32 [ranks] s, where shared
+  # float32 as in `StepInputs`, rank 0's step time, means of the rest; then this step's mean waits
+  job: jax.Array | None
+  waits: list[jax.Array]  # float32 [] s each, by slot, without what holding took
+  last_exit: jax.Array  # uint32 [2]
+  digests: jax.Array | None  # float32 [ranks], where shared
+  held: dict[int, Held]  # by slot, where somebody was asked
+  pacer: Any  # the pacer's state after the last hold; None where nobody was asked
+
+
+class _Evaluator:
+
+  def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
+    self.script, self.clock, self.before = script, clock, before
+    self.tags = ring_layout.stamp_tags(script.marks)
+    self.program = script.program
+    self.env: dict[int, Any] = dict(self.program.constants)
+    self.env.update(zip(self.program.inputs, inputs, strict=True))
+    self.stamps: list[jax.Array] = []
+    # A stamp that is no mark, which the next one comes after.
+    self.chained: jax.Array | None = None
+    # The stamp that holds back the next segment.
+    self.holder = before.last_exit
+    self.exits: list[jax.Array] = []
+    self.waits: list[jax.Array] = []
+    self.arrival = jnp.float32(jnp.nan)
+    self.delay = jnp.float32(0)
+    self.shared: piggyback.SharedSum | None = None
+    self.holding = (None if before.holder is None
+                    else Holding(clock, before.holder, before.events))
+
+  def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
+    if isinstance(ref, Literal):
+      return ref.value
+    return seen[ref] if seen and ref in seen else self.env[ref]
+
+  def stamp(self, *after: Any) -> jax.Array:
+    before = self.stamps[-1] if self.chained is None else self.chained
+    measured = self.clock.stamp(before, *after, event=self.event(len(self.stamps)))
+    self.stamps.append(measured)
+    self.chained = None
+    return measured
+
+  def event(self, place: int) -> Event | None:
+    """What a stamp leaves in the ring, by its place among the step's."""
+    events = self.before.events
+    return None if events is None else events.tag(self.tags[place])
+
+  def begin(self) -> None:
+    before, first = self.before, self.event(0)
+    with jax.named_scope("jaxpace"):
+      if before.delay_limit is None:
+        self.stamps.append(self.clock.stamp(before.last_exit, event=first))
+      else:
+        last = self.event(1)
+        early, late = self.clock.delay(
+            before.delay, before.delay_limit, before.last_exit,
+            events=None if first is None or last is None else (first, last))
+        self.stamps += [early, late]
+        self.delay = words.seconds_between(early, late)
+      if before.events is not None and before.numbers is not None:
+        self.stamps[-1] = self.clock.note(self.stamps[-1], before.numbers,
+                                          before.events.tag(ring_layout.STEP_VALUE))
+      self.holder = self.stamps[-1]
+
+  def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
+    """Evaluates a segment, which sees the values in `gated` only after the stamp before it."""
+    waiting = set(gated)
+    seen: dict[int, Any] = {}
+    holder = self.holder
+
+    def look(ref: Ref) -> Any:
+      # Gated at first sight: some gated values are made within the segment.
+      if isinstance(ref, int) and ref in waiting and ref not in seen:
+        with jax.named_scope("jaxpace"):
+          (seen[ref],) = hold(self.clock, holder, [self.env[ref]])
+      return self.read(ref, seen)
+
+    for index in indices:
+      self.equation(index, look)
+
+  def equation(self, index: int, read: Callable[[Ref], Any]) -> None:
+    equation = self.program.equations[index]
+    outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
+    self.env.update(zip(equation.outputs, outputs, strict=True))
+
+  def bucket(self, bucket: Bucket) -> None:
+    """Evaluates collectives that meet, between their stamps if they have any."""
+    stamps = bucket.stamps
+    if stamps is None:
+      for index in bucket.equations:
+        self.equation(index, self.read)
+      return
+    seen: dict[int, Any] = {}
+    with jax.named_scope("jaxpace"):
+      enter = self.stamp(*map(self.sentinel, stamps.operands))
+      if not self.exits:
+        self.note_arrival(enter)
+      begin = self.hold_back(stamps, enter)
+      ours = self.our_operand(stamps, begin)
+      if stamps.gate is not None and (ours is None or not stamps.last):
+        (seen[stamps.gate],) = hold(self.clock, begin, [self.env[stamps.gate]])
+    for index in bucket.equations:
+      self.equation(index, functools.partial(self.read, seen=seen))
+    with jax.named_scope("jaxpace"):
+      # On a GPU XLA makes several collectives of one bucket, to overlap them with what is computed
+      # meanwhile.
+      awaited = stamps.results if self.clock.in_stream else [stamps.latest_result]
+      ends = [self.sentinel(value) for value in awaited]
+      if ours is not None and stamps.joinable is not None:
+        total = jax.lax.psum(ours, stamps.joinable.axes)
+        if self.carries(stamps):
+          self.shared = piggyback.unpack(total, self.before.ranks, stamps.joinable.dtype,
+                                       self.before.digest is not None)
+        else:
+          # XLA drops what nobody reads, and with it what holds the bucket back.
+          ends.append(total)
+      leave = self.stamp(*ends)
+      if not self.clock.in_stream:
+        held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
+        self.env.update(zip(stamps.held_after, held, strict=True))
+      self.exits.append(leave)
+      if self.holding is not None and stamps.slot in self.holding.held:
+        enter = words.add(enter, self.holding.held[stamps.slot].lost)
+      self.waits.append(words.seconds_between(enter, leave))
+
+  def hold_back(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array:
+    """Asks the pacer, and holds the bucket back: the stamp after which it may begin.
+
+    A bucket that may begin before its entry stamp can't be held back, so nobody is asked there.
+    """
+    if self.holding is None or stamps.may_begin_early:
+      return enter
+    over = self.exits[-1] if self.exits else self.before.last_exit
+    begin = self.holding.before(stamps.slot, over, enter)
+    # What comes after is chained to it; it is no mark of the plan's.
+    self.chained = begin
+    return begin
+
+  def carries(self, stamps: BucketStamps) -> bool:
+    """Whether the ranks' arrivals ride in this bucket."""
+    joinable = stamps.joinable
+    return self.before.share and joinable is not None and joinable == self.script.carrier
+
+  def our_operand(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array | None:
+    """The operand that holds the last bucket back by itself, if there is one.
+
+    It is the ranks' arrivals, or, where no operand of the step's may be held back, a single zero.
+    The last bucket only. XLA joins all-reduces that follow each other in the order in which it
+    meets them, and ours it meets last: it would join an operand of an earlier bucket to the last
+    one's all-reduce, or leave it alone.
+    """
+    joinable = stamps.joinable
+    if joinable is None:
+      return None
+    if carries := self.carries(stamps):
+      before = self.before
+      job = before.job
+      if job.shape[0] and self.waits:
+        # What is over by now goes along.
+        job = jnp.concatenate([job, jnp.stack(self.waits)])
+      payload = piggyback.operand(self.arrival, self.delay, job, before.index, before.ranks,
+                                joinable.dtype, before.digest)
+    elif stamps.gate is None and stamps.last:
+      payload = jnp.zeros((1,), joinable.dtype)
+    else:
+      return None
+    payload = vary(payload, varying(self.before.last_exit) & set(joinable.axes))
+    if carries and self.clock.in_stream:
+      # Made of the entry stamp: it can't be there before it.
+      return payload
+    (held,) = hold(self.clock, enter, [payload])
+    return held
+
+  def note_arrival(self, enter: jax.Array) -> None:
+    busy = words.seconds_between(self.before.last_exit, enter) - self.delay
+    first = words.is_zero(self.before.last_exit)
+    self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
+
+  def sentinel(self, number: int) -> jax.Array:
+    """What a stamp is given to wait for a value: the value if it is flat, else one element of it.
+
+    A stamp's operands are in default layout, which must not be forced upon matrices. Where they are
+    kernels in a stream XLA makes matrices in that layout anyway, and each element would be a copy
+    of its own.
+    """
+    value = self.env[number]
+    whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
+    return value if whole else _first(value)
+
+  def run(self) -> list[Any]:
+    self.begin()
+    for stage in self.script.stages:
+      for segment in stage.segments:
+        if segment.boundary is not None:
+          with jax.named_scope("jaxpace"):
+            self.holder = self.stamp(*(self.env[v] for v in segment.boundary))
+        self.equations(segment.equations, segment.gated)
+      if stage.bucket is not None:
+        self.bucket(stage.bucket)
+    outputs = [self.read(ref) for ref in self.program.outputs]
+    with jax.named_scope("jaxpace"):
+      # What a step hands back as it came is there from the start, and keeping it to the end would
+      # cost a copy where it is donated.
+      given = set(self.program.inputs)
+      ends = [v for ref, v in zip(self.program.outputs, outputs, strict=True)
+              if isinstance(v, jax.Array) and v.size
+              and not (isinstance(ref, int) and ref in given)]
+      if self.before.mapped:
+        ends = self.clock.awaited_under_pmap(ends)
+      if self.before.automatic:
+        # As integers: the sums that bring them to all devices must not be combined with those of
+        # the entry stamps.
+        ends = [_first(_integer(v)) for v in ends]
+      # What is waited for must be what ends the last kernels, or they would be cut differently.
+      # Entry stamps first: see ORDER in jaxpace.observation.clocks.native.
+      entered = [stamp for stamp, mark in zip(self.stamps, self.script.marks, strict=False)
+                 if mark.kind == "enter"]
+      self.stamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
+    return outputs
+
+
+def _first(value: jax.Array) -> jax.Array:
+  """The first element of a value, which may be of any kind: []."""
+  if not value.ndim or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    return value
+  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+
+
+def _integer(value: jax.Array) -> jax.Array:
+  if not jnp.issubdtype(value.dtype, jnp.floating):
+    return value
+  return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
+
+
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
+        ) -> tuple[list[Any], Measurements]:
+  """Evaluates a scripted step.
+
+  Args:
+    script: from `write_script`.
+    clock: to stamp with.
+    before: what the rank brings along.
+    inputs: the program's inputs, flat.
+
+  Returns:
+    The program's outputs, flat and bit for bit what the bare step gives, and what was measured.
+  """
+  evaluator = _Evaluator(script, clock, before, inputs)
+  outputs = evaluator.run()
+  arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
+  holding = evaluator.holding
+  last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1]
+  # Typed as the same everywhere so far; a pacer may not take it for that.
+  own = functools.partial(vary, axes=varying(before.last_exit))
+  return outputs, Measurements(
+      stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival),
+      delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
+      waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
+      held=holding.held if holding is not None else {},
+      pacer=holding.state if holding is not None else None)
+
+
+__all__ = ["Measurements", "StepInputs", "run"]

@@ -1,0 +1,338 @@
+"""The order in which a step is re-evaluated: segments in stages, each ended by a bucket.
+
+    Stage     what is computed between two buckets
+      Segment   its equations of one phase
+      Bucket    the collectives that end it, and the two stamps around them
+
+Collectives that depend on none of each other form one bucket: XLA combines them, and a rank enters
+them together. Buckets are formed from the end (a gradient's psum that only feeds the update belongs
+to the last bucket, whatever layer it comes from), and everything that a bucket does not feed comes
+before it. What `stages` returns has no stamps yet: `jaxpace.instrumentation.script` puts them in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
+from jaxpace.instrumentation import primitives
+from jaxpace.instrumentation.piggyback import Carrier
+from jaxpace.instrumentation.program import Equation, Program, bodies, constant_values, size_bytes
+from jaxpace.observation import phases
+
+
+@dataclasses.dataclass(frozen=True)
+class Segment:
+  """Equations of one stage that belong to one phase, in program order."""
+
+  phase: str
+  equations: tuple[int, ...]
+  gated: tuple[int, ...] = ()
+  """Values that this segment sees only after the stamp before it."""
+  boundary: tuple[int, ...] | None = None
+  """Values that a stamp of its own before this segment waits for; None where there is none."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketStamps:
+  """The stamps before and after a bucket: what they wait for, and what they hold back."""
+
+  slot: int
+  operands: tuple[int, ...]
+  """Operands of the bucket, which the entry stamp waits for."""
+  gate: int | None
+  """Operand that the entry stamp holds back; None where none can be."""
+  joinable: Carrier | None
+  """An all-reduce of this bucket that an operand of ours can join."""
+  last: bool
+  """Whether these are the step's last collectives."""
+  results: tuple[int, ...]
+  """Results of the bucket: where XLA makes several collectives of it, the last to come ends it."""
+  latest_result: int
+  """The one that the exit stamp waits for, where what it waits for must be little."""
+  held_after: tuple[int, ...]
+  """Scalar inputs of the step that what follows sees only after the exit stamp."""
+
+  @property
+  def may_begin_early(self) -> bool:
+    """Whether nothing holds the collectives back until their entry stamp is taken."""
+    return self.gate is None and not (self.last and self.joinable)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+  """Collectives that depend on none of each other, in program order."""
+
+  equations: tuple[int, ...]
+  stamps: BucketStamps | None = None
+  """None before the stamps are decided on, and where there are more buckets than slots."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+  """What is computed between two buckets, then the bucket that ends it: none in the last stage."""
+
+  segments: tuple[Segment, ...]
+  bucket: Bucket | None
+
+  @property
+  def stamps(self) -> BucketStamps | None:
+    """Those around its bucket, if it has any."""
+    return None if self.bucket is None else self.bucket.stamps
+
+
+def work(equation: Equation, program: Program) -> float:
+  """A rough count of operations of an equation; infinite where it can't be told."""
+  name = equation.primitive.name
+  if name in primitives.UNKNOWN_WORK:
+    return math.inf
+  if name in primitives.WEIGHTLESS:
+    return 0.0
+  outputs = sum(_elements(program.avals[o]) for o in equation.outputs)
+  inputs = sum(_elements(program.avals[i]) for i in equation.reads())
+  if name == "dot_general":
+    (contract, _), _ = equation.params["dimension_numbers"]
+    shape = _shape(program, equation, 0)
+    return 2.0 * outputs * math.prod(shape[d] for d in contract)
+  if name == "conv_general_dilated":
+    kernel = _shape(program, equation, 1)
+    features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
+    return 2.0 * outputs * math.prod(kernel) / max(features, 1)
+  nested = [float(_nested(body)) for body in bodies(equation.params)]
+  return max([inputs + outputs, *nested])
+
+
+def _nested(jaxpr: object) -> float:
+  total = 0.0
+  for eqn in jaxpr.eqns:  # type: ignore[attr-defined]
+    if eqn.primitive.name in primitives.UNKNOWN_WORK:
+      return math.inf
+    total += sum(_elements(v.aval) for v in eqn.outvars)
+    if eqn.primitive.name == "dot_general":
+      (contract, _), _ = eqn.params["dimension_numbers"]
+      shape = eqn.invars[0].aval.shape
+      total += 2.0 * _elements(eqn.outvars[0].aval) * math.prod(shape[d] for d in contract)
+    total += sum(_nested(body) for body in bodies(eqn.params))
+  return total
+
+
+def _shape(program: Program, equation: Equation, index: int) -> tuple[int, ...]:
+  ref = equation.inputs[index]
+  operand = program.avals[ref] if isinstance(ref, int) else ref.value
+  return tuple(getattr(operand, "shape", ()))
+
+
+def _elements(aval: object) -> int:
+  return math.prod(getattr(aval, "shape", ()) or ())
+
+
+_SIGNIFICANT, _MAJOR = 1e-3, 0.02
+"""Shares of a step's work: one whose order in time matters, and one that is never overlooked."""
+
+
+def significant(program: Program) -> frozenset[int]:
+  """Equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
+  return _of_share(program, _SIGNIFICANT)
+
+
+def major(program: Program) -> frozenset[int]:
+  """Equations that are never overlooked: a fiftieth of the step's work or more, or opaque."""
+  return _of_share(program, _MAJOR)
+
+
+def _of_share(program: Program, share: float) -> frozenset[int]:
+  free = constant_values(program)
+  costs = [0.0 if e.collective or free.issuperset(e.outputs) else work(e, program)
+           for e in program.equations]
+  total = sum(c for c in costs if c != math.inf)
+  bar = max(total * share, 1.0)
+  return frozenset(i for i, c in enumerate(costs) if c >= bar)
+
+
+def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
+  """The share of the step's operations that may run while some collectives are under way.
+
+  Those that no operand of theirs needs, and that need none of their results. More than really run
+  meanwhile: most of them may be over before.
+
+  Args:
+    program: the flat step.
+    collectives: indices of the equations of one bucket.
+
+  Returns:
+    0 to 1, by `work`; what can't be counted (a loop) is left out of the whole, so that the share is
+    rather too large. None where any of that may run meanwhile.
+  """
+  own, free = frozenset(collectives), constant_values(program)
+  before: set[int] = set()
+  # What nobody needs the compiler drops.
+  needed = {ref for ref in program.outputs if isinstance(ref, int)}
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    if index in own or before.intersection(equation.outputs):
+      before.update(equation.reads())
+    if index in own or needed.intersection(equation.outputs):
+      needed.update(equation.reads())
+  after: set[int] = set()
+  apart, total = 0.0, 0.0
+  for index, equation in enumerate(program.equations):
+    if index in own or after.intersection(equation.reads()):
+      after.update(equation.outputs)
+    idle = not needed.intersection(equation.outputs)
+    if idle or equation.collective or free.issuperset(equation.outputs):
+      continue
+    cost = work(equation, program)
+    total += cost if cost != math.inf else 0.0
+    if not before.intersection(equation.outputs) and not after.intersection(equation.outputs):
+      apart += cost
+  if apart == math.inf:
+    return None
+  return apart / total if total else 0.0
+
+
+def buckets(program: Program) -> list[Bucket]:
+  """Returns the collectives of a step, first to last, without stamps."""
+  # By value, the most collectives on a path from it to the end.
+  height: dict[int, int] = {}
+  level: dict[int, int] = {}
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    own = max((height.get(o, 0) for o in equation.outputs), default=0)
+    if equation.collective:
+      level[index] = own
+      own += 1
+    for value in equation.reads():
+      height[value] = max(height.get(value, 0), own)
+  if not level:
+    return []
+  top = max(level.values())
+  return [Bucket(tuple(sorted(i for i, h in level.items() if h == top - b)))
+          for b in range(top + 1)]
+
+
+def stages(program: Program, most_segments: int) -> list[Stage]:
+  """Orders the program: one stage for each bucket of collectives, and a last one.
+
+  Args:
+    program: the flat step.
+    most_segments: if the whole program has more segments than this (an unrolled accumulation loop,
+      say), those of each stage that has several are merged into one of phase "compute"; a stage of
+      one segment keeps its phase.
+
+  Returns:
+    Stages in order of time, without stamps; evaluating their segments' equations and their buckets
+    in that order is a valid order.
+  """
+  ordered = buckets(program)
+  bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket.equations}
+  feeding = _feeding(program)
+  # By value, the stage in which it can be computed.
+  ready: dict[int, int] = {}
+  members: list[list[int]] = [[] for _ in range(len(ordered) + 1)]
+  for index, equation in enumerate(program.equations):
+    if equation.collective:
+      number = bucket_of[index] + 1
+    elif index not in feeding and phases.classify(equation.stack) == phases.OTHER:
+      # Part of the update that needs no gradient.
+      number = len(ordered)
+    else:
+      number = max((ready.get(value, 0) for value in equation.reads()), default=0)
+    if not equation.collective:
+      members[number].append(index)
+    for output in equation.outputs:
+      ready[output] = number
+  split = _Splitter(program)
+  segments = [split.segments(indices, last=s == len(ordered)) for s, indices in enumerate(members)]
+  if sum(map(len, segments)) > most_segments:
+    segments = [_merged(several) if len(several) > 1 else several for several in segments]
+  return [Stage(of_stage, bucket)
+          for of_stage, bucket in zip(segments, [*ordered, None], strict=True)]
+
+
+def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
+  return (Segment(COMPUTE, tuple(i for segment in segments for i in segment.equations)),)
+
+
+def _feeding(program: Program) -> set[int]:
+  """Indices of the equations that some collective depends on."""
+  needed: set[int] = set()
+  found: set[int] = set()
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    if equation.collective or needed.intersection(equation.outputs):
+      if not equation.collective:
+        found.add(index)
+      needed.update(equation.reads())
+  return found
+
+
+class _Splitter:
+  """Splits stages into segments."""
+
+  def __init__(self, program: Program):
+    self.program = program
+    self.significant, self.major = significant(program), major(program)
+
+  def segments(self, indices: Sequence[int], last: bool) -> tuple[Segment, ...]:
+    """Only significant equations start a segment; light ones join the one they stand in."""
+    found: list[tuple[str, list[int]]] = []
+    # Light equations whose segment is not decided yet: before the first, or of another phase.
+    pending: list[int] = []
+    for index in indices:
+      phase = self.phase(index, found[-1][0] if found else None, last)
+      if index not in self.significant:
+        if found and not pending and phase == found[-1][0]:
+          found[-1][1].append(index)
+        else:
+          pending.append(index)
+        continue
+      if not found or found[-1][0] != phase:
+        found.append((phase, []))
+      found[-1][1].extend([*pending, index])
+      pending = []
+    if not found:
+      return (Segment(UPDATE if last else _light_phase(self.program, indices), tuple(pending)),)
+    found[-1][1].extend(pending)
+    return tuple(Segment(phase, tuple(equations)) for phase, equations in found)
+
+  def phase(self, index: int, before: str | None, last: bool) -> str:
+    """Phase of an equation, which follows a segment of phase `before` if that is not None."""
+    equation = self.program.equations[index]
+    if _mixed(equation):
+      return COMPUTE
+    phase = phases.classify(equation.stack)
+    # After the last collective, casting gradients is part of the update.
+    if phase == phases.OTHER or last and index not in self.major:
+      phase = UPDATE if last else COMPUTE
+    # Clipping or casting gradients between backward and sync belongs to what it follows.
+    return BACKWARD if phase == COMPUTE and before == BACKWARD else phase
+
+
+def _light_phase(program: Program, indices: Sequence[int]) -> str:
+  """Phase of a stage without significant equations: that of its last equation that has one."""
+  for index in reversed(indices):
+    phase = phases.classify(program.equations[index].stack)
+    if phase != phases.OTHER:
+      return phase
+  return COMPUTE
+
+
+def _mixed(equation: Equation) -> bool:
+  """Whether one equation holds both forward and backward (a scan over micro-batches)."""
+  found: set[str] = set()
+  stack = [(body, equation.stack) for body in bodies(equation.params)]
+  while stack:
+    body, outer = stack.pop()
+    for eqn in body.eqns:
+      joined = phases.join(outer, str(eqn.source_info.name_stack))
+      found.add(phases.classify(joined))
+      stack.extend((inner, joined) for inner in bodies(eqn.params))
+  return FORWARD in found and BACKWARD in found
+
+
+def operand_bytes(program: Program, collectives: Sequence[int]) -> int:
+  """Bytes of all operands of these collectives on one rank."""
+  return sum(size_bytes(program.avals[value])
+             for index in collectives for value in program.equations[index].reads())

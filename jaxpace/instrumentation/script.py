@@ -1,0 +1,262 @@
+"""Where the stamps go: the stages of a step, with the stamps put in.
+
+Static, decided at trace time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
+from jaxpace.core.ring_layout import MAX_PHASE_MARKS
+from jaxpace.instrumentation import gates, piggyback, primitives, schedule
+from jaxpace.instrumentation.piggyback import Carrier
+from jaxpace.instrumentation.program import Equation, Program, axes_of, size_bytes
+from jaxpace.instrumentation.schedule import BucketStamps, Segment, Stage
+from jaxpace.observation import phases
+
+
+@dataclasses.dataclass(frozen=True)
+class Script:
+  """The whole step."""
+
+  program: Program
+  stages: tuple[Stage, ...]
+  carrier: Carrier | None
+  """The all-reduce that the ranks' arrivals ride in, if it can take them."""
+  marks: tuple[Mark, ...]
+  collectives: tuple[Collective, ...]
+  unstamped: tuple[Unstamped, ...]
+  overflow: int
+  notices: tuple[str, ...]
+
+
+def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
+                 phases_apart: bool = True) -> Script:
+  """Decides where the stamps go.
+
+  Args:
+    program: the flat step.
+    axis: names of the data axes.
+    slots: most buckets of collectives that get stamps; the smallest are left out.
+    delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
+    phases_apart: whether there are stamps between the phases, too, and not at the collectives
+      alone.
+
+  Returns:
+    The script. Evaluating it gives the outputs of the program, bit for bit.
+  """
+  bare = schedule.stages(program, most_segments=MAX_PHASE_MARKS if phases_apart else 0)
+  writer = _Writer(program, bare, slots)
+  stages = [writer.stage(number, delayed) for number in range(len(bare))]
+  stamped = [(stage, stage.stamps) for stage in stages if stage.stamps is not None]
+  left = [stage.bucket.equations for stage in stages
+          if stage.bucket is not None and stage.stamps is None]
+  unstamped = [*program.hidden,
+               *(_left_out(program, index) for collectives in left for index in collectives)]
+  return Script(
+      program=program, stages=tuple(stages),
+      carrier=_carrier(program, stages, tuple(axis)),
+      marks=_marks(stages, delayed),
+      collectives=tuple(_describe(program, stage, stamps, axis) for stage, stamps in stamped),
+      unstamped=tuple(unstamped), overflow=len(left),
+      notices=(*writer.notices, *_early([stamps for _, stamps in stamped])))
+
+
+class _Writer:
+  """Puts the stamps into the stages of a step."""
+
+  def __init__(self, program: Program, stages: Sequence[Stage], slots: int):
+    self.program, self.stages = program, stages
+    self.producers = gates.Producers(program)
+    self.significant, self.major = schedule.significant(program), schedule.major(program)
+    self.order = gates.meeting_order(self.producers)
+    self.work_behind = gates.dependencies(program, self.significant)
+    self.collectives_behind = gates.dependencies(
+        program, (i for i, equation in enumerate(program.equations) if equation.collective))
+    self.slot_of = _slots(program, stages, slots)
+    self.notices: list[str] = []
+
+  def stage(self, number: int, delayed: bool) -> Stage:
+    """A stage with its stamps, as the bare one at this place."""
+    bare = self.stages[number]
+    first, *others = bare.segments
+    segments = [self.first(first, number, delayed)]
+    for segment in others:
+      self.append(segments, segment)
+    bucket = bare.bucket
+    if bucket is not None and number in self.slot_of:
+      bucket = dataclasses.replace(bucket, stamps=self.stamps(bucket.equations, number))
+    return Stage(tuple(segments), bucket)
+
+  def first(self, segment: Segment, number: int, delayed: bool) -> Segment:
+    """The first segment of a stage."""
+    if number > 0:
+      # The exit stamp holds back the collective's own results.
+      return segment
+    gated, complete = self.cover(segment)
+    if delayed and not complete:
+      self.notices.append("Part of the step can start before its delay: no value there can be held "
+                          "back exactly.")
+    return dataclasses.replace(segment, gated=tuple(gated))
+
+  def append(self, segments: list[Segment], segment: Segment) -> None:
+    """Appends a segment behind a boundary; where none can be held, joins it to the one before."""
+    before = segments[-1]
+    waits_for = gates.ends(self.producers, before.equations)
+    gated, complete = self.cover(segment)
+    if complete and waits_for:
+      segments.append(dataclasses.replace(segment, gated=tuple(gated), boundary=tuple(waits_for)))
+      return
+    self.notices.append(f"The boundary between {before.phase} and {segment.phase} can't be held "
+                        "without a risk to the last bits of the results; both are reported as "
+                        "compute.")
+    segments[-1] = dataclasses.replace(
+        before, phase=COMPUTE, equations=before.equations + segment.equations)
+
+  def cover(self, segment: Segment) -> tuple[list[int], bool]:
+    return gates.cover(self.producers, segment.equations, self.significant, self.major)
+
+  def stamps(self, collectives: Sequence[int], number: int) -> BucketStamps:
+    """The stamps around the bucket that ends a stage."""
+    met = sorted(collectives, key=lambda index: self.order.get(index, len(self.order)))
+    results = gates.results(self.producers, met)
+    following = [i for segment in self.stages[number + 1].segments for i in segment.equations]
+    slot = self.slot_of[number]
+    return BucketStamps(
+        slot=slot,
+        operands=tuple(gates.operands(self.producers, met, self.work_behind)),
+        gate=gates.gate(self.producers, collectives),
+        joinable=_joinable(self.program, collectives, slot),
+        last=number == len(self.stages) - 2,
+        results=tuple(results),
+        latest_result=gates.latest(self.producers, results, self.collectives_behind),
+        held_after=tuple(gates.scalar_inputs(self.producers, following)))
+
+
+def _slots(program: Program, stages: Sequence[Stage], slots: int) -> dict[int, int]:
+  """By number of a stage, the slot of its bucket: the largest buckets get one, in order of time."""
+  sizes = {number: schedule.operand_bytes(program, stage.bucket.equations)
+           for number, stage in enumerate(stages) if stage.bucket is not None}
+  kept = sorted(sizes, key=lambda number: (-sizes[number], number))[:slots]
+  return {number: slot for slot, number in enumerate(sorted(kept))}
+
+
+def _early(stamped: Sequence[BucketStamps]) -> tuple[str, ...]:
+  """A notice on the collectives that can begin before their entry stamps, if any can."""
+  early = [stamps.slot for stamps in stamped if stamps.may_begin_early]
+  if not early:
+    return ()
+  several = len(early) > 1
+  return (f"Collective{'s' if several else ''} {', '.join(map(str, early))} can start before "
+          f"{'their entry timestamps' if several else 'its entry timestamp'}, which may then be "
+          f"late: none of {'their' if several else 'its'} operands can be held back without a risk "
+          "to the last bits of the results.",)
+
+
+def _left_out(program: Program, index: int) -> Unstamped:
+  """A collective that has no stamps for want of a slot."""
+  equation = program.equations[index]
+  return Unstamped(equation.stack or equation.primitive.name, equation.primitive.name,
+                   schedule.operand_bytes(program, [index]), "more collectives than slots")
+
+
+def _carrier(program: Program, stages: Sequence[Stage], axis: tuple[str, ...]) -> Carrier | None:
+  """The all-reduce that arrivals should ride in: the last that can carry them.
+
+  It has seen most of the step. If none can it is the largest, which is named in the reason.
+  """
+  sizes = {stage.stamps.joinable: schedule.operand_bytes(program, stage.bucket.equations)
+           for stage in stages if stage.bucket is not None and stage.stamps is not None
+           and stage.stamps.joinable is not None}
+  able = [carrier for carrier in sizes if not piggyback.refusal(carrier, axis)]
+  return able[-1] if able else max(sizes, key=lambda carrier: sizes[carrier], default=None)
+
+
+def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrier | None:
+  """The largest sum of a bucket: an operand of ours must have its dtype and axes to join it.
+
+  Of a type that times can be written in, if there is one: what is counted beside the gradients may
+  be of integers.
+  """
+  sizes: dict[tuple[str, tuple[str, ...]], int] = {}
+  for index in collectives:
+    equation = program.equations[index]
+    grouped = equation.params.get("axis_index_groups") is not None
+    if equation.primitive.name not in primitives.SUMS or grouped:
+      continue
+    axes = axes_of(equation.primitive, equation.params)
+    if len(axes) != len(equation.params["axes"]):
+      # Also sums over an array dimension.
+      continue
+    for value in equation.reads():
+      dtype = str(program.avals[value].dtype)
+      sizes[dtype, axes] = sizes.get((dtype, axes), 0) + size_bytes(program.avals[value])
+  if not sizes:
+    return None
+  dtype, axes = max(sizes, key=lambda key: (piggyback.carries(key[0]), sizes[key], key))
+  return Carrier(slot, dtype, axes)
+
+
+def _describe(program: Program, stage: Stage, stamps: BucketStamps, axis: Sequence[str]
+              ) -> Collective:
+  """What the plan says of a stamped bucket."""
+  assert stage.bucket is not None
+  equations = [program.equations[i] for i in stage.bucket.equations]
+  largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
+  name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
+  operands = [v for e in equations for v in e.reads()]
+  return Collective(
+      slot=stamps.slot,
+      name=name,
+      primitives=tuple(sorted({e.primitive.name for e in equations})),
+      axis=",".join(_axes(equations, axis)),
+      bytes=sum(size_bytes(program.avals[v]) for v in operands),
+      operands=len(operands),
+      dtypes=tuple(sorted({str(program.avals[v].dtype) for v in operands})),
+      phase=stage.segments[-1].phase,
+      pairs=_pairs(equations),
+      index_groups=_index_groups(equations),
+      may_begin_early=stamps.may_begin_early,
+      meanwhile=schedule.meanwhile(program, stage.bucket.equations))
+
+
+def _axes(equations: Sequence[Equation], axis: Sequence[str]) -> Sequence[str]:
+  """Axes of a bucket's collectives: the step's, unless all of them name the same others."""
+  named = {tuple(axes_of(e.primitive, e.params)) for e in equations}
+  own = named.pop() if len(named) == 1 else ()
+  return own if own and set(own) != set(axis) else axis
+
+
+def _pairs(equations: Sequence[Equation]) -> tuple[tuple[int, int], ...]:
+  """Sources and targets where all collectives are point-to-point transfers; else none."""
+  if any(e.primitive.name != "ppermute" for e in equations):
+    return ()
+  return tuple(sorted({(int(source), int(target))
+                       for e in equations for source, target in e.params.get("perm", ())}))
+
+
+def _index_groups(equations: Sequence[Equation]) -> tuple[tuple[int, ...], ...]:
+  """Groups along the axis where all collectives have the same ones; else none."""
+  told = {tuple(tuple(map(int, group)) for group in e.params.get("axis_index_groups") or ())
+          for e in equations}
+  return told.pop() if len(told) == 1 else ()
+
+
+def _marks(stages: Sequence[Stage], delayed: bool) -> tuple[Mark, ...]:
+  """Lists the stamps in order; a mark's segment names the time before it."""
+  marks = [Mark("start", GAP)]
+  if delayed:
+    marks.append(Mark("delay", DELAY))
+  current = COMPUTE
+  for stage in stages:
+    for segment in stage.segments:
+      if segment.boundary is not None:
+        marks.append(Mark("phase", current))
+      current = segment.phase
+    if stage.stamps is not None:
+      marks.append(Mark("enter", current, stage.stamps.slot))
+      marks.append(Mark("exit", SYNC, stage.stamps.slot))
+  marks.append(Mark("end", current if stages[-1].segments else UPDATE))
+  return tuple(marks)

@@ -1,0 +1,263 @@
+"""The loop's side of run-time control: a request in a file becomes settings at one step on all
+ranks."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxpace.coordination.steer import Steering
+from jaxpace.core import own_context
+from jaxpace.core.pace import PaceState, change_pacer_state
+from jaxpace.core.packing import Packed
+from jaxpace.hosts import distributed
+from jaxpace.live import control_file
+from jaxpace.live.control_leader import Applied, Leader, Toggle
+from jaxpace.live.control_request import MAX_STEP, ControlRequest
+
+
+def check(pace: Any) -> None:
+  """Checks that this is a pace state whose pacer can be steered.
+
+  Raises:
+    TypeError: it is something else.
+    ValueError: nothing in it can be steered, or it was donated.
+  """
+  if not isinstance(pace, PaceState):
+    raise TypeError("Control takes the pace state and returns it: pace = control(pace), before the "
+                    f"step. This is a {type(pace).__name__}.")
+  if not isinstance(pace.pacer, Packed) or not _steered(pace.pacer):
+    raise ValueError("The pacer of this pace state can't be steered. Make it so where it is given "
+                     "to jaxpace.instrument: pacer=jaxpace.steerable(jaxpace.pace_early_ranks()).")
+  if pace.step.is_deleted():
+    raise ValueError("Control was given a pace state that was donated to a step. Give it the one "
+                     "the step returned: pace = control(pace), then pace, out = step(pace, "
+                     "state, batch).")
+
+
+def next_step(pace: PaceState) -> int:
+  """Reads the number of the step that comes next; waits for those under way."""
+  return int(own_context.fetch(pace.step.addressable_shards[0].data).reshape(-1)[0])
+
+
+def apply(pace: PaceState, request: ControlRequest) -> PaceState:
+  """Returns the state with the request in it. Every process does this at the same step; no data is
+  exchanged.
+
+  What a request changes is a few numbers among others in the pacer's vector, so its devices' own
+  values are read: this waits for the steps under way. It happens once a request.
+  """
+  ranks = pace.arrivals.shape[-1]
+  unknown = np.float32(np.nan)
+  mask = np.ones(ranks, bool)
+  if request.ranks is not None:
+    mask = np.isin(np.arange(ranks), request.ranks)
+  values: dict[str, Any] = {
+      "enabled": request.enabled,
+      "max_delay": unknown if request.max_delay is None else request.max_delay,
+      "threshold": unknown if request.threshold is None else request.threshold, "ranks": mask,
+      "from_step": request.from_step,
+      "until_step": MAX_STEP if request.until_step is None else request.until_step}
+
+  def put(node: Any) -> Any:
+    if not isinstance(node, Steering):
+      return node
+    return Steering(**{name: _like(getattr(node, name), value) for name, value in values.items()})
+
+  def change(state: Any) -> Any:
+    return jax.tree.map(put, state, is_leaf=lambda node: isinstance(node, Steering))
+
+  assert isinstance(pace.pacer, Packed)
+  return pace._replace(pacer=change_pacer_state(pace.pacer, change))
+
+
+def _steered(packed: Packed) -> bool:
+  state = jax.tree.unflatten(packed.layout.structure, packed.layout.shapes)
+  return any(isinstance(node, Steering)
+             for node in jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, Steering)))
+
+
+def _like(leaf: Any, value: Any) -> Any:
+  """Makes an array like `leaf` with `value` on every rank."""
+  return np.broadcast_to(np.asarray(value, leaf.dtype), leaf.shape)
+
+
+_LOG = logging.getLogger("jaxpace")
+_FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
+# Makes the keys of successive controls differ; the same in every process.
+_counter = itertools.count()
+
+
+class Control:
+  """Changes a steerable pacer's settings while the job runs, at one step index on all ranks.
+
+      pacer = jaxpace.steerable(jaxpace.pace_early_ranks())
+      paced = jaxpace.instrument(train_step, "data", pacer, share=True)
+      ...
+      with jaxpace.Recorder("runs/demo", paced) as recorder, jaxpace.Control("runs/demo") as control:
+        for batch in batches:
+          pace = control(pace)
+          pace, (state, metrics) = step(pace, state, batch)
+          recorder.record()
+
+  Then `jaxpace control runs/demo --off` (or any other way of replacing `runs/demo/control.json`)
+  switches pacing off a few seconds later. Every process calls `control` once a step, as it does the
+  step; the file is read by process 0 alone, in a thread.
+
+  A call counts and compares. Every few seconds' worth of calls there is a *round*: process 0 says,
+  half a round before, what applies from there on and when the next round is; so every process knows
+  at which call to look, and none can be late: one whose answer has not come yet waits for it there,
+  up to `timeout`; then it keeps its settings, goes on, and joins again as soon as it hears of a
+  later round. Nothing is compiled again, no collective is added. The file is never touched by the
+  loop's thread: a file system that hangs holds up nothing but the next change.
+  """  # noqa: E501
+
+  def __init__(self, path: str | os.PathLike[str] | None, *, every_seconds: float = 2.0,
+               timeout: float = 120.0, toggle_signal: int | None = None):
+    """Prepares; nothing is touched before `with` or `open`.
+
+    Args:
+      path: the run directory, whose `control.json` is followed, or a file of that kind. None: off.
+      every_seconds: about how long a round takes. A change applies one to two rounds after it was
+        made.
+      timeout: s, longest wait for process 0 at a round. After that this process keeps its settings,
+        with a warning, until it hears of process 0 again.
+      toggle_signal: a signal to process 0, such as `signal.SIGUSR1`, that switches pacing off, and
+        on again. Only in the main thread. The file is rewritten, so that it says what applies.
+
+    Raises:
+      ValueError: a time is not positive.
+    """
+    if not every_seconds > 0 or not timeout > 0:
+      raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
+    self.path = None if path is None else control_file.locate(path)
+    self._every_seconds, self._timeout = every_seconds, timeout
+    self._toggle = Toggle(toggle_signal)
+    self._rounds: distributed.Rounds[Applied] | None = None
+    self._leader: Leader | None = None  # on process 0, from the first call on
+    self._opened = False
+    self._call = 0
+    # the call at which there is something to do
+    self._wake = 0 if path is not None else distributed.NEVER
+    self._version = self._first_step = 0
+    self._taken_at, self._taken_call = 0.0, 0
+    self.request = ControlRequest()
+    """What applies now."""
+
+  def __enter__(self) -> Self:
+    self.open()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self.close()
+
+  def open(self) -> None:
+    """Starts to follow the file. After `jaxpace.distributed.initialize`, in every process.
+
+    Raises:
+      RuntimeError: it was open before.
+    """
+    if self._opened:
+      raise RuntimeError("A Control is used once: make a new one.")
+    self._opened = True
+    if self.path is None:
+      return
+    self._rounds = distributed.Rounds(
+        f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5,
+        read=Applied.from_json, propose=self._propose if distributed.process_index() == 0 else None)
+    self._toggle.install()
+
+  def close(self) -> None:
+    """Stops to follow the file. Further calls do nothing; the pacer keeps its settings."""
+    if self._rounds is not None:
+      self._rounds.close()
+      self._rounds = None
+      if self._leader is not None:
+        self._leader.follower.close()
+      self._toggle.restore()
+    self._wake = distributed.NEVER
+
+  def __call__(self, pace: PaceState) -> PaceState:
+    """Returns the pace state for the next step: the same, but where a change is due.
+
+    Args:
+      pace: what the last step returned, or `paced.init`.
+
+    Raises:
+      TypeError, ValueError: it is no pace state, or its pacer can't be steered.
+      RuntimeError: the control is not open.
+    """
+    call = self._call
+    self._call = call + 1
+    if call < self._wake:
+      return pace
+    return self._due(pace, call)
+
+  def _due(self, pace: PaceState, call: int) -> PaceState:
+    rounds = self._rounds
+    if rounds is None:
+      raise RuntimeError(
+          "control(pace) outside of its `with` block: open the control around the loop.")
+    if call == 0:
+      check(pace)
+      self._first_step = next_step(pace)
+      if distributed.process_index() == 0:
+        assert self.path is not None
+        self._leader = Leader(self.path, self._toggle, pace.arrivals.shape[-1])
+    try:
+      found = rounds.at(call)
+      if found is not None:
+        pace = self._take_up(pace, call, found)
+    except distributed.NotHeard as error:
+      _LOG.warning(
+          "Pacing stays as it is in this process (%s) until process 0 is heard of again: %s.",
+          self.request, error)
+    self._wake = rounds.wake
+    return pace
+
+  def _propose(self, begins: int) -> tuple[int, Callable[[], Any]]:
+    assert self._leader is not None
+    return (begins + (self._round_calls(self._call) if begins else _FIRST_CALLS),
+            self._leader.applied)
+
+  def _round_calls(self, call: int) -> int:
+    """Calls that take about a round's time. Process 0's count is what counts."""
+    seconds = max(time.monotonic() - self._taken_at, 1e-9)
+    calls = call - self._taken_call
+    # No more than twice as many as last time: the loop runs ahead of the devices, and calls that
+    # come together tell nothing of how long a step takes.
+    most = min(_MOST_CALLS, 2 * max(calls, _LEAST_CALLS))
+    return min(max(round(self._every_seconds * calls / seconds), _LEAST_CALLS), most)
+
+  def _take_up(self, pace: PaceState, call: int, found: distributed.Round[Applied]) -> PaceState:
+    """A round begins: puts what applies from this call on into the pace state, where that is
+    another."""
+    if found.again:
+      _LOG.warning("Run-time control goes on in this process: process 0 is heard of again.")
+    self._taken_at, self._taken_call = time.monotonic(), call
+    if found.said.version != self._version:
+      self._version, self.request = found.said
+      check(pace)
+      pace = apply(pace, self.request)
+      # the delay of this very step was decided after the last
+      self._tell(self._first_step + call + 1)
+    return pace
+
+  def _tell(self, step: int) -> None:
+    if self._leader is None or self.path is None:
+      return
+    if step == self._first_step + 1:
+      _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step,
+                   self.request)
+    else:
+      _LOG.info("From step %d on: %s (%s).", step, self.request, self.path)
+    self._leader.follower.note(step, time.time_ns(), self.request)

@@ -1,0 +1,261 @@
+"""Runs the host's pauses at the same step on every process, and keeps garbage collections short."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+from jaxpace.core import fields
+from jaxpace.live.collector import Ceiling, GarbageCollector
+
+
+@dataclasses.dataclass
+class Chore:
+  """A pause of the program's own that recurs every so many steps.
+
+  Attributes:
+    name: for the log and the counts.
+    hook: what is called.
+    every: steps from one time to the next.
+  """
+
+  name: str
+  hook: Callable[[], object]
+  every: int
+
+
+class Errors:
+  """What hooks raised: counted by hook, and told once for each kind."""
+
+  def __init__(self) -> None:
+    self.counts: collections.Counter[str] = collections.Counter()
+    self._told: set[tuple[str, type[BaseException]]] = set()
+
+  def report(self, name: str, step: int, error: Exception) -> None:
+    """Counts an error, and logs it the first time a hook raises one of this type."""
+    self.counts[name] += 1
+    key = (name, type(error))
+    if key in self._told:
+      return
+    self._told.add(key)
+    _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further ones of "
+                 "this kind are only counted, in Housekeeper.errors.", name, type(error).__name__,
+                 step, error)
+    _LOG.debug("Hook %r raised", name, exc_info=error)
+
+
+def run(chore: Chore, step: int, errors: Errors) -> float:
+  """Runs a chore. What it raises is reported; only KeyboardInterrupt, SystemExit and their like
+  pass.
+
+  Returns:
+    Seconds it took.
+  """
+  start = time.monotonic()
+  try:
+    chore.hook()
+  except Exception as error:
+    errors.report(chore.name, step, error)
+  return time.monotonic() - start
+
+
+_LOG = logging.getLogger("jaxpace")
+ALONE, ALIGNED, FROZEN = "alone", "aligned", "frozen"
+MODES = (ALONE, ALIGNED, FROZEN)
+"""In this order: a mode's index is what the trace's column `host_housekeeping` holds."""
+_active: list[Housekeeper] = []  # There is one collector in an interpreter, so one housekeeper.
+
+
+class Housekeeper:
+  """Garbage collection and other pauses of the training loop, at one step on all processes.
+
+      with jaxpace.Housekeeper(every=200) as keeper:
+        keeper.add(lambda: manager.save(keeper.steps, state), every=1000, name="checkpoint")
+        for batch in batches:
+          state, metrics = step(state, batch)
+          keeper.step()
+
+  A collection of Python's garbage stops one process, and all others wait for it at the next
+  collective. Where each process collects when it happens to, some process does in nearly every
+  step. Modes, for the collections:
+
+  - "frozen": after warm-up all objects are taken out of collections to come (`gc.freeze`); those
+    stay short;
+  - "aligned": no full collection by itself; all processes collect after the same step, every
+    `every` steps;
+  - "alone": left to the interpreter.
+
+  Leaving the `with` block, by an exception too, restores the interpreter's settings. Every process
+  of a job calls `step` after each step.
+  """
+
+  def __init__(self, every: int = 200, mode: str = FROZEN, *, start: int = 0, warmup: int = 20,
+               max_growth: int | None = 1 << 30, max_memory: int | None = None,
+               max_objects: int | None = 20_000_000):
+    """Prepares; nothing is touched before `with`.
+
+    Args:
+      every: steps between two collections of mode "aligned".
+      mode: one of the modes above.
+      start: steps done before, in the attempt that this one resumes. The same on all processes.
+      warmup: first steps in which the collector is left alone: the program compiles, and its heap
+        takes shape.
+      max_growth: bytes by which resident memory may grow from one collection to the next; then it
+        is collected at once, whatever the step. None: no such ceiling. Where the system doesn't
+        tell resident memory: none either.
+      max_memory: the same for resident memory as a whole, in bytes.
+      max_objects: the same for the number of container objects since the last collection,
+        approximately.
+
+    Raises:
+      ValueError: an argument is out of range.
+    """
+    fields.choice("mode", mode, MODES)
+    for name, value, least in (("every", every, 2), ("start", start, 0), ("warmup", warmup, 0)):
+      fields.whole(name, value, least, of="steps")
+    for name, limit in (("max_growth", max_growth), ("max_memory", max_memory),
+                        ("max_objects", max_objects)):
+      if limit is not None and not limit > 0:
+        raise ValueError(f"{name}={limit!r} must be positive, or None for no ceiling.")
+    self.every, self.wanted = every, mode
+    self.mode = ALONE
+    self.steps = start
+    self.forced = 0
+    self._begin = start + warmup
+    self._collector = GarbageCollector()
+    self._collection = Chore("garbage collection", self._collector.collect, every)
+    self._chores: list[Chore] = []
+    self._errors = Errors()
+    self._ceiling = Ceiling(max_memory, max_growth, max_objects)
+    self._ceiling_told = False
+    self._spent: collections.Counter[str] = collections.Counter()  # ns by name of the columns
+    self._open = self._closed = False
+    self._pid = 0
+
+  def add(self, hook: Callable[[], object], every: int, *, name: str | None = None) -> None:
+    """Has `hook()` called after every `every`-th step, counted from the start of the run: at one
+    step on all processes.
+
+    An error that it raises is logged, once for each kind, counted, and does not stop the training.
+
+    Args:
+      hook: what to call, in the thread that trains.
+      every: steps from one call to the next.
+      name: for the log; "checkpoint" for what the trace's `checkpoint_ns` is to show, see
+        `columns`.
+
+    Raises:
+      TypeError: `hook` can't be called.
+      ValueError: `every` is not a positive whole number.
+    """
+    if not callable(hook):
+      raise TypeError(f"add() takes a function to call, not {type(hook).__name__}; for one with "
+                      "arguments: keeper.add(lambda: save(state), every=...).")
+    fields.whole("every", every, 1, of="steps")
+    called = name or str(getattr(hook, "__qualname__", type(hook).__name__))
+    self._chores.append(Chore(called, hook, every))
+
+  @property
+  def errors(self) -> dict[str, int]:
+    """How often each hook has raised."""
+    return dict(self._errors.counts)
+
+  def summary(self) -> dict[str, Any]:
+    """Returns what was done so far, as plain JSON values.
+
+    `mode`; `steps`; `full_collections` (all, the interpreter's own too) and their
+    `collection_seconds`; `forced`: collections that a ceiling asked for; `errors`.
+    """
+    return {"mode": self.mode, "steps": self.steps, "full_collections": self._collector.full,
+            "collection_seconds": self._collector.full_ns * 1e-9, "forced": self.forced,
+            "errors": self.errors}
+
+  def columns(self) -> dict[str, float]:
+    """Returns what the trace may keep of the pauses since the last call.
+
+        keeper.step()
+        recorder.record(**keeper.columns())
+
+    `checkpoint_ns`, where there is a hook of the name "checkpoint"; `pauses_ns` of all other hooks;
+    `housekeeping`: the mode, as its index in `jaxpace.live.housekeeper.MODES`. (Garbage
+    collection needs no column: the recorder sees every one, and its `gc_ns` shows them.)
+    """
+    found: dict[str, float] = {"pauses_ns": self._spent.pop("pauses_ns", 0),
+                               "housekeeping": MODES.index(self.mode)}
+    if any(chore.name == "checkpoint" for chore in self._chores):
+      found["checkpoint_ns"] = self._spent.pop("checkpoint_ns", 0)
+    return found
+
+  def __enter__(self) -> Self:
+    if self._closed or self._open:
+      raise RuntimeError(
+          "A Housekeeper is opened once: make a new one for the next run, with start= the "
+          "steps done.")
+    if _active:
+      raise RuntimeError("A Housekeeper is open already, and there is one garbage collector in a "
+                         "process: leave its `with` block first, or add your pauses to it with "
+                         "keeper.add(...).")
+    self._open, self._pid = True, os.getpid()
+    _active.append(self)
+    self._collector.take()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self._open, self._closed = False, True
+    _active.clear()
+    if os.getpid() == self._pid:
+      self._collector.restore()
+
+  def step(self) -> None:
+    """Counts a step, and does what is due after it. Call it once after every step, on every
+    process.
+
+    Raises:
+      RuntimeError: the housekeeper is not open.
+    """
+    if not self._open:
+      raise RuntimeError(
+          "step() outside of the housekeeper's `with` block: open it around the loop.")
+    self.steps += 1
+    for chore in self._chores:
+      if self.steps % chore.every == 0:
+        column = "checkpoint_ns" if chore.name == "checkpoint" else "pauses_ns"
+        self._spent[column] += int(1e9 * run(chore, self.steps, self._errors))
+    if self.mode == ALIGNED and self.steps % self.every == 0:
+      self._collect()
+    elif self._collector.withholds:
+      self._collector.refresh()
+      self._watch_memory()
+    if self.mode != self.wanted and self.steps >= self._begin:
+      self._begin_mode()
+
+  def _collect(self) -> None:
+    run(self._collection, self.steps, self._errors)
+    self._ceiling.collected()
+
+  def _watch_memory(self) -> None:
+    reason = self._ceiling.reached(self._collector.growth())
+    if reason is None:
+      return
+    self.forced += 1
+    self._collect()
+    if not self._ceiling_told:
+      self._ceiling_told = True
+      _LOG.warning("Collected garbage at step %d, out of turn: %s. Further such collections are "
+                   "only counted, in Housekeeper.forced. A smaller `every` avoids them.",
+                   self.steps, reason)
+
+  def _begin_mode(self) -> None:
+    self.mode = self.wanted
+    if self.mode == ALIGNED:
+      self._collector.hold_back()
+    else:
+      self._collector.freeze()
+    self._ceiling.collected()

@@ -1,0 +1,101 @@
+"""The native CPU clock, of XLA FFI handlers in C++: under a microsecond a stamp.
+
+Dispatch stays asynchronous.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpace.observation.clocks import limits, operands
+from jaxpace.observation.clocks.events import Event
+from jaxpace.observation.clocks.native.library import DELAY, HOLD, MARK, NOTE, STAMP, unavailable
+
+__all__ = ["delay", "hold", "mark", "note", "place", "stamp", "start", "unavailable"]
+
+_WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
+
+# No `has_side_effect`: with it, dispatch waits for the step.
+#
+# ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's
+# results through operands, first to last. What the step itself computes comes first among the
+# operands here, the chain of stamps last: so XLA meets the step's own collectives in the order it
+# would without the stamps. The last stamp is the first result and has the entry stamps as its first
+# operands, so that all that one of them waits for is met before what follows: else XLA combines
+# all-reduces of one collective with those of a later one, and some start before their stamp.
+
+
+def place(_rank: jax.Array) -> None:
+  """What a handler must be given to know its device: nothing."""
+
+
+def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+  """Reads the clock in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
+  # In this order: see ORDER.
+  arguments = operands.prepare((*after, previous))
+  call = jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")
+  return call(*arguments, program=np.int32(event.to.program if event else 0),
+              tag=np.int32(event.tag if event else 0))
+
+
+def delay(
+    seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
+    events: tuple[Event, Event] | None = None
+) -> tuple[jax.Array, jax.Array]:
+  """Sleeps in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
+  limit_ns = np.int64(limits.nanoseconds(limit_s))
+  arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
+  call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
+  first, last = events or (None, None)
+  before, end = call(*arguments, limit_ns=limit_ns,
+                     program=np.int32(first.to.program if first else 0),
+                     tag=np.int32(first.tag if first else 0),
+                     end_tag=np.int32(last.tag if last else 0))
+  return before, end
+
+
+def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
+  """Writes numbers to the ring in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
+  given = operands.prepare((chain, numbers))
+  call = jax.ffi.ffi_call(NOTE, _WORDS, vmap_method="sequential", input_output_aliases={0: 0})
+  return call(*given, program=np.int32(event.to.program), tag=np.int32(event.tag))
+
+
+def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through in their own memory, after the stamp; see
+  `jaxpace.observation.clocks.hold`."""
+  call = jax.ffi.ffi_call(
+      HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
+      vmap_method="sequential",
+      input_output_aliases={i: i for i in range(len(values))})
+  # In this order: see ORDER.
+  return list(call(*values, stamp))
+
+
+def mark(values: list[jax.Array], *waited: jax.Array, program: int, tag: int) -> list[jax.Array]:
+  """Writes an event to the ring of marks once all operands are there; see
+  `jaxpace.core.ring_layout`.
+
+  Args:
+    values: arrays to hand through in their own memory; the event comes before what uses them.
+    *waited: what else to wait for.
+    program: number of the program.
+    tag: the program's own tag, below 2**20 - 2; see `start` for 0.
+
+  Returns:
+    The values.
+  """
+  call = jax.ffi.ffi_call(
+      MARK, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
+      vmap_method="sequential",
+      input_output_aliases={i: i for i in range(len(values))})
+  return list(call(*values, *waited, program=np.int32(program), tag=np.int32(tag),
+                   values=np.int32(len(values))))
+
+
+def start(program: int) -> jax.Array:
+  """Writes the events that begin an execution, waiting for nothing; returns a word to wait for."""
+  call = jax.ffi.ffi_call(MARK, jax.ShapeDtypeStruct((), jnp.uint32), vmap_method="sequential")
+  return call(program=np.int32(program), tag=np.int32(0), values=np.int32(0))

@@ -1,0 +1,191 @@
+"""The few functions of NVIDIA's driver that marks on GPUs need, and the handler that tells them
+where to write.
+
+No CUDA toolkit: the driver's own library is there wherever a GPU is. What is called is its
+documented interface (CUDA Driver API: memory management, modules, streams).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+
+from jaxpace.observation.clocks import kernels
+from jaxpace.observation.clocks.native import library
+from jaxpace.observation.clocks.native.elf import whole
+
+HANDLERS = 1
+"""Version of the handler's results, as in lane.cc."""
+
+_PORTABLE, _MAPPED = 1, 2
+_NON_BLOCKING = 1
+
+
+class DriverError(RuntimeError):
+  """NVIDIA's driver refused something; the message says what, as the end of a sentence."""
+
+
+class GpuDevice(Protocol):
+  """Memory, kernels and a stream of one GPU."""
+
+  def host_memory(self, size: int) -> tuple[int, int]:
+    """Zeros in the host's memory that the GPU can write to: their address here, and on the GPU."""
+    ...
+
+  def memory(self, size: int) -> int:
+    """Zeros in the GPU's memory; their address."""
+    ...
+
+  def upload(self, address: int, data: bytes) -> None:
+    """Fills memory of the GPU."""
+    ...
+
+  def load(self, kernel: kernels.Kernel) -> Any:
+    """Translates a kernel of one thread."""
+    ...
+
+  def launch(self, loaded: Any, addresses: Sequence[int]) -> None:
+    """Starts it on a stream of its own, and returns at once."""
+    ...
+
+
+class Driver:
+  """`libcuda`, and the GPUs that JAX uses in this process."""
+
+  def __init__(self) -> None:
+    """Loads it.
+
+    Raises:
+      DriverError: there is none.
+    """
+    try:
+      self.library = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+      raise DriverError(f"NVIDIA's driver is not there: {error}") from error
+    self.call("cuInit", 0)
+
+  def call(self, name: str, *arguments: Any) -> None:
+    """Calls a function by its name in the library.
+
+    Raises:
+      DriverError: it did not succeed.
+    """
+    function = getattr(self.library, name, None)
+    if function is None:
+      raise DriverError(f"NVIDIA's driver has no {name}: it is older than any that JAX takes")
+    if status := function(*arguments):
+      said = ctypes.c_char_p()
+      self.library.cuGetErrorString(status, ctypes.byref(said))
+      raise DriverError(f"{name} of NVIDIA's driver said: "
+                        f"{said.value.decode() if said.value else f'error {status}'}")
+
+  def address(self, name: str) -> int:
+    """Address of one of its functions."""
+    return int(ctypes.cast(getattr(self.library, name), ctypes.c_void_p).value or 0)
+
+  def device(self, ordinal: int) -> DriverGpu:
+    """A GPU by its number in this process."""
+    return DriverGpu(self, ordinal)
+
+
+class DriverGpu:
+  """A `GpuDevice`, in the context that JAX has for it."""
+
+  def __init__(self, driver: Driver, ordinal: int):
+    self._driver = driver
+    number = ctypes.c_int()
+    driver.call("cuDeviceGet", ctypes.byref(number), ordinal)
+    self._context = ctypes.c_void_p()
+    # The primary context is JAX's too. It is kept: marks go on until the process ends.
+    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
+    self._stream = ctypes.c_void_p()
+    self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+
+  def _call(self, name: str, *arguments: Any) -> None:
+    self._driver.call("cuCtxPushCurrent_v2", self._context)
+    try:
+      self._driver.call(name, *arguments)
+    finally:
+      self._driver.call("cuCtxPopCurrent_v2", ctypes.byref(ctypes.c_void_p()))
+
+  def host_memory(self, size: int) -> tuple[int, int]:
+    here, there = ctypes.c_void_p(), ctypes.c_uint64()
+    self._call("cuMemHostAlloc", ctypes.byref(here), ctypes.c_size_t(size), _PORTABLE | _MAPPED)
+    ctypes.memset(here, 0, size)
+    self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(there), here, 0)
+    return int(here.value or 0), int(there.value)
+
+  def memory(self, size: int) -> int:
+    address = ctypes.c_uint64()
+    self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
+    self._call("cuMemsetD8_v2", address, 0, ctypes.c_size_t(size))
+    return int(address.value)
+
+  def upload(self, address: int, data: bytes) -> None:
+    self._call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), data, ctypes.c_size_t(len(data)))
+
+  def load(self, kernel: kernels.Kernel) -> Any:
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    self._call("cuModuleLoadData", ctypes.byref(module), kernel.text.encode())
+    self._call("cuModuleGetFunction", ctypes.byref(function), module, kernel.name.encode())
+    return function
+
+  def launch(self, loaded: Any, addresses: Sequence[int]) -> None:
+    values = [ctypes.c_uint64(address) for address in addresses]
+    pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+    self._call("cuLaunchKernel", loaded, 1, 1, 1, 1, 1, 1, 0, self._stream, pointers, None)
+
+
+@functools.cache
+def unavailable() -> str:
+  """Registers the handler that gives a program its device's block; returns why that can't be, in a
+  sentence."""
+  path = next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so"))), None)
+  if path is None:
+    return ("Timestamps for GPUs are not part of this installation of jaxpace (no compiler at the "
+            f"time?). {library.REINSTALL}")
+  if not whole(path):
+    return f"The library {path} of timestamps for GPUs is damaged. {library.REINSTALL}"
+  try:
+    loaded = _library(path)
+    if loaded.jaxpace_lane_handlers() != HANDLERS:
+      return f"The library {path} is left over from another version of jaxpace. {library.REINSTALL}"
+    built = loaded.jaxpace_ffi_major(), loaded.jaxpace_ffi_minor()
+    handler = jax.ffi.pycapsule(getattr(loaded, kernels.LANE))
+  except (OSError, AttributeError) as error:
+    return f"The library of timestamps for GPUs can't be loaded: {error}. {library.REINSTALL}"
+  if reason := library.incompatibility(built, library.running_api()):
+    return reason
+  jax.ffi.register_ffi_target(kernels.LANE, handler, platform="CUDA")
+  return ""
+
+
+def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
+  """Tells the handler where the blocks of this process's GPUs are; only where `unavailable` is
+  empty.
+
+  Args:
+    driver: whose functions it calls.
+    blocks: (number of the GPU in this process, address of its block in its memory).
+
+  Raises:
+    DriverError: a GPU has a number that is too high.
+  """
+  loaded = _library(next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so")))))
+  for ordinal, address in blocks:
+    if not loaded.jaxpace_block(ordinal, address):
+      raise DriverError(f"GPU {ordinal} of a process is more than timestamps are written for")
+  loaded.jaxpace_driver(driver.address("cuMemcpyDtoDAsync_v2"), driver.address("cuMemsetD8Async"))
+
+
+@functools.cache
+def _library(path: pathlib.Path) -> ctypes.CDLL:
+  loaded = ctypes.CDLL(str(path))
+  loaded.jaxpace_block.argtypes = [ctypes.c_int32, ctypes.c_uint64]
+  loaded.jaxpace_driver.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+  return loaded

@@ -1,0 +1,118 @@
+"""Finds, checks and registers the shared library of the native clock, once, at first use."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import pathlib
+import re
+import sys
+
+import jax
+
+from jaxpace.observation.clocks.native.elf import whole
+
+STAMP, DELAY, HOLD, NOTE, MARK = (
+    "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "jaxpace_note", "jaxpace_mark")
+"""Names under which the handlers are known to XLA, and in the library."""
+
+HANDLERS = 4
+"""Version of the handlers' operands, as in clock.cc."""
+
+REINSTALL = (
+    "Install a C++ compiler (g++ or clang++) and reinstall jaxpace: "
+    "`pip install --force-reinstall --no-deps --no-cache-dir` with the same source as before.")
+
+
+@functools.cache
+def unavailable() -> str:
+  """Registers the native clock with XLA, unless it has been already.
+
+  Returns:
+    Empty once registered; else a sentence that says why it can't be used, and what to do about it.
+    A library built on newer XLA FFI headers than those of the running jaxlib is never registered:
+    XLA would refuse it while setting up the CPU backend, and every JAX program in the process would
+    fail.
+  """
+  path = find_library()
+  if path is None:
+    return ("The native clock is not part of this installation of jaxpace (no compiler at the "
+            f"time?). {REINSTALL}")
+  if not whole(path):
+    return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or "
+            f"an installation cut short?). {REINSTALL}")
+  try:
+    library = ctypes.CDLL(str(path))
+    if library.jaxpace_handlers() != HANDLERS:
+      return ("The native clock's library is left over from another version of jaxpace. "
+              f"{REINSTALL}")
+    built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
+    handlers = {name: jax.ffi.pycapsule(getattr(library, name))
+                for name in (STAMP, DELAY, HOLD, NOTE, MARK)}
+  except (OSError, AttributeError) as error:
+    return f"The native clock's library can't be loaded: {error}. {REINSTALL}"
+  if reason := incompatibility(built, running_api()):
+    return reason
+  for name, handler in handlers.items():
+    jax.ffi.register_ffi_target(name, handler, platform="cpu")
+  return ""
+
+
+@functools.cache
+def functions() -> ctypes.CDLL:
+  """Returns the library itself, for what is called from the host; only where `unavailable` is
+  empty."""
+  library = ctypes.CDLL(str(find_library()))
+  pointer, word, long = ctypes.c_void_p, ctypes.c_uint32, ctypes.c_uint64
+  library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]
+  library.jaxpace_ring.argtypes = [pointer, pointer, long, word]
+  library.jaxpace_executions.argtypes, library.jaxpace_executions.restype = [word, word], word
+  if hasattr(library, "jaxpace_usage"):  # younger than the handlers' version
+    library.jaxpace_usage.argtypes = [pointer, long]
+    library.jaxpace_usage_head.argtypes, library.jaxpace_usage_head.restype = [], long
+  library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
+  library.jaxpace_mark_here.argtypes = [word, word, word, word]
+  library.jaxpace_record.argtypes = [word, word, word, ctypes.c_int64]
+  return library
+
+
+def find_library() -> pathlib.Path | None:
+  """Returns the path of the library, or None where it was not built."""
+  folder = pathlib.Path(__file__).parent
+  return next(iter(sorted(folder.glob("clock*.so")) + sorted(folder.glob("clock*.dylib"))), None)
+
+
+def running_api() -> tuple[int, int] | None:
+  """Returns (major, minor) of the running jaxlib's XLA FFI, or None where its headers don't say."""
+  header = pathlib.Path(jax.ffi.include_dir()) / "xla" / "ffi" / "api" / "c_api.h"
+  try:
+    text = header.read_text()
+  except OSError:
+    return None
+  numbers = [re.search(rf"#define\s+XLA_FFI_API_{part}\s+(\d+)", text)
+             for part in ("MAJOR", "MINOR")]
+  major, minor = (int(number.group(1)) if number else None for number in numbers)
+  return None if major is None or minor is None else (major, minor)
+
+
+def incompatibility(built: tuple[int, int], running: tuple[int, int] | None) -> str:
+  """Returns why a library built on one version of XLA FFI can't run in another; empty where it can.
+
+  Args:
+    built: (major, minor) of the headers the library was built on.
+    running: (major, minor) of the running jaxlib, None where unknown.
+  """
+  if running is None:
+    return (f"The native clock is not used: jaxlib {_jaxlib_version()} does not say which version "
+            "of XLA FFI it has, and a wrong one would break the CPU backend. A released jaxlib "
+            "from the package index has the headers.")
+  if built[0] != running[0] or built[1] > running[1]:
+    return (f"The native clock is not used: it was built on XLA FFI {built[0]}.{built[1]}, and "
+            f"jaxlib {_jaxlib_version()} has {running[0]}.{running[1]}. Reinstall jaxpace beside "
+            "this jaxlib: `pip install --force-reinstall --no-deps --no-cache-dir` with the same "
+            "source as before.")
+  return ""
+
+
+def _jaxlib_version() -> str:
+  return getattr(sys.modules.get("jaxlib"), "__version__", "of unknown version")

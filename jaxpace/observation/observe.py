@@ -1,0 +1,421 @@
+"""Times every collective of a jitted step, whatever it is made of: `jaxpace.observe`."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import logging
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.recordable import Marked
+from jaxpace.hosts import distributed
+from jaxpace.observation import comparing, everywhere
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.partitioned import compiling, program
+
+_LOG = logging.getLogger("jaxpace")
+
+Different = Literal["bare", "marked", "raise"]
+ObserveClock = Literal["auto", "stream"]
+
+
+def observe(jitted: Callable[..., Any], *, check: bool | None = None,
+            different: Different = "bare", clock: ObserveClock = "auto") -> Observed:
+  """Times every collective of a jitted step: those in loops, under remat and FSDP included.
+
+  The step is compiled as it is, and on CPUs calls of a clock are put before and after every
+  collective of what the compiler made: the same machine code, shardings, donation, and the same
+  bits. Where that can't be done the step runs as it was, and a warning says why.
+
+  >>> import jax, jaxpace
+  >>> step = jaxpace.observe(jax.jit(lambda state, batch: state + batch.mean()))
+  >>> step(1.0, jax.numpy.ones(4)).item()
+  2.0
+
+  Args:
+    jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
+      method too.
+    check: True runs the first call twice, without marks and with them, on copies of its arguments
+      where they are donated, and compares results bit for bit. By default the compiled programs'
+      collectives are compared: kind, number, groups, operands, loops.
+    different: what to do where a comparison finds a difference: "bare" runs the step as it was,
+      "marked" runs it with marks all the same, "raise" raises an error. All but the last warn.
+    clock: "auto" marks steps on CPUs; steps on other devices run as they were. "stream" marks steps
+      on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one yet.
+
+  Returns:
+    A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
+
+  Raises:
+    TypeError: `jitted` is no jitted function.
+    ValueError: an option is not one of those above.
+  """
+  return Observed(jitted, check=check, different=different, clock=clock)
+
+
+class DifferentError(RuntimeError):
+  """With timestamps a step is not the same program, or gives other numbers."""
+
+
+class Observed(Marked):
+  """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
+  of JAX's under which its programs are compiled with timestamps."""
+
+  def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different,
+               clock: ObserveClock = "auto"):
+    check_jitted(jitted)
+    if different not in get_args(Different):
+      raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
+    if clock not in get_args(ObserveClock):
+      raise ValueError(f"clock={clock!r}: it is one of {', '.join(get_args(ObserveClock))}.")
+    if check not in (None, True, False):
+      raise ValueError(f"check={check!r}: it is True, or left out.")
+    # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
+    functools.update_wrapper(self, jitted)
+    self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
+    self.jitted = jitted
+    # The function's name; empty where it has none, as a lambda.
+    name = str(getattr(jitted, "__name__", ""))
+    self._title = name if name.isidentifier() else ""
+    self.check, self.different, self.clock = bool(check), different, clock
+    self.plan: ObservedPlan = ObservedPlan()
+    self._agreed = self._named = self._counting = False
+    self._warned: set[str] = set()
+    # None where the step runs unmodified.
+    self._token: Any = None
+    self._context = everywhere.context()
+    try:
+      self._token = everywhere.watched(self)
+    except Exception as error:
+      _LOG.warning("The step runs unmodified: %s", everywhere.in_a_line(error))
+    self._check_due = self.check and self._token is not None
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    """Runs one step, as the jitted function does.
+
+    Raises:
+      DifferentError: with `different="raise"`, the program with marks is not the same.
+    """
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+      # Each operation is a program of its own then: none of them is the step.
+      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
+      return self.jitted(*args, **kwargs)
+    if self._check_due and not compiling.tracing():
+      return self._checked(args, kwargs)
+    with self._context(self._token):
+      out = self.jitted(*args, **kwargs)
+    if self._counting and not compiling.tracing():
+      with _lock:
+        self.calls += 1
+    return out
+
+  def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
+    """Lowers the step for such arguments; what its `compile()` returns has marks."""
+    with self._context(self._token):
+      lowered = self.jitted.lower(*args, **kwargs)  # type: ignore[attr-defined]
+    return ObservedLowered(lowered, lambda: self._context(self._token))
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns how the step is observed, as plain JSON values."""
+    return {"observed": True, "check": self.check, "different": self.different,
+            "marks": self.clock}
+
+  def __getattr__(self, name: str) -> Any:
+    # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.
+    if name == "jitted":
+      raise AttributeError(name)
+    return getattr(self.jitted, name)
+
+  def __get__(self, instance: Any, owner: Any = None) -> Any:
+    # In a class it is a method, as a jitted function is.
+    return self if instance is None else types.MethodType(self, instance)
+
+  def __reduce__(self) -> Any:
+    # Copied and pickled where the jitted function is, and observed anew.
+    options: Any = {"check": self.check, "different": self.different, "clock": self.clock}
+    return functools.partial(observe, **options), (self.jitted,)
+
+  def __repr__(self) -> str:
+    return f"<jaxpace.observe of {self.jitted!r}>"
+
+  # Comparing.
+
+  def _checked(self, args: Any, kwargs: Any) -> Any:
+    """The first call: with marks on copies of the arguments, then without; both compared.
+
+    What is returned, and what is changed in place, is the unmodified step's.
+    """
+    self._check_due = False
+    copies: Any = None
+    unknown = different = ""
+    try:
+      copies = comparing.copied((args, kwargs))
+    except Exception as error:
+      unknown = everywhere.in_a_line(error)
+    # Before anything runs on them: then all processes do, or none.
+    if not self._all_say(copies is not None, "copied", (args, kwargs)):
+      self._forget_marks(self._not_compared(unknown))
+      return self.jitted(*args, **kwargs)
+    try:
+      with self._context(self._token):
+        marked = self.jitted(*copies[0], **copies[1])
+    except DifferentError:
+      raise
+    except Exception as error:
+      unknown = everywhere.in_a_line(error)
+    out = self.jitted(*args, **kwargs)
+    if not unknown:
+      try:
+        different = comparing.differences((out, (args, kwargs)), (marked, copies))
+      except Exception as error:
+        unknown = everywhere.in_a_line(error)
+    if self._all_say(not (different or unknown), "checked", (out, args, kwargs)):
+      return out
+    if unknown:
+      self._forget_marks(self._not_compared(unknown))
+      return out
+    different = different or "With timestamps results of the first step differ on another process."
+    self._say_different([different])
+    if self.different != "marked":
+      self._forget_marks(different)
+    return out
+
+  def _all_say(self, yes: bool, what: str, arrays: Any) -> bool:
+    return all_say(yes, f"{self._title}, {what}", comparing.devices(arrays), _WAIT_SECONDS)
+
+  def _not_compared(self, why: str) -> str:
+    said = ("Results of the first step can't be compared: "
+            f"{why or 'arguments of another process can not be copied.'}")
+    self._warn(f"{said} So the step runs unmodified.")
+    return said
+
+  def _forget_marks(self, reason: str) -> None:
+    """From now on the step runs as it was."""
+    self.plan = ObservedPlan(tuple(
+        dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
+    self._token, self.runs, self._counting = None, frozenset(), False
+
+  # Compiling.
+
+  def compile(self, request: compiling.Request) -> Any:
+    """Compiles with marks what can have them, and everything else as it is. See
+    `everywhere.watched`.
+
+    Raises:
+      DifferentError: the user asked for it.
+    """
+    if compiling.tracing():
+      # Small programs that compute constants; a step compiled into another is that one's part.
+      return request.compile()
+    reason, made = _ONE_DEVICE, None
+    if request.partitions > 1:
+      try:
+        reason, made = self._agreed_on(request)
+      except DifferentError:
+        raise
+      except Exception as error:
+        reason = everywhere.in_a_line(error)
+    if made is not None:
+      with _harmless():
+        self._note_marked(made.program, self._is_own(request))
+      return made.executable
+    executable = request.compile()
+    with _harmless():
+      self._note_bare(request, reason)
+    return executable
+
+  def _is_own(self, request: compiling.Request) -> bool:
+    """Whether a program is the step's own, by its name: others cut its arguments up, say."""
+    return self._title in ("", request.name) or everywhere.is_nameless(request.name)
+
+  def _note_marked(self, made: ObservedProgram, own: bool) -> None:
+    with _lock:
+      if own and not self._named:
+        self._named, self.runs = True, frozenset()
+      if own or not self._named:
+        self.runs |= {made.number}
+      self._add(made)
+      self._counting = not any(one.bare for one in self.plan.programs)
+    everywhere.add(made)
+    if not self.check:
+      for notice in made.notices:
+        if program.ROUNDING in notice:
+          self._warn(f"{made.name}: {notice}")
+
+  def _note_bare(self, request: compiling.Request, reason: str) -> None:
+    """Takes note of a program that runs unmodified; a warning where it could have had marks."""
+    own = self._is_own(request)
+    if not own and reason in ("", _ONE_DEVICE):
+      return
+    ranks = host_ring.ranks()
+    made = ObservedProgram(
+        number=host_ring.next_program(), name=self._title or request.name,
+        ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
+        collectives=(), bare=reason or _ALONE)
+    with _lock:
+      self._add(made)
+      self._counting = False
+    said = f"{made.name} runs unmodified: {made.bare}"
+    if reason:
+      self._warn(said)
+    else:
+      _LOG.info("%s", said)
+
+  def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
+    """The program with marks, if all processes that run it have one; else why there is none, empty
+    where it has no collectives.
+
+    Raises:
+      DifferentError: the user asked for it; the other processes know by then.
+    """
+    began, refused = time.monotonic(), None
+    reason, made = "", None
+    try:
+      made = everywhere.with_timestamps(request, self._title or request.name, self.clock)
+      if made is not None and made.differences:
+        self._say_different(made.differences)
+        if self.different != "marked":
+          reason, made = made.differences[0], None
+    except DifferentError as error:
+      reason, made, refused = str(error), None, error
+    except Exception as error:
+      # Anything that goes wrong in a compiler: the step itself must run.
+      _LOG.debug("observe", exc_info=True)
+      reason, made = everywhere.in_a_line(error), None
+    if not self._agreed:
+      # Compilers are not equally quick, nor do all hosts have the program in a cache.
+      self._agreed = all_say(made is not None, self._title or request.name, request.devices,
+                             _WAIT_SECONDS + 2 * (time.monotonic() - began))
+      if not self._agreed and made is not None:
+        reason, made = "another process of this job runs it unmodified, and says why.", None
+    if refused is not None:
+      raise refused
+    return reason, made
+
+  def _add(self, made: ObservedProgram) -> None:
+    self.plan = ObservedPlan((*self.plan.programs, made))
+
+  def _say_different(self, said: Sequence[str]) -> None:
+    if self.different == "raise":
+      raise DifferentError(f"{said[0]} different=\"bare\" runs the step unmodified, \"marked\" "
+                           "runs it with timestamps anyway.")
+    then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
+    self._warn(f"{said[0]} So {then} (different={self.different!r}).")
+
+  def _warn(self, said: str) -> None:
+    if said not in self._warned:
+      self._warned.add(said)
+      _LOG.warning("%s", said)
+
+
+class ObservedLowered:
+  """A lowered step whose `compile()` puts marks in; everything else is `jax.stages.Lowered`'s."""
+
+  def __init__(self, lowered: Any, context: Callable[[], contextlib.AbstractContextManager[Any]]):
+    self._lowered, self._context = lowered, context
+
+  def compile(self, *args: Any, **kwargs: Any) -> Any:
+    """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
+    with self._context():
+      return self._lowered.compile(*args, **kwargs)
+
+  def __getattr__(self, name: str) -> Any:
+    if name.startswith("_"):
+      raise AttributeError(name)
+    return getattr(self._lowered, name)
+
+
+def all_say(yes: bool, question: str, devices: Sequence[Any], seconds: float) -> bool:
+  """One decision for all processes that run a program: whether all say yes; no where that can't be
+  found out.
+
+  A program with timestamps and the same one without would meet, since they have the same
+  collectives; but not in the same order for certain, so processes must not differ. They ask the
+  coordination service, not each other by a program: no setting of JAX reaches it, and a process
+  that fails before it could ask leaves the others waiting for so many seconds, not for good.
+
+  Args:
+    yes: what this process says.
+    question: what is asked, alike in all of them.
+    devices: the program's devices. Where they are all this process' own nothing is exchanged.
+    seconds: how long to wait for the others. If one does not come in time, all hear no.
+  """
+  processes = tuple(sorted({device.process_index for device in devices}))
+  if len(processes) < 2:
+    return yes
+  key = f"jaxpace/agree/{question}/{'-'.join(map(str, processes))}/{_asked[question, processes]}"
+  _asked[question, processes] += 1
+  try:
+    if distributed.process_count() < 2:
+      raise ConnectionError("jax.distributed.initialize was not called")
+    if not yes:
+      distributed.key_value_set(f"{key}/no/{distributed.process_index()}", "1")
+    distributed.barrier(key, seconds, processes)
+    return yes and not distributed.key_value_directory(f"{key}/no")
+  except Exception as error:
+    _LOG.warning("Processes could not agree on timestamps in %s: %s. Do all of them call "
+                 "jaxpace.observe?", question, error)
+    return False
+
+
+def check_jitted(jitted: Any) -> None:
+  """Checks that this is what `observe` takes.
+
+  Raises:
+    TypeError: it is not jitted, or is observed, lowered or compiled already.
+  """
+  if isinstance(jitted, Marked):
+    raise TypeError("jaxpace.observe was given a step that is observed already.")
+  if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
+    kind = type(jitted).__name__.lower()
+    raise TypeError(
+        f"jaxpace.observe was given a step that is {kind} already: timestamps go in before that. "
+        "Give it the jitted function, `observed = jaxpace.observe(step)`, and lower and compile "
+        "what it returns: `observed.lower(state, batch).compile()`.")
+  if not callable(jitted) or not _jits(jitted):
+    raise TypeError(
+        f"jaxpace.observe takes a jitted function, not {jitted!r}: `jaxpace.observe(jax.jit("
+        "train_step, ...))`. For a per-device function under shard_map, jit what "
+        "shard_map returns.")
+
+
+def _jits(function: Any, deep: int = 0) -> bool:
+  """Whether a function is jitted, or wraps one that is, as what `nnx.pmap` returns does."""
+  while isinstance(function, functools.partial):
+    function = function.func
+  if hasattr(function, "lower"):
+    return True
+  if deep == _DEEPEST or not (deep or hasattr(function, "__wrapped__")):
+    return False
+  cells = getattr(function, "__closure__", None) or ()
+  held = [getattr(cell, "cell_contents", None) for cell in cells]
+  return any(_jits(value, deep + 1) for value in held if callable(value))
+
+_asked: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
+"""How often each question was asked: a key of the coordination service is used once."""
+_DEEPEST = 3
+"""Functions around a jitted one, each in what the next closes over."""
+_lock = threading.Lock()
+"""Held for a moment where threads that compile at once would lose what the other wrote."""
+_ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
+_ALONE = "it has no collectives, so there is nobody to wait for."
+_WAIT_SECONDS = 120.0
+"""How long processes wait for one another to agree, beside what compiling took them."""
+
+
+@contextlib.contextmanager
+def _harmless() -> Iterator[None]:
+  """What goes wrong here is nothing to the step."""
+  try:
+    yield
+  except Exception:
+    _LOG.debug("observe", exc_info=True)

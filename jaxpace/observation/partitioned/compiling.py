@@ -1,0 +1,184 @@
+"""The one place that reaches into how JAX compiles: it hands each module over before it is
+compiled.
+
+JAX has no public way to see what the partitioner made of a program, nor to compile something in its
+place. `watch` puts a handler before `jax._src.compiler.compile_or_get_cached`, through which every
+compilation of every thread goes. It gets a `Request` and returns an executable. So a step's
+signature, donation, callbacks and caches stay JAX's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jaxpace.observation.partitioned import mlir
+
+_NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
+
+
+class _Thread(threading.local):
+  """What a thread is at."""
+
+  busy: bool = False
+  """Whether the handler is at work: what it compiles itself is not handed to it again."""
+
+
+_thread = _Thread()
+_handler: Callable[[Request], Any] | None = None
+"""What gets all modules; None where nobody asks."""
+_lock = threading.Lock()
+_installed = False
+
+
+class Request:
+  """A module that JAX is about to compile."""
+
+  def __init__(self, compile_it: Callable[..., Any], bound: inspect.BoundArguments):
+    self._compile_it, self._bound = compile_it, bound
+    arguments = bound.arguments
+    self.module: Any = arguments["computation"]
+    """The program as it was lowered, in StableHLO."""
+    self.devices: Sequence[Any] = list(arguments["executable_devices"])
+    """Device of each partition."""
+    self._options: Any = arguments["compile_options"]
+    self._as_it_is: Any = None
+
+  @property
+  def partitions(self) -> int:
+    return int(self._options.executable_build_options.num_partitions)
+
+  @property
+  def name(self) -> str:
+    """Name of the function that was jitted."""
+    said = mlir.text_attribute(self.module.operation, "sym_name")
+    for prefix in ("jit_", "pmap_", "jit(", "pmap("):
+      if said.startswith(prefix):
+        return said[len(prefix):].removesuffix(")")
+    return said
+
+  def compile(self, module: Any | None = None) -> Any:
+    """Compiles as JAX would, with its cache: this module, once, or another in its place."""
+    if module is None:
+      if self._as_it_is is None:
+        self._as_it_is = self._compile_it(*self._bound.args, **self._bound.kwargs)
+      return self._as_it_is
+    bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
+    bound.arguments["computation"] = module
+    return self._compile_it(*bound.args, **bound.kwargs)
+
+  def serialized(self) -> bytes:
+    """What this module is compiled to, as bytes."""
+    import jax
+    if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+      # What was loaded from the cache is written without its kernels: it loads, and does not run.
+      return bytes(self.compile_apart({}).serialize())
+    try:
+      return bytes(self.compile().serialize())
+    except Exception:
+      # What has run already, somewhere else in this process, may hold what can't be written:
+      # comparators of sorts, in jaxlib 0.10.2.
+      return bytes(self.compile_apart({}).serialize())
+
+  def load(self, serialized: bytes) -> Any:
+    """Loads a program from what an executable's `serialize()` returned, perhaps changed since."""
+    arguments = self._bound.arguments
+    return arguments["backend"].deserialize_executable(
+        serialized, arguments["executable_devices"], self._options, arguments["host_callbacks"])
+
+  def compile_apart(self, flags: Mapping[str, Any]) -> Any:
+    """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes
+    it."""
+    from jax._src import compiler
+    options = copy.deepcopy(self._options)
+    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
+    arguments = self._bound.arguments
+    return compiler.backend_compile_and_load(
+        arguments["backend"], self.module, arguments["executable_devices"], options,
+        arguments["host_callbacks"])
+
+
+def text_of(executable: Any) -> str:
+  """The compiled program as text."""
+  return str(executable.hlo_modules()[0].to_string())
+
+
+def unavailable() -> str:
+  """Returns empty where this JAX can be watched, else why not, in a sentence."""
+  try:
+    from jax._src import compiler, core
+    names = inspect.signature(compiler.compile_or_get_cached).parameters
+    assert callable(compiler.backend_compile_and_load)
+    assert callable(core.trace_state_clean)
+  except (ImportError, AttributeError, AssertionError, ValueError, TypeError) as error:
+    return _moved(str(error))
+  missing = [name for name in _NEEDED if name not in names]
+  return _moved(f"it has no {', '.join(missing)}") if missing else ""
+
+
+def _moved(what: str) -> str:
+  import jax
+  return (f"This jaxpace doesn't know how jax {jax.__version__} compiles ({what}): use a newer "
+          "jaxpace, or jax 0.10 to 0.12.")
+
+
+def watch(handler: Callable[[Request], Any] | None) -> None:
+  """Hands what any thread compiles from now on to `handler`, which returns the executable to use;
+  None ends that. Forked children have none.
+
+  Raises:
+    RuntimeError: this JAX can't be watched.
+  """
+  global _handler
+  if handler is not None and not _installed:
+    _install()
+  _handler = handler
+
+
+def tracing() -> bool:
+  """Whether a transformation (jit, grad, vmap, ...) is under way in this thread."""
+  return not _state()()
+
+
+@functools.cache
+def _state() -> Callable[[], bool]:
+  """What tells that no transformation is under way; looked up once, since each step asks."""
+  from jax._src import core
+  return core.trace_state_clean
+
+
+def _install() -> None:
+  global _installed
+  if _installed:
+    return
+  with _lock:
+    if _installed:
+      return
+    if reason := unavailable():
+      raise RuntimeError(reason)
+    from jax._src import compiler
+    compile_it = compiler.compile_or_get_cached
+    signature = inspect.signature(compile_it)
+
+    @functools.wraps(compile_it)
+    def handed_over(*args: Any, **kwargs: Any) -> Any:
+      handler = _handler
+      if handler is None or _thread.busy:
+        return compile_it(*args, **kwargs)
+      _thread.busy = True
+      try:
+        return handler(Request(compile_it, signature.bind(*args, **kwargs)))
+      finally:
+        _thread.busy = False
+
+    if hasattr(os, "register_at_fork"):
+      os.register_at_fork(after_in_child=lambda: watch(None))
+    compiler.compile_or_get_cached = handed_over
+    _installed = True
+
+

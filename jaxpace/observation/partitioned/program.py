@@ -1,0 +1,282 @@
+"""Gives a program that JAX is about to compile marks around its collectives, and compiles that."""
+
+from __future__ import annotations
+
+import collections as counting
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.core.observed import ObservedCollective, ObservedProgram
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Unstamped
+from jaxpace.observation import phases, source_lines
+from jaxpace.observation.partitioned import (
+  broadcasts,
+  calls,
+  collectives,
+  dump,
+  groups,
+  reassemble,
+  streaming,
+  thunks,
+  timestamps,
+)
+from jaxpace.observation.partitioned.collectives import Found
+from jaxpace.observation.partitioned.compiling import Request, text_of
+
+
+class Stamped(NamedTuple):
+  """A program that was compiled with marks."""
+
+  executable: Any
+  program: ObservedProgram
+  differences: tuple[str, ...]
+  """In what its collectives differ from those of the program as it was, a sentence each."""
+
+
+class Mesh(NamedTuple):
+  """The user's mesh, as the lowered program names it."""
+
+  axes: tuple[tuple[str, int], ...]
+  """Names and sizes, slowest first; () where there is none."""
+  devices: np.ndarray | None
+  """Partitions in the order of the axes, where they are not counted up."""
+
+
+class Compiled(NamedTuple):
+  """A program with marks, and what the compiler's text says of it."""
+
+  executable: Any
+  number: int
+  found: Sequence[Found]
+  """Its collectives, with the tags of their marks."""
+  notices: tuple[str, ...]
+  differences: tuple[str, ...]
+  bare_seconds: float
+  """What compiling it as it was took."""
+  marked_seconds: float
+  """What putting marks in took."""
+
+
+class Put(NamedTuple):
+  """How marks are put into a program."""
+
+  clock: str
+  """As in `ObservedProgram`."""
+  compiled: Callable[[Request, Callable[[], int]], Compiled | None]
+  """Compiles a program with marks that carry a number, which is asked for where the program has
+  collectives; None where it has none."""
+
+
+def stamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
+            put: Put | None = None) -> Stamped | None:
+  """Compiles a program with marks.
+
+  Args:
+    request: what JAX is about to compile.
+    number: returns the number of the program, which its marks carry; called where it gets marks.
+    name: name of the function.
+    ranks: rank of each device.
+    put: how marks are put in; by the handler for CPUs unless given.
+
+  Returns:
+    The executable and what its marks mean, or None where the program has no collectives.
+
+  Raises:
+    StampingError, GroupsError: it can't be given marks.
+    Exception: whatever the compiler raises.
+  """
+  put = put or ON_HOST
+  made = put.compiled(request, number)
+  if made is None:
+    return None
+  mesh = mesh_of(request.module)
+  rank_of = [ranks[device] for device in request.devices]
+  program = ObservedProgram(
+      number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
+      collectives=_described(made.found, mesh, rank_of), clock=put.clock,
+      start_tag=timestamps.START_TAG, end_tag=timestamps.END_TAG, notices=made.notices,
+      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no timestamp was left beside it")
+                      for one in made.found if not _timed(one)),
+      bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
+  return Stamped(made.executable, program, made.differences)
+
+
+def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
+  """Calls between what was compiled for CPUs: nothing else changes."""
+  began = time.monotonic()
+  text = text_of(request.compile())
+  compiled = time.monotonic()
+  found = collectives.found_in(text, request.partitions)
+  if not found:
+    return None
+  if "token[]" in text.partition("\n")[0]:
+    # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
+    raise timestamps.StampingError("it has an ordered effect, such as io_callback(ordered=True)")
+  serialized, number = request.serialized(), numbered()
+  marked = thunks.marked(serialized, number)
+  executable = request.load(marked.data)
+  tags = {name: iter(each) for name, each in marked.enter_tags.items()}
+  named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
+           one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
+  if not any(map(_timed, named)):
+    raise timestamps.StampingError("none of its collectives is found among what it runs")
+  return Compiled(executable, number, named, (), (), compiled - began, time.monotonic() - compiled)
+
+
+def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None:
+  """Kernels in what the partitioner made of the program, compiled again."""
+  parts = dump.partitioned(request)
+  began = time.monotonic()
+  bare = collectives.found_in(parts.compiled, request.partitions)
+  if not bare:
+    return None
+  calls.called_once(parts.module)
+  broadcasts.rejoin(parts.module)
+  number = numbered()
+  marked = streaming.stamp(parts.module, number, parts.met)
+  executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
+  text = text_of(executable)
+  found = collectives.found_in(text, request.partitions)
+  notices = (*_rounding(parts.compiled, text),
+             *_notices(found, collectives.marks_in(text), marked))
+  return Compiled(executable, number, _named(found, bare), notices, differences(bare, found),
+                  parts.seconds, time.monotonic() - began)
+
+
+ON_HOST, ON_STREAM = Put("host", _on_host), Put("stream", _on_stream)
+
+
+def mesh_of(module: Any) -> Mesh:
+  """The mesh that a lowered program's arrays are laid out over: the one with the most axes."""
+  best = Mesh((), None)
+  for op in module.body.operations:
+    if op.operation.name.endswith(".mesh"):
+      axes, devices = timestamps.mesh_of(op.operation)
+      if len(axes) > len(best.axes):
+        best = Mesh(tuple(axes), devices)
+  return best
+
+
+def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
+  """In what two programs' collectives differ, a sentence each; () where they are the same."""
+  before = counting.Counter(one.same() for one in bare)
+  after = counting.Counter(one.same() for one in found)
+  said = []
+  for less, more, which in ((after, before, "no longer has"), (before, after, "has, beside them,")):
+    for key, count in (more - less).items():
+      kind, types = key[0], key[3]
+      assert isinstance(types, tuple)
+      arrays = ", ".join(f"{dtype}{list(sizes)}" for dtype, sizes in types[:3])
+      said.append(f"With timestamps the program {which} {count} {kind} of {arrays}.")
+  return tuple(said)
+
+
+def _timed(one: Found) -> bool:
+  return bool(one.enter_tags and one.exit_tags)
+
+
+def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
+  """Collectives by the names they have in the program without marks, with where they come from."""
+  by_key = counting.defaultdict(list)
+  for one in bare:
+    by_key[one.same()].append(one)
+  named = []
+  for one in found:
+    others = by_key[one.same()]
+    if not others:
+      named.append(one)
+      continue
+    same = [other for other in others if other.channel == one.channel]
+    other = (same or others)[0]
+    others.remove(other)
+    named.append(one._replace(
+        name=other.name, loops=other.loops, operation=other.operation or one.operation,
+        frames=other.frames or one.frames))
+  return named
+
+
+def _described(found: Sequence[Found], mesh: Mesh, ranks: Sequence[int]
+               ) -> tuple[ObservedCollective, ...]:
+  described: list[ObservedCollective] = []
+  timed = [one for one in found if _timed(one)]
+  phase_of = _phases([one.operation for one in timed])
+  for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True)):
+    described.append(ObservedCollective(
+        index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
+        dtypes=one.dtypes,
+        axes=groups.axes_of(one.groups, mesh.axes, mesh.devices) if one.groups else
+        _axis_of_pairs(one.pairs, mesh),
+        groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
+        pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
+        phase=phase, loops=one.loops, source=source_lines.innermost(one.frames),
+        operation=one.operation,
+        enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
+  return tuple(described)
+
+
+def _axis_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
+  """Axes along which every pair of a permute differs."""
+  if not mesh.axes or not pairs:
+    return ()
+  sizes = [size for _, size in mesh.axes]
+  order = np.arange(int(np.prod(sizes))) if mesh.devices is None else mesh.devices
+  place = np.empty(len(order), np.int64)
+  place[order] = np.arange(len(order))
+  differ = np.zeros(len(sizes), bool)
+  for source, target in pairs:
+    if max(source, target) >= len(place):
+      return ()
+    differ |= np.array(np.unravel_index(place[source], sizes)) != np.array(
+        np.unravel_index(place[target], sizes))
+  return tuple(name for (name, _), one in zip(mesh.axes, differ, strict=True) if one)
+
+
+def _phases(operations: Sequence[str | None]) -> list[str]:
+  told = [phases.classify(name) if name else phases.OTHER for name in operations]
+  differentiated = any(phase in (FORWARD, BACKWARD) for phase in told)
+  last = max((place for place, phase in enumerate(told) if phase in (FORWARD, BACKWARD)),
+             default=-1)
+  return [phase if phase != phases.OTHER else
+          UPDATE if differentiated and place > last else COMPUTE
+          for place, phase in enumerate(told)]
+
+
+ROUNDING = "may round differently"
+
+
+def _rounding(before: str, after: str) -> tuple[str, ...]:
+  """Whether the compiler simplified sums and products otherwise than without marks."""
+  one, two = collectives.arithmetic_in(before), collectives.arithmetic_in(after)
+  if one == two:
+    return ()
+  kinds = ", ".join(sorted({*(one - two), *(two - one)}))
+  return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}, and "
+          "training may drift apart from training without timestamps: check=True compares the "
+          "first step.",)
+
+
+def _notices(found: Sequence[Found], tags: Sequence[int],
+             marked: Sequence[timestamps.MarkedCollective]) -> tuple[str, ...]:
+  said = []
+  ends = (timestamps.START_TAG, timestamps.END_TAG)
+  if any(tags.count(tag) != 1 for tag in ends):
+    said.append("The compiler left no single timestamp at the start and the end of the program.")
+  wanted = [tag for one in marked for tag in (one.enter_tag, one.exit_tag)]
+  counted = counting.Counter(tags)
+  twice = [tag for tag in wanted if counted[tag] > 1]
+  if twice:
+    said.append(
+        f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be told "
+        "apart.")
+  lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
+  if lost:
+    said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "
+                "had put in.")
+  used = {tag for one in found for tag in (*one.enter_tags, *one.exit_tags)}
+  loose = sum(1 for tag in wanted if counted[tag] and tag not in used)
+  if loose:
+    said.append(f"{loose} timestamps stand beside no collective of the compiled program.")
+  return tuple(said)

@@ -1,0 +1,325 @@
+"""Puts marks for GPUs into a partitioned program: kernels on the stream, which stay in CUDA graphs.
+
+A mark hands on what it stands before or after, its memory aliased, so that order is kept by data.
+Layouts are pinned, row-major: left open, XLA may choose different ones for the two ends of one
+piece of memory, and the numbers are scrambled. A stream runs kernels in the order of the compiler's
+schedule, so the start mark must hold back what the step computes from; each mark is given the block
+that says where events of its device go; and the compiler still makes reduce-scatters of all-reduces
+that are cut right away, so nothing may come between those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+
+from jaxpace.core.kinds import OF_OPERATION
+from jaxpace.observation.clocks import kernels
+from jaxpace.observation.partitioned import mlir, timestamps
+from jaxpace.observation.partitioned.timestamps import (
+  END_TAG,
+  FIRST_TAG,
+  START_TAG,
+  MarkedCollective,
+  Met,
+  StampingError,
+)
+
+_MOST_HELD = 64 << 20
+"""Bytes of an input that the start mark may hold back: where it isn't donated, it is copied."""
+_HEAVY = frozenset({
+    *OF_OPERATION, "stablehlo.dot_general", "stablehlo.convolution", "stablehlo.while",
+    "stablehlo.case", "stablehlo.if", "stablehlo.custom_call", "func.call"})
+_MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
+_ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+
+
+def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollective]:
+  """Puts marks into a partitioned module, in place.
+
+  Args:
+    module: what one partition runs, in StableHLO, without functions called twice for one
+      collective.
+    program: number that its marks carry.
+    met: its collectives, as the compiler's text has them.
+
+  Returns:
+    What has marks, in the order of the module's text.
+
+  Raises:
+    StampingError: it has collectives that can't be marked.
+  """
+  main = mlir.functions(module)["main"]
+  block = main.regions[0].blocks[0]
+  found = [op for op in mlir.operations(module.operation) if op.name in OF_OPERATION]
+  with module.context, ir.Location.unknown():
+    for op in found:
+      timestamps.list_groups(op, met)
+  if not found:
+    return []
+  if FIRST_TAG + 2 * len(found) > timestamps.MOST_TAGS:
+    raise StampingError(f"it has {len(found)} collectives, more than can be told apart")
+  marked: list[MarkedCollective] = []
+  exits: list[tuple[Any, int, Any]] = []
+  with module.context, ir.Location.unknown():
+    lanes = _lanes(module, _begin(block, program))
+    for place, op in enumerate(found):
+      enter, leave = FIRST_TAG + 2 * place, FIRST_TAG + 2 * place + 1
+      lane, operands = lanes[_function(op)], list(op.operands)
+      with ir.InsertionPoint(op):
+        for at, value in enumerate(_mark(program, enter, operands, [], lane)):
+          op.operands[at] = value
+      last = _kept_with(op)
+      shared = [tag for other, tag, _ in exits if other == last]
+      if shared:
+        leave = shared[0]
+      else:
+        exits.append((last, leave, lane))
+      marked.append(MarkedCollective(OF_OPERATION[op.name], enter, leave))
+    # After all enter marks, so that what follows a collective was looked at as it was.
+    for last, leave, lane in exits:
+      _after(last, program, leave, lane)
+    _end(block, program, lanes["main"])
+  return marked
+
+
+def _begin(block: Any, program: int) -> Any:
+  """The first operations: the device's block, and the start mark, which hands it on."""
+  held = _held(block)
+  with ir.InsertionPoint.at_block_begin(block):
+    lane = _lane()
+    values = [lane.result] if held is None else [lane.result, held]
+    start = _launch(kernels.mark(program, START_TAG, 0, 2 * len(values)), values, len(values))
+  if held is not None:
+    held.replace_all_uses_except(start.results[1], start)
+  return start.results[0]
+
+
+def _lane() -> Any:
+  """The call that gives the program its device's block."""
+  words = ir.RankedTensorType.get([kernels.BLOCK_WORDS], ir.IntegerType.get_unsigned(32))
+  return ir.Operation.create(
+      "stablehlo.custom_call", results=[words], operands=[], attributes={
+          "call_target_name": ir.StringAttr.get(kernels.LANE), "api_version": mlir.integer(4),
+          "has_side_effect": ir.BoolAttr.get(False), "backend_config": ir.DictAttr.get({}),
+          "operand_layouts": mlir.layouts([]), "result_layouts": mlir.layouts([words])})
+
+
+def _mark(program: int, tag: int, values: list[Any], waited: list[Any], block: Any) -> list[Any]:
+  """A mark; returns the values it hands on.
+
+  Raises:
+    StampingError: there are more values than a kernel takes.
+  """
+  if len(values) > kernels.MOST_OPERANDS // 2:
+    raise StampingError(f"one of its collectives has {len(values)} arrays, and a kernel takes "
+                        f"{kernels.MOST_OPERANDS // 2}")
+  # What there is no room for is waited for by kernels of its own.
+  room = kernels.MOST_OPERANDS - len(values)
+  while len(waited) > room:
+    lot, waited = waited[:room], waited[room:]
+    passed = _launch(kernels.wait(len(lot) + 2), [block, *lot], 1)
+    block = passed.results[0]
+  operands = [*values, *waited, block]
+  kernel = kernels.mark(program, tag, len(operands) - 1, len(operands) + len(values))
+  return list(_launch(kernel, operands, len(values)).results)
+
+
+def _launch(kernel: kernels.Kernel, operands: list[Any], handed_on: int) -> Any:
+  """A kernel that hands its first operands on in their own memory."""
+  results = [value.type for value in operands[:handed_on]]
+  aliases = [stablehlo.OutputOperandAlias.get(
+      output_tuple_indices=[] if handed_on == 1 else [place], operand_index=place,
+      operand_tuple_indices=[]) for place in range(handed_on)]
+  return ir.Operation.create(
+      "stablehlo.custom_call", results=results, operands=operands, attributes={
+          "call_target_name": ir.StringAttr.get(kernels.TARGET), "api_version": mlir.integer(4),
+          "has_side_effect": ir.BoolAttr.get(False),
+          "backend_config": ir.DictAttr.get({
+              "name": ir.StringAttr.get(kernel.name), "kernel_type": ir.StringAttr.get("ptx"),
+              "kernel_data": ir.StringAttr.get(kernel.text),
+              "shared_mem_bytes": mlir.integer(0), **dict.fromkeys(_ONE, mlir.integer(1))}),
+          "output_operand_aliases": ir.ArrayAttr.get(aliases),
+          "operand_layouts": mlir.layouts([value.type for value in operands]),
+          "result_layouts": mlir.layouts(results)})
+
+
+def _after(op: Any, program: int, tag: int, block: Any) -> None:
+  """A mark over all results of an operation."""
+  following = list(op.block.operations)
+  place = next(at for at, other in enumerate(following) if other.operation == op) + 1
+  results = list(op.results)
+  with ir.InsertionPoint(following[place]):
+    handed_on = _mark(program, tag, results, [], block)
+  mark = handed_on[0].owner.operation
+  for result, new in zip(results, handed_on, strict=True):
+    result.replace_all_uses_except(new, mark)
+
+
+def _kept_with(op: Any) -> Any:
+  """What the exit mark follows: the last operation that the compiler joins with a collective, or
+  it.
+
+  It makes one all-reduce of the sum of several, a reduce-scatter of one that is cut, and it moves
+  changes of type to where fewer bytes are sent. A mark between them would keep it from that.
+  """
+  now, found = op, op
+  while len(now.results) == 1:
+    uses = list(now.result.uses)
+    if len(uses) != 1:
+      break
+    user = uses[0].owner.operation
+    if user.block != op.block:
+      break
+    if user.name == "stablehlo.add" and all(_summed(value) for value in user.operands):
+      found = user
+    elif user.name == "stablehlo.dynamic_slice" and op.name == "stablehlo.all_reduce":
+      return user
+    elif user.name == "stablehlo.convert":
+      found = user
+    elif user.name not in _MOVES:
+      break
+    now = user
+  return found
+
+
+def _summed(value: Any) -> bool:
+  """Whether a value is an all-reduce, or a sum of some, of which nothing else is used."""
+  if isinstance(value.owner, ir.Block) or len(list(value.uses)) != 1:
+    return False
+  op = value.owner.operation if hasattr(value.owner, "operation") else value.owner
+  if op.name == "stablehlo.all_reduce":
+    return len(op.results) == 1
+  if op.name in ("stablehlo.add", *_MOVES, "stablehlo.convert"):
+    return all(_summed(each) for each in op.operands)
+  return False
+
+
+def _end(block: Any, program: int, lane: Any) -> None:
+  """An end mark, which waits for all results."""
+  ending = list(block.operations)[-1].operation
+  results = list(ending.operands)
+  places = [place for place,
+            value in enumerate(results) if timestamps.small(value.type) is not None]
+  if not places:
+    raise StampingError("it returns no arrays, so its end can't be marked")
+  smallest = min(places, key=lambda place: timestamps.small(results[place].type) or 0)
+  value = results[smallest]
+  others = timestamps.once([results[place] for place in places if results[place] != value])
+  with ir.InsertionPoint(ending):
+    end = _mark(program, END_TAG, [value], others, lane)
+  for place in places:
+    if results[place] == value:
+      ending.operands[place] = end[0]
+
+
+def _function(op: Any) -> str:
+  """Name of the function that an operation is in."""
+  while op.name != "func.func":
+    op = op.parent.operation
+  return mlir.text_attribute(op, "sym_name")
+
+
+def _lanes(module: Any, lane: Any) -> dict[str, Any]:
+  """The device's block in each function that has collectives, or calls one that has: one argument
+  more."""
+  functions = mlir.functions(module)
+  lanes = {"main": lane}
+
+  def visit(name: str) -> bool:
+    """Whether it is needed in a function, after it was seen to in those that are called."""
+    needed = False
+    for op in list(mlir.operations(functions[name])):
+      if op.name in OF_OPERATION:
+        needed = True
+      elif op.name == "func.call":
+        called = str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        if called in lanes:
+          continue
+        lanes[called] = None
+        if visit(called):
+          calls.append((name, op, called))
+          needed = True
+    return needed
+
+  calls: list[tuple[str, Any, str]] = []
+  visit("main")
+  # The outermost first.
+  for name, op, called in reversed(calls):
+    function = functions[called]
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get([*kind.inputs, lane.type], list(kind.results)))
+    if "arg_attrs" in function.attributes:
+      function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+          [*function.attributes["arg_attrs"], ir.DictAttr.get({})])
+    lanes[called] = function.regions[0].blocks[0].add_argument(lane.type, ir.Location.unknown())
+    with op.location, ir.InsertionPoint(op):
+      new = ir.Operation.create(
+          "func.call", results=[value.type for value in op.results],
+          operands=[*op.operands, lanes[name]],
+          attributes={each: op.attributes[each] for each in _names(op)})
+    for old, result in zip(op.results, new.results, strict=True):
+      old.replace_all_uses_with(result)
+    op.erase()
+  return lanes
+
+
+def _names(op: Any) -> list[str]:
+  return [str(each if isinstance(each, str) else each.name) for each in op.attributes]
+
+
+# What the start mark holds back.
+
+
+def _held(block: Any) -> Any | None:
+  """The input that most of the work is computed from; None where there is none of a bounded
+  size."""
+  best: tuple[int, int] | None = None
+  chosen = None
+  reached = _reached(block)
+  for place, argument in enumerate(block.arguments):
+    size = _bytes(argument.type)
+    count = sum(place in each for each in reached)
+    if size is None or size > _MOST_HELD or not count:
+      continue
+    if best is None or (count, -size) > best:
+      best, chosen = (count, -size), argument
+  return chosen
+
+
+def _reached(block: Any) -> list[set[int]]:
+  """For each operation that is work in itself the places of the inputs it is computed from."""
+  known: dict[Any, set[int]] = {
+      argument: {place} for place, argument in enumerate(block.arguments)}
+  reached = []
+  for op in block.operations:
+    sources: set[int] = set()
+    for value in _read(op.operation):
+      sources |= known.get(value, set())
+    for result in op.operation.results:
+      known[result] = sources
+    if op.operation.name in _HEAVY:
+      reached.append(sources)
+  return reached
+
+
+def _read(op: Any) -> list[Any]:
+  """Values an operation reads, those that its regions take from outside too."""
+  return [*op.operands, *(value for inside in mlir.operations(op) for value in inside.operands)]
+
+
+def _bytes(kind: Any) -> int | None:
+  tensor = mlir.tensor(kind)
+  if tensor is None:
+    return None
+  try:
+    bits = int(ir.IntegerType(tensor.element_type).width)
+  except ValueError:
+    # Floats of 4 bytes, or less.
+    bits = 32
+  return math.prod(tensor.shape) * max(bits, 8) // 8

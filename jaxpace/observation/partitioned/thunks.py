@@ -1,0 +1,189 @@
+"""Puts marks into a program that XLA has compiled for CPUs: calls between what it runs.
+
+XLA compiles a program for CPUs to machine code and a list of thunks: kernels to call, collectives,
+loops with lists of their own. Its executables can be written as bytes and loaded again, which is
+how JAX's compilation cache keeps them. Marks are put into the list of thunks: the machine code, the
+order of everything else and each piece of memory stay as they were, and so do the results, bit for
+bit.
+
+A thunk runs when those before it that touch the same memory are done. A mark names the memory that
+it stands before or after as its own operand and result, and does not change it: the enter mark
+waits for all operands of its collective, which waits for the mark; what uses the results waits for
+the exit mark. The start mark names all memory that the program writes, so everything waits for it,
+and the end mark waits for everything.
+
+Numbers of fields are those of XLA's `CompilationResultProto`, `ThunkSequenceProto` and
+`BufferAssignmentProto` (xla/service/cpu/executable.proto, xla/backends/cpu/runtime/thunk.proto,
+xla/service/hlo.proto), the same in jaxlib 0.10 to 0.12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from jaxpace.observation.partitioned import wire
+from jaxpace.observation.partitioned.timestamps import (
+  END_TAG,
+  FIRST_TAG,
+  MOST_TAGS,
+  START_TAG,
+  TARGET,
+  StampingError,
+)
+
+_EXECUTABLE = 1
+"""In what `serialize` writes after its header: the compiled program."""
+_BUFFERS, _SEQUENCE = 2, 6
+"""In a compiled program: its memory, and its thunks."""
+_THUNKS, _USERS = 1, 2
+"""In a list of thunks: thunks, and what else than memory keeps some of them in order."""
+_PLACES = 1
+"""In the latter: places in the list."""
+_KIND, _INFO, _CUSTOM_CALL, _COLLECTIVE = 1, 2, 16, 18
+_NAME = 1
+"""In a thunk's information: the instruction that it runs."""
+_LISTS = {3: (1,), 4: (1,), 10: (1, 2)}
+"""In thunks that call, choose and loop: fields with lists of thunks."""
+_OPERANDS, _SOURCES, _DESTINATIONS = 2, 1, 2
+"""In a collective: memory it reads, memory it writes."""
+_ALLOCATIONS = 3
+_INDEX, _SIZE, _OF_THREAD, _PARAMETER, _RESULT, _TUPLE, _CONSTANT, _DONATED = (
+    1, 2, 3, 5, 7, 11, 12, 13)
+"""In a piece of memory."""
+_TYPED_FFI, _BYTE = 4, 6
+"""XLA's numbers of a call's kind and of a type."""
+
+
+class Marked(NamedTuple):
+  """A compiled program with marks, as bytes."""
+
+  data: bytes
+  enter_tags: Mapping[str, Sequence[int]]
+  """For the name of each collective's instruction the tag of its enter mark, once for each place
+  where it runs. The exit mark's tag is the next number."""
+
+
+def marked(data: bytes, program: int) -> Marked:
+  """Puts marks into a compiled program.
+
+  Args:
+    data: what an executable's `serialize()` returned.
+    program: number that its marks carry.
+
+  Raises:
+    StampingError: it is no such program, or has more collectives than there are tags.
+  """
+  try:
+    length, begin = wire.varint(data, 0)
+    header, outer = data[:begin + length], wire.read(data[begin + length:])
+    executable = wire.read(wire.first(outer, _EXECUTABLE))
+    memory = _memory(wire.first(executable, _BUFFERS))
+    lists = _Lists(program)
+    sequence = lists.ends(lists.around(wire.first(executable, _SEQUENCE)), memory)
+  except wire.WireError as error:
+    raise StampingError(f"the compiler's program can't be read: {error}") from error
+  executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
+  outer = wire.changed(outer, _EXECUTABLE, lambda _: wire.written(executable))
+  return Marked(header + wire.written(outer), lists.enter_tags)
+
+
+class _Lists:
+  """Puts marks into lists of thunks, and counts their tags."""
+
+  def __init__(self, program: int):
+    self._program = program
+    self._next = FIRST_TAG
+    self.enter_tags: dict[str, list[int]] = {}
+
+  def around(self, sequence: bytes) -> bytes:
+    """Marks around each collective of a list, and of the lists in it."""
+    thunks: list[bytes] = []
+    places: list[int] = []
+    fields = wire.read(sequence)
+    for thunk in wire.every(fields, _THUNKS):
+      parts = wire.read(thunk)
+      collective = wire.every(parts, _COLLECTIVE)
+      if collective:
+        enter, leave = self._pair(wire.first(parts, _INFO), collective[0])
+        places.append(len(thunks) + 1)
+        thunks += [enter, thunk, leave]
+      else:
+        places.append(len(thunks))
+        thunks.append(self._inside(parts))
+    return _list(thunks, fields, places)
+
+  def ends(self, sequence: bytes, memory: Sequence[bytes]) -> bytes:
+    """Marks at the beginning and at the end of the program's list."""
+    fields = wire.read(sequence)
+    thunks = wire.every(fields, _THUNKS)
+    if not thunks:
+      raise StampingError("it runs nothing")
+    info = wire.first(wire.read(thunks[0]), _INFO)
+    start, end = (self._mark(info, tag, memory) for tag in (START_TAG, END_TAG))
+    return _list([start, *thunks, end], fields, range(1, len(thunks) + 1))
+
+  def _inside(self, parts: list[wire.Field]) -> bytes:
+    for number, lists in _LISTS.items():
+      def in_lists(thunk: bytes, lists: Sequence[int] = lists) -> bytes:
+        fields = wire.read(thunk)
+        for each in lists:
+          fields = wire.changed(fields, each, self.around)
+        return wire.written(fields)
+      parts = wire.changed(parts, number, in_lists)
+    return wire.written(parts)
+
+  def _pair(self, info: bytes, collective: bytes) -> tuple[bytes, bytes]:
+    operands = wire.read(wire.first(wire.read(collective), _OPERANDS))
+    sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
+    tag, self._next = self._next, self._next + 2
+    if self._next > MOST_TAGS:
+      raise StampingError("it has more collectives than can be told apart")
+    name = wire.first(wire.read(info), _NAME).decode()
+    self.enter_tags.setdefault(name, []).append(tag)
+    # One operand is enough for the collective to wait by: what else reads the others need not.
+    return (self._mark(info, tag, sources[:1], sources[1:]),
+            self._mark(info, tag + 1, destinations))
+
+  def _mark(self, info: bytes, tag: int, handed_on: Sequence[bytes],
+            waited: Sequence[bytes] = ()) -> bytes:
+    """A thunk that calls the handler; `info` is that of the thunk beside it."""
+    said = [wire.text(_NAME, f"{TARGET}.{tag}"),
+            *(field for field in wire.read(info) if field.number != _NAME)]
+    config = (f"{{program = {self._program} : i32, tag = {tag} : i32, "
+              f"values = {len(handed_on)} : i32}}")
+    operands = [wire.text(1, each) for each in (*handed_on, *waited)]
+    call = [wire.whole(1, _TYPED_FFI), wire.text(2, TARGET), wire.text(3, config),
+            wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
+    return wire.written([wire.text(_KIND, "custom-call"), wire.message(_INFO, *said),
+                         wire.message(_CUSTOM_CALL, *call)])
+
+
+def _list(thunks: Iterable[bytes], before: Iterable[wire.Field], places: Sequence[int]) -> bytes:
+  """A list of thunks with the rest of the list before it, whose thunks have new places."""
+  def moved(users: bytes) -> bytes:
+    fields = wire.read(users)
+    now = b"".join(wire.of_number(places[place]) for place in wire.numbers(fields, _PLACES))
+    return wire.written([*(field for field in fields if field.number != _PLACES),
+                         wire.text(_PLACES, now)])
+
+  rest = [field for field in before if field.number != _THUNKS]
+  return wire.written([*(wire.text(_THUNKS, thunk) for thunk in thunks),
+                       *wire.changed(rest, _USERS, moved)])
+
+
+def _memory(buffers: bytes) -> list[bytes]:
+  """Operands that are each piece of memory that a program writes."""
+  found = []
+  for piece in wire.every(wire.read(buffers), _ALLOCATIONS):
+    numbers = {field.number: field.value for field in wire.read(piece)}
+    index, size = numbers.get(_INDEX, 0), numbers.get(_SIZE, 0)
+    read_only = numbers.get(_PARAMETER) and not (numbers.get(_RESULT) or numbers.get(_DONATED))
+    if (not isinstance(index, int) or not isinstance(size, int) or not size or read_only
+        or any(numbers.get(kind) for kind in (_OF_THREAD, _TUPLE, _CONSTANT))):
+      continue
+    # An array of bytes, row-major.
+    shape = wire.message(1, wire.whole(2, _BYTE), wire.text(3, wire.of_number(size)),
+                         wire.message(5, wire.text(1, b"\0")), wire.text(6, b"\0"))
+    found.append(wire.written([shape, wire.message(2, wire.whole(2, size), wire.whole(3, index))]))
+  return found

@@ -1,0 +1,1 @@
+"""From the ring to the tables of a run, beside the training loop."""

@@ -1,0 +1,303 @@
+"""Samples what the host does while a run is recorded: sockets, throttling, switches, GPU clocks.
+
+One reading a second by default, on a thread of its own, which touches no device of JAX and needs no
+privileges. Counters are cumulative, from 0 at the first sample on, so that a lost sample loses
+nothing; round trips, clock and power are of the sample; what can't be known is null.
+"""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import logging
+import os
+import resource
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.hosts.locality import host, nvml
+from jaxpace.hosts.locality.tree import Tree
+from jaxpace.runs import schema
+
+_LOG = logging.getLogger("jaxpace")
+_KEEP = 16384  # samples kept while nobody takes them
+_WRITE_SECONDS = 5.0
+_NET = "/sys/class/net"
+_INFINIBAND = "/sys/class/infiniband"
+_GAUGES = ("gpu_clock_mhz", "gpu_power_w")
+
+Values = dict[str, int | float | None]
+
+
+class HostCounters:
+  """Reads the counters. Which interfaces and control groups there are is looked up once."""
+
+  def __init__(self, root: str | os.PathLike[str] = "/", *, nics: Sequence[str] | None = None,
+               gauges: nvml.Gauges | None = None):
+    """Looks up what to read.
+
+    Args:
+      root: folder that stands for "/".
+      nics: network interfaces to add up; None takes those with hardware behind them, and RDMA
+        ports.
+      gauges: GPUs whose clock and power to read.
+    """
+    self._tree = Tree(root)
+    self._interfaces, self._ports = ((tuple(nics), ()) if nics is not None
+                                     else find_interfaces(self._tree))
+    self._group = host.chain(self._tree, "cpu")
+    self._sockets = OwnSockets() if self._tree.live else None
+    self._gauges = gauges
+    self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    self._first: Values | None = None
+
+  def read(self) -> Values:
+    """Values of the `hosts` table's columns: counters since the first reading, round trips since
+    the last one."""
+    values: Values = {}
+    counts = self._sockets.read() if self._sockets else None
+    if counts:
+      values.update(tcp_busy_ns=counts.busy_ns, tcp_receiver_limited_ns=counts.receiver_limited_ns,
+                    retransmits=counts.retransmits)
+    values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"] = self._bytes()
+    values["throttled_ns"] = host.throttled_ns(self._tree, *self._group)
+    values["steal_ns"] = self._steal()
+    values["nivcsw"] = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+    if self._first is None:
+      self._first = dict(values)
+    first = self._first
+    values = {name: None if value is None else value - (first.get(name) or 0)
+              for name, value in values.items()}
+    if counts:
+      values.update(tcp_rtt_ns=counts.rtt_ns, tcp_min_rtt_ns=counts.min_rtt_ns)
+    if self._gauges:
+      values.update(zip(_GAUGES, self._gauges.read(), strict=True))
+    return values
+
+  def _bytes(self) -> tuple[int | None, int | None, int | None]:
+    """Received and sent by the NICs, and received over loopback."""
+    found = {}
+    for line in (self._tree.text("/proc/net/dev") or "").splitlines():
+      name, colon, rest = line.partition(":")
+      numbers = rest.split()
+      if colon and len(numbers) >= 9 and numbers[0].isdecimal() and numbers[8].isdecimal():
+        found[name.strip()] = int(numbers[0]), int(numbers[8])
+    counted = [found[name] for name in self._interfaces if name in found]
+    for port in self._ports:
+      received = self._tree.number(f"{port}/counters/port_rcv_data")
+      sent = self._tree.number(f"{port}/counters/port_xmit_data")
+      if received is not None and sent is not None:
+        counted.append((4 * received, 4 * sent))  # counted in words of 4 bytes
+    loopback = found["lo"][0] if "lo" in found else None
+    if not counted:
+      return None, None, loopback
+    return sum(r for r, _ in counted), sum(s for _, s in counted), loopback
+
+  def _steal(self) -> int | None:
+    """Time the hypervisor gave this guest's CPUs to others, ns, over all of them."""
+    numbers = (self._tree.text("/proc/stat") or "").partition("\n")[0].split()
+    return int(numbers[8]) * self._tick_ns if len(numbers) > 8 and numbers[8].isdecimal() else None
+
+
+def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
+  """Network interfaces to add up, and RDMA ports.
+
+  Interfaces with hardware behind them; where there is none, as in a container, all that do not sit
+  on others. InfiniBand's own ports count what goes over IP as well, so their interfaces are left
+  out; ports on Ethernet count RDMA only, which the interface does not see.
+  """
+  names = [name for name in tree.names(_NET) if name != "lo"]
+  hardware = [name for name in names if tree.exists(f"{_NET}/{name}/device")]
+  ports, counted = [], set()
+  for device in tree.names(_INFINIBAND):
+    for port in tree.names(f"{_INFINIBAND}/{device}/ports"):
+      folder = f"{_INFINIBAND}/{device}/ports/{port}"
+      if tree.number(f"{folder}/counters/port_rcv_data") is None:
+        continue
+      ports.append(folder)
+      if (tree.text(f"{folder}/link_layer") or "").lower() == "infiniband":
+        counted.update(tree.names(f"{_INFINIBAND}/{device}/device/net"))
+  lowest = [name for name in names
+            if not any(entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
+  chosen = hardware or ([] if ports else lowest)
+  return tuple(name for name in chosen if name not in counted), tuple(ports)
+
+
+class HostSampler:
+  """A daemon thread that samples, and keeps the samples until the writer takes them."""
+
+  def __init__(self, process: int, attempt: int, period: float = 1.0, *,
+               make: Callable[[], HostCounters] = HostCounters):
+    """Prepares; `start` starts the thread.
+
+    Args:
+      process: index of this process.
+      attempt: attempt its rows belong to.
+      period: seconds between two samples.
+      make: makes the counters, on the thread.
+    """
+    self._process, self._attempt, self._period, self._make = process, attempt, period, make
+    self._rows: collections.deque[tuple[int, Values]] = collections.deque(maxlen=_KEEP)
+    self._end = threading.Event()
+    self._taken_at = time.monotonic()
+    self._thread = threading.Thread(target=self._run, name="jaxpace-hosts", daemon=True)
+
+  def start(self) -> None:
+    self._thread.start()
+
+  def stop(self, timeout: float) -> None:
+    """Takes a last sample and ends the thread, if it answers within `timeout` seconds: a broken GPU
+    may hold it."""
+    self._end.set()
+    if self._thread.is_alive():
+      self._thread.join(timeout)
+
+  def take(self, force: bool) -> dict[str, np.ndarray]:
+    """Samples not taken yet, as columns of the `hosts` table.
+
+    Args:
+      force: also where the last taking was just now; otherwise few at a time are left for later.
+    """
+    now = time.monotonic()
+    if not self._rows or not (force or now - self._taken_at >= _WRITE_SECONDS):
+      return {}
+    self._taken_at = now
+    rows = [self._rows.popleft() for _ in range(len(self._rows))]
+    columns: dict[str, np.ndarray] = {"time_ns": np.array([at for at, _ in rows], np.int64),
+                                      "process": np.full(len(rows), self._process, np.int32),
+                                      "attempt": np.full(len(rows), self._attempt, np.int32)}
+    for field in schema.HOSTS:
+      values = [row.get(field.name) for _, row in rows]
+      if field.name not in columns and any(value is not None for value in values):
+        kind = np.float32 if field.name in _GAUGES else np.int64
+        columns[field.name] = np.ma.array(np.array([value or 0 for value in values], kind),
+                                          mask=[value is None for value in values])
+    return columns
+
+  def _run(self) -> None:
+    try:
+      counters = self._make()
+      while True:
+        ending = self._end.is_set()
+        self._rows.append((time.monotonic_ns(), counters.read()))
+        if ending:
+          return
+        self._end.wait(self._period)
+    except Exception as error:  # Whatever it is: the rest of the recording goes on.
+      _LOG.info("The host's counters are no longer sampled: %s: %s", type(error).__name__, error)
+
+
+_IPPROTO_TCP, _TCP_INFO = 6, 11
+_SOL_SOCKET, _SO_COOKIE = 1, 57
+_RTT, _TOTAL_RETRANS, _MIN_RTT = 68, 100, 148  # offsets in bytes; round trips in microseconds
+_BUSY = 168  # busy_time, rwnd_limited, sndbuf_limited: microseconds
+_FULL = 184
+_NO_MIN_RTT = 0xFFFFFFFF
+
+
+class Counts(NamedTuple):
+  """Sums and means over connections. None: the kernel does not count it, or nothing was sent."""
+
+  busy_ns: int | None  # time with data sent or waiting to be sent, not yet acknowledged
+  receiver_limited_ns: int | None  # of it, time in which the receiver's window was full
+  retransmits: int
+  # round trip, smoothed; mean weighted by how long each was busy since the last reading
+  rtt_ns: int | None = None
+  min_rtt_ns: int | None = None  # the shortest one of the last minutes, weighted alike
+
+
+class _Connection(NamedTuple):
+  counters: tuple[int, int, int]  # busy and receiver limited time, microseconds; retransmits
+  rtt: int  # microseconds
+  min_rtt: int
+
+
+class OwnSockets:
+  """Adds up what the connections of this process do from its first reading on, closed ones
+  included."""
+
+  def __init__(self) -> None:
+    self._seen: dict[tuple[str, int], _Connection] = {}
+    self._totals = [0, 0, 0]
+    self._first = True
+    self._short = False  # an old kernel, without busy times
+    self._get = _getsockopt()
+    self._buffer = ctypes.create_string_buffer(256)
+    self._cookie = ctypes.c_uint64()
+
+  def read(self) -> Counts | None:
+    """Counts since the first reading; None where this can't be known."""
+    get = self._get
+    if get is None:
+      return None
+    try:
+      descriptors = os.listdir("/proc/self/fd")
+    except OSError:
+      return None
+    buffer, size = self._buffer, ctypes.c_uint32()
+    seen: dict[tuple[str, int], _Connection] = {}
+    for name in descriptors:
+      descriptor = int(name)
+      size.value = len(buffer)
+      if (get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size))
+          or size.value < _TOTAL_RETRANS + 4):
+        continue  # no TCP socket
+      seen[self._identity(descriptor)] = self._parse(size.value)
+    weighted = []
+    for key, new in seen.items():
+      # A connection first seen now was made since the last reading: all of it counts. Not so at the
+      # first one.
+      old = (self._seen[key].counters if key in self._seen else new.counters if self._first
+             else (0, 0, 0))
+      rise = [max(now - then, 0) for now, then in zip(new.counters, old, strict=True)]
+      self._totals = [total + more for total, more in zip(self._totals, rise, strict=True)]
+      if rise[0] > 0 and new.min_rtt != _NO_MIN_RTT:
+        weighted.append((rise[0], new.rtt, new.min_rtt))
+    self._seen, self._first = seen, False
+    busy, limited, retransmits = self._totals
+    return Counts(None if self._short else busy * 1000, None if self._short else limited * 1000,
+                  retransmits, *_means(weighted))
+
+  def _parse(self, size: int) -> _Connection:
+    (retransmits,) = struct.unpack_from("=I", self._buffer, _TOTAL_RETRANS)
+    if size < _FULL:
+      self._short = True
+      return _Connection((0, 0, retransmits), 0, 0)
+    busy, limited = struct.unpack_from("=QQ", self._buffer, _BUSY)
+    (rtt,), (least,) = (struct.unpack_from("=I", self._buffer, place) for place in (_RTT, _MIN_RTT))
+    return _Connection((busy, limited, retransmits), rtt, least)
+
+  def _identity(self, descriptor: int) -> tuple[str, int]:
+    """Tells a connection from a later one on the same descriptor, where the kernel can; one on two
+    of them is one."""
+    size = ctypes.c_uint32(8)
+    assert self._get is not None
+    if self._get(descriptor, _SOL_SOCKET, _SO_COOKIE, ctypes.byref(self._cookie),
+                 ctypes.byref(size)):
+      return "descriptor", descriptor
+    return "cookie", self._cookie.value
+
+
+def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None, None]:
+  """Means in nanoseconds of the second and third, in microseconds, weighted by the first; of none,
+  None."""
+  total = sum(weight for weight, _, _ in weighted)
+  if not total:
+    return None, None
+  return (sum(weight * rtt for weight, rtt, _ in weighted) * 1000 // total,
+          sum(weight * least for weight, _, least in weighted) * 1000 // total)
+
+
+def _getsockopt():
+  if not sys.platform.startswith("linux"):
+    return None
+  try:
+    return ctypes.CDLL(None).getsockopt
+  except (OSError, AttributeError):
+    return None

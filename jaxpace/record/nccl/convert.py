@@ -1,0 +1,169 @@
+"""Writes a run of what NCCL's Inspector dumped."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.record.nccl.jobs import Members, NcclError, Process, members, streams
+from jaxpace.record.nccl.records import MOST_RECORDS, Dumps
+from jaxpace.record.nccl.tables import Table, lay_out
+from jaxpace.record.parts import PartStore
+from jaxpace.runs import rundir, schema
+from jaxpace.runs.problems import plural
+
+_TIMED = 0.5
+"""The part of the records that must have times."""
+_ROWS = 1 << 20
+
+
+class Converted(NamedTuple):
+  """What came of it."""
+
+  ranks: int
+  steps: int
+  collectives: int
+  """Of a step, over all ranks."""
+  rows: int
+  said: tuple[str, ...]
+  """What was left out, and what the dumps don't tell, in sentences."""
+
+
+def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None = None) -> Converted:
+  """Makes a run of dumps.
+
+  Args:
+    dumps: what was read.
+    directory: run directory; made if it is missing. An earlier run in it is moved to `.previous`.
+    each_step: collectives of a rank in one step; None finds what repeats.
+
+  Raises:
+    NcclError: the dumps don't make a run.
+    OSError: it can't be written.
+  """
+  if not dumps.records:
+    if dumps.orphans:
+      raise NcclError(f"{plural(dumps.orphans, 'record')} without the marker (dump_stats) that "
+                      "says whose they are, and none with it: give the plugin's files as it wrote "
+                      "them, not filtered, split or merged.")
+    raise NcclError("No record of NCCL's Inspector was found. Its files are in "
+                    "NCCL_INSPECTOR_DUMP_DIR, in a directory for each job, and hold JSON with a "
+                    "key coll_perf.")
+  who = members(dumps.records)
+  said = [_numbering(who), *_left_out(dumps, who)]
+  timed = sum(record.enter_us is not None for record in dumps.records)
+  if timed < _TIMED * len(dumps.records):
+    raise NcclError("these dumps hold how long each kernel ran, not when: set "
+                    "NCCL_INSPECTOR_DUMP_VERBOSE=1, with which they hold both.")
+  found, doubts = streams(dumps.records, each_step)
+  table = lay_out(dumps.records, who, found)
+  said += doubts + _sentences(table)
+  path = pathlib.Path(directory)
+  told = repr((dumps.records[:1000], len(dumps.records), each_step))
+  run = f"nccl-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+  _write(path, run, who, table, said)
+  return Converted(len(who.process), int(table.step.max()) + 1, len(table.slots), len(table.step),
+                   tuple(said))
+
+
+def _left_out(dumps: Dumps, who: Members) -> list[str]:
+  said = [f"{name}: left out." for name in dumps.unreadable[:5]]
+  if dumps.damaged:
+    said.append(f"{plural(dumps.damaged, 'object')} that can't be read are left out.")
+  if dumps.others:
+    said.append(
+        f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out: only "
+        "collectives count.")
+  if dumps.orphans:
+    said.append(f"{plural(dumps.orphans, 'object')} without the marker (dump_stats) that says "
+                "whose they are left out: files that were filtered, split or merged lose it.")
+  if dumps.overwritten:
+    said.append(f"NCCL lost {plural(dumps.overwritten, 'collective')} before it could dump them: "
+                "dump more often, or with a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE.")
+  if dumps.cut:
+    said.append(f"Only the first {MOST_RECORDS:,} collectives are read.")
+  if who.dropped:
+    said.append(f"{plural(len(who.dropped), 'communicator')} left out: a process with several GPUs "
+                "does not tell which of them is which rank there. The largest communicator "
+                "is read.")
+  return said
+
+
+def _numbering(who: Members) -> str:
+  """How ranks are numbered."""
+  first, *more = who.numbering
+  if not more:
+    return (f"Ranks are numbered as in communicator {first[0]}, which all belong to: in other "
+            "communicators they have other numbers.")
+  pieces = [f"{name}: {ranks.start} to {ranks.stop - 1}" for name, ranks in who.numbering[:4]]
+  others = f", and {len(who.numbering) - 4:,} more" if len(who.numbering) > 4 else ""
+  return ("No communicator holds all ranks, so they are numbered anew, one communicator after the "
+          f"other ({'; '.join(pieces)}{others}).")
+
+
+def _sentences(table: Table) -> list[str]:
+  said = []
+  if table.before:
+    said.append(
+        f"{plural(table.before, 'record')} of before the first step, or that belong to none, "
+        "left out.")
+  if table.untimed:
+    said.append(f"{plural(table.untimed, 'record')} without times of their kernel left out.")
+  if table.doubled:
+    said.append(f"{plural(table.doubled, 'record')} there twice: the last counts.")
+  said.append("A step begins where the pattern of collectives does, which may be within a step of "
+              "the training loop; phases, gaps and pauses of the host are not in the dumps.")
+  said.append("Entry and exit are when the host saw the kernel's first channel start and its last "
+              "one stop; a kernel that waits for its stream counts as not yet arrived.")
+  return said
+
+
+def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Sequence[str]) -> None:
+  processes: list[Process] = sorted(set(who.process.values()))
+  number = {process: i for i, process in enumerate(processes)}
+  ranks = max(who.process) + 1
+  process_of = np.zeros(ranks, np.int32)
+  for rank, process in who.process.items():
+    process_of[rank] = number[process]
+  rundir.prepare(path)
+  rundir.set_aside(path, run)
+  for old in sorted((path / "collectives").glob(f"{run}-*.parquet")):
+    old.unlink()
+  rundir.write_json(path / rundir.RUN_FILE, _info(run, ranks, len(processes), table, said))
+  names = np.array([slot.name for slot in table.slots])
+  sizes = np.array([-1 if slot.bytes is None else slot.bytes for slot in table.slots], np.int64)
+  for i, (host, pid) in enumerate(processes):
+    own = [rank for rank, process in who.process.items() if process == (host, pid)]
+    rundir.write_json(path / "process" / f"{i}.json", {
+        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": i,
+        "hostname": host, "pid": pid, "ranks": sorted(own), "closed_cleanly": True})
+    store = PartStore(path, "collectives", run, i)
+    chosen = np.flatnonzero(process_of[table.rank] == i)
+    chosen = chosen[np.lexsort((table.slot[chosen], table.rank[chosen], table.step[chosen]))]
+    for at in range(0, len(chosen), _ROWS):
+      rows = chosen[at:at + _ROWS]
+      slot = table.slot[rows]
+      store.append({
+          "step": table.step[rows], "rank": table.rank[rows].astype(np.int32),
+          "process": np.full(len(rows), i, np.int32), "attempt": np.zeros(len(rows), np.int32),
+          "collective": slot.astype(np.int32), "name": names[slot], "axis": np.full(len(rows), ""),
+          "bytes": np.ma.masked_array(sizes[slot], sizes[slot] < 0),
+          "enter_ns": table.enter_ns[rows], "exit_ns": table.exit_ns[rows]})
+    store.compact()
+
+
+def _info(run: str, ranks: int, processes: int, table: Table,
+          said: Sequence[str]) -> dict[str, Any]:
+  collectives = [{"slot": i, "name": slot.name, "primitives": [slot.kind], "kind": slot.kind,
+                  "axis": "", "bytes": slot.bytes, "operands": 1, "dtypes": [], "phase": "",
+                  "groups": [list(group) for group in slot.groups]}
+                 for i, slot in enumerate(table.slots)]
+  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
+          "processes": processes, "devices": ranks, "axis": None, "clock": "nccl",
+          "platform": "gpu", "kind": "nccl",
+          "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
+                   "collectives": collectives, "notices": list(said)}}

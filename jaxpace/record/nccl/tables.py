@@ -1,0 +1,187 @@
+"""Lays the collectives of a job out as rows of the table `collectives`, step by step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpace.record.nccl.jobs import Key, Members, NcclError, Stream
+from jaxpace.record.nccl.records import Record
+
+_KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter",
+          "AllToAll": "all-to-all", "Broadcast": "collective-broadcast", "Reduce": "reduce",
+          "Gather": "gather", "Scatter": "scatter"}
+_MOST_SLOTS = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+  """A collective of the step, in all groups of ranks that run it side by side."""
+
+  name: str
+  kind: str
+  bytes: int | None
+  groups: tuple[tuple[int, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Rows, n of them; times are ns of their host's clock."""
+
+  slots: tuple[Slot, ...]
+  step: np.ndarray  # [n] int64, from 0 on
+  rank: np.ndarray  # [n] int64
+  slot: np.ndarray  # [n] int64
+  enter_ns: np.ndarray  # [n] int64
+  exit_ns: np.ndarray  # [n] int64
+  before: int
+  """Records of before the first step, or that are in no step."""
+  untimed: int
+  """Records without the times of their kernel."""
+  doubled: int
+  """Records that say the same again."""
+
+
+def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) -> Table:
+  """Gives each record its step and its slot.
+
+  Raises:
+    NcclError: there are more slots than a run can have.
+  """
+  by_key = {stream.key: stream for stream in found}
+  group_of: dict[str, tuple[int, ...]] = _groups(who)
+  classes = _classes(found, group_of)
+  slots, first_slot = _slots(classes, group_of)
+  if len(slots) > _MOST_SLOTS:
+    raise NcclError(
+        f"A step would have {len(slots):,} collectives, more than the {_MOST_SLOTS:,} that a run "
+        "can have.")
+  before = untimed = 0
+  rows: dict[tuple[int, Key, int], tuple[int, int]] = {}
+  total = 0
+  for record in records:
+    stream, rank = (by_key.get((record.communicator, record.kind)),
+                    who.ranks.get((record.communicator, record.rank)))
+    if stream is None or rank is None:
+      before += 1
+      continue
+    at = record.number - stream.begin
+    if not 0 <= at < stream.steps * stream.period:
+      before += 1
+    elif record.enter_us is None or record.exit_us is None:
+      untimed += 1
+    else:
+      total += 1
+      rows[rank, stream.key, at] = record.enter_us * 1000, record.exit_us * 1000
+  if not rows:
+    return Table((), *(np.empty(0, np.int64),) * 5, before, untimed, 0)
+  keys = list(by_key)
+  place = {key: i for i, key in enumerate(keys)}
+  which = np.array([(rank, place[key], at) for rank, key, at in rows], np.int64)
+  times = np.array(list(rows.values()), np.int64)
+  period = np.array([by_key[key].period for key in keys], np.int64)
+  step = which[:, 2] // period[which[:, 1]]
+  inside = which[:, 2] % period[which[:, 1]]
+  step += _offsets(which[:, 0], which[:, 1], step, inside, times[:, 0], len(keys))[which[:, 1]]
+  step -= step.min()
+  slot = np.array([first_slot[key] for key in keys], np.int64)[which[:, 1]] + inside
+  order, renumbered = _in_order(slot, step, which[:, 0], times[:, 0], len(slots))
+  return Table(tuple(slots[i] for i in order), step, which[:, 0], renumbered[slot], times[:, 0],
+               times[:, 1], before, untimed, total - len(rows))
+
+
+def _groups(who: Members) -> dict[str, tuple[int, ...]]:
+  found: dict[str, list[int]] = defaultdict(list)
+  for (communicator, _), rank in who.ranks.items():
+    found[communicator].append(rank)
+  return {communicator: tuple(sorted(ranks)) for communicator, ranks in found.items()}
+
+
+def _classes(found: Sequence[Stream], group_of: dict[str, tuple[int, ...]]) -> list[list[Stream]]:
+  """Streams of groups that do the same side by side, as those along one axis of a mesh do."""
+  alike: dict[Any, list[list[Stream]]] = defaultdict(list)
+  for stream in sorted(found, key=lambda one: group_of.get(one.key[0], ())):
+    group = group_of.get(stream.key[0])
+    if group is None:
+      continue
+    apart = tuple(np.diff(group).tolist())
+    for together in alike[stream.key[1], stream.pattern, apart]:
+      if not any(set(group) & set(group_of[other.key[0]]) for other in together):
+        together.append(stream)
+        break
+    else:
+      alike[stream.key[1], stream.pattern, apart].append([stream])
+  return [together for lists in alike.values() for together in lists]
+
+
+def _slots(classes: list[list[Stream]],
+           group_of: dict[str, tuple[int, ...]]) -> tuple[list[Slot], dict[Key, int]]:
+  slots: list[Slot] = []
+  first: dict[Key, int] = {}
+  for together in classes:
+    kind = together[0].key[1]
+    groups = tuple(sorted(group_of[stream.key[0]] for stream in together))
+    for stream in together:
+      first[stream.key] = len(slots)
+    slots += [Slot(kind, _KINDS.get(kind, kind), size, groups) for size in together[0].pattern]
+  counts: dict[str, int] = defaultdict(int)
+  named = []
+  for slot in slots:
+    named.append(dataclasses.replace(slot, name=f"{slot.name}.{counts[slot.name]}"))
+    counts[slot.name] += 1
+  return named, first
+
+
+def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.ndarray,
+             enter: np.ndarray, count: int) -> np.ndarray:
+  """[streams] what to add to the steps of each, so that what ran at the same time is the same
+  step."""
+  begins: dict[int, dict[int, tuple[np.ndarray, np.ndarray]]] = defaultdict(dict)
+  for one in range(count):
+    own = np.flatnonzero((stream == one) & (inside == 0))
+    for each in np.unique(rank[own]).tolist():
+      at = own[rank[own] == each]
+      at = at[np.argsort(step[at])]
+      begins[one][each] = step[at], enter[at]
+  offsets = np.zeros(count, np.int64)
+  done = [max(begins, key=lambda one: len(begins[one]), default=0)]
+  todo = set(begins) - set(done)
+  while todo:
+    pair = next(((one, other, each) for one in sorted(todo) for other in done
+                 for each in begins[one] if each in begins[other]), None)
+    if pair is None:
+      # Ranks that share none with the others: their steps are counted from their own first one.
+      done.append(todo.pop())
+      continue
+    one, other, each = pair
+    steps, times = begins[one][each]
+    known, starts = begins[other][each]
+    # A step of one may be counted with the other's that begins before it or after it. As a rule
+    # both are dumped from the same step on.
+    after = np.searchsorted(starts, times, side="right")
+    with_earlier = int(np.median(known[np.maximum(after - 1, 0)] - steps))
+    offsets[one] = offsets[other] + min(max(0, with_earlier), with_earlier + 1)
+    done.append(one)
+    todo.discard(one)
+  return offsets
+
+
+def _in_order(slot: np.ndarray, step: np.ndarray, rank: np.ndarray, enter: np.ndarray,
+              count: int) -> tuple[list[int], np.ndarray]:
+  """Slots in the order in which a step goes through them, and the new number of each."""
+  cell = step * (int(rank.max()) + 1) + rank
+  _, which = np.unique(cell, return_inverse=True)
+  start = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
+  np.minimum.at(start, which, enter)
+  late = enter - start[which]
+  middle = np.full(count, np.inf)
+  for each in np.unique(slot).tolist():
+    middle[each] = np.median(late[slot == each])
+  order = [each for each in np.argsort(middle, kind="stable").tolist() if np.isfinite(middle[each])]
+  renumbered = np.full(count, -1, np.int64)
+  renumbered[order] = np.arange(len(order))
+  return order, renumbered

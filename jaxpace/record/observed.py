@@ -1,0 +1,243 @@
+"""Records a program that does not know of it: `jaxpace.observed`, and what `jaxpace run` starts.
+
+A program is recorded without being changed or asked: its programs get timestamps where JAX compiles
+them, and the writer's thread finds the steps among what the devices executed. Nothing is opened
+before the first program with collectives is compiled, so processes that have none, such as a data
+loader's workers, record nothing. No thread of the program ever waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import multiprocessing
+import os
+import pathlib
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.everywhere import Everywhere
+from jaxpace.record.recording import Recording, in_a_line
+from jaxpace.record.ring.copier import RingCopier
+from jaxpace.record.ring.finding import Step
+from jaxpace.record.ring.found import Agreement, Executed, FoundIntake
+from jaxpace.record.ring.steps import copied_ring
+from jaxpace.record.writer import Writer
+from jaxpace.runs import rundir
+from jaxpace.runs.problems import plural
+
+_LOG = logging.getLogger("jaxpace")
+DIRECTORY, MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
+"""Environment variables: the run directory, and a pattern of the names of the step's programs."""
+_OPEN_SECONDS = 10.0
+"""How long the end of a program waits for its recording to begin."""
+_LOOK_SECONDS = 0.05
+_STUCK_SECONDS = 60.0
+_MOMENT = 0.002
+
+Say = Callable[[str], None]
+
+
+class observed:
+  """Records whatever trains inside: no function is named, none is wrapped.
+
+      with jaxpace.observed("runs/demo"):
+        model.fit(data)
+
+  Every program with collectives over several devices that JAX compiles inside the block gets
+  timestamps; the program that takes most of the time, or the sequence that repeats, is the step.
+  `run.json` says what was taken for it. Programs compiled before the block run unmodified: enter it
+  before the first step. All processes of a job do so.
+
+  Attributes:
+    step: what was taken for the step; None as long as nothing repeats.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str], *, match: str = "", config: Any = None,
+               hosts: bool | float = True, say: Say | None = None):
+    """Prepares; nothing is touched before `with` or `open`.
+
+    Args:
+      directory: run directory; made if it is missing, once there is something to record.
+      match: pattern of the names of the step's programs, such as "train*", where the step shall not
+        be found.
+      config: the program's configuration, kept in `run.json`; see `jaxpace.Recorder`.
+      hosts: whether to sample the host's counters; see `jaxpace.Recorder`.
+      say: takes a sentence on what happens; by default it is logged.
+    """
+    self._directory, self._match = directory, match
+    self._say, self._warn = say or _LOG.info, say or _LOG.warning
+    self._programs = Everywhere(self._begin, self._warn)
+    self._recording = FoundRecording(directory, self._programs, match, config, self._say,
+                                     hosts)
+    self._opener: threading.Thread | None = None
+    self._over = threading.Event()
+    self._lock = threading.Lock()
+    self._pid = os.getpid()
+    self._closed = False
+    self.gives_way = False
+    """Whether to record nothing where the program opens a recorder of its own."""
+
+  @property
+  def step(self) -> Step | None:
+    """See above."""
+    return self._recording.step
+
+  def __enter__(self) -> Self:
+    self.open()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    self.close(error)
+
+  def open(self) -> None:
+    """Begins; trouble is a warning, no error."""
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+      # Each operation is a program of its own then.
+      self._warn("Nothing is recorded while jax_disable_jit is on: no program is the step.")
+      self._closed = True
+      return
+    try:
+      self._programs.start()
+      atexit.register(self._at_exit)
+    except Exception as error:
+      self._warn(f"Nothing is recorded: {in_a_line(error)}")
+
+  def close(self, error: BaseException | None = None) -> None:
+    """Waits for the steps under way and writes everything; `error` is what ended them early."""
+    self._programs.stop()
+    if self._closed or os.getpid() != self._pid:
+      return
+    self._closed = True
+    atexit.unregister(self._at_exit)
+    if self._opener is None:
+      self._warn("Nothing was recorded: no program with collectives over several devices was "
+                 "compiled meanwhile.")
+      return
+    self._over.set()
+    self._opener.join(_OPEN_SECONDS)
+    if self._recording.run is None:
+      self._warn("Nothing was recorded: no program with collectives over several devices ran.")
+    self._recording.__exit__(type(error) if error else None, error, None)
+
+  def _begin(self) -> None:
+    """Begins to look for timestamps, in a thread of its own: to open a recording is to wait for
+    process 0, and the program must not."""
+    with self._lock:
+      if self._opener is not None or self._closed or os.getpid() != self._pid:
+        return
+      # Now: nothing with timestamps has run that is to be recorded.
+      self._recording.executed = Executed(self._programs, self._programs.known)
+      self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
+      self._opener.start()
+
+  def _open(self) -> None:
+    """Opens the recording once a program with timestamps runs."""
+    executed = self._recording.executed
+    assert executed is not None
+    while not executed.anything and not self._over.wait(_LOOK_SECONDS):
+      pass
+    if self.gives_way and Recording.opened:
+      self._closed = True
+      self._say("This program opens a recorder of its own: that alone records.")
+    elif executed.anything:
+      self._recording.open()
+
+  def _at_exit(self) -> None:
+    self.close(getattr(sys, "last_value", None))
+
+
+class FoundRecording(Recording):
+  """The recording of a program whose steps are found."""
+
+  def __init__(self, directory: str | os.PathLike[str], programs: Everywhere, match: str,
+               config: Any, say: Say, hosts: bool | float = True):
+    """Prepares; see `observed`."""
+    super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
+    self._programs, self._match, self._say = programs, match, say
+    self.executed: Executed | None = None
+    self._intake: FoundIntake | None = None
+    self._copier: RingCopier | None = None
+
+  @property
+  def programs(self) -> list[ObservedProgram]:
+    """See `Recording`."""
+    return list(self._programs.plan.programs)
+
+  @property
+  def step(self) -> Step | None:
+    """What was taken for the step."""
+    return self._intake.found if self._intake else None
+
+  @property
+  def share_name(self) -> str:
+    """See `Recording`."""
+    return "jaxpace/observed"
+
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """See `Recording`."""
+    assert self.directory is not None and self.executed is not None
+    agreement = Agreement(f"jaxpace/step/{identity.run}/{identity.attempt}", self._say)
+    self._copier = copied_ring(self.directory, identity)
+    self._intake = FoundIntake(
+        self.executed, self.directory, identity.run, jax.process_index(), identity.attempt,
+        jax.device_count(), writer.losses, self._match, agreement)
+    writer.set_intake(self._intake)
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """See `Recording`."""
+    intake = self._intake
+    if intake is None or writer.stopped is not None:
+      return
+    since, reached = time.monotonic(), None
+    while not intake.reached(0) and writer.stopped is None:
+      now, heads = time.monotonic(), host_ring.current().heads().tolist()
+      if heads != reached:
+        reached, since = heads, now
+      if (deadline is not None and now > deadline) or now - since > _STUCK_SECONDS:
+        break
+      writer.poke()
+      time.sleep(_MOMENT)
+    intake.finish()
+
+  def closed(self) -> None:
+    """See `Recording`."""
+    if self.executed is not None:
+      self.executed.host.close()
+    if self._copier is not None:
+      self._copier.close()
+      self._copier = None
+    if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
+      self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
+                if self.step else f"{self.directory} has no steps: no program ran three times.")
+
+  def _at_exit(self) -> None:
+    """Nothing: `observed` closes it."""
+
+
+def attach() -> None:
+  """Records this process as the environment asks for; without the variable it does nothing."""
+  directory = os.environ.get(DIRECTORY)
+  if not directory or _attached or multiprocessing.parent_process() is not None:
+    return
+  _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""), say=_print))
+  _attached[0].gives_way = True
+  _attached[0].open()
+
+
+_attached: list[observed] = []
+
+
+def _print(sentence: str) -> None:
+  with contextlib.suppress(OSError, AttributeError):
+    print(f"jaxpace: {sentence}", file=sys.stderr, flush=True)

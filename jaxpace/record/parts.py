@@ -1,0 +1,226 @@
+"""Parquet parts of one table: written whole or not at all, small ones merged into larger ones.
+
+A part is written under a temporary name and renamed, so that a reader or a crash never sees half of
+one. Every 32 small parts become one larger part whose name covers their range; the small ones are
+deleted after the rename, so a crash in between leaves parts contained in another, which readers
+ignore.
+"""
+
+from __future__ import annotations
+
+# pyarrow imports pandas with its first array, where that is installed, and pandas this: too late
+# once Python shuts down, when a short run is written.
+import concurrent.futures.thread  # noqa: F401
+import logging
+import os
+import pathlib
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxpace.files.folders import Folder
+from jaxpace.files.reading import UnreadableError, regular_file
+from jaxpace.record.decode import Columns
+from jaxpace.runs import schema
+from jaxpace.runs.table_reader import PartId, parse_part_name
+
+_LOG = logging.getLogger("jaxpace")
+_NEVER_MERGED = 99
+MERGE_PARTS = 32
+MERGE_ROWS = 1_000_000
+"""Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory
+small."""
+
+
+def to_arrow(columns: Columns, table: str) -> pa.Table:
+  """Converts columns to an Arrow table: the schema's columns first, null where absent, then the
+  others."""
+  fields = schema.TABLES[table]
+  length = len(next(iter(columns.values()))) if columns else 0
+  arrays = [_array(columns[f.name], f.type) if f.name in columns else pa.nulls(length, f.type)
+            for f in fields]
+  extra = sorted(set(columns) - set(fields.names))
+  arrays += [_array(columns[name], None) for name in extra]
+  others = [pa.field(name, array.type)
+            for name, array in zip(extra, arrays[len(fields):], strict=True)]
+  return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *others]))
+
+
+def _array(values: np.ndarray, kind: pa.DataType | None) -> pa.Array:
+  mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+  data = np.ma.getdata(values)
+  if kind is not None and pa.types.is_dictionary(kind):
+    names, codes = np.unique(data, return_inverse=True)
+    indices = pa.array(codes.astype(np.int16), mask=mask)
+    return pa.DictionaryArray.from_arrays(indices, pa.array(names.tolist(), pa.string()))
+  return pa.array(data, kind, mask=mask)
+
+
+class _Part(NamedTuple):
+  id: PartId
+  rows: int
+  level: int
+
+
+class PartStore:
+  """The parts of one table of one process of one run. Every method does file I/O and may raise
+  `OSError`."""
+
+  def __init__(self, directory: pathlib.Path, table: str, run: str, process: int, *,
+               merge_parts: int = MERGE_PARTS, merge_rows: int = MERGE_ROWS, fsync: bool = False):
+    """Opens the store; parts of the same run and process already there are kept and counted on
+    from.
+
+    Args:
+      directory: run directory.
+      table: name of the table, a key of `schema.TABLES`.
+      run: run id.
+      process: process index.
+      merge_parts: small parts that make a larger one.
+      merge_rows: rows a merged part may have at most.
+      fsync: whether a part must have reached the disk before it gets its name; guards against a
+        crash of the machine, not needed against one of the process.
+    """
+    self._table = table
+    self._run, self._process = run, process
+    self._merge_parts, self._merge_rows, self._fsync = merge_parts, merge_rows, fsync
+    directory.mkdir(parents=True, exist_ok=True)
+    self._folder = Folder(directory, table)
+    self._parts = self._recover()
+
+  @property
+  def files(self) -> list[pathlib.Path]:
+    """Paths of the live parts, in order."""
+    return [self._folder.path / part.id.file_name for part in self._parts]
+
+  def append(self, columns: Columns, merge: bool = True) -> None:
+    """Writes one small part; merges if enough of them have come together.
+
+    Args:
+      columns: columns of the table; no part is written for none or empty ones.
+      merge: False to leave merging for later, when time is short.
+    """
+    if not columns or not len(next(iter(columns.values()))):
+      return
+    data = to_arrow(columns, self._table)
+    number = self._parts[-1].id.last + 1 if self._parts else 0
+    self._add(_Part(PartId(self._run, self._process, number, number), data.num_rows, 0), data)
+    if merge:
+      self._merge_full_levels()
+
+  def compact(self) -> None:
+    """Merges the newest parts, at most `merge_rows` rows of them, so that a short run ends as a
+    single part."""
+    begin, rows = len(self._parts), 0
+    while begin and rows + self._parts[begin - 1].rows <= self._merge_rows:
+      begin -= 1
+      rows += self._parts[begin].rows
+    self._merge(begin, max((part.level for part in self._parts[begin:]), default=0) + 1)
+
+  def _recover(self) -> list[_Part]:
+    """Finds this process's parts of an earlier attempt, and tidies what a crash left."""
+    found = []
+    for name in self._folder.names():
+      if name.startswith(f".{self._run}-p{self._process:05d}.") and name.endswith(".tmp"):
+        self._folder.unlink(name)
+      named = parse_part_name(name)
+      if named and (named.run, named.process) == (self._run, self._process):
+        found.append(named)
+    found.sort(key=lambda p: (p.first, -p.last))
+    parts: list[_Part] = []
+    for part in found:
+      if parts and part.last <= parts[-1].id.last:
+        self._folder.unlink(part.file_name)
+        continue
+      try:
+        with self._open(part) as file:
+          rows = pq.read_metadata(file).num_rows
+      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
+        rows = self._merge_rows  # Damaged: left as it is, and too large to be merged with anything.
+      # Level 1: not merged with the new small parts before `compact`.
+      parts.append(_Part(part, rows, 1))
+    return parts
+
+  def _add(self, part: _Part, data: pa.Table) -> None:
+    self._write(part.id, data)
+    self._parts.append(part)
+
+  def _write(self, part: PartId, data: pa.Table) -> None:
+    """Writes a part under a temporary name, then gives it its own."""
+    # A name without the process's number: the next attempt finds what a crash has left.
+    with self._folder.replacing(part.file_name, f".{part.file_name}.tmp",
+                                fsync=self._fsync) as file:
+      pq.write_table(data, file, **_encoding(data.schema))
+
+  def _merge_full_levels(self) -> None:
+    while True:
+      level = self._parts[-1].level
+      run = 0
+      while run < len(self._parts) and self._parts[-1 - run].level == level:
+        run += 1
+      if run < self._merge_parts or level > 8:
+        return
+      before = len(self._parts)
+      self._merge(len(self._parts) - run, level + 1)
+      if len(self._parts) == before:
+        return
+
+  def _merge(self, begin: int, level: int) -> None:
+    """Merges the parts from index `begin` on into parts of at most `merge_rows` rows."""
+    groups: list[list[_Part]] = []
+    for part in self._parts[begin:]:
+      if groups and sum(p.rows for p in groups[-1]) + part.rows <= self._merge_rows:
+        groups[-1].append(part)
+      else:
+        groups.append([part])
+    merged = self._parts[:begin]
+    for group in groups:
+      merged += self._merge_group(group, level)
+    self._parts = merged
+
+  def _merge_group(self, group: list[_Part], level: int) -> list[_Part]:
+    """Merges parts into one; one that can't be read stays as it is, and those before and after it
+    are merged apart."""
+    if len(group) == 1:
+      return [group[0]._replace(level=level)]
+    tables: list[pa.Table] = []
+    for at, part in enumerate(group):
+      try:
+        tables.append(self._read(part))
+        data = pa.concat_tables(tables, promote_options="default")
+      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as error:
+        _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
+                     self._folder.path / part.id.file_name, str(error).partition("\n")[0][:200])
+        # Too large to be merged with anything.
+        damaged = part._replace(rows=self._merge_rows, level=_NEVER_MERGED)
+        rest = group[at + 1:]
+        return [*(self._merge_group(group[:at], level) if at else []), damaged,
+                *(self._merge_group(rest, level) if rest else [])]
+    merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)
+    self._write(merged.id, data.unify_dictionaries())
+    for part in group:
+      self._folder.unlink(part.id.file_name)
+    return [merged]
+
+  def _read(self, part: _Part) -> pa.Table:
+    with (self._open(part.id) as opened,
+          pq.ParquetFile(opened, page_checksum_verification=True) as file):
+      return file.read(use_threads=False)
+
+  def _open(self, part: PartId) -> BinaryIO:
+    return regular_file(self._folder.open(part.file_name, os.O_RDONLY))
+
+
+def _encoding(fields: pa.Schema) -> dict:
+  """Times and steps go up by similar amounts: deltas. Few distinct values: a dictionary.
+
+  Pages have checksums: damaged bytes would be read as other times, without an error.
+  """
+  few = [f.name for f in fields if pa.types.is_dictionary(f.type) or f.name in
+         ("rank", "process", "attempt", "collective", "bytes", "listened")]
+  delta = {f.name: "DELTA_BINARY_PACKED" for f in fields if f.name not in few
+           and pa.types.is_integer(f.type)}
+  return {"compression": "zstd", "use_dictionary": few, "column_encoding": delta,
+          "store_schema": True, "write_page_checksum": True}

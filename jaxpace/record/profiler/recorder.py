@@ -1,0 +1,309 @@
+"""Records steps that are plain `jit` over sharded arrays, now and then, by JAX's profiler."""
+
+from __future__ import annotations
+
+import collections
+import json
+import logging
+import os
+import pathlib
+import queue
+import shutil
+import tempfile
+import threading
+import time
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpace.core.plan import Plan
+from jaxpace.core.recordable import Recordable
+from jaxpace.hosts import distributed
+from jaxpace.record.intake import Batch, Intake
+from jaxpace.record.profiler import executions, timestamps
+from jaxpace.record.recording import CLOSE_SECONDS, Recording
+from jaxpace.record.writer import Writer
+from jaxpace.runs import rundir
+from jaxpace.runs import step_causes as host
+
+_LOG = logging.getLogger("jaxpace")
+_SHARE_SECONDS = 60.0
+_LITTLE = 0.001
+"""Share of the step that may lie between collectives put together without being spoken of."""
+
+
+class _Session(NamedTuple):
+  """A session whose steps are done. Its trace is ended and read by the thread, while the loop goes
+  on."""
+
+  folder: str
+  first_step: int
+  end_ns: int  # of the host's monotonic clock; what begins later is of no session
+  samples: list[host.Sample]
+  extra: list[dict[str, float]]
+
+
+class _ProfiledIntake(Intake):
+  """Steps of sessions that have been read."""
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    self.ready: collections.deque[Batch] = collections.deque()
+    """Filled by the thread that reads the traces, emptied by the writer's."""
+
+  def poll(self) -> Batch | None:
+    """See `Intake`."""
+    return self.ready.popleft() if self.ready else None
+
+
+class _ProfiledStep(Recordable):
+  """Stands in for an instrumented function: says where the stamps come from."""
+
+  def __init__(self, every: int, steps: int):
+    self._settings = {"clock": timestamps.CLOCK, "pacer": None, "source": "jax.profiler",
+                      "every": every, "steps": steps}
+
+  def settings_json(self) -> dict[str, Any]:
+    return dict(self._settings)
+
+
+class ProfiledRecorder(Recording):
+  """Writes entries and exits of collectives to a run directory, without any change to the step.
+
+      with jaxpace.ProfiledRecorder("runs/demo", every=100, steps=4) as recorder:
+        for batch in batches:
+          state, metrics = step(state, batch)
+          recorder.record(metrics)
+
+  For a step in which nothing can be stamped, since the compiler puts the collectives in: plain
+  `jax.jit` over sharded arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread
+  ends it, reads its trace and hands on when each device entered and left each collective. The
+  tables and `jaxpace report` are those of `jaxpace.Recorder`; what they hold is a sample. At both
+  ends of a session the loop waits for the devices.
+
+  What it can't give: phases (forward, backward), sizes of collectives, pacing, sharing. Where the
+  program itself is being profiled at that moment, a session is left out.
+  """
+
+  def __init__(self, directory: str | os.PathLike[str] | None, *, every: int = 100, steps: int = 4,
+               axis: str = "data", first_step: int = 0, **options: Any):
+    """Prepares; nothing is touched before `with` or `open`.
+
+    Args:
+      directory: run directory, see `jaxpace.Recorder`. None: off.
+      every: steps from the beginning of one session to the next.
+      steps: steps in a session, at least 2: arrivals are measured from the exit of the step before.
+      axis: name of the data axis, for the record.
+      first_step: number of the first step, where a run is resumed.
+      **options: options of `jaxpace.Recorder`: `resume`, `config`, `grace_seconds`,
+        `handle_sigterm`, `hosts`.
+
+    Raises:
+      ValueError: there is no room for a session between two.
+    """
+    if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
+      raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps "
+                       "< every: a session of `steps` steps, `every` so many.")
+    super().__init__(directory, _ProfiledStep(every, steps), **options)
+    self.sessions = 0
+    self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
+    """Spent so far in starting the profiler, by the loop; and in stopping it and reading its
+    traces, by the thread."""
+    self._period, self._length, self._axis = every, steps, axis
+    self._step = first_step
+    self._began: int | None = None  # first step of the session under way
+    self._folder = ""
+    self._samples: list[host.Sample] = []  # of that session
+    self._extra: list[dict[str, float]] = []
+    self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
+    self._reader: threading.Thread | None = None
+    self._free = threading.Event()
+    self._free.set()
+    self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, timestamps.Groups]] = {}
+    self._ranks: list[int] | None = None
+    self._intake: _ProfiledIntake | None = None
+    self._told: set[str] = set()
+    self._checked = False  # whether `record` was given arrays, the first time
+
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """See `Recording`."""
+    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
+    writer.set_intake(self._intake)
+
+  def record(self, result: Any, **host_columns: float) -> None:
+    """Counts a step, and begins or ends a session when it is due. Call it after every step, on
+    every process.
+
+    Args:
+      result: anything the step returned that has arrays of the devices in it: a session waits for
+        them. It may be donated afterwards.
+      **host_columns: numbers of the host to keep with this step, see `jaxpace.Recorder.record`.
+
+    Raises:
+      TypeError: `result` holds no array of a device, or a host column is not a number.
+      RuntimeError: the recorder is not open.
+    """
+    writer = self.takes()
+    if writer is None:
+      return
+    if not self._checked:
+      _waitable(result)
+      self._checked = True
+    sample, extra = self.sample(host_columns)
+    self._step += 1
+    if self._began is not None:
+      self._samples.append(sample)
+      self._extra.append(extra)
+      if self._step == self._began + self._length:
+        jax.block_until_ready(_waitable(result))
+        self._end()
+    if writer.termination.received:
+      self._abandon()
+      self.terminate(writer)
+    elif self._began is None and self._step % self._period == 0:
+      jax.block_until_ready(_waitable(result))
+      self._begin_session()
+
+  def _begin_session(self) -> None:
+    if not self._free.is_set():
+      self._say(
+          "A sample was left out, the trace before it has not been written yet: a larger `every` "
+          "avoids that")
+      return
+    before = time.monotonic()
+    self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # Python's calls are of no use here and cost most
+    try:
+      jax.profiler.start_trace(self._folder, profiler_options=options)
+      with jax.profiler.TraceAnnotation(f"{executions.ANCHOR}{time.monotonic_ns()}"):
+        pass
+    except Exception as error:
+      shutil.rmtree(self._folder, ignore_errors=True)
+      self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
+      return
+    self._began = self._step
+    self._samples, self._extra = [], []
+    self.seconds["start"] += time.monotonic() - before
+
+  def _end(self) -> None:
+    """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
+    assert self._began is not None
+    began, self._began = self._began, None
+    self._free.clear()
+    if self._reader is None:
+      self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
+      self._reader.start()
+    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._samples, self._extra))
+
+  def _abandon(self) -> None:
+    """Ends the session under way in the loop, if there is one, and forgets it."""
+    if self._began is None:
+      return
+    self._began = None
+    try:
+      jax.profiler.stop_trace()
+    except Exception as error:
+      _LOG.debug("The profiler could not be stopped", exc_info=error)
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """See `Recording`."""
+    self._abandon()
+    if self._reader is not None:
+      self._queue.put(None)
+      self._reader.join(CLOSE_SECONDS if deadline is None
+                        else max(deadline - time.monotonic(), 0.0))
+
+  # Below runs in the reader's own thread.
+
+  def _read(self) -> None:
+    while (session := self._queue.get()) is not None:
+      before = time.monotonic()
+      try:
+        try:
+          jax.profiler.stop_trace()
+        finally:
+          self._free.set()
+          self.seconds["stop"] += time.monotonic() - before
+          before = time.monotonic()
+        self._take_in(session)
+        self.sessions += 1
+      except Exception as error:
+        self._say(f"A sample was left out: {_line(error)}")
+        _LOG.debug("A profile could not be read", exc_info=error)
+      finally:
+        shutil.rmtree(session.folder, ignore_errors=True)
+      self.seconds["read"] += time.monotonic() - before
+
+  def _take_in(self, session: _Session) -> None:
+    files = sorted(pathlib.Path(session.folder).glob("**/*.xplane.pb"))
+    if not files:
+      raise executions.ProfileError("the profiler has written no trace")
+    found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
+    program, by_device = executions.executions(
+        executions.until(found, offset, session.end_ns), offset, self._length)
+    rank_of = timestamps.ranks_of(list(by_device),
+                              [(d.id, d.local_hardware_id) for d in jax.local_devices()],
+                              [device.id for device in jax.devices()])
+    ordinals, ranks = sorted(rank_of, key=rank_of.__getitem__), sorted(rank_of.values())
+    if not ranks:
+      raise executions.ProfileError(
+          f"{program} ran on devices {sorted(by_device)}, which are none of this process's")
+    if self._ranks is None:
+      self._ranks = ranks
+    if ranks != self._ranks:
+      raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
+    plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
+    of_ranks = [timestamps.stamped(steps, groups, session.first_step)
+                for steps in timestamps.in_order(by_device, ordinals)]
+    host = dict(enumerate(zip(session.samples, session.extra, strict=True),
+                          session.first_step))
+    self._hand_over(Batch(plan, ranks, [own.step for own in of_ranks], of_ranks, host))
+
+  def _hand_over(self, batch: Batch) -> None:
+    writer, intake = self._writer, self._intake
+    if writer is not None and intake is not None and writer.stopped is None:
+      intake.ready.append(batch)
+      writer.poke()
+
+  def _plan(self, program: str, steps: list[executions.Execution],
+            local: int) -> tuple[Plan, timestamps.Groups]:
+    """The program's plan, made once; which collectives form a slot is process 0's choice."""
+    key = program, tuple(sorted({name for step in steps for name in step.collectives}))
+    if key not in self._plans:
+      own = json.dumps(timestamps.group(steps, timestamps.MAX_SLOTS))
+      text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
+      groups = tuple(tuple(members) for members in json.loads(text or own))
+      together = timestamps.between(steps, groups)
+      notices = [] if together < _LITTLE else [
+          f"A step has {len(key[1])} collectives, iterations of loops counted, and "
+          f"{timestamps.MAX_SLOTS} have slots of their own: what lies between those put together, "
+          f"{100 * together:.1f} % of the step, counts as transfer, and so does being late there."]
+      self._plans[key] = (timestamps.plan(program, groups, self._axis, local * jax.process_count(),
+                                      notices), groups)
+    return self._plans[key]
+
+  def _say(self, sentence: str) -> None:
+    """Warns, once for each kind of trouble."""
+    if sentence not in self._told:
+      self._told.add(sentence)
+      _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
+
+
+def _waitable(result: Any) -> list[jax.Array]:
+  """The arrays in what a step returned.
+
+  Raises:
+    TypeError: there are none, so nothing says when the devices are done.
+  """
+  arrays = [leaf for leaf in jax.tree.leaves(result) if isinstance(leaf, jax.Array)]
+  if not arrays:
+    raise TypeError(
+        "record(...) takes what the step returned, the arrays themselves (its loss, say): a sample "
+        f"waits for them, and a {type(result).__name__} without any can't be waited for.")
+  return arrays
+
+
+def _line(error: Exception) -> str:
+  return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

@@ -1,0 +1,153 @@
+"""Executions of a program as stamps of its steps: what an instrumented step would have left."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
+from jaxpace.record.decode import StampedSteps
+from jaxpace.record.profiler.executions import Execution
+
+MAX_SLOTS = 256
+"""Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every
+rank and step."""
+CLOCK = "profiler"
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names of collectives by slot, in the order in which they run."""
+
+
+def group(steps: Sequence[Execution], most: int = MAX_SLOTS) -> Groups:
+  """Forms slots: collectives that run at once are one, and then, while there are too many, those
+  nearest in time.
+
+  Args:
+    steps: executions of one device.
+    most: slots at most.
+  """
+  times = _times(steps)
+  spans = sorted(((*times[name], (name,)) for name in times), key=lambda span: span[:2])
+  slots: list[tuple[float, float, tuple[str, ...]]] = []
+  for begin, end, members in spans:
+    if slots and _at_once(steps, slots[-1][2], members[0]):
+      slots[-1] = slots[-1][0], max(end, slots[-1][1]), slots[-1][2] + members
+    else:
+      slots.append((begin, end, members))
+  while len(slots) > most:
+    i = min(range(len(slots) - 1), key=lambda i: slots[i + 1][0] - slots[i][1])
+    slots[i:i + 2] = [(slots[i][0], slots[i + 1][1], slots[i][2] + slots[i + 1][2])]
+  return tuple(members for _, _, members in slots)
+
+
+def between(steps: Sequence[Execution], groups: Groups) -> float:
+  """Share of the steps that lies between collectives of the same slot, and so counts as waiting; 0
+  to 1."""
+  lost = total = 0
+  for step in steps:
+    total += step.end_ns - step.begin_ns
+    for members in groups:
+      reached: int | None = None
+      for begin, end in sorted(step.collectives[name]
+                               for name in members if name in step.collectives):
+        lost += max(0, begin - reached) if reached is not None else 0
+        reached = end if reached is None else max(end, reached)
+  return lost / total if total > 0 else 0.0
+
+
+def _times(steps: Sequence[Execution]) -> dict[str, tuple[float, float]]:
+  """Entry and exit by name, ns from the step's beginning: of the step with most collectives, else
+  the mean."""
+  fullest = max(steps, key=lambda step: len(step.collectives), default=None)
+  own: dict[str, list[tuple[int, int]]] = {}
+  for step in (fullest, *steps) if fullest is not None else ():
+    for name, (begin, end) in step.collectives.items():
+      if fullest is None or step is fullest or name not in fullest.collectives:
+        own.setdefault(name, []).append((begin - step.begin_ns, end - step.begin_ns))
+  return {name: (sum(t[0] for t in found) / len(found), sum(t[1] for t in found) / len(found))
+          for name, found in own.items()}
+
+
+def _at_once(steps: Sequence[Execution], members: Sequence[str], name: str) -> bool:
+  """Whether a collective begins before others have ended, in most of the steps in which both
+  ran."""
+  found = []
+  for step in steps:
+    ends = [step.collectives[member][1] for member in members if member in step.collectives]
+    if ends and name in step.collectives:
+      found.append(step.collectives[name][0] < max(ends))
+  return 2 * sum(found) > len(found)
+
+
+def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[str] = ()) -> Plan:
+  """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is
+  compute."""
+  marks = [Mark("start", GAP)]
+  for slot in range(len(groups)):
+    marks += [Mark("enter", COMPUTE, slot), Mark("exit", SYNC, slot)]
+  marks.append(Mark("end", COMPUTE))
+  collectives = tuple(
+      Collective(slot, _name(members), tuple(sorted({_kind(member) for member in members})), axis,
+                 None, len(members), (), COMPUTE) for slot, members in enumerate(groups))
+  notice = (f"Entries and exits are those of {program} in sampled traces of JAX's profiler: no "
+            "phases, sizes, pacing or sharing.")
+  return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
+
+
+def stamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> StampedSteps:
+  """Returns one device's steps by the stamps that `plan` tells of.
+
+  Args:
+    steps: executions, in order.
+    groups: slots.
+    first_step: number of the first of them.
+
+  Returns:
+    Their times; the delays are not known.
+  """
+  times = np.zeros((len(steps), 2 + 2 * len(groups)), np.int64)
+  for k, step in enumerate(steps):
+    times[k, 0], times[k, -1] = step.begin_ns, step.end_ns
+    for slot, members in enumerate(groups):
+      known = [step.collectives[name] for name in members if name in step.collectives]
+      if known:
+        times[k, 1 + 2 * slot:3 + 2 * slot] = min(t[0] for t in known), max(t[1] for t in known)
+  unknown = np.full(len(steps), np.nan, np.float32)
+  return StampedSteps(np.arange(first_step, first_step + len(steps)), times, unknown, unknown,
+                      np.zeros((len(steps), 0), np.float32))
+
+
+def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
+             everyone: Sequence[int]) -> dict[int, int]:
+  """Ranks of the devices in a trace: their places in the whole job, by their number in the trace.
+
+  A trace of the CPU numbers devices by their id in the job, one of another backend may by their
+  number on the host.
+
+  Args:
+    ordinals: as in the trace.
+    local: id and number on the host of each of this process's devices.
+    everyone: ids of all devices of the job, in order.
+  """
+  rank = {device: place for place, device in enumerate(everyone)}
+  by_id = {device: rank[device] for device, _ in local}
+  by_number = {i if number is None else number: rank[device]
+               for i, (device, number) in enumerate(local)}
+  chosen = by_id if set(ordinals) <= set(by_id) else by_number
+  return {ordinal: chosen[ordinal] for ordinal in ordinals if ordinal in chosen}
+
+
+def in_order(by_device: Mapping[int, list[Execution]],
+             ordinals: Sequence[int]) -> list[list[Execution]]:
+  """Executions of the devices with these ordinals, in this order."""
+  return [by_device[ordinal] for ordinal in ordinals]
+
+
+def _kind(name: str) -> str:
+  return re.sub(r"[.#@].*", "", name)
+
+
+def _name(members: tuple[str, ...]) -> str:
+  return members[0] if len(members) == 1 else f"{members[0]} and {len(members) - 1} more"

@@ -1,0 +1,350 @@
+"""A recording beside the training loop: its run, its writer and its end, wherever the stamps come
+from."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import logging
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.recordable import Recordable
+from jaxpace.record import describe
+from jaxpace.record.exporting import Exporter, Feed
+from jaxpace.record.host_sampler import HostCounters, HostSampler
+from jaxpace.record.lock import DirectoryLock
+from jaxpace.record.writer import Writer, explain
+from jaxpace.runs import rundir
+from jaxpace.runs import step_causes as host
+from jaxpace.runs.step_causes import ASKED
+
+_LOG = logging.getLogger("jaxpace")
+_SHARE_SECONDS = 120.0
+CLOSE_SECONDS = 60.0
+# Makes the names of successive recorders differ; the same in every process.
+_counter = itertools.count()
+
+
+class Recording:
+  """What all recorders share. Those of one source of stamps inherit, and say what `record` does.
+
+  For them are `takes`, `sample` and `terminate`, and some to make their own: `prepare`,
+  `bring_in`, `bring_in_last` and `closed`.
+  """
+
+  opened = False
+  """Whether this process has opened any."""
+
+  def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *,
+               resume: bool = False, config: Any = None, grace_seconds: float = 5.0,
+               handle_sigterm: bool = True, hosts: bool | float = True,
+               exporters: Iterable[Exporter] = ()):
+    """Prepares; see `jaxpace.Recorder`. `source` describes where the stamps come from."""
+    describe.check_config(config)
+    if not hosts >= 0:
+      raise ValueError(
+          f"hosts={hosts} must be True, False or the seconds between two samples of the host.")
+    # Absolute: a program that changes its working directory goes on recording to the same place.
+    self.directory = None if directory is None else pathlib.Path(os.path.abspath(directory))
+    self.grace_seconds = grace_seconds
+    self._source: Any = source
+    self._resume, self._config = resume, config
+    self._handle_sigterm, self._hosts = handle_sigterm, hosts
+    self._feed = Feed(exporters)
+    self._causes = host.StepCauseMeter()
+    self._writer: Writer | None = None
+    self._lock: DirectoryLock | None = None
+    self._opened = self._closed = self._terminated = self._patient = False
+    self._pid = 0
+    self.run: str | None = None
+
+  @property
+  def recording(self) -> bool:
+    """Whether rows are still being recorded."""
+    return self._writer is not None and not self._closed and self._writer.stopped is None
+
+  @property
+  def lost(self) -> dict[str, Any]:
+    """What was lost so far: rows, holes, and why recording stopped, if so."""
+    if self._writer is None:
+      return {}
+    lost = vars(self._writer.losses).copy()
+    if self._writer.stopped is not None:
+      # Nobody counted since.
+      unwritten = self.due() - self._writer.rows_written
+      if unwritten > lost["lost_rows"]:
+        lost |= {"lost_rows": unwritten, "holes": lost["holes"] + 1}
+    return {**lost, "stopped": self._writer.stopped}
+
+  def due(self) -> int:
+    """Rows of `steps` that this process was to record so far; 0 where the source doesn't tell."""
+    return 0
+
+  def __enter__(self) -> Self:
+    self.open()
+    return self
+
+  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+               trace: TracebackType | None) -> None:
+    if (kind is not None and self._writer is not None and not self._closed
+        and self._writer.ended_by is None):
+      # A peer that has ended of the same signal first makes this one's collective fail.
+      signalled = self._writer.termination.received and self._writer.termination.raises_again
+      self._writer.ended_by = "SIGTERM" if signalled else in_a_line(error or kind())
+    self._close(in_trouble=kind is not None)
+
+  def open(self) -> None:
+    """Starts recording. Process 0 gives the run its id and sets an earlier run aside; the others
+    wait for that.
+
+    After `jax.distributed.initialize`, before the first step. Trouble with the directory is a
+    warning, no error.
+
+    Raises:
+      RuntimeError: the recorder was open before.
+    """
+    if self._opened:
+      raise RuntimeError("A Recorder records once: make a new one for the next run.")
+    self._opened = True
+    if self.directory is None:
+      return
+    Recording.opened = True
+    try:
+      writer = self._begun(self.directory)
+    except Exception as error:  # Whatever it is, training goes on.
+      self._attempt(self.closed)
+      self._not_recording(explain(error, self.directory))
+      return
+    if writer is None:
+      return
+    self._writer = writer
+    self._causes.start()
+    if self._handle_sigterm:
+      writer.termination.install()
+    atexit.register(self._at_exit)
+    self._pid = os.getpid()
+
+  def _begun(self, directory: pathlib.Path) -> Writer | None:
+    """Makes the run and starts its writer; None, with a warning, where it can't be recorded."""
+    process = jax.process_index()
+    identity = self._agree(process)
+    if identity is None:
+      return None
+    self.run = identity.run
+    info = describe.process(identity, process)
+    run_info = (describe.run(identity, self._source, self._config, directory) if process == 0
+                else None)
+    place = describe.read(process)
+    sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
+        gauges=describe.gauges(place))) if self._hosts else None
+    writer = Writer(directory, identity, process, info, run_info,
+                    grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
+    try:
+      directory.mkdir(parents=True, exist_ok=True)
+      if process != 0:
+        rundir.set_aside(directory, identity.run, process)
+      self.prepare(writer, identity)
+      writer.start()
+    except Exception:
+      writer.release()
+      raise
+    try:
+      describe.write(directory, identity.run, place)
+    except OSError as error:
+      _LOG.warning("Where process %d runs is not written down: %s", process,
+                   explain(error, directory))
+    return writer
+
+  def measure(self, cause: str) -> AbstractContextManager[None]:
+    """Adds the time spent inside to the current step's `data_ns` or `checkpoint_ns`.
+
+        with recorder.measure("data"):
+          batch = next(batches)
+
+    Args:
+      cause: "data" or "checkpoint".
+
+    Raises:
+      ValueError: any other cause; use `jaxpace.phase` for phases of the compiled step.
+    """
+    return self._causes.measure(cause)
+
+  @property
+  def programs(self) -> list[ObservedProgram]:
+    """What the recorded steps were compiled to so far, where they are observed; else empty. For
+    other threads."""
+    return []
+
+  @property
+  def doing(self) -> str | None:
+    """What `measure` measures at the moment: "data", "checkpoint" or None. For other threads."""
+    return self._causes.doing
+
+  def close(self) -> None:
+    """Waits for the last steps, writes everything and says what was lost. Further calls do
+    nothing."""
+    self._close(in_trouble=False)
+
+  def takes(self) -> Writer | None:
+    """The writer; None where nothing is recorded, or no longer. An error where the recorder is not
+    open."""
+    writer = self._writer
+    if writer is not None and not self._closed and writer.stopped is None:
+      return writer
+    if not self._opened or (self._closed and self.directory is not None):
+      raise RuntimeError(
+          "record() outside of the recorder's `with` block: open the recorder around the loop.")
+    return None
+
+  def sample(self, columns: dict[str, float]) -> tuple[host.Sample, dict[str, float]]:
+    """What the host did since the last call, and the user's columns of this step.
+
+    Raises:
+      TypeError: a column is not a number.
+    """
+    extra = self._host_columns(columns) if columns else {}
+    return self._causes.sample(), extra
+
+  def terminate(self, writer: Writer) -> None:
+    """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way
+    it would have."""
+    dying = writer.termination.raises_again
+    if self._terminated and not (dying and self._patient):
+      return
+    # A whole iteration, in which the program can ask JAX for the step at which to stop.
+    self._patient = writer.termination.may_be_asked and not self._terminated
+    self._terminated = True
+    dying = dying and not self._patient
+    if dying:
+      writer.ended_by = "SIGTERM"
+    deadline = time.monotonic() + self.grace_seconds
+    self.bring_in(deadline)
+    writer.flush(max(deadline - time.monotonic(), 0.1))
+    if dying:
+      writer.termination.raise_again()
+
+  @property
+  def share_name(self) -> str:
+    """Under which process 0 says which run this is; the same in every process."""
+    return f"jaxpace/recorder/{next(_counter)}"
+
+  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+    """Before the writer starts: may say who reads the stamps. For those that inherit."""
+
+  def closed(self) -> None:
+    """After all is written, or where it could not be opened. For those that inherit."""
+
+  def bring_in(self, deadline: float) -> None:
+    """After SIGTERM: hands the writer what is under way, until `deadline`. For those that
+    inherit."""
+
+  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+    """At the end: hands the writer what is under way, if there is a `deadline` until then, and says
+    what is lost."""
+
+  def _agree(self, process: int) -> rundir.RunIdentity | None:
+    """Learns the run's id; None, with a warning, if it can't be recorded."""
+    assert self.directory is not None
+    text = None
+    if process == 0:
+      try:
+        rundir.prepare(self.directory)
+        self._lock = DirectoryLock.take(self.directory)
+        text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
+      except Exception as error:
+        text = "!" + explain(error, self.directory)
+    text = describe.share(self.share_name, text, _SHARE_SECONDS)
+    if text is None:
+      self._not_recording(
+          "process 0 did not say which run this is. Every process must open the recorder.")
+      return None
+    if text.startswith("!"):
+      self._not_recording(text[1:])
+      return None
+    return rundir.RunIdentity.from_text(text)
+
+  def _not_recording(self, reason: str) -> None:
+    self._unlock()
+    _LOG.warning("Not recording, training goes on: %s", reason)
+
+  def _unlock(self) -> None:
+    if self._lock:
+      self._lock.release()
+
+  def _host_columns(self, columns: dict[str, float]) -> dict[str, float]:
+    extra = {}
+    for name, value in columns.items():
+      if isinstance(value, jax.Array) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"record({name}=...) takes a number of the host, not "
+                        f"{type(value).__name__}: reading a device value here would make the loop "
+                        "wait for the step.")
+      if name in ASKED:
+        self._causes.add(ASKED[name], int(value))
+      else:
+        extra[name] = float(value)
+    return extra
+
+  def _at_exit(self) -> None:
+    if self._writer is not None and self._writer.ended_by is None:
+      error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
+      self._writer.ended_by = (in_a_line(error) if error
+                               else "the end of the program, without close()")
+    self._close(in_trouble=True)
+
+  def _close(self, in_trouble: bool) -> None:
+    if self._closed or not self._opened:
+      return
+    self._closed = True
+    writer = self._writer
+    # A forked child has no part in its parent's recording.
+    if writer is None or os.getpid() != self._pid:
+      return
+    atexit.unregister(self._at_exit)
+    self._causes.stop()
+    try:
+      # After an error the devices may never finish: a peer is dead, say.
+      deadline = time.monotonic() + self.grace_seconds if in_trouble else None
+      self._attempt(lambda: self.bring_in_last(writer, deadline))
+    finally:  # Ctrl-C while waiting, say: what has come is written all the same.
+      self._attempt(lambda: self._finish(writer))
+
+  def _attempt(self, part: Callable[[], None]) -> None:
+    """Does a part of the end; what goes wrong with it is nothing to training."""
+    try:
+      part()
+    except Exception as error:
+      _LOG.warning("The recording of %s did not end as it should: %s", self.directory,
+                   in_a_line(error))
+      _LOG.debug("The end of a recording", exc_info=True)
+
+  def _finish(self, writer: Writer) -> None:
+    if writer.close(CLOSE_SECONDS):
+      self._attempt(self.closed)
+      self._unlock()
+    else:
+      _LOG.warning("%s has not taken the last rows within %.0f s: leaving them.", self.directory,
+                   CLOSE_SECONDS)
+    unfinished = writer.termination.received and writer.termination.raises_again
+    if writer.losses.lost_rows and writer.stopped is None:
+      _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
+    if unfinished:
+      writer.termination.raise_again()
+    writer.termination.restore()
+    writer.release()
+
+
+def in_a_line(error: BaseException) -> str:
+  """What went wrong, in one line."""
+  message = next(iter(str(error).splitlines()), "")[:200]
+  return f"{type(error).__name__}: {message}" if message else type(error).__name__

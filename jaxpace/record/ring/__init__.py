@@ -1,0 +1,1 @@
+"""Reads rings: events, the executions they belong to, and each time a collective ran."""

@@ -1,0 +1,178 @@
+"""Copies this process's ring of marks to a file while programs write to it."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+import time
+
+import jax
+import numpy as np
+
+from jaxpace.core import ring_layout as layout
+from jaxpace.files.folders import Folder
+from jaxpace.observation.clocks import host_ring
+from jaxpace.runs import ring_file
+
+_LOG = logging.getLogger("jaxpace")
+COPY_SECONDS = 0.25
+"""Between two copies: what a process that is killed had marked last is lost at most for so long."""
+_RETRY_SECONDS = 5.0
+_CLOSE_SECONDS = 5.0
+_BEHIND = 64
+"""Events that are written again, since marks may have been under way in them."""
+
+
+class RingCopier:
+  """Keeps `marks/<process>.ring` as the ring in memory is, from `start` to `close`.
+
+  In a thread of its own: a recording of rows that ends early does not end it. The file is anybody's
+  to cut short, write over or take away; the next copy makes it anew, with all that the ring holds.
+  """
+
+  def __init__(self, folder: Folder, run: str, attempt: int):
+    """Prepares.
+
+    Args:
+      folder: `ringfile.FOLDER` of the run directory.
+      run: id of the run.
+      attempt: attempt of the run.
+    """
+    self._folder, self._name = folder, ring_file.name(jax.process_index())
+    self.path = folder.path / self._name
+    """The file."""
+    self._ring = host_ring.current()
+    self._began = self._ring.heads().tolist()
+    self._header = self._labelled(run, attempt)
+    self._written = self._began
+    self._file: int | None = None
+    self._left = b""
+    self._stop = threading.Event()
+    self._warned = False
+    self._thread = threading.Thread(target=self._work, name="jaxpace-marks", daemon=True)
+
+  def start(self) -> None:
+    """Makes the file, and starts the thread. Trouble is one warning, and tried again."""
+    self.copy()
+    self._thread.start()
+
+  def close(self) -> None:
+    """Says in the file that it is closed. It stays."""
+    self._stop.set()
+    self._thread.join(_CLOSE_SECONDS)
+    if self._thread.is_alive():
+      # A file system hangs, and has the file.
+      return
+    self._header["closed"] = 1
+    self.copy()
+    if self._file is not None:
+      os.close(self._file)
+      self._file = None
+
+  def _labelled(self, run: str, attempt: int) -> np.ndarray:
+    header = np.zeros((), layout.HEADER)
+    where = self._ring.layout
+    header["magic"], header["lanes"], header["capacity"] = layout.MAGIC, where.lanes, where.capacity
+    header["process"], header["pid"] = jax.process_index(), os.getpid()
+    header["run"], header["attempt"] = run.encode()[:255], attempt
+    header["monotonic_ns"], header["wall_ns"] = time.monotonic_ns(), time.time_ns()
+    return header
+
+  def _work(self) -> None:
+    pause = COPY_SECONDS
+    while not self._stop.wait(pause):
+      # With what GPUs have written.
+      host_ring.current()
+      pause = COPY_SECONDS if self.copy() else _RETRY_SECONDS
+
+  def copy(self) -> bool:
+    """Brings the file up to date, from one thread at a time; returns whether that went well."""
+    try:
+      if self._file is not None and self._is_as_left(self._file):
+        self._written = self._write(self._file, self._written)
+      elif self._is_succeeded():
+        self._stop.set()
+      else:
+        self._make()
+      return True
+    except OSError as error:
+      if not self._warned:
+        self._warned = True
+        _LOG.warning("Timestamps are kept in memory, so that they can't be read when the process "
+                     "is killed: %s: %s.", self.path, _why(error))
+      return False
+
+  def _is_as_left(self, file: int) -> bool:
+    """Whether the file under its name is the one that was written, and as it was."""
+    try:
+      there = self._folder.stat(self._name)
+    except FileNotFoundError:
+      return False
+    return (os.path.samestat(there, os.fstat(file))
+            and there.st_size == self._ring.layout.size
+            and os.pread(file, len(self._left), 0) == self._left)
+
+  def _is_succeeded(self) -> bool:
+    """Whether a later start of this process has put its own file there: this one hangs, say, and
+    was given up."""
+    header = ring_file.header(self.path) if self._file is not None else None
+    return (header is not None and header["process"] == self._header["process"]
+            and header["pid"] != self._header["pid"]
+            and bool(header["wall_ns"] > self._header["wall_ns"]))
+
+  def _make(self) -> None:
+    """Makes the file with all of its space: a disk that is full says so now."""
+    with self._folder.replacing(self._name) as file:
+      _take_space(file.fileno(), self._ring.layout.size)
+      written = self._write(file.fileno(), self._began)
+    made = self._folder.open(self._name, os.O_RDWR)
+    if self._file is not None:
+      os.close(self._file)
+      _LOG.warning("%s was cut short, written over or taken away: it is made anew, with the "
+                   "timestamps that are still in memory.", self.path)
+    self._file, self._written = made, written
+
+  def _write(self, file: int, since: list[int]) -> list[int]:
+    """Writes what each lane has marked `since` then; returns how far it has come."""
+    heads = self._ring.heads().tolist()
+    for lane, head in enumerate(heads):
+      self._write_lane(file, lane, since[lane], head)
+    self._header["alive_ns"] = time.monotonic_ns()
+    blocks = self._ring.blocks.copy()
+    blocks["head"] = heads
+    self._left = self._header.tobytes().ljust(layout.PAGE, b"\0") + blocks.tobytes()
+    # Last: what they count is in the file.
+    _put(file, self._left, 0)
+    return heads
+
+  def _write_lane(self, file: int, lane: int, since: int, head: int) -> None:
+    where, size = self._ring.layout, layout.EVENT.itemsize
+    at = max(self._began[lane], since - _BEHIND, head - where.capacity)
+    while at < head:
+      # Up to the end of the lane's memory, then from its beginning.
+      count = min(head - at, where.capacity - at % where.capacity)
+      begin = where.events + (lane * where.capacity + at % where.capacity) * size
+      _put(file, self._ring.memory[begin:begin + count * size], begin)
+      at += count
+
+
+def _take_space(file: int, size: int) -> None:
+  if hasattr(os, "posix_fallocate"):
+    os.posix_fallocate(file, 0, size)
+    return
+  for at in range(0, size, 1 << 20):
+    _put(file, bytes(min(1 << 20, size - at)), at)
+
+
+def _put(file: int, data: bytes | memoryview, at: int) -> None:
+  while data:
+    count = os.pwrite(file, data, at)
+    data, at = data[count:], at + count
+
+
+def _why(error: OSError) -> str:
+  if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    return "there is no space left for it (disk or quota full)"
+  return f"it can't be made ({os.strerror(error.errno) if error.errno else error})"

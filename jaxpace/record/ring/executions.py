@@ -1,0 +1,379 @@
+"""From a device's ring to what it did: events, executions of a program, each time a collective ran
+in one, and the sums of time.
+
+A collective may stay open while its device computes and goes through others: one that overlaps with
+the backward pass, say. Only its exposed time counts, after the last of the others that ended before
+it. What lies between those is computing. So collectives are gone through in the order of their
+exits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.core.observed import ObservedCollective
+from jaxpace.core.ring_layout import NUMBER, VALUES
+
+
+class Executions(NamedTuple):
+  """Executions of one program on one device that have ended, and their marks; n and m of them."""
+
+  # [n] int64, rising: how many had started on this device before
+  number: np.ndarray
+  # [n] int64
+  start_ns: np.ndarray
+  # [n] int64
+  end_ns: np.ndarray
+  # [m] int64, place of the mark's execution in the arrays above; rising
+  of: np.ndarray
+  # [m] uint32, without the program's number
+  tag: np.ndarray
+  # [m] int64; from the tag `VALUES` on a number, no time
+  ns: np.ndarray
+
+  def picked(self, chosen: np.ndarray) -> Executions:
+    """Some of them: [n] bool."""
+    kept = chosen[self.of]
+    return Executions(self.number[chosen], self.start_ns[chosen], self.end_ns[chosen],
+                      (np.cumsum(chosen) - 1)[self.of[kept]], self.tag[kept], self.ns[kept])
+
+
+MOST_MARKS = 1 << 21
+"""Marks of an execution that has not ended, at most: one with more is dropped."""
+_NONE = np.empty(0, np.int64)
+NOTHING = Executions(_NONE, _NONE, _NONE, _NONE, np.empty(0, np.uint32), _NONE)
+
+
+def join(parts: list[Executions]) -> Executions:
+  """Joins successive executions of one program and device."""
+  if len(parts) == 1:
+    return parts[0]
+  offsets = np.cumsum([0, *(len(each.number) for each in parts[:-1])])
+  return Executions(
+      np.concatenate([each.number for each in parts]),
+      np.concatenate([each.start_ns for each in parts]),
+      np.concatenate([each.end_ns for each in parts]),
+      np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
+      np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
+
+
+def part(whole: Executions, begin: int, end: int) -> Executions:
+  """Picks executions `begin` to `end`."""
+  first, last = np.searchsorted(whole.of, [begin, end])
+  chosen, marks_of = slice(begin, end), slice(first, last)
+  return Executions(whole.number[chosen], whole.start_ns[chosen], whole.end_ns[chosen],
+                    whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])
+
+
+class Splitter:
+  """Splits the events of one program and device as they come.
+
+  A device ends an execution before it begins the next one, and the end mark waits for all results.
+  So what comes between two end marks belongs to one execution. What comes between an end mark and
+  the next start mark does too: the first collectives may wait for nothing but the program's
+  arguments, and so be entered before the start mark is written.
+  """
+
+  def __init__(self, start_tag: int = 0, end_tag: int = 1):
+    """Begins; of an execution that is under way nothing is kept."""
+    self._start, self._end = start_tag, end_tag
+    self._tag, self._ns = np.empty(0, np.uint32), _NONE
+    # Whether what is kept begins where an execution does.
+    self._complete = True
+
+  def lose(self) -> None:
+    """Says that events are missing between what came and what comes: what has not ended is
+    dropped."""
+    self._tag, self._ns, self._complete = np.empty(0, np.uint32), _NONE, False
+
+  def feed(self, tag: np.ndarray, ns: np.ndarray) -> Executions:
+    """Takes events and gives the executions that they bring to an end.
+
+    One that has not ended when the next begins is dropped.
+
+    Args:
+      tag: [k] uint32, without the program's number.
+      ns: [k] int64.
+    """
+    tag, ns = np.concatenate([self._tag, tag]), np.concatenate([self._ns, ns])
+    ends = np.flatnonzero(tag == self._end)
+    ended, complete = int(ends[-1]) + 1 if ends.size else 0, self._complete
+    self._tag, self._ns = tag[ended:], ns[ended:]
+    self._complete = complete or ended > 0
+    if len(self._tag) > MOST_MARKS:
+      self.lose()
+    if not ended:
+      return NOTHING
+    tag, ns = tag[:ended], ns[:ended]
+    of = np.cumsum(tag == self._end) - (tag == self._end)
+    # Where several began and one ended, the last one did.
+    numbers = np.bincount(of[tag == NUMBER], minlength=len(ends))
+    later = np.zeros(len(ends), np.int64)
+    np.maximum.at(later, of[tag == NUMBER], np.flatnonzero(tag == NUMBER))
+    uncut = numbers == 1
+    uncut[0] &= complete
+    kept = np.arange(len(tag)) >= np.where(uncut, 0, later)[of]
+    has_start, start_ns = _first(of, ns, kept & (tag == self._start), len(ends))
+    whole = (numbers > 0) & has_start
+    marks = kept & whole[of] & (tag != NUMBER) & (tag != self._start) & (tag != self._end)
+    timed = marks & (tag < VALUES)
+    np.minimum.at(start_ns, of[timed], ns[timed])
+    place = np.cumsum(whole) - 1
+    return Executions(ns[later[whole]], start_ns[whole], ns[ends[whole]], place[of[marks]],
+                      tag[marks], ns[marks])
+
+
+def _first(of: np.ndarray, ns: np.ndarray, chosen: np.ndarray,
+           count: int) -> tuple[np.ndarray, np.ndarray]:
+  """Whether each execution has a chosen event, and the time of its first."""
+  found, at = np.unique(of[chosen], return_index=True)
+  has, times = np.zeros(count, bool), np.zeros(count, np.int64)
+  has[found] = True
+  times[found] = ns[chosen][at]
+  return has, times
+
+
+class Taken(NamedTuple):
+  """Events that follow a position, in order and without a hole between them."""
+
+  # [n] int64
+  ns: np.ndarray
+  # [n] uint32
+  tag: np.ndarray
+  lost: int
+  """Events before these that were written over, or never finished."""
+  position: int
+  """Where to go on."""
+
+
+def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bool = False,
+         most: int | None = None) -> Taken:
+  """Takes what was written since `position`.
+
+  A slot's `seq` tells which event is in it. One that a mark is just writing ends what is taken: the
+  next call goes on there. One that was written over counts as lost.
+
+  Args:
+    slots: [capacity] `core.marks.EVENT`, a lane's events; another thread may be writing them.
+    head: returns how many events were begun so far.
+    position: events already dealt with.
+    final: nobody writes any more, or the event at `position` has been awaited long enough: it is
+      lost if it isn't there.
+    most: events at most; all by default.
+  """
+  capacity = len(slots)
+  reached = head()
+  begin = max(position, reached - capacity)
+  if reached <= begin:
+    return Taken(np.empty(0, np.int64), np.empty(0, np.uint32), 0, max(position, 0))
+  count = reached - begin if most is None else min(reached - begin, most)
+  offsets = np.arange(count)
+  copied = slots[(begin % capacity + offsets) % capacity]
+  # What was begun meanwhile may have been written into slots that were just copied.
+  doubtful = max(0, min(count, head() - capacity - begin))
+  expected = ((begin + 1) % 2**32 + offsets.astype(np.uint64)) % np.uint64(2**32)
+  good = copied["seq"] == expected
+  good[:doubtful] = False
+  skipped = doubtful
+  if final:
+    # Go on at the first that is there.
+    there = np.flatnonzero(good[doubtful:])
+    skipped += int(there[0]) if there.size else count - doubtful
+  bad = np.flatnonzero(~good[skipped:])
+  stop = skipped + (int(bad[0]) if bad.size else count - skipped)
+  chosen = copied[skipped:stop]
+  return Taken(chosen["ns"].astype(np.int64), chosen["tag"].astype(np.uint32),
+               begin - position + skipped, begin + stop)
+
+
+class Lane:
+  """Follows one lane; a slot that stays unfinished for long is given up."""
+
+  def __init__(self, position: int = 0, patience: int = 8):
+    """Begins at a position; `patience` is how many calls in a row wait for the same slot."""
+    self.position = position
+    self.lost = 0
+    self._patience, self._waited = patience, 0
+
+  def take(self, slots: np.ndarray, head: Callable[[], int], *, final: bool = False) -> Taken:
+    """Takes what is new; see `take`. Call again until nothing comes and nothing is lost."""
+    before = self.position
+    taken = take(slots, head, before, final=final or self._waited >= self._patience)
+    self.position = taken.position
+    self.lost += taken.lost
+    stuck = taken.position == before and head() > before
+    self._waited = self._waited + 1 if stuck else 0
+    return taken
+
+
+class Occurrences(NamedTuple):
+  """Times that collectives ran, by execution and entry; m of them."""
+
+  # [m] int64, place of the execution
+  execution: np.ndarray
+  # [m] int64, index of the `ObservedCollective`
+  collective: np.ndarray
+  # [m] int64, how often it had run before in this execution
+  turn: np.ndarray
+  # [m] int64
+  enter_ns: np.ndarray
+  # [m] int64, never before the entry
+  exit_ns: np.ndarray
+
+
+def occurrences(executions: Executions, collectives: Sequence[ObservedCollective]) -> Occurrences:
+  """Matches enter and exit marks.
+
+  The t-th mark with a tag belongs to the t-th time that its collective ran. Where a collective has
+  several tags, since the compiler combined several into it, the device enters at the last of its
+  enter marks and leaves at the first of its exit marks. A tag may be the exit of several: of
+  all-reduces that are summed, which compilers for GPUs make one. One that lacks a mark is left out.
+  """
+  marks = [(tag, place, leaves) for place, each in enumerate(collectives)
+           for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags]
+  if not marks or not executions.tag.size:
+    nothing = np.empty(0, np.int64)
+    return Occurrences(nothing, nothing, nothing, nothing, nothing)
+  size = max(tag for tag, _, _ in marks) + 1
+  marks.sort()
+  tags_of, place_of, side_of = np.array(marks, np.int64).T
+  owners = np.bincount(tags_of, minlength=size + 1)
+  begin = np.cumsum(owners) - owners
+  tag = np.minimum(executions.tag, size).astype(np.int64)
+  known = owners[tag] > 0
+  execution, ns, tag = executions.of[known], executions.ns[known], tag[known]
+  turn = _count_before(execution * (size + 1) + tag)
+  owner = begin[tag]
+  if owners.max() > 1:
+    each = owners[tag]
+    nth = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
+    execution, ns, turn = (np.repeat(column, each) for column in (execution, ns, turn))
+    owner = np.repeat(owner, each) + nth
+  # One number for each occurrence; entries at even places, exits at odd ones.
+  turns = int(turn.max(initial=0)) + 1
+  which = (execution * len(collectives) + place_of[owner]) * turns + turn
+  key = 2 * which + side_of[owner]
+  order = np.argsort(key, kind="stable")
+  key, ns = key[order], ns[order]
+  first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[:len(key)])
+  if not first.size:
+    nothing = np.empty(0, np.int64)
+    return Occurrences(nothing, nothing, nothing, nothing, nothing)
+  found, counts = key[first], np.diff(np.append(first, len(key)))
+  last, earliest = np.maximum.reduceat(ns, first), np.minimum.reduceat(ns, first)
+  tags = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives], np.int64)
+  place = found // 2 // turns % len(collectives)
+  whole = counts == tags[place, found % 2]
+  pairs = np.flatnonzero(whole[:-1] & whole[1:] & (found[:-1] % 2 == 0)
+                         & (found[1:] == found[:-1] + 1))
+  number = found[pairs] // 2
+  enter = last[pairs]
+  leave = np.maximum(earliest[pairs + 1], enter)
+  own = number // turns // len(collectives)
+  by_time = np.lexsort((leave, enter, own))
+  index = np.array([each.index for each in collectives], np.int64)
+  return Occurrences(own[by_time], index[number // turns % len(collectives)][by_time],
+                     (number % turns)[by_time], enter[by_time], leave[by_time])
+
+
+def _count_before(values: np.ndarray) -> np.ndarray:
+  """How many equal values stand before each."""
+  order = np.argsort(values, kind="stable")
+  ordered = values[order]
+  fresh = np.concatenate([[True], ordered[1:] != ordered[:-1]])[:len(values)]
+  starts = np.maximum.accumulate(np.where(fresh, np.arange(len(values)), 0))
+  before = np.empty(len(values), np.int64)
+  before[order] = np.arange(len(values)) - starts
+  return before
+
+
+FORWARD, BACKWARD, UPDATE, COMPUTE = range(4)
+PHASES = {"forward": FORWARD, "backward": BACKWARD, "update": UPDATE}
+"""Any other phase is `COMPUTE`: it can't be told."""
+
+
+class Sums(NamedTuple):
+  """What n executions spent their time with; ns."""
+
+  # [n] in collectives; where several overlap, the exposed time of each
+  sync: np.ndarray
+  # [n, 4] by phase of what was computed; -1 where nothing is known to belong to it
+  computed: np.ndarray
+
+
+def exposed(of: np.ndarray, enter: np.ndarray, leave: np.ndarray
+            ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """From when to when each of m collectives was waited for: where they overlap, each instant counts
+  once, for the one that ends first.
+
+  Args:
+    of: [m] the execution or step of each; those of different ones never overlap.
+    enter: [m] ns.
+    leave: [m] ns, not before `enter`.
+
+  Returns:
+    Their order by execution and exit, [m] places; and, in that order, when waiting began and ended,
+    [m] ns each.
+  """
+  order = np.lexsort((enter, leave, of))
+  of, enter, leave = of[order], enter[order], leave[order]
+  begin = enter.copy()
+  # Exits rise within an execution.
+  same = of[1:] == of[:-1]
+  begin[1:][same] = np.maximum(enter[1:], leave[:-1])[same]
+  return order, np.minimum(begin, leave), leave
+
+
+def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.ndarray,
+         leave: np.ndarray, phase: np.ndarray) -> Sums:
+  """Sums up executions.
+
+  Between two collectives of the same phase, a device computes that phase; before the first one, if
+  it is the forward pass's, the forward pass; after the last one, if it is the update's, the update.
+  All else can't be told apart and is `COMPUTE`.
+
+  Args:
+    start: [n] ns, of the executions.
+    end: [n] ns.
+    execution: [m] place of each occurrence's execution, rising.
+    enter: [m] ns.
+    leave: [m] ns.
+    phase: [m] one of the four numbers.
+  """
+  n = len(start)
+  leave = np.maximum(leave, enter)
+  enter = np.clip(enter, start[execution], end[execution])
+  leave = np.clip(leave, enter, end[execution])
+  order, begin, stop = exposed(execution, enter, leave)
+  execution, phase = execution[order], phase[order]
+  base = start[execution]
+  begin, stop = begin - base, stop - base
+  # A stretch of overlapping ones ends at its last.
+  fresh = (execution[1:] != execution[:-1]) | (begin[1:] > stop[:-1])
+  first = np.flatnonzero(np.concatenate([[True], fresh])[:len(execution)])
+  last = np.append(first[1:], len(execution))[:len(first)] - 1
+  of = execution[first]
+  spans = begin[first], stop[last]
+  before, after = phase[first], phase[last]
+  sync = np.bincount(of, spans[1] - spans[0], n).astype(np.int64)
+
+  computed, known = np.zeros((n, 4), np.int64), np.zeros((n, 4), bool)
+
+  def add(which: np.ndarray, kind: np.ndarray, duration: np.ndarray) -> None:
+    np.add.at(computed, (which, kind), duration)
+    known[which, kind] = True
+
+  opens = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]])[:len(of)])
+  closes = np.append(opens[1:], len(of))[:len(opens)] - 1
+  add(of[opens], np.where(before[opens] == FORWARD, FORWARD, COMPUTE), spans[0][opens])
+  add(of[closes], np.where(after[closes] == UPDATE, UPDATE, COMPUTE),
+      (end - start)[of[closes]] - spans[1][closes])
+  inner = np.flatnonzero(of[1:] == of[:-1])
+  add(of[inner], np.where(after[inner] == before[inner + 1], after[inner], COMPUTE),
+      spans[0][inner + 1] - spans[1][inner])
+  bare = np.setdiff1d(np.arange(n), of)
+  add(bare, np.full(len(bare), COMPUTE), (end - start)[bare])
+  return Sums(sync, np.where(known, computed, -1))

@@ -1,0 +1,337 @@
+"""The writer thread: takes what is new in the ring, decodes it and writes it as parts.
+
+All file I/O of a running recorder happens here, and nothing here touches a device. Trouble of any
+kind (a full disk, a deleted directory, a quota) ends the recording with one warning; the training
+loop never sees it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import logging
+import os
+import pathlib
+import signal
+import socket
+import threading
+import time
+from typing import Any
+
+from jaxpace.files.folders import Folder, ForeignFileError
+from jaxpace.hosts import distributed
+from jaxpace.record import decode
+from jaxpace.record.exporting import Feed
+from jaxpace.record.host_sampler import HostSampler
+from jaxpace.record.intake import Losses
+from jaxpace.record.lock import BusyError
+from jaxpace.record.parts import PartStore
+from jaxpace.record.signals import Termination
+from jaxpace.runs import rundir
+
+_LOG = logging.getLogger("jaxpace")
+_HEARTBEAT_SECONDS = 5.0
+_SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
+_EXPORT_SECONDS = 5.0  # how long exporters may take to finish
+
+
+class Writer:
+  """A daemon thread with a bounded queue. Methods without an underscore may be called from any
+  thread."""
+
+  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
+               process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
+               flush_seconds: float = 2.0, flush_rows: int = 65536,
+               grace_seconds: float = 5.0, hosts: HostSampler | None = None,
+               feed: Feed | None = None):
+    """Prepares; `start` starts the thread.
+
+    Args:
+      directory: run directory.
+      identity: run id and attempt.
+      process: this process's index.
+      process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
+      run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but
+        the first.
+      flush_seconds: rows stay in memory at most this long.
+      flush_rows: and at most this many of them.
+      grace_seconds: time the loop has after SIGTERM to reach a step boundary.
+      hosts: samples the host's counters, which are written as well; None for none.
+      feed: gets all rows as they are decoded; None for none.
+    """
+    self._directory, self._identity, self._process = directory, identity, process
+    self._process_info, self._run_info = process_info, run_info
+    self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
+    self._grace_seconds = grace_seconds
+    self._hosts, self._feed = hosts, feed
+    self._receive, self.wake = socket.socketpair()
+    self.wake.setblocking(False)
+    self.termination = Termination(self.wake, distributed.asks_for_preemption)
+    self.losses = Losses()
+    self.stopped: str | None = None  # why recording stopped early
+    self.rows_written = 0
+    self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
+    self._lock = threading.Lock()
+    self._closing = False
+    self._flush_asked = self._flushed = 0
+    self._flush_done = threading.Condition(self._lock)
+    self._stores: dict[str, PartStore] = {}
+    self._intake: Any = None
+    self._failure: Exception | None = None
+    self._ready: list[tuple[decode.Columns, decode.Columns]] = []
+    self._plan: Any = None
+    self._last_flush = self._last_heartbeat = time.monotonic()
+    self._die_at: float | None = None
+    self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
+
+  def start(self) -> None:
+    """Writes the JSON files, opens the parts and starts the thread.
+
+    Raises:
+      OSError: the directory can't be written.
+    """
+    # Held open: what stands under their names later is nothing to write to.
+    self._root, self._own = Folder(self._directory), Folder(self._directory, "process")
+    if self._run_info is not None:
+      self._root.write_text(rundir.RUN_FILE, rundir.json_text(self._run_info), fsync=True)
+    self._write_process_file(closed=False)
+    for table in ("steps", "collectives", "hosts") if self._hosts else ("steps", "collectives"):
+      self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
+    if self._hosts:
+      self._hosts.start()
+    self._thread.start()
+
+  def set_intake(self, intake: Any) -> None:
+    """Says who reads the steps. Before `start`."""
+    self._intake = intake
+
+  def fail(self, error: Exception) -> None:
+    """Ends the recording, for something that went wrong beside it."""
+    self._failure = error
+    self.poke()
+
+  def add_lost(self, steps: int, ranks: int) -> None:
+    """Counts the last steps of a run as lost, on so many ranks of this process."""
+    self.losses.lost_rows += steps * ranks
+    self.losses.holes += 1
+
+  def flush(self, timeout: float) -> bool:
+    """Writes everything that has come so far.
+
+    Args:
+      timeout: longest wait in seconds.
+
+    Returns:
+      Whether it is written; False when time ran out or recording has stopped.
+    """
+    with self._lock:
+      self._flush_asked += 1
+      wanted = self._flush_asked
+    self.poke()
+    with self._lock:
+      self._flush_done.wait_for(lambda: self._flushed >= wanted or self.stopped, timeout)
+      return self._flushed >= wanted
+
+  def close(self, timeout: float) -> bool:
+    """Writes the rest, merges small parts and ends the thread. May be called twice.
+
+    Returns:
+      Whether the thread has ended within `timeout` seconds.
+    """
+    self._closing = True
+    self.poke()
+    self._thread.join(timeout)
+    return not self._thread.is_alive()
+
+  def release(self) -> None:
+    """Closes the sockets; after `close` and after the signal handlers are restored."""
+    if not self._thread.is_alive():
+      self._receive.close()
+      self.wake.close()
+
+  def poke(self) -> None:
+    """Has the thread look what there is to do."""
+    with contextlib.suppress(OSError):  # A full buffer wakes the thread just as well.
+      self.wake.send(b"\0")
+
+  def _run(self) -> None:
+    try:
+      while not self._closing:
+        self._wait()
+        self._take_in()
+        asked = self._flush_asked
+        terminating = self.termination.received or self._die_at is not None
+        if asked > self._flushed or terminating or self._due():
+          self._flush(merge=not terminating)
+          self._answer(asked)
+        if self._die_at is not None and time.monotonic() >= self._die_at:
+          if self.termination.raises_again:
+            self.ended_by = "SIGTERM"
+            self._write_process_file(closed=False)
+            self.termination.raise_again()
+            return
+          self._die_at = None  # the program has asked JAX meanwhile, and stops by itself
+      self._take_in()
+      if self._hosts:
+        self._hosts.stop(_SAMPLE_SECONDS)
+      self._flush()
+      if not self.termination.received:
+        for store in self._stores.values():
+          store.compact()
+      self._write_process_file(closed=True)
+      self._answer(self._flush_asked)
+      if self._feed:
+        self._feed.close(_EXPORT_SECONDS)
+    except Exception as error:  # Whatever it is, training goes on.
+      self._stop(error)
+
+  def _wait(self) -> None:
+    """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of
+    the grace time."""
+    now = time.monotonic()
+    due = self._last_heartbeat + _HEARTBEAT_SECONDS
+    if self._intake and self._intake.rows:
+      due = min(due, self._last_flush + self._flush_seconds)
+    if self._intake and self._intake.wait_seconds is not None:
+      due = min(due, now + self._intake.wait_seconds)
+    if self._die_at is not None:
+      due = min(due, self._die_at)
+    self._receive.settimeout(max(due - now, 0.001))
+    try:
+      received = self._receive.recv(4096)
+    except TimeoutError:
+      return
+    if int(signal.SIGTERM) in received and self._die_at is None:
+      self.termination.received = True
+      self.termination.tell_native()
+      if self.termination.raises_again:
+        self._die_at = time.monotonic() + self._grace_seconds
+
+  def _due(self) -> bool:
+    now = time.monotonic()
+    if self._intake and self._intake.rows and (
+        now - self._last_flush >= self._flush_seconds or self._intake.rows >= self._flush_rows):
+      return True
+    return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
+
+  def _take_in(self) -> None:
+    if self._failure is not None:
+      raise self._failure
+    if self._intake and (polled := self._intake.poll()) is not None:
+      self._add(polled)
+
+  def _add(self, batch: Any) -> None:
+    plan = self._intake.plan_of(batch)
+    if plan is not self._plan:
+      self._decode()
+      self._plan = plan
+      if (ranks := getattr(self._intake, "ranks", None)) is not None:
+        self._process_info = {**self._process_info, "ranks": ranks}
+      run_info = self._run_info
+      if run_info is not None:
+        run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
+                    "ranks": plan.ranks, "plan": plan.to_json()}
+        if settings := getattr(plan, "settings", None):
+          run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
+        self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
+        self._run_info = run_info
+    self._intake.add(batch)
+    if self._intake.rows >= self._flush_rows:
+      self._flush()
+
+  def _decode(self) -> None:
+    if self._intake and self._intake.rows and self._plan is not None:
+      self._ready.append(self._intake.decode(self._plan))
+      if self._feed:
+        self._feed.put(*self._ready[-1])
+
+  def _heard(self, merge: bool) -> None:
+    """Writes what was heard before collectives, ahead of the steps in which it was."""
+    take = getattr(self._intake, "take_listening", None)
+    if take is None or not (columns := take()):
+      return
+    if "listening" not in self._stores:
+      self._stores["listening"] = PartStore(self._directory, "listening", self._identity.run,
+                                            self._process)
+    self._stores["listening"].append(columns, merge)
+
+  def _flush(self, merge: bool = True) -> None:
+    self._decode()
+    self._heard(merge)
+    if self._ready:
+      for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True),
+                              strict=True):
+        columns = decode.concatenate(list(parts))
+        self._stores[table].append(columns, merge)
+        self.rows_written += len(columns["step"]) if table == "steps" else 0
+      self._ready = []
+    if self._hosts:
+      self._stores["hosts"].append(self._hosts.take(force=self._closing or not merge), merge)
+    self._last_flush = time.monotonic()
+    self._write_process_file(closed=False)
+
+  def _answer(self, asked: int) -> None:
+    with self._lock:
+      self._flushed = asked
+      self._flush_done.notify_all()
+
+  def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
+    self._last_heartbeat = time.monotonic()
+    info = {**self._process_info, **dataclasses.asdict(self.losses),
+            "rows_written": self.rows_written, "closed_cleanly": closed,
+            "ended_by": self._ended_by(closed), "stopped": self.stopped,
+            "last_step": self._intake.last_step if self._intake else None,
+            "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+    name, text = f"{self._process}.json", rundir.json_text(info)
+    if not in_place:
+      self._own.write_text(name, text)
+      return
+    with open(self._own.open_own(name, os.O_RDWR, create=False), "r+", encoding="utf-8") as file:
+      file.write(text)
+      file.truncate()
+
+  def _ended_by(self, closed: bool) -> str | None:
+    """What ends the run; from SIGTERM on it is that, should nothing more be written."""
+    told = self.termination.received and not closed and self.termination.mode != "ignored"
+    return self.ended_by or ("SIGTERM" if told else None)
+
+  def _stop(self, error: Exception) -> None:
+    with self._lock:
+      self.stopped = explain(error, self._directory)
+      self._flush_done.notify_all()
+    self._ready = []
+    if self._hosts:
+      self._hosts.stop(0)
+    if self._feed:
+      self._feed.close(0.1)
+    _LOG.warning("Recording stopped, training goes on: %s", self.stopped)
+    _LOG.debug("Recording stopped", exc_info=error)
+    try:
+      self._write_process_file(closed=False)
+    except OSError:
+      with contextlib.suppress(OSError):
+        # on a full disk there is no room for a second file
+        self._write_process_file(closed=False, in_place=True)
+    if self._die_at is not None:  # The promise to die of SIGTERM outlives the recording.
+      time.sleep(max(self._die_at - time.monotonic(), 0))
+      if self.termination.raises_again:
+        self.termination.raise_again()
+
+
+def explain(error: BaseException, directory: pathlib.Path) -> str:
+  """Says in a sentence what kept the recorder from writing, and what to do about it."""
+  number = error.errno if isinstance(error, OSError) else None
+  if isinstance(error, rundir.ForeignDirectoryError | BusyError | ForeignFileError):
+    return str(error)
+  if number in (errno.ENOSPC, errno.EDQUOT):
+    return (f"no space is left for {directory} (disk or quota full). What was written until now "
+            "can be read.")
+  if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+    return (f"{directory} can't be written ({os.strerror(number)}). Choose another directory or "
+            "change its permissions.")
+  if number in (errno.ENOENT, errno.ESTALE):
+    return f"{directory} was moved or deleted while it was being written."
+  if number in (errno.ENOTDIR, errno.EEXIST):
+    return f"{directory} is not a directory. Choose another one."
+  return f"{directory} can't be written ({type(error).__name__}: {error})."

@@ -1,0 +1,251 @@
+"""Lays rows of the tables out as dense arrays of slots, ranks and steps: of one cell's rows, the
+newest attempt's counts, and of one attempt the row that was read last."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from jaxpace.runs.columns import Columns
+from jaxpace.runs.run import MISSING
+
+_SPARSE = 4
+"""Step numbers are laid out as they are unless that takes this many times as many cells as there
+are rows."""
+
+
+class Axis(Protocol):
+  """The step numbers of the arrays' last axis."""
+
+  @property
+  def size(self) -> int:
+    """K."""
+
+  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Positions of step numbers, and which of them lie on the axis; None if all do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StepAxis:
+  """Step numbers from a first to a last one, or any that rise."""
+
+  steps: np.ndarray  # [K] int64, rising
+  contiguous: bool
+
+  @property
+  def size(self) -> int:
+    """K."""
+    return len(self.steps)
+
+  @property
+  def span(self) -> tuple[int, int]:
+    """First and last step."""
+    return int(self.steps[0]), int(self.steps[-1])
+
+  @staticmethod
+  def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
+           distinct: Callable[[], np.ndarray], rows: int) -> StepAxis:
+    """Makes the axis over the tables' step ranges, cut to the window and the step before it.
+
+    Args:
+      ranges: lowest and highest step of each table.
+      window: first step and one past the last, None where open.
+      distinct: reads all distinct step numbers; called only if the numbers are far apart.
+      rows: rows of the largest table.
+    """
+    low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
+    first, stop = window
+    if first is not None:
+      low = max(low, first - 1)
+    if stop is not None:
+      high = min(high, stop - 1)
+    if high < low or (first is not None and high < first):
+      return StepAxis(np.empty(0, np.int64), True)
+    if high - low < _SPARSE * rows + 1000:
+      return StepAxis(np.arange(low, high + 1, dtype=np.int64), True)
+    steps = np.unique(distinct())
+    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64), False)
+
+  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """See `Axis`."""
+    if self.contiguous:
+      at = steps - self.steps[0]
+      if at.size and at.min() >= 0 and at.max() < self.size:
+        return at, None
+      return at, (at >= 0) & (at < self.size)
+    at = np.minimum(np.searchsorted(self.steps, steps), self.size - 1)
+    return at, self.steps[at] == steps
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+  """The newest steps: each takes the place of the one `size` before it."""
+
+  size: int
+  high: int  # the newest
+
+  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """See `Axis`."""
+    kept = (steps >= 0) & (steps > self.high - self.size) & (steps <= self.high)
+    return steps % self.size, None if kept.all() else kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+  """Where the rows of one batch go."""
+
+  rows: np.ndarray | slice  # rows of the batch that count
+  at: np.ndarray  # flat positions
+  duplicates: int
+
+  def put(self, target: np.ndarray, values: np.ndarray) -> None:
+    """Writes the rows' values to their cells."""
+    target.reshape(-1)[self.at] = values[self.rows]
+
+
+def place(data: Columns, axis: Axis, attempt: np.ndarray, slot: np.ndarray | None = None) -> Placed:
+  """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts.
+
+  Args:
+    data: the rows: "step", "rank", "attempt".
+    axis: the steps.
+    attempt: [S, R, K] int16, newest attempt of each cell, -1 where there is no row. Changed.
+    slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
+  """
+  ranks, attempts = data["rank"], data["attempt"].astype(np.int16)
+  at, inside = axis.index(data["step"])
+  sound = (ranks >= 0) & (ranks < attempt.shape[1])
+  sound = sound if inside is None else sound & inside
+  sound = sound if slot is None else sound & (slot >= 0)
+  keep: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
+  row = ranks[keep].astype(np.int64)
+  if slot is not None:
+    row = slot[keep] * attempt.shape[1] + row
+  at, attempts = row * axis.size + at[keep], attempts[keep]
+  flat = attempt.reshape(-1)
+  known = flat[at]
+  duplicates = 0
+  if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
+    # Writes to one cell happen in order.
+    order = np.argsort(attempts, kind="stable")
+    order = order[attempts[order] >= known[order]]
+    keep = np.arange(len(ranks))[keep][order]
+    duplicates = len(at) - len(np.unique(at[known < 0]))
+    at, attempts = at[order], attempts[order]
+  flat[at] = attempts
+  return Placed(keep, at, duplicates)
+
+
+class Cells:
+  """The rows of one table, laid out; S slots, R ranks, K steps.
+
+  Attributes:
+    slots: place of each slot along the first axis.
+    attempt: [S, R, K] int16, -1 where there is no row.
+    columns: [S, R, K] by name: int64 ns, `MISSING` where null, or float32 seconds or numbers, NaN
+      where null.
+    process_of_rank: [R] int32, -1 where not known.
+    duplicates: rows of cells that had one.
+    found: rows that counted.
+    left_out: slots for which there was no room.
+  """
+
+  def __init__(self, ranks: int, steps: int, slots: Iterable[int] = (0,), room: int = 0):
+    """Makes empty cells.
+
+    Args:
+      ranks: R.
+      steps: K.
+      slots: those that are known. A table without slots has one, 0.
+      room: others get cells as their rows come, as long as there are no more than these.
+    """
+    self.slots = {int(slot): place for place, slot in enumerate(slots)}
+    self.attempt = np.full((len(self.slots), ranks, steps), -1, np.int16)
+    self.columns: dict[str, np.ndarray] = {}
+    self.process_of_rank = np.full(ranks, -1, np.int32)
+    self.duplicates = self.found = 0
+    self.left_out: set[int] = set()
+    self._room = room
+
+  def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> None:
+    """Makes room for columns: times are kept in ns; values become seconds, or numbers as they
+    are."""
+    for name in times:
+      self.columns.setdefault(name, np.full(self.attempt.shape, MISSING, np.int64))
+    for name in values:
+      self.columns.setdefault(name, np.full(self.attempt.shape, np.nan, np.float32))
+
+  def add(self, data: Columns, axis: Axis) -> Placed:
+    """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and
+    those of the expected columns that there are."""
+    slot = self._places(data.get("collective"))  # may make room
+    placed = place(data, axis, self.attempt, slot)
+    self.duplicates += placed.duplicates
+    self.found += len(placed.at)
+    if "process" in data and len(placed.at):
+      self.process_of_rank[data["rank"][placed.rows]] = data["process"][placed.rows]
+    for name, values in self.columns.items():
+      if name in data:
+        placed.put(values, data[name] if values.dtype == np.int64 else _floats(name, data[name]))
+    return placed
+
+  def grow(self, ranks: int) -> None:
+    """Makes room for more ranks."""
+    more = ranks - self.attempt.shape[1]
+    if more > 0:
+      self._lengthen(1, more)
+      self.process_of_rank = np.concatenate([self.process_of_rank, np.full(more, -1, np.int32)])
+
+  def empty(self, at: np.ndarray) -> None:
+    """Forgets the steps at some positions."""
+    self.attempt[..., at] = -1
+    for values in self.columns.values():
+      values[..., at] = _nothing(values)
+
+  def cut(self, at: np.ndarray) -> Cells:
+    """Copies the steps at some positions."""
+    copied = Cells(0, 0, self.slots)
+    copied.attempt, copied.process_of_rank = self.attempt[..., at], self.process_of_rank.copy()
+    copied.columns = {name: values[..., at] for name, values in self.columns.items()}
+    return copied
+
+  def _places(self, slots: np.ndarray | None) -> np.ndarray | None:
+    """[n] place of each row's slot, -1 where it has none; those that are new get one."""
+    seen = [0] if slots is None else np.flatnonzero(np.bincount(slots)).tolist()
+    fresh = [slot for slot in seen if slot not in self.slots]
+    cells = max(1, self.attempt.shape[1] * self.attempt.shape[2])
+    count = min(len(fresh), max(0, self._room // cells + 1 - len(self.slots)) if self._room else 0)
+    self.left_out.update(fresh[count:])
+    if count:
+      self.slots.update({slot: len(self.slots) + at for at, slot in enumerate(fresh[:count])})
+      self._lengthen(0, count)
+    if slots is None:
+      return None
+    places = np.full(max(seen, default=0) + 1, -1, np.int64)
+    for slot in seen:
+      places[slot] = self.slots.get(slot, -1)
+    return places[slots]
+
+  def _lengthen(self, axis: int, more: int) -> None:
+    def longer(values: np.ndarray, nothing: float) -> np.ndarray:
+      shape = tuple(more if each == axis else size for each, size in enumerate(values.shape))
+      return np.concatenate([values, np.full(shape, nothing, values.dtype)], axis)
+
+    self.attempt = longer(self.attempt, -1)
+    self.columns = {name: longer(values, _nothing(values)) for name, values in self.columns.items()}
+
+
+def _nothing(values: np.ndarray) -> float:
+  return MISSING if values.dtype == np.int64 else np.nan
+
+
+def _floats(name: str, values: np.ndarray) -> np.ndarray:
+  """Seconds of ns, other numbers as they are; NaN for null."""
+  if values.dtype != np.int64:
+    return values
+  scaled = values * 1e-9 if name.endswith("_ns") else values.astype(np.float64)
+  scaled[values == MISSING] = np.nan
+  return scaled.astype(np.float32)

@@ -1,0 +1,267 @@
+"""The collectives of a step as a run recorded them: their names, who meets in each, in what order
+the step goes through them, and which of them are laid out.
+
+Of an observed step there are hundreds. Each step has a row in the table `steps` with its sums; only
+some have the rows of their collectives. Those are laid out over these steps alone, the step before
+each being told by the table `steps`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.core.detail import is_detailed
+from jaxpace.core.fields import is_whole
+from jaxpace.runs.cells import Cells, StepAxis
+from jaxpace.runs.groups import Meeting, read_meeting, sends
+from jaxpace.runs.problems import plural
+from jaxpace.runs.run import CollectiveTimes, HeldTimes, MISSING
+from jaxpace.runs.table_reader import TableFiles
+
+_RANKS, _CELLS = 8, 1 << 20
+"""Ranks that are asked of those that take part in the same collectives, and times that are read of
+them."""
+
+
+def in_order(enter: Sequence[np.ndarray], leave: Sequence[np.ndarray],
+             attempt: Sequence[np.ndarray], by_exit: bool = False) -> list[int]:
+  """Finds an order that agrees with the order on each rank.
+
+  Only times of one rank are compared: clocks of two have nothing to do with each other, and ranks
+  that share no collective may go through theirs at any time. What no rank's times order stays as
+  it is given.
+
+  Args:
+    enter: [R, K] entries of each of C collectives, ns; `MISSING` where there is no row.
+    leave: [R, K] exits.
+    attempt: [R, K] attempt of each row.
+    by_exit: whether exits tell the order, and entries only of what is left together; else the other
+      way round.
+
+  Returns:
+    Positions of the C collectives.
+  """
+  takes_part = np.array([(one != MISSING).any(axis=1) for one in enter])  # [C, R]
+  alike: dict[bytes, list[int]] = {}
+  for rank in np.flatnonzero(takes_part.any(axis=0)).tolist():
+    alike.setdefault(takes_part[:, rank].tobytes(), []).append(rank)
+  chains = []
+  for ranks in alike.values():
+    own = np.flatnonzero(takes_part[:, ranks[0]])
+    some = np.array(ranks[::-(-len(ranks) // _RANKS)])
+    begin, end = _of_ranks([[of[c] for c in own.tolist()] for of in (enter, leave, attempt)], some)
+    chains.append(own[np.lexsort((begin, end) if by_exit else (end, begin))].tolist())
+  return _merged(chains, len(enter))
+
+
+def _of_ranks(rows: Sequence[Sequence[np.ndarray]], ranks: np.ndarray
+              ) -> tuple[np.ndarray, np.ndarray]:
+  """Median entry and exit, [C] ns since the step's first entry, of ranks that take part in all of
+  the collectives."""
+  some = np.flatnonzero((rows[0][0][ranks] != MISSING).any(axis=0))
+  most = max(16, _CELLS // (len(rows[0]) * len(ranks)))
+  steps = some[::-(-len(some) // most)]
+  enter, leave, attempt = (np.stack([one[np.ix_(ranks, steps)] for one in of]).reshape(len(of), -1)
+                           for of in rows)
+  there = (enter != MISSING) & (attempt == attempt.max(axis=0))
+  whole = there.all(axis=0)
+  there &= whole | ~whole.any()  # steps with all rows, if there are any
+  first = np.where(there, enter, np.iinfo(np.int64).max).min(axis=0)
+  begin, end = (np.ma.median(np.ma.array(times - first, mask=~there | (times == MISSING)),
+                             axis=1).filled(0.0) for times in (enter, leave))
+  return begin, end
+
+
+def _merged(chains: Sequence[Sequence[int]], size: int) -> list[int]:
+  """Positions from 0 to `size` in an order that all chains have, the lowest first where they leave
+  it open; where two contradict each other the lowest of those left comes next."""
+  behind: list[set[int]] = [set() for _ in range(size)]
+  for chain in chains:
+    for one, next_one in itertools.pairwise(chain):
+      behind[one].add(next_one)
+  ahead = np.bincount([at for after in behind for at in after], minlength=size)
+  ready = np.flatnonzero(ahead == 0).tolist()
+  left = dict.fromkeys(range(size))
+  result = []
+  while left:
+    at = heapq.heappop(ready) if ready else next(iter(left))
+    if at not in left:
+      continue
+    del left[at]
+    result.append(at)
+    for after in behind[at]:
+      ahead[after] -= 1
+      if not ahead[after]:
+        heapq.heappush(ready, after)
+  return result
+
+
+def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
+  """The plan's entries, by slot."""
+  plan = info.get("plan")
+  return {entry.get("slot"): entry
+          for entry in (plan.get("collectives") or () if isinstance(plan, dict) else ())
+          if isinstance(entry, dict)}
+
+
+def unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
+  """Slots whose name and size the plan does not say."""
+  planned = _planned(info)
+  return {slot for slot in cells.slots
+          if not planned.get(slot, {}).get("name") or "bytes" not in planned[slot]}
+
+
+def name_collectives(info: dict[str, Any], cells: Cells,
+                     names: Mapping[int, tuple[str, int | None]], by_exit: bool = False
+                     ) -> tuple[CollectiveTimes, ...]:
+  """Collectives in the order in which a step goes through them.
+
+  Args:
+    info: `run.json`.
+    cells: their rows.
+    names: name and bytes of slots of which the plan does not say them.
+    by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
+      may stay open while the device computes and goes through others: it is waited for after these,
+      and only that time of it is exposed.
+  """
+  planned = _planned(info)
+  result = []
+  for slot, place in sorted(cells.slots.items()):
+    entry = planned.get(slot, {})
+    name, size = names.get(slot, ("", None))
+    times = {column: values[place] for column, values in cells.columns.items()}
+    held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
+    result.append(CollectiveTimes(
+        slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),
+        times["enter_ns"], times["exit_ns"], cells.attempt[place],
+        *_topology(info, entry, name, slot, cells.attempt.shape[1]), held=held))
+  if len(result) < 2:
+    return tuple(result)
+  order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],
+                   [c.attempt for c in result], by_exit)
+  return tuple(result[at] for at in order)
+
+
+def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
+              ) -> tuple[Meeting | None, bool, bool]:
+  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
+  stamps may be late."""
+  point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
+  plan = info.get("plan")
+  notices = plan.get("notices") if isinstance(plan, dict) else None
+  early = any(isinstance(notice, str)
+              and notice.startswith(f"Collective {slot} can start before its entry ")
+              for notice in (notices if isinstance(notices, list) else ()))
+  return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
+          early or entry.get("may_begin_early") is True)
+
+
+MOST_CELLS = 32 << 20
+"""Entries and exits that are laid out at most, 18 bytes each; of more, evenly spread steps are
+taken."""
+_ENOUGH = 40
+"""Steps that were drawn to be written in full are enough by themselves from this number on."""
+_FULL = 0.9
+"""A step is written in full if it has this part of the rows of the usual one; others were so on
+some ranks only."""
+
+
+class Chosen(NamedTuple):
+  """What is laid out of the table."""
+
+  steps: np.ndarray  # [D] numbers of the steps, rising
+  slots: np.ndarray  # [C] slots, rising
+  left_out: tuple[str, ...]  # what a reader of the report must know, in sentences
+
+
+def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
+  """Program of each slot of an observed run; None where the run is not one."""
+  plan = info.get("plan")
+  entries = plan.get("collectives") if isinstance(plan, dict) else None
+  entries = [e for e in entries or () if isinstance(e, dict) and is_whole(e.get("slot"), 0)]
+  if not any(is_whole(entry.get("of"), 0) for entry in entries):
+    return None
+  return {entry["slot"]: entry["program"] if is_whole(entry.get("program"), 0) else 0
+          for entry in entries}
+
+
+def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
+           ranks: int) -> Chosen | None:
+  """Finds out which steps and collectives are laid out.
+
+  Args:
+    info: `run.json`.
+    table: `collectives`.
+    axis: all steps of the run.
+    ranks: R.
+
+  Returns:
+    The choice; None where the run is not an observed one, or none of its collectives were written.
+  """
+  planned = observed_slots(info)
+  if planned is None or not table.rows or not axis.size:
+    return None
+  programs = sorted(set(planned.values()))
+  rows, seen = _count(table, axis, planned, programs)
+  if not rows.any():
+    return None
+  main = int(rows.sum(axis=1).argmax())
+  own = rows[main]
+  drawn = is_detailed(np.maximum(axis.steps, 0), _every(info))
+  some = own[drawn & (own > 0)]
+  usual = float(np.median(some if some.size else own[own > 0]))
+  full = own >= _FULL * usual
+  partly = int((own > 0).sum()) - int(full.sum())
+  # Slow steps and the first ones are written in full as well: with those alone that are drawn, none
+  # counts for more.
+  alone = full & drawn
+  steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]
+  slots = np.array(sorted(slot for slot in seen
+                          if planned.get(slot, programs[main]) == programs[main]), np.int64)
+  said = []
+  if partly:
+    said.append(f"{plural(partly, 'step')} detailed by some ranks only: not in the shares.")
+  others = int((rows.sum(axis=0) > 0).sum()) - int((own > 0).sum())
+  if others > 0:
+    said.append(f"The step was compiled in {len(programs)} shapes: shares and lateness are of the "
+                f"one that ran most, and the {plural(others, 'step')} of others that are "
+                "detailed are not in them.")
+  most = max(1, MOST_CELLS // max(1, ranks * len(slots)))
+  if len(steps) > most:
+    said.append(f"{len(steps):,} steps are detailed, more than fit into memory: {most:,} of "
+                "them, evenly spread, were read. --steps reads all of a stretch.")
+    steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
+  return Chosen(steps, slots, tuple(said))
+
+
+def _every(info: dict[str, Any]) -> int:
+  detail = info["plan"].get("detail")
+  value = detail.get("every") if isinstance(detail, dict) else 1
+  return value if is_whole(value, 1) else 1
+
+
+def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs: Sequence[int]
+           ) -> tuple[np.ndarray, set[int]]:
+  """[programs, K] rows of each step, and the slots that have any."""
+  rows = np.zeros((len(programs), axis.size), np.int64)
+  highest = max(table.highest_slot, 0)
+  where = np.full(highest + 1, 0, np.int64)
+  for slot, program in planned.items():
+    if slot <= highest:
+      where[slot] = programs.index(program)
+  seen = np.zeros(highest + 1, bool)
+  for data in table.read(["step", "collective"], (int(axis.steps[0]), int(axis.steps[-1]))):
+    at, inside = axis.index(data.column("step").to_numpy())
+    slots = data.column("collective").to_numpy()
+    sound = (slots >= 0) & (slots <= highest)
+    keep = sound if inside is None else sound & inside
+    at, slots = at[keep], slots[keep]
+    seen[slots] = True
+    flat = at if len(programs) == 1 else where[slots] * axis.size + at
+    rows += np.bincount(flat, minlength=rows.size).reshape(rows.shape)
+  return rows, set(np.flatnonzero(seen).tolist())

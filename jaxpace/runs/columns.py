@@ -1,0 +1,300 @@
+"""Rows as columns of numbers; what they must be like; and the quick way to read them from the small
+parts that a job writes all the time.
+
+A number outside its range would overflow in a difference, or ask for memory. A row whose step, rank
+or the like is outside says nothing of anybody and is left out; a time that is outside is not known.
+Both are said once.
+
+A job of many processes writes dozens of small files a second. Each is read in one go, its footer is
+parsed once, and columns that its footer says to be constant (whose process it is, which attempt)
+are not decoded. Whatever is not as a recorder writes it, is left to `trace.table_reader`, which
+finds out what is wrong and says it.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxpace.files.reading import UnreadableError, read_bytes
+from jaxpace.files.schemas import RANKS, TIME
+from jaxpace.runs import schema
+from jaxpace.runs.run import MISSING
+from jaxpace.runs.step_causes import HOST_CAUSES, PAUSES, TIMES
+
+Columns = Mapping[str, np.ndarray]
+"""Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
+null."""
+
+KEYS = ("step", "rank", "process", "attempt", "collective")
+CAUSES = tuple(cause.column for cause in PAUSES.values())
+"""Of what a process did between steps; most often none of it, in all rows of a part."""
+_SMALL = 1 << 18
+"""Bytes. Larger files are merged ones, which come one at a time."""
+
+
+def of_table(data: pa.Table) -> Columns:
+  """Converts a table's columns of numbers; others are left out."""
+  return {field.name: _numbers(data.column(field.name)) for field in data.schema
+          if is_number(field.type)}
+
+
+def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
+  """Reads a small part; None where it is large, gone, damaged, or not as a recorder writes it.
+
+  Args:
+    path: its file.
+    needed: columns that it must have.
+    wanted: columns to read; of those that it lacks there is what `row_checks.ABSENT` says, and not
+      the others.
+
+  Raises:
+    PermissionError: it can't be read.
+  """
+  try:
+    data = read_bytes(path, _SMALL)
+    found = _read(data, needed, wanted) if data else None
+    return (found if found is not None
+            and all(_sound(name, values) for name, values in found.items()) else None)
+  except PermissionError:
+    raise
+  except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
+    return None
+
+
+def joined(parts: Iterable[Columns]) -> list[Columns]:
+  """Puts rows together that have the same columns, in their order: fewer and larger pieces are
+  quicker to work with."""
+  alike: dict[tuple[str, ...], list[Columns]] = {}
+  for part in parts:
+    alike.setdefault(tuple(part), []).append(part)
+  return [some[0] if len(some) == 1
+          else {name: np.concatenate([one[name] for one in some]) for name in names}
+          for names, some in alike.items()]
+
+
+def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
+  # of memory: nothing to close
+  file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
+  schema, meta = file.schema_arrow, file.metadata
+  if name_fault(schema.names) or any(map(type_fault, schema)) or meta.num_rows > 16 * _SMALL:
+    return None
+  if any(map(pa.types.is_unsigned_integer, schema.types)):
+    return None
+  types = dict(zip(schema.names, schema.types, strict=True))
+  present = [name for name in wanted if name in types]
+  if meta.num_row_groups != 1 or not meta.num_rows or not types.keys() >= set(needed):
+    return None
+  group = meta.row_group(0)
+  constant: dict[str, int] = {}
+  for at, name in enumerate(schema.names):
+    if name not in KEYS and name not in CAUSES:
+      continue
+    said = group.column(at).statistics
+    if said is None or not said.has_null_count or said.null_count:
+      if name in KEYS:
+        return None
+      if said is not None and said.null_count == meta.num_rows and name in present:
+        present.remove(name)
+      continue
+    if said.has_min_max and (low := said.min) == said.max:
+      constant[name] = low
+  read = file.read_row_group(0, columns=[name for name in present if name not in constant],
+                             use_threads=False)
+  found = {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant
+           else _numbers(read.column(name))
+           for name in present}
+  return found | {name: np.full(meta.num_rows, value, np.int64) for name, value in ABSENT.items()
+                  if name in wanted and name not in types}
+
+
+def _sound(name: str, values: np.ndarray) -> bool:
+  """Whether all numbers are in the range that `trace.columns` gives them; null is `MISSING` by
+  now."""
+  if name in LIMITS:
+    return not values.size or (values.min() >= 0 and values.max() <= LIMITS[name])
+  if not is_whole(name):
+    return True
+  return bool((((values > -TIME) & (values < TIME)) | (values == MISSING)).all())
+
+
+def _numbers(column: pa.ChunkedArray) -> np.ndarray:
+  if not pa.types.is_integer(column.type):
+    return column.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy()
+  return filled(column, MISSING).astype(np.int64, copy=False)
+
+
+LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
+          "collective": (1 << 16) - 1, "turn": (1 << 15) - 1}
+"""The largest of each of the whole numbers that say what a row is of; the smallest is 0."""
+ABSENT = {"attempt": 0, "collective": 0}
+"""What stands for these where a part lacks them: the first attempt, the only collective."""
+_USERS = ("host_", "decision_")
+"""Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they
+hold floats."""
+_COUNTS = ("bytes", *(cause.column for cause in HOST_CAUSES if cause.name not in TIMES))
+_OURS = {"name", "axis", *LIMITS, *_COUNTS, *schema.HOSTS.names}
+
+
+def is_whole(name: str) -> bool:
+  """Whether a column of this name holds whole numbers."""
+  return name in LIMITS or (name.endswith("_ns") and not name.startswith(_USERS))
+
+
+def name_fault(names: Sequence[str]) -> str | None:
+  """What is wrong about the names of a part's columns."""
+  counts = Counter(names)
+  twice = [name for name, number in counts.items() if number > 1
+           and (name in _OURS or is_whole(name)
+                or name.startswith("decision_"))]
+  return f"it has {counts[twice[0]]} columns {twice[0]!r}" if twice else None
+
+
+def type_fault(field: pa.Field) -> str | None:
+  """What is wrong about the type of a column."""
+  if is_whole(field.name) and not pa.types.is_integer(field.type):
+    return (f"its column {field.name!r} holds {field.type}, not whole numbers: "
+            f"convert it with .cast(\"int64\"), null for what is not known")
+  if field.name in ("name", "axis") and not _is_text(field.type):
+    return f"its column {field.name!r} holds {field.type}, not text"
+  if field.name.startswith("decision_") and not is_number(field.type):
+    return f"its column {field.name!r} holds {field.type}, not numbers"
+  return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+  kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+  return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind)
+
+
+def is_number(kind: pa.DataType) -> bool:
+  """Whether a column of this type holds numbers, or nothing at all."""
+  return (pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+          or pa.types.is_null(kind))
+
+
+class Soundness:
+  """Brings rows into range, and says once what it left out."""
+
+  def __init__(self, table: str, problems: list[str]):
+    """Args: the table's name, and the list that sentences are added to."""
+    self._table, self._problems = table, problems
+    self._said: set[str] = set()
+    self.ranks: np.ndarray | None = None
+    """Rank numbers by the row that each has in the dense arrays; None where these are the same."""
+
+  def rows(self, rows: pa.Table) -> pa.Table:
+    """Returns the rows that say what they are of, every time within its range or null, whole
+    numbers signed."""
+    kept = np.ones(len(rows), bool)
+    for name in rows.column_names:
+      if name not in LIMITS:
+        continue
+      values, known = values_and_known(rows.column(name))
+      if not known.all():
+        self._say(f"'{self._table}' holds rows without {name}: left out.")
+      if not self.check(name, *_span(values[known])):
+        kept &= (values >= 0) & (values <= LIMITS[name])
+      kept &= known
+    if not kept.all():
+      rows = rows.filter(pa.array(kept))
+    for at, name in enumerate(rows.column_names):
+      column = rows.column(name)
+      kind = column.type
+      if not pa.types.is_integer(kind):
+        continue
+      if name not in LIMITS:
+        values, known = values_and_known(column)
+        low, high = _span(values[known])
+        # Users' own columns may be anything; they are not read as times.
+        if low <= -TIME or high >= TIME:
+          self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
+          inside = known & (values > -TIME) & (values < TIME)
+          column = pa.chunked_array([pa.array(values, kind, mask=~inside)])
+      if pa.types.is_unsigned_integer(kind):
+        column = column.cast(pa.int64())
+      rows = rows.set_column(at, pa.field(name, column.type), column)
+    return rows if self.ranks is None or "rank" not in rows.column_names else self._renumbered(rows)
+
+  def check(self, name: str, low: int, high: int) -> bool:
+    """Whether the lowest and the highest of a column are in its range; says it if not."""
+    if low >= 0 and high <= LIMITS[name]:
+      return True
+    self._say(
+        f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: "
+        "left out.")
+    return False
+
+  def _renumbered(self, rows: pa.Table) -> pa.Table:
+    assert self.ranks is not None
+    numbers = rows.column("rank").to_numpy()
+    at = np.minimum(np.searchsorted(self.ranks, numbers), len(self.ranks) - 1)
+    named = rows.set_column(rows.column_names.index("rank"), "rank", pa.array(at, pa.int64()))
+    known = self.ranks[at] == numbers
+    return named if known.all() else named.filter(pa.array(known))
+
+  def _say(self, sentence: str) -> None:
+    if sentence not in self._said:
+      self._said.add(sentence)
+      self._problems.append(sentence)
+
+
+def _span(values: np.ndarray) -> tuple[int, int]:
+  return (int(values.min()), int(values.max())) if values.size else (0, 0)
+
+
+def values_and_known(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+  """Splits a column of whole numbers into values and whether each is known, to the last digit.
+
+  `ChunkedArray.to_numpy` makes floats of whole numbers where some are null, and those are off
+  beyond 2^53. `pyarrow.compute` does this too, but wraps and documents hundreds of functions as it
+  is imported, which takes some 30 ms: a noticeable part of a report on a small run.
+
+  Args:
+    column: of any type of whole numbers.
+
+  Returns:
+    Values of that type, anything where they are null; and booleans, false where they are null.
+  """
+  if not column.null_count:
+    return column.to_numpy(), np.ones(len(column), bool)
+  values, known = [], []
+  for chunk in column.chunks:
+    validity, data = chunk.buffers()
+    place = len(chunk), chunk.offset
+    values.append(_view(column.type, data, *place))
+    known.append(np.ones(len(chunk), bool) if validity is None
+                 else _view(pa.bool_(), validity, *place))
+  return np.concatenate(values), np.concatenate(known)
+
+
+def filled(column: pa.ChunkedArray, null: int) -> np.ndarray:
+  """Whole numbers, with a number in place of null.
+
+  Args:
+    column: of any type of whole numbers.
+    null: what to put in place of null.
+
+  Returns:
+    int64 where there are nulls, otherwise what the column holds.
+
+  Raises:
+    pyarrow.ArrowInvalid: there are nulls, and numbers beyond int64.
+  """
+  if not column.null_count:
+    return column.to_numpy()
+  if pa.types.is_uint64(column.type):
+    column = column.cast(pa.int64())  # refuses what doesn't fit
+  values, known = values_and_known(column)
+  return np.where(known, values.astype(np.int64, copy=False), null)
+
+
+def _view(kind: pa.DataType, data: pa.Buffer, length: int, offset: int) -> np.ndarray:
+  """What a buffer holds, whatever is null."""
+  return pa.Array.from_buffers(kind, length, [None, data], offset=offset).to_numpy(
+      zero_copy_only=False)

@@ -1,0 +1,370 @@
+"""Reads a recorded run, whatever state it is in, into dense arrays.
+
+A run is read as a user finds it: killed processes, torn files, restarts, ranks that never wrote.
+What can't be used is left out and named in `Run.problems`; only a directory with nothing to report
+on is an error.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import pathlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxpace.files.documents import read_document
+from jaxpace.files.reading import UnreadableError
+from jaxpace.files.schemas import RunFile
+from jaxpace.hosts.locality.job import read_places
+from jaxpace.runs import dense, table_reader
+from jaxpace.runs.cells import Cells, StepAxis
+from jaxpace.runs.collectives import Chosen, choose, name_collectives, unnamed
+from jaxpace.runs.ring_file import read_plan
+from jaxpace.runs.groups import laid_out
+from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unreadable
+from jaxpace.runs.run import Process, Run, RunError
+from jaxpace.runs.rundir import read_processes
+from jaxpace.runs.schema import SCHEMA_VERSION
+from jaxpace.runs.table_reader import TableFiles, open_table
+
+PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
+_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns", "held_ns")
+
+
+Progress = Callable[[int, int], None]
+"""Called from reading threads with the rows read so far and the rows in all."""
+
+
+def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
+             progress: Progress | None = None) -> Run:
+  """Reads a run directory.
+
+  Args:
+    path: run directory, the one that holds `run.json`.
+    window: first step and one past the last step wanted; None leaves that side open. The step
+      before the window is read as well, since the first step's arrival is measured from its exit.
+    progress: called now and then with rows read and rows in all.
+
+  Returns:
+    The run; what was left out or looks wrong is in its `problems`.
+
+  Raises:
+    RunError: there is nothing to report on: no such directory, no run in it, no readable row, or a
+      newer schema.
+  """
+  path = pathlib.Path(path)
+  try:
+    run = _read(path, window, progress)
+    for _ in range(2):
+      if not run.skipped.get("vanished"):
+        break
+      run = _read(path, window, progress)  # a job that still runs merged parts while they were read
+    return run
+  except PermissionError as error:
+    raise RunError(f"No permission to read {error.filename or path}. Ask its owner, or copy the "
+                   "run to where you may read it.") from error
+
+
+def _read(path: pathlib.Path, window: tuple[int | None, int | None],
+          progress: Progress | None) -> Run:
+  check_directory(path)
+  problems: list[str] = []
+  info = _read_info(path, problems)
+  run_id = _run_id(path, info, problems)
+  processes = tuple(
+      Process(number, said.get("hostname") or said.get("host") or "",
+              tuple(said.get("ranks") or ()), said)
+      for number, said in read_processes(path, run_id, problems, denied=True))
+  skipped: Counter[str] = Counter()
+  tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
+  steps_table, collectives_table = tables["steps"], tables["collectives"]
+  skipped["torn"] = sum(t.torn for t in tables.values())
+  if not steps_table.rows and not collectives_table.rows:
+    problems += [problem for table in tables.values() for problem in table.problems]
+    raise RunError(nothing_read(path, run_id, skipped, processes, problems))
+
+  axis = StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
+                             lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
+                             max(t.rows for t in tables.values()))
+  if axis.size == 0:
+    low, high = _span(tables.values())
+    raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
+  declared = _declared_ranks(info, processes)
+  ranks, numbers = dense.rank_axis(path, tuple(tables.values()), declared, axis,
+                                   max(t.rows for t in tables.values()), problems)
+  if numbers is not None:
+    for table in tables.values():
+      table.renumber(numbers)
+    place = {number: at for at, number in enumerate(numbers.tolist())}
+    info = _renumbered(info, place)
+    processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
+                      for p in processes)
+
+  chosen = (choose(info, collectives_table, axis, ranks) if steps_table.rows
+            else None)
+  steps_rows, collective_rows = _lay_out(steps_table, collectives_table, ranks, axis, chosen,
+                                         progress)
+  skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
+  skipped["vanished"] = sum(t.vanished for t in tables.values())
+  collectives = name_collectives(
+      info, collective_rows, dense.read_names(collectives_table, unnamed(info, collective_rows)),
+      by_exit=chosen is not None)
+  for table in tables.values():
+    problems.extend(table.problems)
+  if not steps_rows.found and not collective_rows.found:
+    if skipped["torn"]:
+      raise RunError(nothing_read(path, run_id, skipped, processes, problems))
+    low, high = _span(tables.values())
+    raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
+
+  attempt = steps_rows.attempt[0]
+  for collective in () if chosen is not None else collectives:
+    np.maximum(attempt, collective.attempt, out=attempt)
+  process_of_rank = np.maximum(steps_rows.process_of_rank, collective_rows.process_of_rank)
+  for process in processes:
+    for rank in process.ranks:
+      if 0 <= rank < ranks and process_of_rank[rank] < 0:
+        process_of_rank[rank] = process.process
+  columns = {name: values[0] for name, values in steps_rows.columns.items()}
+  end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
+  run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps,
+            attempt=attempt, end_ns=end_ns,
+            durations={name.removesuffix("_ns"): values for name, values in columns.items()},
+            collectives=collectives if chosen is None else (),
+            process_of_rank=process_of_rank, skipped=dict(skipped),
+            duplicates=max(steps_rows.duplicates, collective_rows.duplicates), problems=(),
+            window=window, guard=dense.read_guard(steps_table, axis, attempt),
+            host_causes=dense.read_host_causes(steps_table, axis, attempt,
+                                               steps_rows.process_of_rank), numbers=numbers,
+            declared=declared)
+  problems.extend(describe(run, steps_table.rows, collectives_table.rows))
+  if chosen is not None:
+    run = run.detailed(collectives, chosen.steps)
+    problems.extend(chosen.left_out)
+  places, unreadable = read_places(path, run_id)
+  problems.extend(unreadable)
+  samples, unreadable = dense.read_host_samples(path, run_id)
+  problems.extend(unreadable)
+  listening, unreadable = dense.read_listening(path, run_id, axis, attempt)
+  problems.extend(unreadable)
+  return dataclasses.replace(run, problems=tuple(problems), locality=tuple(places),
+                             host_samples=samples if samples.time_ns.size else None,
+                             listening=listening if listening.step.size else None)
+
+
+def _lay_out(steps: TableFiles, collectives: TableFiles, ranks: int, axis: StepAxis,
+             chosen: Chosen | None, progress: Progress | None
+             ) -> tuple[Cells, Cells]:
+  """Reads both tables; of the steps of an observed run only those `chosen` have their
+  collectives."""
+  count = dense.Counter(progress, steps.rows + collectives.rows)
+  names = steps.columns_like(_DURATIONS, prefix="phase_")
+  times: tuple[str, ...] = () if collectives.rows else ("end_ns",)
+  waits = axis
+  slots: list[int] | None = None
+  if chosen is not None:
+    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
+    waits, slots = StepAxis(chosen.steps, False), chosen.slots.tolist()
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    of_steps = pool.submit(dense.read_steps, steps, ranks, axis, names,
+                           times if steps.rows else (), count)
+    of_collectives = pool.submit(dense.read_collectives, collectives, ranks, waits, count, slots)
+    return of_steps.result(), of_collectives.result()
+
+
+def check_directory(path: pathlib.Path) -> None:
+  """Checks that a directory holds a recorded run, readable or not.
+
+  Raises:
+    RunError: it doesn't; the sentence says what to give instead.
+  """
+  if not path.exists():
+    raise RunError(
+        f"There is no run at {path}: no such directory. Give the directory a Recorder wrote to.")
+  wrong = misplaced(path)
+  if wrong:
+    raise RunError(wrong)
+  if _looks_like_run(path):
+    return
+  if not any(path.iterdir()):
+    raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows "
+                   "a few seconds after the first step.")
+  raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. "
+                 "Give the directory a Recorder wrote to.")
+
+
+def misplaced(path: pathlib.Path) -> str | None:
+  """Says which directory must be meant where an existing path is not a run's and never will be;
+  else None."""
+  if not path.is_dir():
+    if path.name == "run.json" or path.suffix == ".parquet":
+      folder = path.parent if path.name == "run.json" else path.parent.parent
+      return f"{path} is a file of a run, not the run. Give its directory: {folder}"
+    return f"{path} is a file; a run is a directory. Give the directory a Recorder wrote to."
+  if _looks_like_run(path):
+    return None
+  below = sorted(child for child in path.iterdir() if not child.name.startswith(".")
+                 and child.is_dir()
+                 and _looks_like_run(child))
+  if below:
+    shown = (", ".join(str(p) for p in below[:5])
+             + (f" and {len(below) - 5} more" if len(below) > 5 else ""))
+    which = "one: give" if len(below) == 1 else "several: give one of"
+    return f"{path} is no run itself but holds {which} {shown}"
+  if (path.name in ("steps", "collectives", "hosts", "process", "locality")
+      and _looks_like_run(path.parent)):
+    return f"{path} is a part of a run. Give its directory: {path.parent}"
+  return None
+
+
+def _looks_like_run(path: pathlib.Path) -> bool:
+  return (path / "run.json").is_file() or any(
+      (path / table).is_dir() and any((path / table).glob("*.parquet"))
+      for table in ("steps", "collectives"))
+
+
+def _read_info(path: pathlib.Path, problems: list[str]) -> dict[str, Any]:
+  file = path / "run.json"
+  try:
+    document = read_document(file, RunFile)
+  except FileNotFoundError:
+    problems.append(
+        "run.json is missing: run id, ranks and clock are taken from the rows themselves.")
+    return {}
+  except PermissionError:
+    raise
+  except (OSError, UnreadableError) as error:
+    problems.append(
+        f"run.json {why_unreadable(error)}: run id, ranks and clock are taken from the rows "
+        "themselves.")
+    return {}
+  problems.extend(f"run.json: {sentence}." for sentence in document.left_out)
+  info = document.value
+  version = info.get("schema_version", SCHEMA_VERSION)
+  if version is not None and version > SCHEMA_VERSION:
+    raise RunError(f"{path} was recorded with schema {version}, this jaxpace reads up to "
+                   f"{SCHEMA_VERSION}. Upgrade jaxpace where you read it.")
+  return info
+
+
+def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> str | None:
+  """The id in `run.json`, else that of most parts; None if there are no parts either."""
+  if info.get("run"):
+    return info["run"]
+  ids = Counter(part.run for table in ("steps", "collectives")
+                for part in table_reader.list_parts(path / table, None).parts)
+  if len(ids) > 1:
+    problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
+                    f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")
+  return ids.most_common(1)[0][0] if ids else None
+
+
+def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[str],
+          problems: list[str]) -> TableFiles:
+  folder = table_reader.list_parts(path / table, run_id)
+  skipped["temporary"] += folder.temporary
+  skipped["foreign"] += folder.foreign
+  skipped["unknown"] += folder.unknown
+  skipped["leftover"] += sum(len(part.inside) for part in folder.parts)
+  if folder.foreign:
+    problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
+  if folder.unknown:
+    problems.append(table_reader.others_left_out(table, folder.others, folder.unknown))
+  return open_table(table, folder.parts)
+
+
+def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
+  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it tells
+  nothing here."""
+  settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
+  plan = dict(info.get("plan") or {})
+  plan["collectives"] = [
+      {key: [[place[rank] for rank in members if rank in place] for members in value or ()]
+       if key == "groups" else
+       [[place[rank] for rank in pair] for pair in value or () if set(pair) <= set(place)]
+       if key == "rank_pairs" else
+       value for key, value in entry.items() if key not in ("index_groups", "pairs")}
+      for entry in plan.get("collectives") or ()]
+  return {**info, "settings": settings, "plan": plan}
+
+
+def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
+  """The number of ranks that the run has by its own word. The plan's are those along the data axis
+  alone."""
+  devices = info.get("devices") or 0
+  candidates = [info.get("ranks"), (info.get("plan") or {}).get("ranks")]
+  mesh = laid_out(info)
+  candidates.append(None if mesh is None else mesh.size)
+  candidates += [rank + 1 for process in processes for rank in process.ranks if rank < devices]
+  return max(filter(None, candidates), default=0)
+
+
+def _span(tables: Any) -> tuple[int, int]:
+  ranges = [t.step_range for t in tables if t.rows]
+  return min(r[0] for r in ranges), max(r[1] for r in ranges)
+
+
+_SPLIT = " left out: "
+
+
+def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int],
+                 processes: Sequence[Process], problems: Sequence[str]) -> str:
+  """Says it, and names the files that lie there.
+
+  Args:
+    path: run directory.
+    run: id of the run.
+    skipped: files left out, by reason.
+    processes: what the processes said of themselves.
+    problems: what was found while reading.
+  """
+  reasons = Counter(reason for problem in problems
+                    for name, found, reason in [problem.partition(_SPLIT)]
+                    if found and name.endswith(".parquet"))
+  if reasons:
+    (reason, number), *others = reasons.most_common()
+    first = next(problem.partition(_SPLIT)[0]
+                 for problem in problems if problem.endswith(_SPLIT + reason))
+    which = first if number == 1 else f"{number:,} parts, {first} the first of them,"
+    more = f" ({sum(count for _, count in others):,} more for other reasons)" if others else ""
+    torn = reason.startswith(("torn", "empty"))
+    because = f"{'it is ' if torn else ''}{reason.rstrip('.')}"
+    return (f"No row of {path} can be read: {which} left out because {because}{more}."
+            + (" Was it copied completely?" if torn else ""))
+  if skipped.get("torn"):
+    return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
+            "Was it copied completely?")
+  outside = [problem for problem in problems if "is not a number from" in problem
+             or "holds rows without" in problem]
+  if outside:
+    return f"No row of {path} can be used: {outside[0]}"
+  if skipped.get("foreign"):
+    return (f"{path} has no rows of its own run {run}, only {plural(skipped['foreign'], 'part')} "
+            "of other runs. Was run.json overwritten, or the directory used twice?")
+  kept = [reason for process in processes for reason in kept_from_recording(process)]
+  if kept:
+    return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
+  named = [problem for problem in problems if "not named as parts" in problem]
+  if named:
+    return f"{path} holds no part of a run: {named[0]}"
+  if why := _ran_bare(path, processes):
+    return f"{path} holds a run without a single recorded step: {why}"
+  return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
+          "seconds: has the job finished its first step, and is `recorder.record()` called in "
+          "the loop?")
+
+
+def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
+  """What an observed step had no marks for, where none of its programs has any; else empty."""
+  for process in processes:
+    with contextlib.suppress(OSError, UnreadableError):
+      programs = read_plan(path, process.process).plan.programs
+      if programs and all(program.bare for program in programs):
+        last = programs[-1]
+        return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"
+  return ""

@@ -1,0 +1,206 @@
+"""Reads what each process leaves in the folder `marks`: its ring, in whatever state, and what the
+marks mean, `<process>.plan.json`.
+
+Programs are numbered by the process that compiled them. The plan is written as soon as a program is
+compiled, so that it is there should the first step never end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpace.core import ring_layout
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.files.documents import read_document
+from jaxpace.files.folders import Folder
+from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
+from jaxpace.files.schemas import MarksFile
+
+FOLDER = "marks"
+"""Of a run directory; one file a process in it, `<process>.ring`."""
+
+_NAME = re.compile(r"^(\d+)(\.previous)?\.(ring|plan\.json)$")
+_MOST_CAPACITY = 1 << 22
+_MOST = ring_layout.PAGE + ring_layout.MOST_LANES * ring_layout.BLOCK + ring_layout.PAGE + 2 * ring_layout.MOST_BYTES
+
+
+class RingFile(NamedTuple):
+  """A ring as it was found. Every value of it may be anything; arrays have the shapes said."""
+
+  run: str
+  attempt: int
+  process: int
+  pid: int
+  closed: bool
+  """Whether a recorder closed it; else its process was killed, or still runs."""
+  monotonic_ns: int
+  wall_ns: int
+  """Clocks when it was opened."""
+  alive_ns: int
+  """When the process last said that it lives, on the same clock; 0: not said."""
+  capacity: int
+  # [lanes] int32
+  ranks: np.ndarray
+  # [lanes] uint64
+  heads: np.ndarray
+  # [lanes, capacity] marks.EVENT
+  events: np.ndarray
+
+
+class Pulse(NamedTuple):
+  """What changes in a ring's file as long as its process lives."""
+
+  alive_ns: int
+  # [lanes] uint64
+  heads: np.ndarray
+
+
+def name(process: int) -> str:
+  """Returns the name of a process's ring in `FOLDER`."""
+  return f"{process}.ring"
+
+
+def process_of(file_name: str) -> int | None:
+  """Process that a file of the folder belongs to; None for one that is not a recorder's.
+
+  >>> process_of("3.ring"), process_of("3.previous.plan.json"), process_of("notes.txt")
+  (3, 3, None)
+  """
+  match = _NAME.match(file_name)
+  return int(match[1]) if match else None
+
+
+def keep_unclosed(folder: Folder, process: int) -> None:
+  """Gives the ring of a process that was killed, and what its marks mean, another name:
+  `<process>.previous.ring`."""
+  found = header(folder.path / name(process))
+  if found is None or found["closed"]:
+    return
+  for kind in ("ring", "plan.json"):
+    with contextlib.suppress(OSError):
+      folder.rename(f"{process}.{kind}", f"{process}.previous.{kind}")
+
+
+def run_of(path: pathlib.Path) -> str | None:
+  """Id of the run that a ring's file says it is of; None where it can't be read."""
+  found = header(path)
+  return None if found is None else found["run"].decode("utf-8", "replace")
+
+
+def read_pulse(path: pathlib.Path) -> Pulse | None:
+  """Reads what tells whether a process still writes; None where it can't be read."""
+  found = header(path)
+  if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_LANES:
+    return None
+  lanes = int(found["lanes"])
+  try:
+    with open(path, "rb") as file:
+      file.seek(ring_layout.PAGE)
+      data = file.read(lanes * ring_layout.BLOCK)
+  except OSError:
+    return None
+  blocks = np.frombuffer(data.ljust(lanes * ring_layout.BLOCK, b"\0"), ring_layout.LANE, lanes)
+  return Pulse(int(found["alive_ns"]), np.array(blocks["head"]))
+
+
+def header(path: pathlib.Path) -> np.void | None:
+  """Returns what a ring's file begins with, a `core.marks.HEADER`; None where it can't be read."""
+  try:
+    check_regular(path)
+    with open(path, "rb") as file:
+      data = file.read(ring_layout.HEADER.itemsize)
+  except (OSError, UnreadableError):
+    return None
+  if len(data) < ring_layout.HEADER.itemsize or not data.startswith(ring_layout.MAGIC.rstrip(b"\n")):
+    return None
+  return np.frombuffer(data, ring_layout.HEADER, 1)[0]
+
+
+def read_ring(path: str | pathlib.Path) -> RingFile:
+  """Reads a ring's file; what is cut off at its end counts as never written.
+
+  Raises:
+    UnreadableError: it is no ring of timestamps: the end of a sentence that begins with the
+      file's name.
+    OSError: there is no such file, or it can't be read.
+  """
+  data = read_bytes(path, _MOST)
+  if len(data) < ring_layout.PAGE or not data.startswith(ring_layout.MAGIC.rstrip(b"\n")):
+    raise UnreadableError("is no ring of timestamps")
+  label = np.frombuffer(data, ring_layout.HEADER, 1)[0]
+  lanes, capacity = int(label["lanes"]), int(label["capacity"])
+  try:
+    where = ring_layout.layout(lanes, min(capacity, 1 << 31))
+  except ValueError as error:
+    raise UnreadableError(f"has a damaged header: {error}") from None
+  if capacity > _MOST_CAPACITY or where.size > _MOST:
+    raise UnreadableError(
+        f"says that it has {lanes} device buffers of {capacity} events, more than any ring")
+  views = ring_layout.views(data.ljust(where.size, b"\0"), where)
+  return RingFile(
+      label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),
+      int(label["pid"]), bool(label["closed"]), int(label["monotonic_ns"]),
+      int(label["wall_ns"]), int(label["alive_ns"]), capacity, np.array(views.blocks["rank"]),
+      np.array(views.blocks["head"]), views.events)
+
+
+"""Of a run directory; rings lie there, too."""
+LARGEST = 64 << 20
+"""Bytes of a plan that is read."""
+
+
+class ProcessPlan(NamedTuple):
+  """A process's programs, and the run that they belong to."""
+
+  run: str | None
+  attempt: int
+  process: int
+  plan: ObservedPlan
+
+
+def path_of(directory: pathlib.Path, process: int) -> pathlib.Path:
+  """Where the plan of a process lies."""
+  return directory / FOLDER / f"{process}.plan.json"
+
+
+def write_plan(directory: pathlib.Path | Folder, process: int, run: str, attempt: int,
+               plan: ObservedPlan) -> None:
+  """Replaces a process's plan as a whole; it is on the disk when this returns.
+
+  Args:
+    directory: run directory, which must be there; or its folder `FOLDER`, held open.
+    process: index of this process.
+    run: id of the run.
+    attempt: attempt of the run.
+    plan: the programs so far.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  document = {"run": run, "attempt": attempt, "process": process, "plan": plan.to_json()}
+  folder = directory if isinstance(directory, Folder) else Folder(directory, FOLDER)
+  folder.write_text(f"{process}.plan.json", json.dumps(document), fsync=True)
+
+
+def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
+  """Reads a process's plan.
+
+  Raises:
+    UnreadableError: it is no such file: the end of a sentence that begins with its name.
+    OSError: there is none, or it can't be read.
+  """
+  document = read_document(path_of(directory, process), MarksFile, LARGEST)
+  value = document.value
+  if document.left_out or not isinstance(value.get("plan"), dict):
+    raise UnreadableError("holds no plan of an observed step")
+  try:
+    plan = ObservedPlan.from_json(value["plan"])
+  except (KeyError, TypeError, ValueError):
+    raise UnreadableError("holds no plan of an observed step") from None
+  return ProcessPlan(value.get("run"), value.get("attempt", 0), value.get("process", process), plan)

@@ -1,0 +1,323 @@
+"""A recorded run in memory: dense arrays of [ranks, steps]."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpace.files import UserError
+from jaxpace.hosts.locality.types import Locality
+from jaxpace.runs.groups import Meeting
+
+MISSING = np.iinfo(np.int64).min
+"""Stands for a time that was not recorded. No clock reads it."""
+
+
+class RunError(UserError):
+  """The run directory can't be read: a sentence that says what is wrong and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Process:
+  """What one process said of itself."""
+
+  process: int
+  host: str
+  ranks: tuple[int, ...]
+  info: dict[str, Any]
+  """Its file as it was read: what it lost, when it last wrote, how it ended."""
+
+
+class HeldTimes(NamedTuple):
+  """What was held before one collective. `MISSING` where null."""
+
+  held_ns: np.ndarray  # [R, K] int64, by how much later this rank began for it
+  # [R, K] int64, asked for and listened, the same on all ranks; null where the pacer wasn't asked
+  asked_ns: np.ndarray
+  listened: np.ndarray  # [R, K] int64, how often, likewise
+
+  @classmethod
+  def missing(cls, shape: tuple[int, int]) -> HeldTimes:
+    """Nothing known yet: [R, K] `MISSING` each."""
+    return cls(*(np.full(shape, MISSING, np.int64) for _ in cls._fields))
+
+  def at(self, steps: slice | np.ndarray) -> HeldTimes:
+    """Of some steps only."""
+    return HeldTimes(*(values[:, steps] for values in self))
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveTimes:
+  """Entry and exit of one stamped collective, on each rank's own clock."""
+
+  slot: int
+  name: str
+  bytes: int | None
+  enter_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
+  exit_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
+  attempt: np.ndarray  # [R, K] int16, attempt the two belong to; -1 where there is no row
+  meeting: Meeting | None = None
+  """Who waits for whom; None: every rank for all."""
+  point_to_point: bool = False
+  """Whether ranks send to single others, as the stages of a pipeline do, instead of all meeting."""
+  may_begin_early: bool = False
+  """Whether it can begin before its entry stamp, which may then be late."""
+  held: HeldTimes | None = None
+  """What a pacer that holds collectives back did before it; None without one."""
+
+
+class HostSamples(NamedTuple):
+  """Samples in the order of process, attempt and time. Times of two processes can't be compared."""
+
+  process: np.ndarray  # [N] int32
+  attempt: np.ndarray  # [N] int32
+  time_ns: np.ndarray  # [N] int64, that process's monotonic clock
+  columns: dict[str, np.ndarray]  # [N] float64 by column of the table `hosts`; NaN where null
+
+  def of(self, process: int) -> HostSamples:
+    """The samples of one process."""
+    keep = self.process == process
+    return HostSamples(self.process[keep], self.attempt[keep], self.time_ns[keep],
+                       {name: values[keep] for name, values in self.columns.items()})
+
+  def increase(self, name: str) -> dict[int, float]:
+    """How much a counter rose in all, by process; those that never counted it are left out.
+
+    Counters start anew with each attempt. A fall, as no counter has, counts as nothing.
+    """
+    found: dict[int, float] = {}
+    values = self.columns[name]
+    for process in np.unique(self.process).tolist():
+      for attempt in np.unique(self.attempt[self.process == process]).tolist():
+        own = values[(self.process == process) & (self.attempt == attempt)]
+        own = own[np.isfinite(own)]
+        if own.size:
+          found[process] = found.get(process, 0.0) + float(np.maximum(np.diff(own), 0).sum())
+    return found
+
+
+class Listening(NamedTuple):
+  """Readings in the order of step, collective and turn; N of them. ns, `MISSING` where null."""
+
+  step: np.ndarray  # [N] int64, step numbers
+  collective: np.ndarray  # [N] int64, slot before which it was listened
+  turn: np.ndarray  # [N] int64, 0 for the first time before that collective
+  heard_ns: np.ndarray  # [N] int64
+  told_ns: np.ndarray  # [N] int64
+
+
+@dataclasses.dataclass(frozen=True)
+class HostCauses:
+  """What each process did while it dispatched a step. Devices run behind the loop, by a few steps
+  at most.
+
+  P processes, K steps.
+  """
+
+  # [P], rising
+  processes: np.ndarray = dataclasses.field(default_factory=lambda: np.empty(0, np.int64))
+  columns: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  """[P, K] float32 by name of `jaxpace.runs.step_causes`: seconds, "nivcsw" a count; NaN where
+  null."""
+
+  def row(self, process: int) -> int | None:
+    """Row of a process; None where it recorded nothing."""
+    at = int(np.searchsorted(self.processes, process))
+    return at if at < len(self.processes) and self.processes[at] == process else None
+
+
+class AllSteps(NamedTuple):
+  """What is known of every step of a run of which only some steps are detailed. K steps."""
+
+  steps: np.ndarray  # [K] int64, step numbers, rising
+  attempt: np.ndarray  # [R, K] int16, newest attempt of each rank and step; -1 where missing
+  end_ns: np.ndarray  # [R, K] int64, last exit, `MISSING` where unknown
+  waited: np.ndarray | None = None  # [R, K] float32 s in collectives, NaN where null
+  delay: np.ndarray | None = None  # [R, K] float32 s of the applied delay, NaN where null
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Run:
+  """Everything the report needs of a recorded run. It never changes once it is read.
+
+  R is the number of ranks, K the number of step numbers between the first and the last one
+  recorded. Times of two ranks are comparable only if they belong to the same process; nothing here
+  compares them.
+  """
+
+  path: pathlib.Path
+  id: str
+  info: dict[str, Any]
+  """`run.json` as it was read; empty if there was none."""
+  processes: tuple[Process, ...]
+  steps: np.ndarray  # [K] int64, step numbers, rising
+  # [R, K] int16, newest attempt of each rank and step; -1 where nothing is recorded
+  attempt: np.ndarray
+  # [R, K] int64, `MISSING` where unknown; read only where no collective is stamped
+  end_ns: np.ndarray | None
+  durations: dict[str, np.ndarray]
+  """[R, K] float32 seconds by column name without `_ns` ("forward", "gap", "delay_applied", ...);
+  NaN where null."""
+  collectives: tuple[CollectiveTimes, ...]
+  process_of_rank: np.ndarray  # [R] int32, -1 where no row says
+  skipped: dict[str, int]
+  """Files left out, by reason: "temporary", "foreign", "unknown", "leftover", "torn",
+  "vanished"."""
+  duplicates: int
+  """Rows that recorded the same rank and step again; the last attempt's row counts."""
+  problems: tuple[str, ...]
+  """Everything noteworthy, in sentences."""
+  window: tuple[int | None, int | None] = (None, None)
+  """Steps asked for, first to one past the last; None where open."""
+  locality: tuple[Locality, ...] = ()
+  """Where each process ran, as far as it was written down and can be read."""
+  guard: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
+  """[K] float32 by column of `jaxpace.guard` ("guard_on", ...) and of `jaxpace.share_work`
+  ("work_uneven", ...), of the lowest rank recorded; empty if neither ran."""
+  host_causes: HostCauses = dataclasses.field(default_factory=HostCauses)
+  """What each process did in each step, besides training."""
+  host_samples: HostSamples | None = None
+  """Samples of each process's host; None where there are none."""
+  listening: Listening | None = None
+  """What was heard before collectives; None where nothing was."""
+
+  numbers: np.ndarray | None = None
+  """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their
+  order here."""
+  declared: int = 0
+  """Ranks that the run has by its own word; 0 where it does not say."""
+  aggregated: AllSteps | None = None
+  """Every step of an observed run, detailed or not; `steps` are then the detailed ones. None:
+  `steps` are all."""
+  previous_exit: np.ndarray | None = None
+  """[R, K] int64, own last exit of the step before each of `steps`, `MISSING` where not known, of a
+  run of which only some steps are detailed; None: that step is the one before in `steps`."""
+
+  @property
+  def ranks(self) -> int:
+    """R: one more than the highest rank number."""
+    return self.attempt.shape[0]
+
+  @functools.cached_property
+  def observed(self) -> bool:
+    """Whether the plan is that of an observed step: each occurrence of a collective has an entry of
+    its own."""
+    entries = self.plan.get("collectives")
+    return any(isinstance(entry, dict) and entry.get("of") is not None
+               for entry in (entries if isinstance(entries, list) else ()))
+
+  @property
+  def all_steps(self) -> AllSteps:
+    """Every step, detailed or not, each ending with its last exit; without collectives where the
+    program ends."""
+    if self.aggregated is not None:
+      return self.aggregated
+    if not self.collectives:
+      return AllSteps(self.steps, self.attempt, np.full(self.attempt.shape, MISSING)
+                      if self.end_ns is None else self.end_ns)
+    last = functools.reduce(np.maximum, (c.exit_ns for c in self.collectives))
+    return AllSteps(self.steps, self.collectives[0].attempt, last)
+
+  @property
+  def ranks_in_all(self) -> int:
+    """Ranks that the run has: as many as it says, else those that recorded. A gap in their numbers
+    is no rank."""
+    return max(self.declared, int((self.attempt >= 0).any(axis=1).sum()))
+
+  @property
+  def silent(self) -> np.ndarray:
+    """Ranks that the run says it has, or a process calls its own, and that recorded nothing;
+    rising."""
+    named = {rank for process in self.processes for rank in process.ranks}
+    ranks = np.flatnonzero(~(self.attempt >= 0).any(axis=1))
+    return ranks[[rank < self.declared or rank in named for rank in ranks.tolist()]]
+
+  @property
+  def there(self) -> np.ndarray:
+    """[R] bool, numbers that are a rank's: it recorded, or the run or a process says that it has
+    it."""
+    there = np.array((self.attempt >= 0).any(axis=1))
+    there[self.silent] = True
+    return there
+
+  @property
+  def inside(self) -> np.ndarray:
+    """[K] bool, the steps that were asked for: `steps` holds the one before them, too."""
+    return self.asked(self.steps)
+
+  def asked(self, steps: np.ndarray) -> np.ndarray:
+    """[n] bool, which of these step numbers were asked for."""
+    first, stop = self.window
+    inside = np.ones(len(steps), bool)
+    if first is not None:
+      inside &= steps >= first
+    if stop is not None:
+      inside &= steps < stop
+    return inside
+
+  @property
+  def plan(self) -> dict[str, Any]:
+    """The plan of the step as plain data; empty if it was not recorded."""
+    plan = self.info.get("plan")
+    return plan if isinstance(plan, dict) else {}
+
+  def host_of_rank(self, rank: int) -> str:
+    """Host that owns `rank`; empty if no process said."""
+    process = int(self.process_of_rank[rank])
+    for p in self.processes:
+      if p.process == process or (process < 0 and rank in p.ranks):
+        return p.host
+    return ""
+
+  def detailed(self, collectives: Sequence[CollectiveTimes], steps: np.ndarray) -> Run:
+    """The same run, of which only some steps are detailed.
+
+    Args:
+      collectives: of the detailed steps, [R, D].
+      steps: [D] their numbers, rising; the run has all of them.
+
+    Returns:
+      The run over the detailed steps. Each is measured from the last exit of the step before, which
+      `aggregated` knows.
+    """
+    at = np.searchsorted(self.steps, steps)
+    attempt = self.attempt[:, at]
+    for collective in collectives:
+      attempt = np.maximum(attempt, collective.attempt)
+    assert self.end_ns is not None
+    before = np.maximum(at - 1, 0)
+    known = (at > 0) & (self.steps[before] == steps - 1)
+    previous = np.where(known & (self.attempt[:, before] == attempt), self.end_ns[:, before],
+                        MISSING)
+    causes = HostCauses(self.host_causes.processes,
+                        {name: values[:, at] for name, values in self.host_causes.columns.items()})
+    return dataclasses.replace(
+        self, steps=self.steps[at], attempt=attempt, end_ns=None, collectives=tuple(collectives),
+        durations={name: values[:, at] for name, values in self.durations.items()},
+        guard={name: values[at] for name, values in self.guard.items()}, host_causes=causes,
+        previous_exit=previous,
+        aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
+                            self.durations.get("delay_applied")))
+
+
+def cut(run: Run, first: int) -> Run:
+  """The run from the step at index `first` on; the one before it is kept as for any window."""
+  part = slice(max(first - 1, 0), None)
+  causes = dataclasses.replace(run.host_causes,
+                               columns={n: v[:, part] for n, v in run.host_causes.columns.items()})
+  return dataclasses.replace(
+      run, steps=run.steps[part], attempt=run.attempt[:, part],
+      previous_exit=None if run.previous_exit is None else run.previous_exit[:, part],
+      window=(int(run.steps[first]), run.window[1]),
+      end_ns=None if run.end_ns is None else run.end_ns[:, part],
+      durations={name: values[:, part] for name, values in run.durations.items()},
+      collectives=tuple(dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
+                                            exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part],
+                                            held=None if c.held is None else c.held.at(part))
+                        for c in run.collectives),
+      guard={name: values[part] for name, values in run.guard.items()}, host_causes=causes)

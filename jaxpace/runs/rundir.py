@@ -1,0 +1,235 @@
+"""The JSON files of a run directory, run ids, what each process says of itself, and what happens to
+an earlier run found there."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pathlib
+import re
+import uuid
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+import msgspec
+
+from jaxpace.files import documents
+from jaxpace.files.documents import read_document
+from jaxpace.files.folders import Folder
+from jaxpace.files.reading import UnreadableError
+from jaxpace.files.schemas import MarksFile, ProcessFile, RunFile
+from jaxpace.runs import schema
+from jaxpace.runs import ring_file
+from jaxpace.runs.problems import why_unreadable
+from jaxpace.runs.table_reader import parse_part_name
+
+RUN_FILE = "run.json"
+PREVIOUS = ".previous"
+_PROCESS_FILE = re.compile(r"^(\d+)\.json$")
+_NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+_LONGEST = 200
+"""Characters of a folder's name."""
+
+
+class ForeignDirectoryError(OSError):
+  """The directory holds a `run.json` of something else."""
+
+
+class RunIdentity(NamedTuple):
+  """What all processes of a run must agree on."""
+
+  run: str
+  attempt: int
+  started_unix_ns: int
+
+  def to_text(self) -> str:
+    """Returns it as one line of JSON."""
+    return json.dumps(self._asdict())
+
+  @staticmethod
+  def from_text(text: str) -> RunIdentity:
+    """Inverse of `to_text`."""
+    return RunIdentity(**json.loads(text))
+
+
+def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -> None:
+  """Replaces a JSON file as a whole: a reader sees the old one or the new one.
+
+  Args:
+    path: file to write; its folder is made if it is missing.
+    value: plain lists, dicts and scalars; anything else is written as its `str`.
+    fsync: whether the data must have reached the disk before the file gets its name.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  if _PROCESS_FILE.match(path.name):
+    folder = Folder(path.parent.parent, path.parent.name)
+  else:
+    path.parent.mkdir(exist_ok=True)
+    folder = Folder(path.parent)
+  folder.write_text(path.name, json_text(value), fsync=fsync)
+
+
+def json_text(value: dict[str, Any]) -> str:
+  """What a JSON file of a run holds, given its values, see `write_json`."""
+  return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dict[str, Any] | None:
+  """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is
+  no such file."""
+  try:
+    return documents.read_document(path, schema).value
+  except (OSError, documents.UnreadableError):
+    return None
+
+
+def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
+  """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is
+  one.
+
+  Raises:
+    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    OSError: the directory can't be made or written.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  path = directory / RUN_FILE
+  earlier = read_json(path)
+  if os.path.lexists(path) and not _is_ours(earlier):
+    raise ForeignDirectoryError(
+        f"{path} was not written by jaxpace: it is left as it is. Give the recorder a directory of "
+        "its own.")
+  return earlier
+
+
+def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentity:
+  """Makes the directory ready for a run, and gives the run its id. For process 0 only.
+
+  The files of an earlier run are moved to `.previous/<its id>/`, never deleted; foreign files are
+  not touched.
+
+  Args:
+    directory: run directory; made if it is missing.
+    resume: whether to go on with the run that is there, as its next attempt.
+    now_unix_ns: wall-clock time, ns since 1970.
+
+  Raises:
+    ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
+    OSError: the directory can't be made or written.
+  """
+  earlier = prepare(directory)
+  if earlier is not None and resume:
+    return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
+  when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)
+  identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)
+  set_aside(directory, identity.run)
+  return identity
+
+
+def set_aside(directory: pathlib.Path, current: str, process: int | None = None) -> int:
+  """Moves the files of every run but `current` to `.previous/<run>/`.
+
+  Args:
+    directory: run directory.
+    current: id of the run that stays.
+    process: move only this process's files (its directory may be on a disk of its own host); None
+      for all.
+
+  Returns:
+    Number of files moved.
+  """
+  moved = 0
+  for table in schema.TABLES:
+    for path in _files(directory, table):
+      part = parse_part_name(path.name)
+      if part and part.run != current and process in (None, part.process):
+        moved += _move(directory, path, part.run)
+  for path in _files(directory, "process"):
+    number = _PROCESS_FILE.match(path.name)
+    if number and process in (None, int(number[1])):
+      info = read_json(path, ProcessFile)
+      if _is_ours(info) and info["run"] != current:
+        moved += _move(directory, path, info["run"])
+  for path in _files(directory, ring_file.FOLDER):
+    owner = ring_file.process_of(path.name)
+    if owner is not None and process in (None, owner):
+      run = _run_of_marks(path)
+      if run and run != current:
+        moved += _move(directory, path, run)
+  # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
+  info = read_json(directory / RUN_FILE)
+  if process is None and _is_ours(info) and info["run"] != current:
+    for path in _files(directory, "locality"):
+      if _PROCESS_FILE.match(path.name):
+        moved += _move(directory, path, info["run"])
+    moved += _move(directory, directory / RUN_FILE, info["run"])
+  return moved
+
+
+def _run_of_marks(path: pathlib.Path) -> str | None:
+  if path.suffix == ".ring":
+    return ring_file.run_of(path)
+  info = read_json(path, MarksFile)
+  return info.get("run") if info else None
+
+
+def _files(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
+  """What lies in a folder of the run directory; nothing where that is a link."""
+  folder = directory / name
+  return sorted(folder.iterdir()) if folder.is_dir() and not folder.is_symlink() else []
+
+
+def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
+  return info is not None and isinstance(info.get("run"), str) and "schema_version" in info
+
+
+def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
+  inside = path.parent.relative_to(directory).parts
+  # The run's id may be anything: a damaged file says it.
+  aside = _NO_NAME.sub("_", pathlib.Path(run).name).strip(".")[:_LONGEST] or "_"
+  Folder(directory, *inside).rename(
+      path.name, path.name, Folder(directory, PREVIOUS, aside, *inside))
+  return 1
+
+
+FOLDER = "process"
+_NAME = re.compile(r"^p?([0-9]{1,8})$")
+
+
+def read_processes(directory: pathlib.Path, run: str | None, problems: list[str], *,
+                   denied: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+  """Reads `process/*.json` of a run.
+
+  Args:
+    directory: run directory.
+    run: id of the run; files of other runs are left out. None takes all.
+    problems: gets a sentence for each file that is left out, or parts of it.
+    denied: whether a file that may not be read is an error, not a problem.
+
+  Yields:
+    Index of a process, and its file's values.
+
+  Raises:
+    PermissionError: with `denied`, a file may not be read.
+  """
+  folder = directory / FOLDER
+  for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
+    try:
+      document = read_document(file, ProcessFile)
+    except (OSError, UnreadableError) as error:
+      if denied and isinstance(error, PermissionError):
+        raise
+      problems.append(f"process/{file.name} {why_unreadable(error)}: its host name is unknown.")
+      continue
+    problems.extend(f"process/{file.name}: {sentence}." for sentence in document.left_out)
+    info = document.value
+    named = _NAME.match(file.stem)
+    number = info.get("process", int(named[1]) if named else None)
+    if number is None:
+      problems.append(f"process/{file.name} does not say which process it is of: left out.")
+    elif run is not None and info.get("run", run) != run:
+      problems.append(f"process/{file.name} belongs to another run: left out.")
+    else:
+      yield number, info

@@ -1,0 +1,327 @@
+"""Finds the Parquet parts of a table and reads its rows, part by part; a part that can't be read is
+reported and left out."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jaxpace.files.reading import UnreadableError, check_regular
+from jaxpace.runs import schema
+from jaxpace.runs.columns import ABSENT, LIMITS, Soundness, name_fault, type_fault
+
+# The last but one: column names of a damaged footer.
+_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
+NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
+          "hosts": ("time_ns", "process"),
+          "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
+"""Columns that a part of each table must have."""
+MOST_PHASES = 64
+"""A user's phases that are read; a ring of stamps has room for fewer."""
+_LARGEST_FOOTER = 8 << 20
+_LARGEST_GROUP = 1 << 30
+"""Bytes of a row group when unpacked; a recorder's have a million rows at most."""
+_LARGEST_BATCH = 1 << 20
+"""Rows that are handed on at once."""
+_ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
+"""More rows than this a byte of the file are no rows: the plainest part that a recorder writes has
+70."""
+
+
+class TableFiles:
+  """The readable parts of one table. Reading may find more of them torn."""
+
+  def __init__(self, name: str, files: list[tuple[PartFile, pq.FileMetaData]], torn: int,
+               vanished: int, problems: list[str]):
+    self.name = name
+    self.torn = torn
+    self.vanished = vanished
+    self.problems = problems
+    self._sound = Soundness(name, problems)
+    self._files = files
+    self.rows = sum(meta.num_rows for _, meta in files)
+    self.step_range = self._range("step")
+    if self.step_range[1] < 0:
+      self.rows = 0  # none that says which step it is of
+    self.highest_rank = self._range("rank")[1] if self.rows else -1
+    self.highest_slot = self._range("collective")[1] if self.rows and name == "collectives" else -1
+    self.too_many = 0  # of a user's phases
+
+  @property
+  def columns(self) -> set[str]:
+    return {name for _, meta in self._files for name in meta.schema.names}
+
+  def columns_like(self, wanted: Sequence[str], prefix: str) -> list[str]:
+    """Names of the columns in `wanted` or with a prefix, as far as any part has them; of the latter
+    `MOST_PHASES`."""
+    columns = self.columns
+    others = sorted(c for c in columns if c not in wanted and c.startswith(prefix)
+                    and c.endswith("_ns"))
+    if len(others) > MOST_PHASES and not self.too_many:
+      self.too_many = len(others) - MOST_PHASES
+      self.problems.append(
+          f"'{self.name}' has {len(others):,} columns {prefix}*: the first {MOST_PHASES} "
+          "were read.")
+    return sorted([c for c in columns if c in wanted] + others[:MOST_PHASES])
+
+  def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[pa.Table]:
+    """Yields the rows, at most a row group at a time.
+
+    Args:
+      columns: names wanted; of those that a part lacks its tables have what
+        `row_checks.ABSENT` says, and not the others.
+      keep: lowest and highest step wanted; row groups wholly outside are not read.
+    """
+    for part, meta in self._files:
+      yield from self._read_part(part, meta, columns, keep)
+
+  def renumber(self, ranks: np.ndarray) -> None:
+    """From now on hands a rank's place in `ranks`, which rise, on instead of its number."""
+    self._sound.ranks = ranks
+
+  def distinct(self, column: str) -> np.ndarray:
+    """The distinct numbers of a column, rising."""
+    parts = [np.unique(table.column(column).to_numpy()) for table in self.read([column])]
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+  def _read_part(self, part: PartFile, meta: pq.FileMetaData, columns: Sequence[str],
+                 keep: tuple[int, int] | None) -> Iterator[pa.Table]:
+    present = [c for c in columns if c in meta.schema.names]
+    try:
+      with pq.ParquetFile(part.path, metadata=meta, memory_map=False,
+                          page_checksum_verification=True) as file:
+        for group in range(meta.num_row_groups):
+          span = _statistics(meta, group, "step")
+          if keep and span and (span[1] < keep[0] or span[0] > keep[1]):
+            continue
+          for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present,
+                                         use_threads=False):
+            yield _completed(self._sound.rows(pa.Table.from_batches([batch])), columns)
+    except FileNotFoundError:
+      # The job still runs and has merged this part into another since it was listed.
+      self.vanished += 1
+      self.problems.append(
+          f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
+    except PermissionError:
+      raise
+    except _UNREADABLE as error:
+      self.torn += 1
+      self.problems.append(f"{self.name}/{part.path.name} is corrupt, its remaining rows are left "
+                           f"out ({_first_line(error)}).")
+      for inner in part.inside:
+        inner_meta = _metadata(inner, self.name)
+        if inner_meta is not None and not isinstance(inner_meta, str):
+          yield from self._read_part(inner, inner_meta, columns, keep)
+
+  def _range(self, column: str) -> tuple[int, int]:
+    spans: list[tuple[int, int]] = []
+    for part, meta in self._files:
+      found = [_statistics(meta, group, column) for group in range(meta.num_row_groups)]
+      if None in found:
+        values = [t.column(column).to_numpy() for t in self._read_part(part, meta, [column], None)]
+        found = [(int(v.min()), int(v.max())) for v in values if v.size]
+      spans.extend(s for s in found if s)
+    most = LIMITS[column]
+    for low, high in spans:
+      self._sound.check(column, low, high)
+    inside = [(max(low, 0), min(high, most)) for low, high in spans if low <= most and high >= 0]
+    return (min(s[0] for s in inside), max(s[1] for s in inside)) if inside else (0, -1)
+
+
+def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
+  """Reads the footers of a table's parts; of a torn part, the leftovers inside it are taken
+  instead."""
+  files: list[tuple[PartFile, pq.FileMetaData]] = []
+  torn, vanished = 0, 0
+  problems: list[str] = []
+  for part in parts:
+    meta = _metadata(part, name)
+    if meta is None:
+      vanished += 1
+      problems.append(
+          f"{name}/{part.path.name} vanished while it was read: is the job still running?")
+      continue
+    if not isinstance(meta, str):
+      if meta.num_rows:
+        files.append((part, meta))
+      continue
+    torn += 1
+    problems.append(f"{name}/{part.path.name} left out: {meta}.")
+    for inner in part.inside:
+      inner_meta = _metadata(inner, name)
+      if inner_meta is not None and not isinstance(inner_meta, str) and inner_meta.num_rows:
+        files.append((inner, inner_meta))
+  return TableFiles(name, files, torn, vanished, problems)
+
+
+def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
+  """The footer, or why it can't be used; None if the file is gone."""
+  try:
+    size = check_regular(part.path)
+    if size == 0:
+      return "empty"
+    _check_footer(part.path, size)
+    meta = pq.read_metadata(part.path)
+    fields = list(meta.schema.to_arrow_schema())
+    names = [field.name for field in fields]
+    for group in range(meta.num_row_groups):
+      _statistics(meta, group, "")  # reads the names that its columns have there
+  except PermissionError:
+    raise
+  except FileNotFoundError:
+    return None
+  except _UNREADABLE as error:
+    return f"torn or no Parquet file ({_first_line(error)})"
+  except UnreadableError as error:
+    return f"it {error}"
+  lacking = [name for name in NEEDED[table] if name not in names]
+  if lacking:
+    return f"it has no column {' and '.join(map(repr, lacking))}"
+  fault = name_fault(names) or next(filter(None, map(type_fault, fields)), None)
+  if fault:
+    return fault
+  if meta.num_rows > _ROWS_ANYWAY + _ROWS_OF_A_BYTE * size:
+    return f"it claims {meta.num_rows:,} rows in {size:,} bytes"
+  groups = [meta.row_group(group).total_byte_size for group in range(meta.num_row_groups)]
+  if groups and max(groups) > _LARGEST_GROUP:
+    return f"it has a row group of {max(groups):,} bytes, more than {_LARGEST_GROUP:,}"
+  return meta
+
+
+def _completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
+  for name in columns:
+    if name in ABSENT and name not in rows.column_names:
+      rows = rows.append_column(name, pa.array(np.full(len(rows), ABSENT[name])))
+  return rows
+
+
+def _check_footer(path: pathlib.Path, size: int) -> None:
+  with open(path, "rb") as file:
+    file.seek(max(0, size - 8))
+    length = int.from_bytes(file.read(4), "little")
+  if _LARGEST_FOOTER < length <= size:
+    raise UnreadableError(f"has a footer of {length:,} bytes, more than {_LARGEST_FOOTER:,}")
+
+
+def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, int] | None:
+  row_group = meta.row_group(group)
+  for i in range(row_group.num_columns):
+    chunk = row_group.column(i)
+    if chunk.path_in_schema == column:
+      stats: Any = chunk.statistics
+      return (int(stats.min), int(stats.max)) if stats is not None and stats.has_min_max else None
+  return 0, 0
+
+
+def _first_line(error: BaseException) -> str:
+  return next(itertools.chain(str(error).strip().splitlines(),
+                              [type(error).__name__]))[:120].rstrip(". ")
+
+
+class PartId(NamedTuple):
+  """What a part's file name says."""
+
+  run: str
+  process: int
+  first: int
+  last: int
+
+  @property
+  def file_name(self) -> str:
+    """The name of the part's file."""
+    return schema.PART_NAME.format(**self._asdict())
+
+
+def parse_part_name(name: str) -> PartId | None:
+  """Inverse of `PartId.file_name`; None for a name that is not a part's."""
+  match = schema.PART_PATTERN.match(name)
+  if not match or int(match["first"]) > int(match["last"]):
+    return None
+  return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
+
+
+class PartFile(NamedTuple):
+  """One part of a table. `inside` are parts whose rows it already holds: what a merge left
+  behind."""
+
+  path: pathlib.Path
+  run: str
+  process: int
+  first: int
+  last: int
+  inside: tuple[PartFile, ...] = ()
+
+
+class Folder(NamedTuple):
+  """What lies in the folder of one table."""
+
+  parts: list[PartFile]
+  temporary: int
+  foreign: int  # parts of other runs
+  unknown: int  # files that are no part at all
+  others: tuple[str, ...] = ()  # names of some of those
+
+
+def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
+  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that
+  holds them.
+
+  Args:
+    folder: the table's folder; it may be missing.
+    run: run id; None takes the parts of every run.
+
+  Raises:
+    PermissionError: the folder can't be listed.
+  """
+  parts: list[PartFile] = []
+  temporary = foreign = unknown = 0
+  others: list[str] = []
+  try:
+    names = sorted(os.listdir(folder))
+  except (FileNotFoundError, NotADirectoryError):
+    names = []
+  for name in names:
+    named = parse_part_name(name)
+    if is_temporary(name):
+      temporary += 1
+    elif named is None:
+      unknown += 1
+      others.append(name)
+    elif run is not None and named.run != run:
+      foreign += 1
+    else:
+      parts.append(PartFile(folder / name, *named))
+  return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
+
+
+def is_temporary(name: str) -> bool:
+  """Whether a file of this name is still being written, or was left by a writer that was killed."""
+  return name.startswith(".") or name.endswith((".tmp", "~"))
+
+
+def others_left_out(table: str, names: Sequence[str], number: int) -> str:
+  """Says that some files of a table's folder are none of its parts: `number` of them, of which
+  `names` are named."""
+  more = f" and {number - len(names)} more" if number > len(names) else ""
+  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out "
+          f"({', '.join(names)}{more}): not named as parts of a recorded run are, such as "
+          "run-p00000.000000-000000.parquet.")
+
+
+def outermost(parts: Iterable[PartFile]) -> list[PartFile]:
+  """Puts parts in their order; those whose range lies inside another's hang on that one."""
+  nested: list[PartFile] = []
+  for part in sorted(parts, key=lambda p: (p.run, p.process, p.first, -p.last)):
+    outer = nested[-1] if nested else None
+    if outer and (outer.run, outer.process) == (part.run, part.process) and part.last <= outer.last:
+      nested[-1] = outer._replace(inside=(*outer.inside, part))
+    else:
+      nested.append(part)
+  return nested

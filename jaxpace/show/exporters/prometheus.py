@@ -1,0 +1,249 @@
+"""Prometheus: a text file for node_exporter, and an endpoint to scrape, of this process's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pathlib
+import socket
+import socketserver
+import threading
+import time
+import wsgiref.simple_server
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from jaxpace.files import atomic_write
+from jaxpace.record.decode import Columns
+from jaxpace.show.exporters.figures import (
+  MOST_COLLECTIVES,
+  MOST_DECISIONS,
+  MOST_PHASES,
+  MOST_RANKS,
+  OTHER,
+  BatchFigures,
+  Bounded,
+  figures,
+)
+
+MOST_CONNECTIONS = 16
+REQUEST_SECONDS = 5.0
+"""Longest silence of a client, before its request has come and while the answer goes."""
+_ROOM_SECONDS = 1.0
+
+
+class _Handler(wsgiref.simple_server.WSGIRequestHandler):
+  timeout = REQUEST_SECONDS
+
+  def log_message(self, format: str, *args: Any) -> None:
+    """Says nothing: the program's output is its own."""
+
+
+class Endpoint(socketserver.ThreadingMixIn, wsgiref.simple_server.WSGIServer):
+  """Serves one page over HTTP, on daemon threads of its own, until `close`: `wsgiref`'s server with
+  a bounded number of threads.
+
+  It lives in the training process, whose descriptors and threads are not for strangers to use up:
+  whoever connects and says nothing makes room for the next one.
+  """
+
+  daemon_threads = True
+  request_queue_size = 128
+
+  def __init__(self, address: str, port: int, app: Callable[..., Any]):
+    """Listens.
+
+    Args:
+      address: host to listen on, such as "127.0.0.1" or "::1".
+      port: TCP port, 0 for any.
+      app: makes the page (WSGI); called in the endpoint's threads.
+
+    Raises:
+      OSError: the port is taken, or can't be had.
+    """
+    self.address_family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0][0]
+    self._open: list[socket.socket] = []  # oldest first
+    self._room = threading.Semaphore(MOST_CONNECTIONS)
+    super().__init__((address, port), _Handler)
+    self.set_app(app)
+    self._thread = threading.Thread(target=self.serve_forever, name="jaxpace-metrics", daemon=True)
+    self._thread.start()
+
+  def get_request(self) -> tuple[socket.socket, Any]:
+    """Accepts a connection. Where no descriptor is left, asking again at once helps nobody."""
+    try:
+      return super().get_request()
+    except OSError:
+      time.sleep(0.05)
+      raise
+
+  def process_request(self, request: Any, client_address: Any) -> None:
+    """Answers on a thread; hangs up on the oldest where there are too many."""
+    if not self._room.acquire(blocking=False):
+      with contextlib.suppress(OSError, IndexError):
+        self._open[0].shutdown(socket.SHUT_RDWR)  # its thread sees that, and ends
+      if not self._room.acquire(timeout=_ROOM_SECONDS):
+        request.close()
+        return
+    self._open.append(request)
+    super().process_request(request, client_address)
+
+  def shutdown_request(self, request: Any) -> None:
+    """Hangs up."""
+    super().shutdown_request(request)
+    self._open.remove(request)
+    self._room.release()
+
+  def handle_error(self, request: Any, client_address: Any) -> None:
+    """Says nothing of clients that go, or say nothing."""
+
+  def close(self) -> None:
+    """Stops listening and hangs up on everyone."""
+    self.shutdown()
+    for client in list(self._open):
+      with contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_RDWR)
+    self.server_close()
+    self._thread.join(REQUEST_SECONDS)
+
+
+_BUCKETS = (.001, .002, .005, .01, .02, .03, .05, .075, .1, .15, .2, .3, .5, .75, 1.0, 1.5, 2.0,
+            5.0, 10.0, 30.0, 60.0)
+_PORTS = 64
+
+
+class Prometheus:
+  """An exporter of counters, histograms and gauges; each process exports its own ranks.
+
+      with jaxpace.Recorder("runs/demo", paced, exporters=[Prometheus(port=9400)]) as recorder:
+  """
+
+  def __init__(self, *, port: int | None = None, address: str = "127.0.0.1",
+               textfile: str | os.PathLike[str] | None = None):
+    """Prepares; file and endpoint are there with the first rows.
+
+    Args:
+      port: of the HTTP endpoint; where another process of this host has it, the next free one. 0:
+        any. None: none.
+      address: to listen on. By default only this host can read the endpoint, which has no password.
+        It has at most 16 connections; one that says nothing for 5 s, or is the oldest of too many,
+        is hung up on.
+      textfile: folder and file, `metrics/jaxpace.prom` say; process 3 writes
+        `metrics/jaxpace-3.prom`.
+
+    Raises:
+      ImportError: the package prometheus_client is not installed.
+      ValueError: neither port nor file is given, or the port is none.
+    """
+    if port is None and textfile is None:
+      raise ValueError(
+          "Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
+    if port is not None and not 0 <= port < 65536:
+      raise ValueError(f"port={port} is no TCP port: give 1 to 65535, or 0 for any that is free.")
+    try:
+      import prometheus_client
+    except ImportError as error:
+      raise ImportError(
+          "Prometheus() needs prometheus_client: pip install 'jaxpace[metrics]'.") from error
+    self._client = prometheus_client
+    self._wanted, self._address = port, address
+    self._textfile = None if textfile is None else pathlib.Path(os.path.abspath(textfile))
+    self._server: Endpoint | None = None
+    self._bounded = Bounded()
+    self.port: int | None = None  # at which the endpoint listens
+    self.registry = prometheus_client.CollectorRegistry()
+    self._process: int | None = None
+    self._make()
+
+  def _make(self) -> None:
+    client, registry = self._client, self.registry
+    self._steps = client.Counter("jaxpace_steps", "Steps recorded.", ["rank"], registry=registry)
+    self._step_seconds = client.Histogram("jaxpace_step_seconds", "Time of a step, end to end.",
+                                          ["rank"], buckets=_BUCKETS, registry=registry)
+    self._phases = client.Counter("jaxpace_phase_seconds", "Time in a phase; delay is pacing's.",
+                                  ["rank", "phase"], registry=registry)
+    self._waits = client.Counter("jaxpace_wait_seconds",
+                                 "Time in a collective, from entry to exit.",
+                                 ["rank", "collective"], registry=registry)
+    self._host = client.Counter("jaxpace_host_seconds",
+                                "Time the process spent on something, by cause.",
+                                ["process", "cause"], registry=registry)
+    self._switches = client.Counter("jaxpace_involuntary_switches", "Involuntary context switches.",
+                                    ["process"], registry=registry)
+    self._last = client.Gauge("jaxpace_last_step", "Number of the newest step recorded.",
+                              ["process"], registry=registry)
+    self._attempt = client.Gauge("jaxpace_attempt", "Restarts of the run.", ["process"],
+                                 registry=registry)
+    self._decision = client.Gauge("jaxpace_decision", "What the pacer decided for the newest step.",
+                                  ["process", "name"], registry=registry)
+
+  def export(self, steps: Columns, collectives: Columns) -> None:
+    """Adds rows up; see `jaxpace.record.exporting.Exporter`."""
+    found = figures(steps, collectives)
+    if found is None:
+      return
+    self._take(found)
+    if self._process is None:
+      self._process = found.process
+      self._listen()
+    self._write()
+
+  def close(self) -> None:
+    """Writes the file a last time and closes the endpoint."""
+    self._write()
+    if self._server is not None:
+      self._server.close()
+      self._server = None
+
+  def _take(self, found: BatchFigures) -> None:
+    process = str(found.process)
+    for rank, number in found.steps.items():
+      self._steps.labels(self._rank(rank)).inc(number)
+    for rank, seconds in found.step_seconds.items():
+      observe = self._step_seconds.labels(self._rank(rank)).observe
+      for value in np.maximum(seconds, 0).tolist():
+        observe(value)
+    for (rank, phase), total in found.phases.items():
+      self._phases.labels(self._rank(rank),
+                          self._bounded("phase", phase, MOST_PHASES)).inc(max(total, 0.0))
+    for (rank, collective), total in found.waits.items():
+      name = self._bounded("collective", collective, MOST_COLLECTIVES)
+      self._waits.labels(self._rank(rank), name).inc(total)
+    for cause, total in found.host.items():
+      self._host.labels(process, cause).inc(max(total, 0.0))
+    if found.switches is not None:
+      self._switches.labels(process).inc(max(found.switches, 0))
+    self._last.labels(process).set(found.last_step)
+    self._attempt.labels(process).set(found.attempt)
+    for name, value in found.decisions.items():
+      shown = self._bounded("decision", name, MOST_DECISIONS)
+      if shown != OTHER:
+        self._decision.labels(process, shown).set(value)
+
+  def _rank(self, rank: int) -> str:
+    return self._bounded("rank", str(rank), MOST_RANKS)
+
+  def _listen(self) -> None:
+    if self._wanted is None:
+      return
+    last = self._wanted + _PORTS if self._wanted else 1
+    for port in range(self._wanted, min(last, 65536)):
+      try:
+        self._server = Endpoint(self._address, port, self._client.make_wsgi_app(self.registry))
+      except OSError as error:
+        if error.errno != errno.EADDRINUSE or port + 1 == min(last, 65536):
+          raise
+      else:
+        self.port = self._server.server_port
+        return
+
+  def _write(self) -> None:
+    if self._textfile is None or self._process is None:
+      return
+    self._textfile.parent.mkdir(parents=True, exist_ok=True)
+    own = self._textfile.with_name(
+        f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
+    atomic_write.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))

@@ -1,0 +1,276 @@
+"""The parts of the page that need no script: words, figures and tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpace.diagnose.codes import milliseconds
+from jaxpace.diagnose.floor import MEANING, SHARES
+from jaxpace.record.ring.plan import turns_in_words
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
+from jaxpace.show.html.markup import Markup, element, joined, prose, table
+
+RANKS_SHOWN, LONGEST_SHOWN, HANG_SHOWN = 64, 10, 20
+
+
+def facts(figures: DocumentFigures) -> Markup:
+  """What was recorded, on one line."""
+  document = figures.document
+  parts = [plural(document["ranks"], "rank"), plural(document["processes"], "process", "processes")]
+  if document["hosts"]:
+    parts.append(plural(len(document["hosts"]), "host"))
+  steps = plural(document["steps"], "step")
+  if document["steps_counted"] != document["steps"]:
+    steps += f" ({document['steps_counted']:,} counted)"
+  parts.append(steps)
+  first, stop = document["window"]
+  if first is not None or stop is not None:
+    parts.append(f"only steps {document['first_step'] if first is None else first:,} to "
+                 f"{document['last_step'] if stop is None else stop - 1:,} were looked at")
+  if isinstance(document["clock"], str):
+    parts.append(f"{document['clock']} clock")
+  return element("p", " · ".join(parts), class_="facts")
+
+
+def key_figures(figures: DocumentFigures) -> Markup | None:
+  """Step time, spread and what waiting costs."""
+  if figures.document["step_time"]["mean"] is None:
+    return None
+  cells = [("mean step", figures.time("step_time/mean")),
+           ("median", figures.time("step_time/median")),
+           ("99th percentile", figures.time("step_time/p99")),
+           ("variation", figures.share("step_time/cv"))]
+  if figures.document["what_if"]["no_skew"]:
+    cells.append(("waiting for late ranks", figures.share("what_if/no_skew/skew")))
+  return element("dl", *(element("div", element("dt", name), element("dd", value))
+                         for name, value in cells),
+                 class_="key")
+
+
+def shares(figures: DocumentFigures) -> Markup:
+  """The stacked bar, and its legend, which is a table."""
+  document = figures.document
+  step, parts = document["step_time"]["mean"], document["shares"]
+  described = ("Shares of the step: "
+               + ", ".join(f"{name} {100 * parts[name]:.1f} %" for name in SHARES))
+  rows: list[list[Any]] = []
+  for name in SHARES:
+    label = element("span", swatch(name), name, class_="named")
+    rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step),
+                 MEANING[name]])
+  legend = table("Shares of the step", ("spent on", "share", "a step", "what it is"), rows,
+                 texts=(0, 3), tight=True)
+  return joined([bar(parts, described), legend])
+
+
+def ranks(figures: DocumentFigures) -> Markup:
+  """The latest ranks."""
+  rows = figures.document["per_rank"]
+  order = _latest_first(rows)
+  shown = order[:RANKS_SHOWN]
+  body = []
+  for i in shown:
+    row, at = rows[i], f"per_rank/{i}"
+    body.append([row["rank"], row["host"] or UNKNOWN,
+                 UNKNOWN if row["process"] is None else row["process"],
+                 figures.time(f"{at}/lateness", signed=True),
+                 figures.confidence(f"{at}/confidence"), figures.share(f"{at}/last_share", 0),
+                 figures.share(f"{at}/cost_share"), figures.time(f"{at}/compute"),
+                 figures.time(f"{at}/runtime"), figures.time(f"{at}/waiting"),
+                 figures.number(f"{at}/steps")])
+  made = table("Ranks, latest first",
+               ("rank", "host", "process", "lateness", "confidence", "last", "cost", "compute",
+                "gap", "waits", "steps"), body, texts=(1,),
+               strong=[rows[i]["late"] for i in shown])
+  left = len(rows) - len(shown)
+  more = (element("p", f"{left:,} more ranks, all less late, are in the JSON.", class_="aside")
+          if left else None)
+  return joined([made, element(
+      "p", "lateness: mean arrival after the typical rank · last: share of steps in which the job "
+           "waited for this rank · cost: share of all time in which ranks waited for it",
+      class_="aside"), *([more] if more else [])])
+
+
+def longest(figures: DocumentFigures) -> Markup:
+  """The longest steps: what each was spent on, whom it waited for, and a way to it."""
+  rows = figures.document["series"]["distribution"]["longest"]
+  first, last = figures.document["first_step"], figures.document["last_step"]
+  body = []
+  for i, row in enumerate(rows[:LONGEST_SHOWN]):
+    at = f"series/distribution/longest/{i}"
+    name = max(row["shares"], key=row["shares"].__getitem__)
+    go = element("button", "Show", type="button", class_="go", data_first=max(first, row["step"]),
+                 data_last=min(last, row["step"]), data_title=f"step {row['step']:,}",
+                 data_ranks=row["last_rank"], aria_label=f"Show step {row['step']:,} in the charts")
+    mostly = element("span", swatch(name), f"{name} ",
+                     figures.share(f"{at}/shares/{escaped(name)}", 0), class_="named")
+    body.append([figures.number(f"{at}/step"), figures.time(f"{at}/step_time"), mostly,
+                 UNKNOWN if row["last_rank"] is None else f"rank {row['last_rank']}", go])
+  return joined([element("h3", "The longest steps", class_="below"), table(
+      "The longest steps", ("step", "took", "mostly", "waited for", "in the charts"), body,
+      texts=(2, 3, 4), tight=True)])
+
+
+def what_if(figures: DocumentFigures) -> Markup | None:
+  """The run without what slows it down, the most worthwhile first."""
+  document = figures.document
+  found = document["what_if"]
+  rows: list[tuple[str, str]] = [(f"without {a['without']}", f"asked/{i}")
+                                 for i, a in enumerate(found["asked"])]
+  asked = len(rows)
+  if found.get("without_late_ranks"):
+    rows.append(("no late rank at all", "without_late_ranks"))
+  rows += [(f"rank {rank} as quick as the others", f"without_rank/{rank}")
+           for rank in list(found["without_rank"])[:5]]
+  rows += [(f"without host {host}", f"without_host/{escaped(host)}")
+           for host in list(found["without_host"])[:5]]
+  for name, label in (("no_skew", "all ranks arrive at the step's mean arrival"),
+                      ("no_contention", "no contention"),
+                      ("no_runtime_jitter", "every gap as long as that rank's median gap"),
+                      ("work_shared", "work shared by speed")):
+    if found.get(name):
+      rows.append((label, name))
+  if not rows or not document["collectives"]:
+    return None
+  answers = {name: find(found, name) for _, name in rows}
+  rows[asked:] = sorted(rows[asked:], key=lambda row: answers[row[1]]["step_time"])
+  step = document["step_time"]["mean"]
+  body = [[label, figures.time(f"what_if/{name}/step_time"),
+           figures.times(f"what_if/{name}/speedup"), _meter(answers[name]["step_time"] / step)]
+          for label, name in rows]
+  return table("Steps that might have been",
+               ("the run again, but", "a step", "as fast", "step, of the recorded one"), body,
+               texts=(0, 3))
+
+
+def _meter(share: float) -> Markup:
+  wide = f"{100 * min(max(share, 0.0), 1.0):.1f}%"
+  return element("svg", element("rect", width="100%", height=10, class_="track"),
+                 element("rect", width=wide, height=10, class_="value"), class_="meter",
+                 width="100%", height=10, role="img",
+                 aria_label=f"{100 * share:.0f} % of the recorded step")
+
+
+def collectives(figures: DocumentFigures) -> Markup | None:
+  """Every stamped collective, and the phases."""
+  document = figures.document
+  parts: list[Markup] = []
+  if document["waits"]:
+    body = [[f"{row['collective']}" + (f" ({row['source']})" if row["source"] else ""), row["axis"],
+             f"{row['turns']:,}", figures.time(f"waits/{i}/waiting"),
+             figures.time(f"waits/{i}/transfer"), figures.time(f"waits/{i}/contention"),
+             _most_in(figures, i), _mostly_for(row)]
+            for i, row in enumerate(document["waits"])]
+    parts.append(table("Where the waits are", (
+        "collective", "axis", "times a step", "waiting", "transfer", "contention", "most in",
+        "mostly for"), body,
+        texts=(0, 1, 6, 7), hidden_caption=False))
+  elif document["collectives"]:
+    body = [[f"{row['slot']}: {row['name']}",
+             UNKNOWN if row["bytes"] is None else f"{row['bytes']:,}",
+             figures.time(f"collectives/{i}/transfer"), figures.time(f"collectives/{i}/floor"),
+             figures.time(f"collectives/{i}/contention"), figures.time(f"collectives/{i}/waiting")]
+            for i, row in enumerate(document["collectives"])]
+    parts.append(table("Collectives",
+                       ("collective", "bytes", "transfer", "floor", "contention", "waiting"), body,
+                       hidden_caption=False))
+  found = document["overlap"]
+  if found and (found["hidden"] or any(row["meanwhile"] is not None
+                                       for row in found["collectives"])):
+    at = "overlap/collectives"
+    body = [[row["collective"], f"{row['times']:,}", figures.time(f"{at}/{i}/in_flight"),
+             figures.time(f"{at}/{i}/exposed"), figures.time(f"{at}/{i}/hidden"),
+             figures.time(f"{at}/{i}/behind_others"),
+             figures.share(f"{at}/{i}/meanwhile")]
+            for i, row in enumerate(found["collectives"])]
+    parts.append(table("Computing while sending", (
+        "collective", "times a step", "in flight", "exposed, at most", "hidden, at least",
+        "behind others", "work meanwhile"), body, hidden_caption=False))
+  if document["phases"]:
+    body = [[name.removeprefix("phase_"), figures.time(f"phases/{escaped(name)}/median"),
+             figures.time(f"phases/{escaped(name)}/slowest_median"), f"rank {row['slowest_rank']}"]
+            for name, row in document["phases"].items()]
+    parts.append(table("Phases, medians", ("phase", "typical rank", "slowest rank", "which"), body,
+                       texts=(0, 3), hidden_caption=False))
+  # Those of waits and of overlap are too wide to stand beside another.
+  wide = document["waits"] or len(parts) > 2
+  return element("div", *parts, class_=None if wide else "columns") if parts else None
+
+
+def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
+  worst = figures.document["waits"][place]["worst_turn"]
+  if not worst:
+    return ""
+  return element("span", f"{turns_in_words(worst['loops'])}: ",
+                 figures.time(f"waits/{place}/worst_turn/waiting"))
+
+
+def _mostly_for(row: dict[str, Any]) -> str:
+  return "" if row["rank"] is None else f"rank {row['rank']} ({100 * row['rank_share']:.0f} %)"
+
+
+def places(figures: DocumentFigures) -> Markup:
+  """Hosts, what hangs on what in them, and what is noteworthy of that."""
+  places_ = figures.document["series"]["places"]
+  hosts = places_["hosts"]
+  order = _latest_first(hosts)
+  body = [[hosts[i]["host"] or "host not known", _some(hosts[i]["ranks"]),
+           _some(hosts[i]["processes"]),
+           figures.time(f"series/places/hosts/{i}/lateness", signed=True),
+           UNKNOWN if hosts[i]["latest_rank"] is None else f"rank {hosts[i]['latest_rank']}"]
+          for i in order[:RANKS_SHOWN]]
+  parts = [table("Hosts, latest first",
+                 ("host", "ranks", "processes", "lateness, mean", "latest"), body,
+                 texts=(0, 1, 2, 4), tight=True)]
+  if len(order) > RANKS_SHOWN:
+    parts.append(element("p", f"{len(order) - RANKS_SHOWN:,} more hosts are in the JSON.",
+                         class_="aside"))
+  for concern in places_["concerns"]:
+    warning = concern["level"] == "warning"
+    where = f"{concern['host']}: " if concern["host"] else ""
+    word = element("strong", "Warning: " if warning else "Note: ")
+    parts.append(element("p", word, where, prose(concern["sentence"]),
+                         class_="concern warning" if warning else "concern"))
+  if places_["trees"]:
+    parts.append(element("ul", *(_tree(tree, 0) for tree in places_["trees"]), class_="tree"))
+  else:
+    parts.append(element("p",
+                         "The run does not say what its hosts are made of: it has no readable "
+                         "locality/*.json.", class_="aside"))
+  return joined(parts)
+
+
+def _latest_first(rows: list[dict[str, Any]]) -> list[int]:
+  """Positions of rows, those of which nothing is known last."""
+  return sorted(range(len(rows)),
+                key=lambda i: (rows[i]["lateness"] is None, -(rows[i]["lateness"] or 0.0)))
+
+
+def _tree(tree: dict[str, Any], depth: int) -> Markup:
+  if not tree["below"]:
+    return element("li", tree["text"])
+  below = element("ul", *(_tree(line, depth + 1) for line in tree["below"]))
+  return element("li", element("details", element("summary", tree["text"]), below, open=True))
+
+
+def hang(figures: DocumentFigures) -> Markup | None:
+  """What the job waits for; None where it goes on."""
+  found = figures.document.get("hang")
+  if not found:
+    return None
+  sentences = ([sentence for cause in found["causes"] for sentence in cause["sentences"]]
+               + found["left_out"])
+  return element("ul", *(element("li", prose(sentence)) for sentence in sentences[:HANG_SHOWN]))
+
+
+def notes(figures: DocumentFigures) -> Markup | None:
+  """Everything noteworthy."""
+  document = figures.document
+  sentences = [*document["problems"], *document["notes"]]
+  return (element("ul", *(element("li", prose(sentence)) for sentence in sentences)) if sentences
+          else None)
+
+
+def _some(numbers: list[int]) -> str:
+  return list_ranks(numbers) if numbers else UNKNOWN

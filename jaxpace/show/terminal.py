@@ -1,0 +1,350 @@
+"""The report, and a forecast, as a person reads them in a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from jaxpace.diagnose.codes import joined, milliseconds, named, percent, signed
+from jaxpace.diagnose.diagnosis import Diagnosis
+from jaxpace.diagnose.floor import MEANING, SHARES
+from jaxpace.diagnose.hang import Hang
+from jaxpace.diagnose.lateness import spell
+from jaxpace.diagnose.modes.inputs import Finding
+from jaxpace.diagnose.phases import waiting_for_data
+from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.show.console import draw_bar
+
+if TYPE_CHECKING:
+  from jaxpace.diagnose.forecast.forecast import Forecast
+
+COLOUR = {"compute": "green", "skew": "red", "transfer": "blue", "contention": "magenta",
+          "runtime": "yellow", "pacing": "cyan"}
+
+
+_MOST_WAITS = 6
+
+
+def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
+           hang: Hang | None = None) -> None:
+  """Prints the report.
+
+  Args:
+    diagnosis: what to show.
+    console: where; its width, colour and encoding are respected.
+    ranks: rows of the table of ranks; None for all.
+    hang: what the job waits for, or waited for last.
+  """
+  console.print(_header(diagnosis))
+  if hang:
+    render_hang(hang, console)
+  healthy = not diagnosis.findings
+  console.print(Panel(Text(diagnosis.verdict), title="Verdict", title_align="left",
+                      border_style="green" if healthy else "red"))
+  sections: list[tuple[str, RenderableType | None]] = [
+      ("Where the step goes", _shares(diagnosis, console)),
+      ("Findings", _findings(diagnosis)),
+      ("Who is late", _ranks(diagnosis, ranks)),
+      ("Where the waits are", _waits(diagnosis)),
+      ("Computing while sending", _overlap(diagnosis)),
+      ("Phases", _phases(diagnosis)),
+      ("Pacing", _pacing(diagnosis)),
+      ("What it would be worth", _what_if(diagnosis)),
+      ("Notes", _notes(diagnosis)),
+  ]
+  for title, body in sections:
+    if body is not None:
+      console.print()
+      console.print(Text(title, style="bold"))
+      console.print(Padding(body, (0, 0, 0, 2), expand=False))
+
+
+def render_hang(hang: Hang, console: Console) -> None:
+  """Prints what a job waits for."""
+  console.print(Panel(_bullets([*hang.sentences, *hang.left_out]), title=hang.title,
+                      title_align="left", border_style="red"))
+
+
+def _header(diagnosis: Diagnosis) -> Text:
+  run = diagnosis.run
+  hosts = {h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}
+  processes = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist()))
+  facts = [plural(run.ranks_in_all, "rank"), plural(processes, "process", "processes")]
+  if hosts:
+    facts.append(plural(len(hosts), "host"))
+  steps = plural(diagnosis.recorded, "step")
+  if diagnosis.counted != diagnosis.recorded:
+    steps += f" ({diagnosis.counted:,} counted)"
+  if diagnosis.counted != diagnosis.selected.size:
+    steps += f", {diagnosis.selected.size:,} detailed"
+  facts.append(steps)
+  clock = run.info.get("clock") or run.plan.get("clock")
+  if isinstance(clock, str):
+    facts.append(f"{clock} clock")
+  text = Text(f"{run.path}", style="bold")
+  text.append(f"  run {run.id}\n", style="dim")
+  text.append(", ".join(facts))
+  return text
+
+
+def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
+  step, shares = diagnosis.step_time, diagnosis.shares
+  if step is None or shares is None:
+    return None
+  line = Text.assemble((milliseconds(step.mean), "bold"), " per step on average; ",
+                       f"median {milliseconds(step.median)}, 99th percentile "
+                       f"{milliseconds(step.p99)}, variation {100 * step.cv:.1f} %")
+  width = max(8, min(40, console.width - 76))
+  table = _grid()
+  for justify in ("left", "left", "right", "right"):
+    table.add_column(justify=justify, no_wrap=True)
+  table.add_column(no_wrap=False)
+  data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
+  for name in SHARES:
+    share = shares[name]
+    meaning = MEANING[name]
+    if name == "runtime" and data >= 5e-3 * step.mean:
+      meaning += f"; data {percent(data / step.mean)} of the step"
+    quiet = "dim" if abs(share) < 5e-4 else ""
+    table.add_row(Text(name, style=quiet),
+                  Text(draw_bar(share, width, console.encoding), style=COLOUR[name]),
+                  Text(milliseconds(share * step.mean), style=quiet),
+                  Text(f"{100 * share:.1f} %", style=quiet), Text(meaning, style="dim"))
+  return Group(line, table)
+
+
+def _findings(diagnosis: Diagnosis) -> RenderableType | None:
+  if not diagnosis.findings:
+    return None
+  parts: list[RenderableType] = []
+  for finding in diagnosis.findings:
+    if parts:
+      parts.append(Text())
+    title = Text(finding.mode.replace("_", " "), style="bold red")
+    title.append(
+        f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
+        style="default")
+    parts.append(title)
+    parts.append(_who(finding))
+    parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
+  return Group(*parts)
+
+
+def _who(finding: Finding) -> Text:
+  """Whom it is about, since when, and what the hosts' columns show, on one line or two."""
+  facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks)
+           if finding.ranks else
+           "no rank in particular"]
+  if finding.hosts:
+    facts.append("on " + named(finding.hosts))
+  facts.append(spell(finding.first_step, finding.last_step))
+  if finding.causes:
+    facts.append("cause: " + ", ".join(finding.causes).replace("_", " "))
+  return Text("; ".join(facts), style="bold")
+
+
+def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
+  run, totals, lateness = diagnosis.run, diagnosis.totals, diagnosis.lateness
+  if not run.collectives or diagnosis.step_time is None or run.ranks < 2:
+    return None
+  mean = np.nan_to_num(lateness.mean, nan=-np.inf)
+  order = np.argsort(-mean, kind="stable")
+  # A gap in the ranks' numbers is no rank.
+  order = order[run.there[order]]
+  shown = order if most is None else order[:most]
+  elapsed = float(np.nansum(totals.per_step["step"]))
+  late = set(diagnosis.without_rank)
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("rank", justify="right", no_wrap=True)
+  table.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
+  for header in ("process", "lateness", "last", "cost", "compute", "gap"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for rank in shown.tolist():
+    number = int(totals.present[rank])
+    process = int(run.process_of_rank[rank])
+    cells = [str(rank), run.host_of_rank(rank) or "?", str(process) if process >= 0 else "?"]
+    if number:
+      late_by = float(lateness.mean[rank])
+      cells += [signed(late_by) if np.isfinite(late_by) else "?",
+                f"{100 * totals.last[rank] / number:.0f} %",
+                f"{100 * totals.blame[rank] / elapsed:.1f} %",
+                *(milliseconds(float(totals.per_rank[name][rank]) / number)
+                  for name in ("compute", "runtime"))]
+    else:
+      cells += ["nothing recorded"]
+    table.add_row(*cells, style="bold red" if rank in late else "" if number else "dim")
+  parts: list[RenderableType] = [table]
+  if len(shown) < len(order):
+    parts.append(
+        Text(f"{len(order) - len(shown)} more ranks, all less late: --ranks all shows them.",
+             style="dim"))
+  parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job "
+                    "waited for this rank; cost: share of the step the ranks waited for it.",
+                    style="dim"))
+  return Group(*parts)
+
+
+def _waits(diagnosis: Diagnosis) -> RenderableType | None:
+  step = diagnosis.step_time
+  waits = [each for each in diagnosis.waits if each.waiting > 0][:_MOST_WAITS]
+  if not waits or step is None:
+    return None
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("collective", overflow="fold")
+  for header in ("times", "waiting", "share", "most in", "mostly for"):
+    table.add_column(header, justify="left" if header.startswith("most") else "right", no_wrap=True)
+  table.add_column("transfer", justify="right", no_wrap=True)
+  for each in waits:
+    most = "all iterations" if each.turns > 1 else ""
+    if each.stands_out:
+      most = f"{each.place.turn}: {milliseconds(each.worst)}"
+    table.add_row(
+        each.place.name + each.place.origin, str(each.turns), milliseconds(each.waiting),
+        f"{100 * each.waiting / step.mean:.1f} %", most,
+        "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
+        milliseconds(each.transfer))
+  rest = [each for each in diagnosis.waits if each.waiting > 0][_MOST_WAITS:]
+  said = ("waiting: what a rank waits there for later ones, per step, mean over ranks; iterations "
+          "count from 0.")
+  if rest:
+    said = (f"{plural(len(rest), 'more collective')}, {milliseconds(sum(e.waiting for e in rest))} "
+            "in all; ") + said
+  return Group(table, Text(said, style="dim"))
+
+
+def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
+  found, step = diagnosis.overlap, diagnosis.step_time
+  if found is None or step is None or not found.tells:
+    return None
+  line = (f"Collectives are under way for {milliseconds(found.exposed + found.computing)} of a "
+          f"step: at most {milliseconds(found.exposed)} of that are waited for, at least "
+          f"{milliseconds(found.computing)} are hidden behind computing.")
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("collective", overflow="fold")
+  for header in ("times", "in flight", "exposed", "hidden", "behind others", "work meanwhile"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for each in found.collectives[:_MOST_WAITS]:
+    table.add_row(each.name, str(each.times),
+                  *map(milliseconds, (each.in_flight, each.exposed, each.hidden,
+                                      each.behind_others)),
+                  "" if each.meanwhile is None else f"{100 * each.meanwhile:.1f} %")
+  said = ("exposed: at most; hidden: at least; behind others: while another one is waited for; "
+          "work meanwhile: the part of the step's operations that could run while it is under way.")
+  rest = len(found.collectives) - _MOST_WAITS
+  if rest > 0:
+    said = f"{plural(rest, 'more collective')}; " + said
+  return Group(Text(line), table, Text(said, style="dim"))
+
+
+def _phases(diagnosis: Diagnosis) -> RenderableType | None:
+  if not diagnosis.phases:
+    return None
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  table.add_column("phase", no_wrap=True)
+  for header in ("median", "quickest rank", "slowest rank"):
+    table.add_column(header, justify="right", no_wrap=True)
+  for name, medians in diagnosis.phases.items():
+    slow, quick = int(np.nanargmax(medians)), int(np.nanargmin(medians))
+    table.add_row(name, milliseconds(float(np.nanmedian(medians))),
+                  *(f"{milliseconds(float(medians[rank]))} (rank {rank})"
+                    for rank in (quick, slow)))
+  return table
+
+
+def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
+  said = [one.sentence() for one in (diagnosis.measured, diagnosis.work_moved) if one]
+  return Text("\n".join(said)) if said else None
+
+
+def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
+  if diagnosis.no_skew is None or not diagnosis.run.collectives:
+    return None
+  rows = [(f"without {text}", a) for text, a in diagnosis.asked]
+  if diagnosis.without_late:
+    rows.append(("no late rank at all", diagnosis.without_late))
+  rows += [(f"rank {rank} as quick as the others", a)
+           for rank, a in list(diagnosis.without_rank.items())[:5]]
+  rows += [(f"without host {host}", a) for host, a in list(diagnosis.without_host.items())[:5]]
+  rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
+  if diagnosis.work_shared and diagnosis.work_shared.speedup > 1.0005:
+    rows.append(("work shared by speed", diagnosis.work_shared))
+  if diagnosis.no_runtime_jitter and diagnosis.no_runtime_jitter.speedup > 1.0005:
+    rows.append(("every gap as long as that rank's median gap", diagnosis.no_runtime_jitter))
+  if diagnosis.no_contention and diagnosis.no_contention.speedup > 1.0005:
+    rows.append(("no contention", diagnosis.no_contention))
+  table = _grid()
+  for justify in ("left", "right", "right"):
+    table.add_column(justify=justify, no_wrap=True)
+  for name, a in rows:
+    table.add_row(name, milliseconds(a.step_time) + " per step", f"{a.speedup:.2f}x")
+  return table
+
+
+def _notes(diagnosis: Diagnosis) -> RenderableType | None:
+  sentences = [*diagnosis.run.problems, *diagnosis.notes]
+  return _bullets(sentences) if sentences else None
+
+
+def _bullets(sentences: list[str], last: str = "") -> Table:
+  table = Table.grid(padding=(0, 1))
+  table.add_column(no_wrap=True)
+  table.add_column(overflow="fold")
+  for i, sentence in enumerate(sentences):
+    final = bool(last) and i == len(sentences) - 1
+    table.add_row(last if final else "-", Text(sentence, style="bold" if final else ""))
+  return table
+
+
+def _grid() -> Table:
+  return Table.grid(padding=(0, 2, 0, 0))
+
+
+def _confidence(value: float) -> str:
+  return "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
+
+
+def render_forecast(found: Forecast, console: Console) -> None:
+  """Prints a row for each number of ranks, then why some can't be forecast, and notes."""
+  sample = found.sample
+  console.print()
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  for header in ("ranks", "step", "90 % interval", "change", "variation", "efficiency", "waiting",
+                 "transfer"):
+    table.add_column(header, justify="right", no_wrap=True)
+  waiting = found.recorded * (1 - found.efficiency) - float(sample.transfer.sum(axis=0).mean())
+  table.add_row(f"{sample.ranks}", milliseconds(found.recorded), "as recorded", "",
+                f"{100 * found.recorded_cv:.1f} %", f"{100 * found.efficiency:.1f} %",
+                milliseconds(max(waiting, 0.0)),
+                milliseconds(float(sample.transfer.sum(axis=0).mean())), style="dim")
+  for point in found.points:
+    if point.silent is not None:
+      table.add_row(f"{point.ranks:,}", "unknown", "why: below", style="yellow")
+      continue
+    assert point.step_time and point.cv and point.efficiency and point.change
+    assert point.waiting is not None and point.transfer is not None
+    step = point.step_time
+    table.add_row(f"{point.ranks:,}", milliseconds(step.estimate),
+                  f"{milliseconds(step.low)[:-3]} to {milliseconds(step.high)}",
+                  f"{100 * point.change.estimate:+.1f} %", f"{100 * point.cv.estimate:.1f} %",
+                  f"{100 * point.efficiency.estimate:.1f} %",
+                  milliseconds(point.waiting), milliseconds(point.transfer))
+  console.print(table)
+  console.print(Text("efficiency: share of the step that a rank works on average; variation: "
+                     "standard deviation of a step over its mean.", style="dim"))
+  silent: dict[str, list[str]] = {}
+  for point in found.points:
+    if point.silent is not None:
+      silent.setdefault(point.silent, []).append(f"{point.ranks:,}")
+  sentences = [f"{joined(ranks)} ranks can't be forecast. {why}" for why, ranks in silent.items()]
+  sentences += [*found.notes]
+  if sentences:
+    console.print()
+  for sentence in sentences:
+    console.print(Text(f"- {sentence}"), soft_wrap=False)

@@ -1,0 +1,260 @@
+"""The live view as a person sees it in a terminal, of any width and height."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.style import Style
+from rich.text import Text
+
+from jaxpace.diagnose.codes import milliseconds
+from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.live.alive import duration
+from jaxpace.diagnose.live.look import LateRank, Numbers, Pacing, Snapshot
+from jaxpace.runs.plain_text import plain
+from jaxpace.runs.problems import plural
+from jaxpace.show.console import draw_bar
+from jaxpace.show.terminal import COLOUR
+
+WIDEST = 120
+_LEVELS, _ASCII_LEVELS = "▁▂▃▄▅▆▇█", ".:-=+*#@"
+_STYLES = {"waiting": "yellow", "running": "green", "ended": "blue", "quiet": "bold yellow",
+           "dead": "bold red"}
+_RANKS = 8
+_LEAST_HEIGHT = 8
+
+
+class Screen:
+  """One look, drawn for the console that it is printed on: made anew whenever the console's size
+  has changed."""
+
+  def __init__(self, look: Snapshot, unix: float, whole: bool = False):
+    """Holds what is to be drawn.
+
+    Args:
+      look: what to show.
+      unix: s since 1970, now; says how old events are.
+      whole: everything, whatever the console's height.
+    """
+    self._look, self._unix, self._whole = look, unix, whole
+
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    width = min(options.max_width, WIDEST)
+    height = 1_000_000 if self._whole else max(options.size.height, _LEAST_HEIGHT)
+    room = options.update(width=width, height=None)
+
+    def text(value: object) -> str:
+      return plain(value, console.encoding)
+
+    def drawn(sentences: Sequence[WrappedText]) -> list[Row]:
+      return [row for sentence in sentences for row in console.render_lines(
+          Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room,
+          pad=False)]
+
+    rows = [_title(self._look, text), *drawn(_head(self._look, text))]
+    # The parts in the order in which they are seen, and how much of each is left where not all fit.
+    happened = _happened(self._look, self._unix, text)
+    left = height - 2 - len(drawn(happened[:1])) if happened else height
+    for part in _parts(self._look, width, console.encoding, text):
+      more = part(_RANKS)
+      if len(rows) + len(more) > left:
+        more = part(max(_RANKS - (len(rows) + len(more) - left), 0))
+      if len(rows) + len(more) <= left:
+        rows += more
+    if happened and len(rows) + 3 <= height:
+      rows += [[], _row(("What happened", "bold"))]
+      for sentence in happened:
+        more = drawn([sentence])
+        if len(rows) + len(more) > height:
+          break
+        rows += more
+    for row in rows[:height]:
+      yield from Segment.adjust_line_length(row, width, pad=False)
+      yield Segment.line()
+
+
+Row = list[Segment]
+
+
+class WrappedText(NamedTuple):
+  """Words that may take several rows."""
+
+  words: str
+  style: str = ""
+  indent: int = 2
+
+
+def _row(*pieces: tuple[str, str]) -> Row:
+  """A row of pieces, each with its style. By hand, as it is drawn each second: rich's tables
+  measure every cell."""
+  return [Segment(words, Style.parse(style)) for words, style in pieces]
+
+
+def sparkline(values: np.ndarray, width: int, encoding: str = "utf-8") -> str:
+  """Draws [K] values, the newest last, as at most `width` characters; each stands for the mean of
+  neighbouring values.
+
+  >>> (sparkline(np.array([1.0, 1.0, 2.0, 8.0, np.nan, 4.5]), 6),
+  ...  sparkline(np.array([1.0, 3.0, 5.0]), 3, "ascii"))
+  ('▁▁▂█ ▄', '.=@')
+  """
+  levels = _LEVELS if encoding.lower().startswith("utf") else _ASCII_LEVELS
+  means = binned(values, width)
+  known = means[np.isfinite(means)]
+  if not known.size:
+    return ""
+  low, span = float(known.min()), float(known.max() - known.min())
+  if span <= 0.02 * abs(float(known.mean())):  # steady: what is left is not worth a mountain range
+    return "".join(levels[0] if np.isfinite(mean) else " " for mean in means)
+  return "".join(levels[int((mean - low) / span * (len(levels) - 1))] if np.isfinite(mean) else " "
+                 for mean in means)
+
+
+def binned(values: np.ndarray, width: int) -> np.ndarray:
+  """[B] means of neighbouring values, at most `width` of them; NaN where none is known."""
+  bins = min(len(values), max(1, width))
+  if not bins:
+    return np.empty(0)
+  of = np.arange(len(values)) * bins // len(values)
+  known = np.isfinite(values)
+  number = np.bincount(of[known], minlength=bins)
+  return np.divide(np.bincount(of[known], values[known], bins), number, out=np.full(bins, np.nan),
+                   where=number > 0)
+
+
+def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
+  return _row((text(look.path), "bold"), (f"  {text(look.run)}" if look.run else "", "dim"))
+
+
+def _head(look: Snapshot, text: Callable[[object], str]) -> list[WrappedText]:
+  facts = []
+  if look.ranks:
+    facts.append(plural(look.ranks, "rank"))
+  if look.processes:
+    facts.append(plural(look.processes, "process", "processes"))
+  if look.hosts:
+    facts.append(plural(look.hosts, "host"))
+  if look.attempt > 0:
+    facts.append(f"attempt {look.attempt + 1}")
+  if look.step >= 0:
+    facts.append(f"step {look.step:,}")
+  if look.age is not None:
+    facts.append(f"newest rows {duration(look.age)} old")
+  state = WrappedText(text(look.state.sentence), _STYLES[look.state.kind], 0)
+  return [state, WrappedText(", ".join(facts), "", 0)] if facts else [state]
+
+
+def _parts(look: Snapshot, width: int, encoding: str,
+           text: Callable[[object], str]) -> list[Callable[[int],
+                                                           list[Row]]]:
+  """What can be drawn with a number of table rows."""
+  numbers = look.numbers
+  if numbers is None:
+    return []
+  parts: list[Callable[[int], list[Row]]] = [lambda _: _step_time(numbers, width, encoding)]
+  if numbers.shares is not None:
+    parts.append(lambda _: _shares(numbers, width, encoding))
+  parts.append(lambda _: _pacing(numbers.pacing, width))
+  if numbers.late:
+    parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows
+                 else _latest(numbers.late[0], text))
+  return parts
+
+
+def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
+  facts = [f"median {milliseconds(numbers.median)}", f"99th percentile {milliseconds(numbers.p99)}",
+           f"variation {100 * numbers.cv:.1f} %"]
+  lines: list[list[str]] = [[milliseconds(numbers.mean)]]
+  for fact in facts:
+    if len(", ".join([*lines[-1], fact])) + 3 > width:
+      lines.append([])
+    lines[-1].append(fact)
+  columns = max(8, min(60, width - 26))
+  means = binned(numbers.series, columns)
+  known = means[np.isfinite(means)]
+  span = ""
+  if known.size:
+    low, high = (milliseconds(float(known.min())).removesuffix(" ms"),
+                 milliseconds(float(known.max())))
+    span = f"  {low} to {high}"
+  title = f"Step time, steps {numbers.first:,} to {numbers.last:,}" + (
+      f" without {numbers.warmup} of warm-up" if numbers.warmup else "")
+  return [[], _row((title, "bold")),
+          *(_row((f"  {', '.join(line)}", "")) for line in lines if line),
+          _row(("  " + sparkline(numbers.series, columns, encoding), "cyan"), (span, "dim"))]
+
+
+def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
+  assert numbers.shares is not None
+  rows: list[Row] = [[], _row(("Where the step goes", "bold"))]
+  bar = max(4, min(40, width - 34))
+  for name in SHARES:
+    share = numbers.shares[name]
+    quiet = "dim" if abs(share) < 5e-4 else ""
+    rows.append(_row((f"  {name:<10}  ", quiet), (draw_bar(share, bar, encoding), COLOUR[name]),
+                     (f"  {milliseconds(share * numbers.mean):>8}  {100 * share:5.1f} %", quiet)))
+  return rows
+
+
+def _pacing(pacing: Pacing, width: int) -> list[Row]:
+  lines = textwrap.wrap(pacing_words(pacing), max(width - 8, 8))
+  return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, ""))
+                for at, line in enumerate(lines))]
+
+
+def pacing_words(pacing: Pacing) -> str:
+  """What pacing does, in words."""
+  delays = (f"delays in {100 * pacing.active:.1f} % of the ranks' steps" if pacing.active
+            else "no delays")
+  if pacing.on is None:
+    return delays if pacing.active else "none"
+  words = f"guard {'on' if pacing.on else 'off'}, {delays}"
+  if pacing.effect is None:
+    return f"{words}; effect not known yet"
+  words += f"; effect on the mean step {100 * pacing.effect:+.1f} %"
+  if pacing.interval:
+    words += f" [{100 * pacing.interval[0]:+.1f}, {100 * pacing.interval[1]:+.1f}]"
+  return f"{words}, {plural(pacing.pairs, 'pair')} of blocks"
+
+
+def _latest(rank: LateRank, text: Callable[[object], str]) -> list[Row]:
+  host = f" on {text(rank.host)}" if rank.host else ""
+  return [_row((f"Latest: rank {rank.rank}{host}, {milliseconds(rank.lateness)}, last in "
+                f"{100 * rank.last:.0f} % of the steps", ""))]
+
+
+def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]) -> list[Row]:
+  hosts = [text(rank.host) for rank in late]
+  column = min(max(map(cell_len, hosts)), width - 44, 40)
+  # none where there is no name, or no room
+  column = max(column, len("host")) + 2 if column > 0 else 0
+  head = f"  {'rank':>6}  {'host':<{column}}" if column else f"  {'rank':>6}  "
+  rows = [[], _row(("Who is late", "bold")),
+          _row((f"{head}{'lateness':>8}  {'last':>5}  {'cost':>7}", "dim"))]
+  for rank, host in zip(late, hosts, strict=True):
+    if column and cell_len(host) > column - 2:
+      host = set_cell_size(host, column - 5) + "..."
+    rows.append(_row((f"  {rank.rank:>6}  "
+                      f"{set_cell_size(host, column)}{milliseconds(rank.lateness):>8}  "
+                      f"{100 * rank.last:3.0f} %  {100 * rank.cost:5.1f} %",
+                      "bold" if rank.cost > 0.05 else "")))
+  return rows
+
+
+def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[WrappedText]:
+  """Events and onsets, the newest first, then notes."""
+  rows: list[WrappedText] = []
+  for event in reversed(look.events[-6:]):
+    ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
+    now = event is look.events[-1] and not event.over
+    rows.append(WrappedText(text(event.sentence) + ago, "bold red" if now else "dim"))
+  rows += [WrappedText(text(told.sentence), "dim" if told.over else "red")
+           for told in list(reversed(look.told))[:40]]
+  return [*rows, *(WrappedText(text(note), "yellow") for note in look.notes)]

@@ -1,1 +1,0 @@
-"""Puts timers, collectives and pacing together around a user's step."""

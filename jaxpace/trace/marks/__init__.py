@@ -1,1 +1,0 @@
-"""Rings of marks read: events, the executions they belong to, and each time a collective ran."""

@@ -1,0 +1,91 @@
+"""Made-up jobs as runs in memory, and what their step time was really spent on."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxpace.diagnose.floor import find_floor
+from jaxpace.diagnose.lateness import find_late
+from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.phases import phase_medians
+from jaxpace.diagnose.selected_steps import count_steps
+from jaxpace.diagnose.totals import Summed, add_up
+from jaxpace.runs.dense import HOST_COLUMNS
+from jaxpace.runs.run import HostCauses, HostSamples, Run
+from tests.diagnose.traces import make_run
+from tests.synthetic.synthetic_runs import MadeUpJob, _host_columns, _host_samples, simulate
+
+
+def run_of(job: MadeUpJob):
+  """The run and its truth. Every rank reads a clock of its own."""
+  truth = simulate(job)
+  origin = (np.arange(job.ranks) * 7 * 10**14)[:, None]
+  groups = np.array_split(np.arange(job.ranks), job.processes)
+  process = np.repeat(np.arange(job.processes), [len(g) for g in groups])
+  hosts = [f"host{p * job.hosts // job.processes}" for p in range(job.processes)]
+  run = make_run(truth.enter + origin, truth.exit + origin, gap=truth.gap.astype(float),
+                 delay=truth.delay.astype(float), processes=process, hosts=hosts,
+                 phases={"forward": truth.forward.astype(float),
+                         "backward": truth.backward.astype(float)})
+  if job.host_columns:
+    rows = [_host_columns(truth, ranks) for ranks in groups]
+    causes = {name.removesuffix("_ns"): np.stack(
+        [row.get(name, np.zeros(job.steps)) for row in rows]).astype(np.float32)
+              * (1 if name == "nivcsw" else 1e-9)
+              for name in sorted(set().union(*rows))}
+    samples = [_host_samples(job, truth, ranks, p, 0, int(origin[ranks[0], 0]))
+               for p, ranks in enumerate(groups)]
+    columns = {name: np.concatenate([s.get(name, np.full(len(s["time_ns"]), np.nan))
+                                     for s in samples]).astype(float)
+               for name in HOST_COLUMNS}
+    run = dataclasses.replace(
+        run, host_causes=HostCauses(np.arange(job.processes), causes),
+        host_samples=HostSamples(*(np.concatenate([s[n] for s in samples])
+                                   for n in ("process", "attempt", "time_ns")),
+                                 columns))
+  return run, truth
+
+
+def case_of(run: Run) -> Case:
+  """What failure modes are looked for in."""
+  selected = count_steps(run)
+  totals = add_up(run, selected)
+  step = float(totals.per_step["step"][selected.mask].mean())
+  summed = Summed(run, selected, totals, step)
+  return Case(**vars(summed), lateness=find_late(summed), phases=phase_medians(run, selected.mask),
+              floor=find_floor(run, totals.transfer, None))
+
+
+def true_shares(truth, quiet: float) -> dict[str, float]:
+  """Shares by the definition, one rank, step and collective at a time, from what the ranks really
+  did.
+
+  Args:
+    truth: the job's truth.
+    quiet: seconds of all transfers of a step on a quiet fabric.
+  """
+  slots, ranks, steps = truth.busy.shape
+  spent = dict.fromkeys(("compute", "skew", "transfer", "contention", "runtime", "pacing"), 0.0)
+  for k in range(1, steps):
+    for r in range(ranks):
+      own = truth.gap[r, k], truth.delay[r, k]
+      spent["runtime"] += own[0]
+      spent["pacing"] += own[1]
+      spent["compute"] += sum(truth.busy[c, r, k] for c in range(slots)) - sum(own)
+      for c in range(slots):
+        last = max(range(ranks), key=lambda x: truth.busy[c, x, k])
+        early = truth.busy[c, last, k] - truth.busy[c, r, k]
+        if c or not early:
+          spent["skew"] += early
+          continue
+        more = {"runtime": truth.gap[last, k] - truth.gap[r, k],
+                "pacing": truth.delay[last, k] - truth.delay[r, k]}
+        more["skew"] = early - sum(more.values())
+        total = sum(max(x, 0) for x in more.values())
+        for name, x in more.items():
+          spent[name] += early * max(x, 0) / total
+    transfer = truth.transfer[:, k].sum()
+    spent["transfer"] += ranks * min(transfer, quiet * 1e9)
+    spent["contention"] += ranks * max(transfer - quiet * 1e9, 0)
+  whole = sum(spent.values())
+  return {name: value / whole for name, value in spent.items()}

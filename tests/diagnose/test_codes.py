@@ -1,0 +1,61 @@
+"""Codes stand beside sentences: listed in the docs, each with a use, and left alone by copies."""
+
+import copy
+import pathlib
+import pickle
+import re
+from typing import get_args
+
+import pytest
+
+from jaxpace.diagnose import codes
+from jaxpace.diagnose.codes import ChangeCode, Evidence, HangCode, Note, Sentence, Silence, Verdict
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.modes import inputs
+from jaxpace.hang import describe
+from tests.diagnose.synthetic import run_of
+from tests.synthetic.synthetic_faults import Fault
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+ROOT = pathlib.Path(__file__).parents[2]
+KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
+         "evidence": Evidence, "note": Note}
+
+
+def test_every_code_says_what_it_means():
+  """docs/reference/codes.md is made of these."""
+  assert all(code.meaning and code.meaning[0].islower() for own in KINDS.values() for code in own)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_every_code_has_a_use(kind):
+  """A code that nothing says, or a cause without a code, is a mistake in the table."""
+  files = (ROOT / "jaxpace" / "diagnosis").rglob("*.py")
+  source = "".join(path.read_text() for path in files if path.name != "codes.py")
+  modes = {inputs.PERSISTENT, inputs.AMPLIFICATION, inputs.CONTENTION, inputs.LOCALITY,
+           inputs.JITTER}
+  said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
+  # A mechanism's kind, and a finding's mode, become codes by their values.
+  by_value = (modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source))
+              if kind is Evidence else set(get_args(describe.Code)) if kind is HangCode else set())
+  assert [c.name for c in kind if c.name not in said and c not in by_value] == []
+
+
+def test_a_sentence_is_a_string_and_keeps_its_code():
+  said = Sentence(Note.WARMUP, "Warm-up left out.")
+  for one in (said, copy.deepcopy(said), pickle.loads(pickle.dumps(said))):
+    assert one == "Warm-up left out." and one.code is Note.WARMUP
+  assert codes.codes([said, "somebody's own"]) == ["warmup", None]
+
+
+@pytest.mark.parametrize("fault", [
+    Fault("compute", 4e-3, (3,)), Fault("rotating", 8e-3), Fault("contention", 8e-3, begin=.4),
+    Fault("pause", 30e-3, probability=.1, mechanism="gc"), None])
+def test_every_sentence_of_a_diagnosis_has_a_code(fault):
+  job = MadeUpJob(ranks=8, steps=600, processes=4, hosts=4, noise=0.02, host_columns=True,
+                  faults=(fault,) if fault else ())
+  found = diagnose(run_of(job)[0])
+  sentences = [found.verdict, *found.notes,
+               *(s for finding in found.findings for s in finding.evidence)]
+  assert None not in codes.codes(sentences)
+  assert found.verdict.code == (found.findings[0].mode if fault else Verdict.HEALTHY)

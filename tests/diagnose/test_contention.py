@@ -1,0 +1,90 @@
+"""Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late
+rank."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnose.codes import Evidence, codes
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.modes.inputs import CONTENTION, PERSISTENT
+from tests.diagnose.synthetic import run_of
+from tests.diagnose.test_findings import job, with_bytes
+from tests.diagnose.test_tcp import sampled
+from tests.lib.said import only
+from tests.synthetic.synthetic_faults import Fault
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+BURSTS = (Fault("contention", 9e-3, probability=0.2), Fault("contention", 22e-3, probability=0.2))
+
+
+def cost(truth) -> float:
+  """Seconds that faults added to the transfers, as a share of the step."""
+  return float(truth.extra.transfer.mean() / (np.diff(truth.exit[-1], axis=1).mean() * 1e-9))
+
+
+@pytest.mark.parametrize("hosts", [False, True])
+def test_slow_steps_now_and_then_cost_their_mean(hosts):
+  """Of 9, 22 and 31 ms: the mean of their logarithms would be 1.2 points of the step less."""
+  run, truth = run_of(job(*BURSTS, steps=600, host_columns=hosts))
+  (finding,) = diagnose(run).findings
+  assert finding.mode == CONTENTION and finding.evidence[0].code == Evidence.TWO_KINDS
+  assert finding.share == pytest.approx(cost(truth), abs=0.006)
+
+
+@pytest.mark.parametrize("switches", [0, 8])
+def test_transfers_between_two_hosts_that_vary_are_the_fabric_s_unless_processors_are_crowded(
+    switches):
+  run, _ = run_of(MadeUpJob(ranks=4, steps=400, processes=2, hosts=2, noise=0.01, transfer=1e-3,
+                            transfer_noise=10.0, host_columns=True))
+  columns = {**run.host_causes.columns,
+             "nivcsw": np.full_like(run.host_causes.columns["nivcsw"], switches)}
+  run = dataclasses.replace(run, host_causes=dataclasses.replace(run.host_causes, columns=columns))
+  assert [f.mode for f in diagnose(run).findings] == ([] if switches else [CONTENTION])
+
+
+def test_slow_steps_beside_a_late_rank_are_its_own_where_no_connections_tell():
+  late = Fault("compute", 6e-3, (5,))
+  both = diagnose(run_of(job(*BURSTS, late, steps=600))[0]).findings
+  assert {f.mode for f in both} == {CONTENTION, PERSISTENT}
+  (finding,) = diagnose(run_of(job(*BURSTS, late, steps=600, host_columns=False))[0]).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+  assert Evidence.SLOW_AS_WELL in codes(finding.evidence)
+
+
+def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_because_of_them():
+  crowded, little = Fault("contention", 15e-3, begin=0.5), Fault("compute", 1.5e-3, (5,), begin=0.5)
+  run, truth = run_of(job(crowded, little))
+  def queued(process, at):
+    return 0.3e-3 if at < 0.5 else 3e-3
+  (finding,) = diagnose(sampled(run, queued)).findings
+  assert (finding.mode, finding.ranks) == (CONTENTION, ())
+  assert finding.share == pytest.approx(cost(truth), abs=0.02)
+  assert "host2" in only(finding.evidence, Evidence.LATE_AS_WELL)
+  # Where no data queue on the way, or nobody knows, it is the host that is slow.
+  for known in (run, sampled(run, lambda process, at: 0.3e-3)):
+    (finding,) = diagnose(known).findings
+    assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+  # As much as a quarter of the contention is no little.
+  alike = run_of(job(Fault("contention", 4e-3,
+                           begin=0.5), Fault("compute", 4e-3, (5,), begin=0.5)))[0]
+  assert [f.mode for f in diagnose(sampled(alike, queued)).findings] == [PERSISTENT]
+
+
+def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
+  slow = job(Fault("contention", 3e-3, (6, 7)))
+  run = with_bytes(run_of(slow)[0], 4096)
+  (estimated,) = diagnose(run).findings
+  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
+  floor = 2.8e-3
+  quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+                          "bench.json")
+  diagnosis = diagnose(run, fabric=fabric)
+  (finding,) = diagnosis.findings
+  assert finding.hosts == estimated.hosts == ("host3",)
+  assert estimated.share == pytest.approx(3e-3 / diagnosis.step_time.mean, abs=0.002)
+  assert finding.share == pytest.approx((5.2e-3 - floor) / diagnosis.step_time.mean, abs=0.002)

@@ -1,0 +1,312 @@
+"""Every failure mode in made-up jobs: found, blamed on the right rank or host, with the share it
+really has."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnose.codes import Evidence, Note, Verdict, codes
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.diagnosis import to_json
+from jaxpace.diagnose.floor import by_host, by_rank
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
+from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
+from tests.diagnose.synthetic import run_of, true_shares
+from tests.lib.said import numbers, only
+from tests.quick import examples
+from tests.synthetic.synthetic_faults import Fault
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
+        "host_columns": True}
+
+
+def job(*faults, **kwargs) -> MadeUpJob:
+  return MadeUpJob(**{**BASE, **kwargs}, faults=faults)
+
+
+STRAGGLER = Fault("compute", 5e-3, (5,), mechanism="work")
+LATER = Fault("compute", 6e-3, (2, 3), begin=0.4, mechanism="preempted")
+TURNS = Fault("rotating", 8e-3)
+WANDERS = Fault("rotating", 10e-3, period=25)
+COLLECTS = Fault("pause", 40e-3, (4, 5), probability=0.1, mechanism="gc")
+CHECKPOINTS = Fault("pause", 60e-3, aligned=True, probability=0.08, mechanism="checkpoint")
+TRUNK = Fault("contention", 8e-3, begin=0.5)
+SLOW_HOST = Fault("contention", 6e-3, (6, 7), begin=0.3)
+
+CASES = {
+    "straggler": (job(STRAGGLER), {PERSISTENT: ((5,), ("host2",), "work")}),
+    "later": (job(LATER), {PERSISTENT: ((2, 3), ("host1",), "preempted")}),
+    "turns": (job(TURNS), {AMPLIFICATION: ((), (), None)}),
+    "wanders": (job(WANDERS), {AMPLIFICATION: ((), (), None)}),
+    "collects": (job(COLLECTS), {JITTER: ((4, 5), ("host2",), "gc")}),
+    "checkpoints": (job(CHECKPOINTS), {JITTER: ((), (), "checkpoint")}),
+    "trunk": (job(TRUNK), {CONTENTION: ((), (), "trunk")}),
+    "slow host": (job(SLOW_HOST), {CONTENTION: ((6, 7), ("host3",), "slow_host")}),
+    "two at once": (job(STRAGGLER, TRUNK),
+                    {PERSISTENT: ((5,), ("host2",), "work"), CONTENTION: ((), (), "trunk")}),
+    "another two": (job(LATER, COLLECTS), {PERSISTENT: ((2, 3), ("host1",), "preempted"),
+                                           JITTER: ((4, 5), ("host2",), "gc")}),
+    "turns and pauses": (job(TURNS, CHECKPOINTS),
+                         {AMPLIFICATION: ((), (), None), JITTER: ((), (), "checkpoint")}),
+}
+
+
+@pytest.fixture(scope="module")
+def diagnosed():
+  return {name: (diagnose(run), truth)
+          for name, (run, truth) in ((n, run_of(c[0])) for n, c in CASES.items())}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_mode_is_found_and_nothing_else(diagnosed, name):
+  found = {f.mode: (tuple(sorted(f.ranks)), f.hosts, f.causes[0] if f.causes else None)
+           for f in diagnosed[name][0].findings}
+  assert found == CASES[name][1]
+  assert all(f.confidence >= 0.99 and f.evidence and f.advice for f in diagnosed[name][0].findings)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_shares_are_those_of_the_truth_within_two_points(diagnosed, name):
+  diagnosis, truth = diagnosed[name]
+  expected = true_shares(truth, CASES[name][0].transfer)
+  for share, value in expected.items():
+    assert diagnosis.shares[share] == pytest.approx(value, abs=0.02), share
+
+
+def means(truth) -> tuple[np.ndarray, float]:
+  """[R, K] arrivals and the mean step, s."""
+  arrival = truth.busy.sum(axis=0)[:, 1:] * 1e-9
+  return arrival, float((arrival.max(axis=0) + truth.transfer.sum(axis=0)[1:] * 1e-9).mean())
+
+
+@pytest.mark.parametrize(("name", "mode"), [("straggler", PERSISTENT), ("later", PERSISTENT),
+                                            ("turns", AMPLIFICATION), ("wanders", AMPLIFICATION),
+                                            ("trunk", CONTENTION), ("collects", JITTER),
+                                            ("slow host", CONTENTION), ("checkpoints", JITTER)])
+def test_the_share_of_a_finding_is_what_the_fault_costs(diagnosed, name, mode):
+  """Against the definition, from the truth alone, and within two points."""
+  diagnosis, truth = diagnosed[name]
+  arrival, step = means(truth)
+  fault = CASES[name][0].faults[0]
+  ranks = len(arrival)
+  if mode == PERSISTENT:  # of all ranks, those in time wait, for as long as it lasts
+    cost = fault.seconds * (1 - len(fault.ranks) / ranks) * (fault.end - fault.begin)
+  elif mode == CONTENTION:
+    cost = truth.extra.transfer[1:].mean()
+  elif mode == AMPLIFICATION:
+    cost = (arrival.max(axis=0) - arrival.mean(axis=0)).mean()
+  else:
+    own = truth.extra.gap[:, 1:]
+    cost = own.max(axis=0).mean()  # the pause itself on some, waiting for it on the others
+  share = next(f.share for f in diagnosis.findings if f.mode == mode)
+  assert share == pytest.approx(cost / step, abs=0.02)
+
+
+def test_findings_are_disjoint(diagnosed):
+  for diagnosis, _ in diagnosed.values():
+    share = {f.mode: f.share for f in diagnosis.findings}
+    late = share.get(PERSISTENT, 0) + share.get(AMPLIFICATION, 0) + share.get(LOCALITY, 0)
+    assert late <= diagnosis.earliness / diagnosis.step_time.mean + 1e-9
+    assert share.get(CONTENTION, 0) <= diagnosis.shares["contention"] + 1e-9
+    assert sum(share.values()) <= 1 - diagnosis.shares["compute"] + 1e-9
+
+
+def test_the_onset_is_dated_to_the_step(diagnosed):
+  late = next(f for f in diagnosed["later"][0].findings)
+  assert late.first_step in range(118, 123)
+  assert late.last_step is None
+  trunk = next(f for f in diagnosed["trunk"][0].findings)
+  assert trunk.first_step in range(148, 153)
+  assert next(f for f in diagnosed["straggler"][0].findings).first_step is None
+
+
+@pytest.mark.parametrize("seed", range(examples(6)))
+@pytest.mark.parametrize("shape", [{"ranks": 2, "processes": 2, "hosts": 2}, {},
+                                   {"ranks": 32, "processes": 8,
+                                    "hosts": 8, "steps": 150}])
+def test_healthy_jobs_say_healthy(shape, seed):
+  run, _ = run_of(job(seed=seed, **{"noise": 0.015, **shape}))
+  diagnosis = diagnose(run)
+  assert diagnosis.findings == ()
+  assert diagnosis.verdict.code == Verdict.HEALTHY
+
+
+def test_a_mechanism_that_does_not_show_is_left_open():
+  (finding,) = diagnose(run_of(job(Fault("compute", 5e-3, (5,), mechanism="stopped")))[0]).findings
+  assert finding.causes == ()
+  assert Evidence.ASLEEP in codes(finding.evidence)
+  (finding,) = diagnose(run_of(job(Fault("compute", 5e-3, (5,)), host_columns=False))[0]).findings
+  assert (finding.ranks, finding.causes) == ((5,), ())
+
+
+def test_without_the_hosts_counters_the_slow_link_can_not_be_named():
+  run, _ = run_of(job(SLOW_HOST, host_columns=False))
+  (finding,) = diagnose(run).findings
+  assert (finding.mode, finding.ranks, finding.hosts) == (CONTENTION, (), ())
+  assert Evidence.NO_COUNTERS in codes(finding.evidence)
+
+
+def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
+  crowded = job(Fault("contention", 6e-3))
+  run, _ = run_of(crowded)
+  assert [f.mode for f in diagnose(run).findings] == []
+  run = with_bytes(run, 4096)
+  # 2 (P - 1) α on a ring of 8
+  quiet = Estimate(crowded.transfer / 14, crowded.transfer / 14, crowded.transfer / 14)
+  fabric = MeasuredFabric((Level("all", None, None,
+                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
+                          "bench.json")
+  diagnosis = diagnose(run, fabric=fabric)
+  (finding,) = diagnosis.findings
+  assert finding.mode == CONTENTION
+  assert finding.share == pytest.approx(6.2e-3 / diagnosis.step_time.mean, abs=0.01)
+  assert diagnosis.floor.known
+  assert "bench.json" in diagnosis.floor.source
+  assert Note.LOWER_BOUND not in codes(diagnosis.notes)
+
+
+def with_bytes(run, size):
+  return dataclasses.replace(run, collectives=tuple(
+      dataclasses.replace(c, name="psum", bytes=size) for c in run.collectives))
+
+
+def places(far: set[int]) -> tuple[Locality, ...]:
+  """Four processes of two ranks; the GPU of the ranks in `far` is on the other socket than its
+  NIC."""
+  found = []
+  for process in range(4):
+    gpus, nics = [], []
+    for slot in range(2):
+      node = int(2 * process + slot in far)
+      gpus.append(Gpu(pci=f"0000:1{slot}:00.0", numa_node=0, nic=f"mlx5_{slot}"))
+      nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", numa_node=node, up=True,
+                      rate_gbps=400.0))
+    found.append(Locality(process=process, hostname=f"host{process}", gpus=tuple(gpus),
+                          nics=tuple(nics), devices=tuple(Device(gpu=gpu.pci) for gpu in gpus)))
+  return tuple(found)
+
+
+def placed(run, far):
+  return dataclasses.replace(run, locality=places(far))
+
+
+def test_late_ranks_in_a_bad_place_are_a_matter_of_locality():
+  run, _ = run_of(job(Fault("compute", 9e-3, (1, 3, 5, 7))))
+  (finding,) = diagnose(placed(run, {1, 3, 5, 7})).findings
+  assert ((finding.mode, tuple(sorted(finding.ranks)), finding.causes[0])
+          == (LOCALITY, (1, 3, 5, 7), "far_nic"))
+  head = "The 4 ranks whose GPU sits across the socket from its NIC (1, 3, 5, 7) lose "
+  assert finding.evidence[0].startswith(head)
+  assert float(finding.evidence[0].removeprefix(head).split()[0]) == pytest.approx(9, abs=0.5)
+  # The same lateness of others, or of only some of them, is not.
+  for far in ({0, 2, 4, 6}, {1, 2}, set(), set(range(8))):
+    assert [f.mode for f in diagnose(placed(run, far)).findings] == [PERSISTENT]
+
+
+def test_a_bad_place_at_no_cost_is_no_finding():
+  assert diagnose(placed(run_of(job())[0], {1, 3})).findings == ()
+
+
+def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows():
+  pauses = Fault("pause", 25e-3, (4, 5), probability=0.1, aligned=True)
+  (finding,) = diagnose(run_of(job(pauses, host_columns=False))[0]).findings
+  assert (finding.mode, finding.ranks, finding.causes) == (JITTER, (4, 5), ())
+  # The same on all processes, by turns, may be load on the hosts as well.
+  everywhere = Fault("pause", 8e-3, probability=0.1)
+  assert JITTER not in {f.mode
+                        for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
+
+
+def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():
+  run, _ = run_of(job(SLOW_HOST))
+  (finding,) = diagnose(placed(run, {6})).findings
+  assert (finding.mode, finding.hosts) == (LOCALITY, ("host3",))
+
+
+def test_one_in_a_bad_place_and_another_late_rank_share_what_is_waited():
+  run, _ = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,))))
+  findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
+  assert set(findings) == {LOCALITY, PERSISTENT}
+  assert findings[PERSISTENT].ranks == (6,)
+  whole = diagnose(run)
+  assert sum(f.share for f in findings.values()) == pytest.approx(whole.findings[0].share, abs=1e-9)
+
+
+def test_shares_by_rank_and_host_sum_to_one(diagnosed):
+  for diagnosis, _ in diagnosed.values():
+    ranks = by_rank(diagnosis.totals, diagnosis.floor)
+    hosts = by_host(diagnosis.run, diagnosis.totals, diagnosis.floor)
+    assert len(hosts) == 4
+    for shares in (*ranks, *hosts.values()):
+      assert sum(shares.values()) == pytest.approx(1, abs=1e-9)
+      assert min(shares.values()) >= 0
+  late = by_rank(diagnosed["straggler"][0].totals, diagnosed["straggler"][0].floor)
+  assert late[5]["skew"] < 0.01 < 0.1 < late[0]["skew"]
+
+
+def test_of_two_late_ranks_the_later_one_is_waited_for():
+  run, truth = run_of(job(Fault("compute", 6e-3, (2,)), Fault("compute", 3e-3, (4,)), noise=0.005))
+  (finding,) = diagnose(run).findings
+  assert finding.ranks == (2, 4)
+  assert finding.share == pytest.approx((6 - 9 / 8) * 1e-3 / means(truth)[1], abs=2e-3)
+
+
+def test_a_gap_that_is_long_in_every_step_is_no_jitter():
+  run, truth = run_of(job(Fault("gap", 6e-3, (2,), mechanism="data"), Fault("jitter", 3e-3)))
+  diagnosis = diagnose(run)
+  found = {f.mode: f for f in diagnosis.findings}
+  assert JITTER not in found
+  assert (found[PERSISTENT].ranks, found[PERSISTENT].causes) == ((2,), ("data",))
+  waiting = diagnosis.lateness.random.sum()
+  assert waiting > 0.02 * means(truth)[1]
+  assert diagnosis.lateness.gaps < 0.5 * waiting
+
+
+def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
+  """Late by 6 ms on three ranks of eight and 8 ms on one: 3.75 alone and 1.25 on top for the three,
+  by hand."""
+  run, truth = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,)),
+                          noise=0.002))
+  findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
+  # max of some ranks' mean less the mean of all
+  both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8
+  share = 1e-3 * (place + both - other) / 2 / means(truth)[1]
+  assert findings[LOCALITY].share == pytest.approx(share, abs=1e-3)
+
+
+def test_a_clock_that_jumps_is_left_out_and_named():
+  run, _ = run_of(job())
+  (times,) = run.collectives
+  hour = 3_600 * 10**9
+  for by in (hour, -hour):
+    moved = [values.copy() for values in (times.enter_ns, times.exit_ns)]
+    for values in moved:
+      values[3, 100:] += by
+    jumped = dataclasses.replace(run,
+                                 collectives=(dataclasses.replace(
+                                     times, enter_ns=moved[0], exit_ns=moved[1]),))
+    diagnosis = diagnose(jumped)
+    assert diagnosis.findings == ()
+    assert diagnosis.step_time.mean == pytest.approx(diagnose(run).step_time.mean, rel=1e-3)
+    if by > 0:
+      assert diagnosis.totals.jumped.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+      assert numbers(only(diagnosis.notes, Note.CLOCK_JUMPED))[0] == 3
+
+
+def test_many_hosts_are_counted_and_the_document_names_them_all():
+  late = dict.fromkeys(range(0, 64, 2), 0.008)
+  diagnosis = diagnose(
+      run_of(MadeUpJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
+  (finding,) = diagnosis.findings
+  assert set(finding.ranks) == set(late) and len(finding.hosts) == 32
+  sentences = [diagnosis.verdict, finding.advice, *finding.evidence]
+  assert all(len(re.findall(r"host\d+", sentence)) <= 4 for sentence in sentences)
+  first = [f"host{rank}" for rank in finding.ranks[:3]]
+  for sentence in (diagnosis.verdict, finding.advice):
+    assert ", ".join(first) in sentence and 29 in numbers(sentence)
+  document = to_json(diagnosis)["findings"][0]
+  assert sorted(document["hosts"]) == sorted(f"host{rank}" for rank in late)

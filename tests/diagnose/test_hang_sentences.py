@@ -1,0 +1,177 @@
+"""Where each sentence of a hang must not be said: situations that look alike, and differ."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnose.codes import HangCode as Code
+from jaxpace.diagnose.hang import find_hang
+from jaxpace.hang.describe import Flight
+from jaxpace.hang.positions import ProgramsByKey, position
+from tests.hang.machine import Machine, collective, program
+
+TRAIN = program([collective(0, [(0, 1, 2, 3)]), collective(1, [(0, 1, 2, 3)])], 4)
+EVALUATION = program([collective(0, [(2, 3)], name="all-gather.0")], 4, number=4, name="evaluation")
+PAIRS = program([collective(0, [(0,), (1,), (2, 3)]), collective(1, [(0,), (1, 2), (3,)]),
+                 collective(2, [(0, 1), (2,), (3,)])], 4)
+CALL = 9
+
+
+def flight(machine, *, after=None, seconds=30.0, per_process=1, ranks=range(4), watched=0.0,
+           running=True, **changes):
+  """Where the ranks are; `changes` of rank 2, `after` a machine that ran when the first stopped."""
+  programs = ProgramsByKey()
+  keys = programs.add(type(machine.plan)((machine.program, EVALUATION)))
+  positions = {}
+  for rank in ranks:
+    tag, ns = machine.tag_ns(rank)
+    if after and rank in after.events:
+      more = after.tag_ns(rank)
+      # An event before a start counts executions: it has no time.
+      times = more[1] + np.where((more[0] & 0xFFFFF) == 0xFFFFE, 0, machine.time)
+      tag, ns = np.concatenate([tag, more[0]]), np.concatenate([ns, times])
+    positions[rank] = position(rank, rank // per_process, tag, ns, keys, programs,
+                               machine.time + round(seconds * 1e9))
+  if changes:
+    positions[2] = dataclasses.replace(positions[2], **changes)
+  return Flight(positions, programs, running=running, watched=watched)
+
+
+def stopped_at(operation, **more):
+  """Rank 2 stops before an operation of a call, -1 before the call."""
+  return flight(Machine(TRAIN, 4, 20, stop={2: (CALL, operation)}), **more)
+
+
+def evaluating(stop):
+  """Rank 2 runs an evaluation with marks instead of the next call."""
+  evaluation = Machine(EVALUATION, 4, 2, stop=stop)
+  evaluation.events = {2: evaluation.events[2]}
+  return flight(Machine(TRAIN, 4, 20, stop={2: (CALL, -1)}), after=evaluation)
+
+
+INSIDE = [(CALL, 0, 0, (0, 1, 2, 3))]
+SITUATIONS = {
+    "a healthy job": lambda: stopped_at(0, seconds=0.02),
+    "a checkpoint of 6 s": lambda: stopped_at(-1, seconds=6.0),
+    "between two calls": lambda: stopped_at(-1),
+    "in the call": lambda: stopped_at(1),
+    "at the call's beginning": lambda: stopped_at(0),
+    "in what follows the last collective": lambda: stopped_at(2),
+    "in an evaluation": lambda: evaluating({2: (1, 1)}),
+    "after an evaluation": lambda: evaluating({}),
+    # Calls that run ahead on forced devices: the process has made the call.
+    "devices of a process": lambda: stopped_at(-1, per_process=4),
+    "a peer stopped inside": lambda: flight(
+        Machine(TRAIN, 4, 20, dead=INSIDE), state="silent", watched=3.0),
+    "a network that hangs": lambda: flight(Machine(TRAIN, 4, 20, dead=INSIDE), watched=3.0),
+    "stopped between two calls": lambda: stopped_at(-1, state="silent", watched=3.0),
+    "after SIGTERM": lambda: stopped_at(-1, state="silent", watched=3.0, ended_by="SIGTERM"),
+    # Raised inside of the recorder's `with`, caught outside: the process lives.
+    "an error that was caught": lambda: stopped_at(-1, state="closed", ended_by="ValueError: no",
+                                                   watched=3.0),
+    "a loop that ended": lambda: stopped_at(-1, state="closed", watched=3.0),
+    "a heartbeat without marks": lambda: stopped_at(-1, state="silent"),
+    "a barrier that is over": lambda: dataclasses.replace(
+        (found := stopped_at(-1)), positions={rank: dataclasses.replace(one, moving=True)
+                                              for rank, one in found.positions.items()}),
+    "different orders": lambda: flight(Machine(TRAIN, 4, 20, orders={2: [(1, 0), (0, 0)]}),
+                                       seconds=100.0),
+    "a chain of groups": lambda: flight(Machine(PAIRS, 4, 20, stop={3: (CALL, 0)})),
+    "no ring": lambda: stopped_at(-1, ranks=(0, 1, 3)),
+}
+"""Rank 2 is late, or rank 3 at the end of a chain."""
+QUIET = ("a healthy job", "a checkpoint of 6 s", "a barrier that is over")
+SAID = {
+    Code.ABSENT: ("between two calls", "a chain of groups"),
+    Code.ORDER: ("different orders",),
+    Code.STUCK: ("a network that hangs", "a peer stopped inside"),
+    Code.UNKNOWN: ("no ring",),
+    Code.IN_CALL: ("in the call", "at the call's beginning"),
+    Code.EARLIER_CALL: ("in what follows the last collective",),
+    Code.OTHER_PROGRAM: ("in an evaluation",),
+    Code.DEVICE_BEHIND: ("devices of a process",),
+    Code.NOT_BEGUN: ("between two calls", "after an evaluation", "stopped between two calls"),
+    Code.CLOSED: ("an error that was caught", "a loop that ended"),
+    Code.SILENT: ("a peer stopped inside", "stopped between two calls", "after SIGTERM"),
+}
+NOT_SAID = {
+    Code.ABSENT: ("different orders", "a network that hangs", "a peer stopped inside", "no ring"),
+    Code.ORDER: ("a chain of groups", "between two calls"),
+    Code.STUCK: ("between two calls", "different orders", "no ring", "a chain of groups"),
+    Code.UNKNOWN: ("between two calls", "stopped between two calls", "a loop that ended"),
+    Code.IN_CALL: ("between two calls", "in what follows the last collective", "in an evaluation"),
+    Code.EARLIER_CALL: ("in the call", "between two calls", "devices of a process"),
+    Code.OTHER_PROGRAM: ("after an evaluation", "between two calls", "in the call"),
+    Code.DEVICE_BEHIND: ("between two calls", "in the call", "in what follows the last collective"),
+    Code.NOT_BEGUN: ("devices of a process", "in the call", "in an evaluation",
+                     "in what follows the last collective", "at the call's beginning"),
+    Code.CLOSED: ("after SIGTERM", "stopped between two calls", "between two calls"),
+    Code.SILENT: ("between two calls", "an error that was caught", "a loop that ended",
+                  "a heartbeat without marks", "a network that hangs"),
+}
+
+
+def said(name):
+  found = find_hang(SITUATIONS[name]())
+  return () if found is None else found.sentences
+
+
+def test_every_sentence_has_situations_in_which_it_is_and_is_not_said():
+  assert set(NOT_SAID) == set(SAID) == set(Code)
+  assert {*QUIET, *(name for table in (SAID, NOT_SAID) for names in table.values()
+                    for name in names)} == set(SITUATIONS)
+
+
+@pytest.mark.parametrize("code, name", [(code, name) for code, names in SAID.items()
+                                        for name in names])
+def test_it_is_said_where_it_is_so(code, name):
+  assert code in [sentence.code for sentence in said(name)], said(name)
+
+
+@pytest.mark.parametrize("code, name", [(code, name) for code, names in NOT_SAID.items()
+                                        for name in names])
+def test_it_is_not_said_where_it_only_looks_so(code, name):
+  sentences = said(name)
+  assert sentences and code not in [sentence.code for sentence in sentences], sentences
+
+
+@pytest.mark.parametrize("name", QUIET)
+def test_nothing_is_said_of_a_job_that_goes_on(name):
+  assert said(name) == ()
+
+
+@pytest.mark.parametrize("name", [
+    "devices of a process", "in what follows the last collective", "in an evaluation",
+    "stopped between two calls", "after SIGTERM", "an error that was caught", "a loop that ended"])
+def test_where_marks_tell_otherwise_or_nothing_no_process_is_in_python(name):
+  assert "Python" not in " ".join(said(name))
+
+
+def test_where_marks_cannot_tell_both_are_said():
+  for name in ("between two calls", "after an evaluation"):
+    where, = (sentence for sentence in said(name) if sentence.code == Code.NOT_BEGUN)
+    assert "in Python" in where and "in a program without timestamps" in where
+  for name in ("a network that hangs", "a peer stopped inside"):
+    first = said(name)[0]
+    assert all(words in first for words in ("network", "stands still", "it takes this long"))
+  for name in ("a peer stopped inside", "after SIGTERM"):
+    last = next(sentence for sentence in said(name) if sentence.code == Code.SILENT)
+    assert all(words in last for words in ("has ended", "stands still", "can't write"))
+
+
+def test_the_last_mark_is_of_the_program_that_wrote_it():
+  assert "its last timestamp, of call 1 of evaluation," in said("after an evaluation")[1]
+  assert "its last timestamp, of call 8," in said("between two calls")[1]
+
+
+@pytest.mark.parametrize("name", SITUATIONS)
+def test_a_wait_is_no_hang_and_no_end_of_the_job(name):
+  found = find_hang(SITUATIONS[name]())
+  words = " ".join((*said(name), found.title if found else ""))
+  assert not any(word in words for word in ("hangs", "hung", "ended without", "is late"))
+
+
+def test_what_a_process_wrote_of_its_end_is_quoted():
+  assert said("after SIGTERM")[-1].endswith("gives a reason: SIGTERM.")
+  assert said("an error that was caught")[-1].endswith("gives a reason: ValueError: no.")

@@ -1,0 +1,113 @@
+"""Findings with what a link probe measured, and with what other programs on the hosts do."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.diagnose import tcp
+from jaxpace.diagnose.codes import Evidence, codes
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.diagnosis import to_json
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
+from jaxpace.diagnose.what_if_request import parse
+from jaxpace.runs.links import Culprit, ProbedLinks
+from tests.diagnose.synthetic import run_of
+from tests.diagnose.traces import barrier, make_run
+from tests.synthetic.synthetic_faults import Fault
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
+        "host_columns": True}
+HOSTS = ("host0", "host1", "host2", "host3")
+
+
+def probe(*culprits, cannot_tell="") -> ProbedLinks:
+  times = np.full((4, 4), 1e-3)
+  return ProbedLinks(HOSTS, 1 << 20, times, times, culprits, cannot_tell, 1.0, 12345)
+
+
+@pytest.fixture(scope="module")
+def crowded():
+  run, _ = run_of(MadeUpJob(**BASE, faults=(Fault("contention", 8e-3, begin=0.5),)))
+  return dataclasses.replace(run, host_samples=None)
+
+
+@pytest.mark.parametrize(("culprits", "hosts", "ranks"), [
+    ((Culprit("host", ("host2",), (2,), 2.5, 0.99),), ("host2",), (4, 5)),
+    ((Culprit("link", ("host0", "host3"), (0, 3), 2.5, 0.99),), ("host0", "host3"), (0, 1, 6, 7)),
+    ((Culprit("host", ("elsewhere",), (2,), 2.5, 0.99),), (), ()),
+    ((), (), ()),
+])
+def test_a_link_probe_names_the_slow_host_or_link(crowded, culprits, hosts, ranks):
+  diagnosis = diagnose(crowded, links=probe(*culprits))
+  (found,) = diagnosis.findings
+  assert (found.mode, found.hosts, found.ranks) == (CONTENTION, hosts, ranks)
+  assert (Evidence.PROBE if culprits else Evidence.PROBE_NOTHING) in codes(found.evidence)
+  document = to_json(diagnosis)["link_probe"]
+  assert document["when_unix_ns"] == 12345 and len(document["culprits"]) == len(culprits)
+  assert not diagnose(crowded).findings[0].hosts
+
+
+def test_a_probe_alone_makes_no_finding():
+  run, _ = run_of(MadeUpJob(**BASE))
+  assert diagnose(run, links=probe(Culprit("host", ("host2",), (2,), 2.5, 0.99))).findings == ()
+
+
+def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
+  late = Fault("compute", 8e-3, (5,), mechanism="preempted")
+  run, _ = run_of(MadeUpJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
+  report = diagnose(run, asked=[parse("rank:5"), parse("rank:5,contention"), parse("rank:4")])
+  (found,) = report.findings
+  assert (found.mode, found.ranks) == (PERSISTENT, (5,))
+  assert Evidence.SLOW_AS_WELL in codes(found.evidence)
+  # One fault: mending the host mends its transfers, too. Another rank's mending doesn't.
+  healthy = diagnose(run_of(MadeUpJob(**BASE))[0]).step_time.mean
+  alone, both, other = [after.step_time for _, after in report.asked]
+  assert alone == pytest.approx(healthy, rel=0.01) == both
+  assert other > healthy + 10e-3
+  assert report.without_rank[5].step_time == alone
+
+
+def test_pauses_that_some_processes_hold_by_chance_name_nobody():
+  named = []
+  for probability, ranks in ((0.1, (4, 5)), (0.008, (0, 1, 2, 3, 4, 5, 6, 7))):
+    for seed in range(4):
+      run, _ = run_of(MadeUpJob(**BASE, seed=seed,
+                                faults=(Fault("pause", 40e-3 / probability / 10, ranks,
+                                              mechanism="gc",
+                                              probability=probability),)))
+      named += [(len(ranks), f.ranks) for f in diagnose(run).findings if f.mode == JITTER]
+  assert {found for number, found in named if number == 2} == {(4, 5)}
+  assert {found for number, found in named if number == 8} == {()}
+
+
+@pytest.mark.parametrize("kind", ["uneven", "load"])
+def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kind):
+  random, shape = np.random.default_rng(2), (8, 300)
+  _, truth = run_of(MadeUpJob(**BASE))
+  more = (random.gamma(2.0, 0.5e6, shape) if kind == "uneven"
+          else (random.random(shape) < 0.01) * 9e6)
+  ragged = (random.random(shape) < 0.01) * 12e6
+  enter, leave = barrier(truth.busy[0] + (more + ragged).astype(np.int64), truth.transfer[0])
+  diagnosis = diagnose(make_run(enter, leave, gap=truth.gap + ragged))
+  turns, step = float(diagnosis.lateness.random.sum()), diagnosis.step_time.mean
+  # neither work nor gaps alone
+  assert turns >= 0.05 * step and turns - diagnosis.lateness.gaps < 0.05 * step
+  assert {f.mode for f in diagnosis.findings} == ({AMPLIFICATION} if kind == "uneven" else set())
+
+
+def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
+  """What connections say of two hosts, one of which stands still now and then: the other seems to
+  have a slow link."""
+  run, _ = run_of(MadeUpJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
+                            faults=(Fault("compute", 15e-3, (2, 3)),)))
+  said = {}
+  for slow in (0, 1):
+    monkeypatch.setattr(tcp, "whose", lambda *_, slow=slow: tcp.BusyLinks(
+        {slow: 17e-3, 1 - slow: 7e-3}, (slow,), 0.6, False))
+    said[slow] = diagnose(run).findings
+  assert [(f.mode, set(f.ranks)) for f in said[0]] == [(PERSISTENT, {2, 3})]
+  assert Evidence.SLOW_AS_WELL in codes(said[0][0].evidence)
+  assert ({f.mode for f in said[1]} == {PERSISTENT,
+                                        CONTENTION}), "the late host's own link is another matter"

@@ -1,0 +1,212 @@
+"""Who is named late, who is not, and what it is said to cost."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpace.diagnose.codes import Evidence, Note, Verdict, codes
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.episodes import student_cdf
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, PERSISTENT
+from tests.diagnose.traces import barrier, make_run
+from tests.lib.said import numbers, only
+from tests.quick import examples
+
+MS = 1_000_000
+
+
+def diagnose_busy(busy, transfer=2 * MS, offset=0, **kwargs):
+  return diagnose(make_run(*barrier(busy, transfer, offset), **kwargs))
+
+
+def noise(ranks, steps, mean=20.0, deviation=0.4, seed=0):
+  return np.random.default_rng(seed).normal(mean * MS, deviation * MS,
+                                            (ranks, steps)).clip(MS).astype(np.int64)
+
+
+def modes(diagnosis):
+  return [f.mode for f in diagnosis.findings]
+
+
+@pytest.mark.parametrize(("ranks", "late"), [(2, 0), (3, 2), (64, 17)])
+def test_one_late_rank_is_named_with_its_lateness(ranks, late):
+  busy = noise(ranks, 300)
+  busy[late] += 5 * MS
+  diagnosis = diagnose_busy(busy)
+  finding = diagnosis.findings[0]
+  assert (finding.mode, finding.ranks, finding.hosts) == (PERSISTENT, (late,), (f"host{late}",))
+  assert diagnosis.lateness.mean[late] == pytest.approx(5e-3, abs=0.2e-3)
+  assert finding.confidence > 0.99
+  assert f"rank {late} " in diagnosis.verdict
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_two_late_ranks_are_both_named_and_worth_more_together(ranks):
+  busy = noise(ranks, 300)
+  healthy = (busy.max(axis=0)[1:].mean() + 2 * MS) * 1e-9
+  busy[1] += 5 * MS
+  busy[2] += 4 * MS
+  diagnosis = diagnose_busy(busy)
+  assert set(diagnosis.findings[0].ranks) == {1, 2}
+  assert diagnosis.without_late.step_time == pytest.approx(healthy, rel=0.01)
+  assert (diagnosis.without_late.step_time
+          < min(a.step_time for a in diagnosis.without_rank.values()) - 3e-3)
+
+
+def test_shares_of_the_findings_are_the_two_parts_of_earliness():
+  busy = noise(8, 400, deviation=5.0)
+  busy[3] += 4 * MS
+  diagnosis = diagnose_busy(busy)
+  share = {f.mode: f.share for f in diagnosis.findings}
+  arrivals, step = busy[:, 1:] * 1e-9, diagnosis.step_time.mean
+  persistent = arrivals.mean(axis=1).max() - arrivals.mean()
+  assert share[PERSISTENT] == pytest.approx(persistent / step)
+  assert (share[AMPLIFICATION]
+          == pytest.approx((arrivals.max(axis=0).mean() - arrivals.mean(axis=1).max()) / step))
+
+
+def test_downstream_victim_is_not_blamed():
+  """Rank 2 leaves every collective 14 ms after the others, so it enters the next one last: rank 1
+  is the slow one."""
+  busy = noise(4, 300)
+  busy[1] += 6 * MS
+  run = make_run(*barrier(busy, 2 * MS, offset=np.array([0, 0, 14 * MS, 0])))
+  entry = run.collectives[0].enter_ns
+  assert (entry.argmax(axis=0) == 2).mean() > 0.9  # what entry against a common exit would blame
+  diagnosis = diagnose(run)
+  assert diagnosis.findings[0].ranks == (1,)
+  assert abs(diagnosis.lateness.mean[2]) < 0.2e-3
+
+
+@pytest.mark.parametrize("seed", range(examples(6)))
+@pytest.mark.parametrize("ranks", [2, 4, 64])
+def test_healthy_jobs_are_healthy(ranks, seed):
+  diagnosis = diagnose_busy(noise(ranks, 100, deviation=0.3, seed=seed))
+  assert diagnosis.findings == ()
+  assert diagnosis.verdict.code == Verdict.HEALTHY
+  assert diagnosis.without_rank == {}
+
+
+def test_wandering_noise_names_no_rank():
+  """Autocorrelated over 20 steps: a test that took steps for independent would name somebody."""
+  random = np.random.default_rng(3)
+  walk = np.zeros((16, 600))
+  for k in range(1, 600):
+    walk[:, k] = 0.95 * walk[:, k - 1] + random.normal(0, 0.5, 16)
+  diagnosis = diagnose_busy(((20 + walk).clip(1) * MS).astype(np.int64))
+  assert PERSISTENT not in modes(diagnosis)
+
+
+def test_one_long_pause_is_a_one_off_not_a_straggler():
+  busy = noise(4, 400, deviation=0.1)
+  busy[2, 250] += 3000 * MS
+  diagnosis = diagnose_busy(busy)
+  assert diagnosis.findings == ()
+  assert diagnosis.verdict.code == Verdict.UNNAMED_WAITING
+  told = numbers(only(diagnosis.notes, Note.ONE_OFF))
+  assert 250 in told and 2 in told
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_stop_of_five_seconds_is_told_as_five(ranks):
+  """Of three ranks two waited 5 s: "waited 3,333 ms" was the mean over all."""
+  busy = noise(ranks, 400, deviation=0.0)
+  busy[1, 250] += 5000 * MS
+  told = numbers(only(diagnose_busy(busy).notes, Note.ONE_OFF))
+  share = 100 * (5 * (ranks - 1) / ranks) / (400 * 0.022 + 5)
+  assert told[:3] == [250, 5000, 1] and told[-1] == pytest.approx(share, abs=0.2)
+
+
+@pytest.mark.parametrize("length", [40, 120])
+def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
+  busy = noise(4, 400, deviation=0.1)
+  busy[2, 100:100 + length] += 20 * MS
+  (finding,) = diagnose_busy(busy).findings
+  assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
+  assert finding.first_step in range(98, 103)
+  assert finding.last_step in range(97 + length, 102 + length)
+  assert finding.evidence[0].code == Evidence.LATE
+  assert {finding.first_step, finding.last_step} <= set(numbers(finding.evidence[0]))
+
+
+@pytest.mark.parametrize("seed", range(examples(12)))
+def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
+  assert PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
+
+
+def test_lateness_below_the_effect_is_no_finding():
+  busy = np.full((4, 400), 20 * MS)
+  busy[1] += 44 * MS // 100 - MS // 50
+  assert diagnose_busy(busy).findings == ()
+  busy[1] += MS // 10
+  assert modes(diagnose_busy(busy)) == [PERSISTENT]
+
+
+def test_lateness_is_by_undelayed_arrival():
+  """Pacing holds the early ranks back until just before the late one: it is still the late one."""
+  busy, delay = np.full((4, 100), 20 * MS), np.zeros((4, 100))
+  busy[3] += 10 * MS
+  busy[:3] += 9 * MS
+  delay[:3] = 9 * MS
+  diagnosis = diagnose_busy(busy, delay=delay)
+  assert diagnosis.findings[0].ranks == (3,)
+  assert diagnosis.lateness.mean[3] == pytest.approx(10e-3, abs=1e-8)
+  assert diagnosis.shares["skew"] == pytest.approx(0.75 * 1 / 32, abs=1e-6)
+  assert diagnosis.shares["pacing"] == pytest.approx(0.75 * 9 / 32, abs=1e-6)
+  assert diagnosis.without_rank[3].step_time == pytest.approx(22e-3, abs=1e-8)
+
+
+def test_lateness_is_after_the_mean_of_the_typical_ranks():
+  busy = np.full((5, 200), 20 * MS)
+  busy[0] -= MS // 20
+  busy[1] += MS // 20
+  busy[4] += 5 * MS
+  lateness = diagnose_busy(busy).lateness.mean
+  assert lateness == pytest.approx([-0.05e-3, 0.05e-3, 0, 0, 5e-3], abs=1e-8)
+
+
+def test_the_gap_is_told_from_compute():
+  busy, gap = noise(4, 200), np.full((4, 200), 1.0 * MS)
+  busy[0] += 8 * MS
+  gap[0] += 8 * MS
+  diagnosis = diagnose_busy(busy, gap=gap)
+  assert diagnosis.findings[0].ranks == (0,)
+  assert Evidence.WHERE in codes(diagnosis.findings[0].evidence)
+  assert diagnosis.shares["runtime"] > 0.25 > 0.05 > diagnosis.shares["skew"]
+
+
+def test_a_whole_late_host_is_named():
+  busy = noise(8, 200)
+  busy[[2, 3]] += 5 * MS
+  diagnosis = diagnose_busy(busy, processes=[0, 0, 1, 1, 2, 2, 3, 3], hosts=["a", "b", "c", "d"])
+  finding = diagnosis.findings[0]
+  assert finding.hosts == ("b",)
+  assert any(sentence.code == Evidence.WHOLE_HOST and " b " in sentence
+             for sentence in finding.evidence)
+
+
+def test_too_few_steps_carry_no_finding():
+  busy = np.full((4, 15), 20 * MS)
+  busy[1] += 20 * MS
+  diagnosis = diagnose_busy(busy)
+  assert diagnosis.findings == ()
+  assert diagnosis.verdict.code == Verdict.TOO_FEW_STEPS
+
+
+def test_students_t():
+  for n in range(1, 32):
+    for t in (-4.0, -0.3, 0.0, 1.5, 6.0):
+      assert student_cdf(t, n) == pytest.approx(stats.t.cdf(t, n), abs=1e-12)
+
+
+def test_half_of_the_ranks_are_found_although_the_hosts_stood_still_once():
+  random = np.random.default_rng(4)
+  busy = (20e6 * (1 + random.normal(0, 0.02, (4, 300)))).astype(np.int64)
+  busy[2:, 150:] += 4_000_000
+  whole = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  busy[0, 200] += 600_000_000
+  busy[2, 230] += 500_000_000
+  found = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  assert sorted(found.ranks) == sorted(whole.ranks) == [2, 3]
+  assert found.first_step == pytest.approx(150, abs=3)
+  assert found.confidence >= 0.99

@@ -1,0 +1,132 @@
+"""The measured effect of pacing, recomputed from recorded steps, against what the job was made
+of."""
+
+import dataclasses
+import io
+import json
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from rich.console import Console
+
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.diagnosis import to_json
+from jaxpace.diagnose.pacing import measured
+from jaxpace.runs.reader import read_run
+from jaxpace.show.terminal import render
+from tests.coordination.test_guard import GUARDED, run, steps_of
+from tests.coordination.test_trial import noisy
+from tests.diagnose.traces import barrier, make_run
+from tests.quick import long
+from tests.synthetic import synthetic_runs
+
+STEPS = 1200
+
+
+def recorded(effect, cv=0.05, steps=STEPS, ranks=3):
+  """A guarded job, as a Run whose step times are the job's, and those times."""
+  base, took = noisy(steps, effect, cv), []
+
+  def times(step, delays):
+    seconds = steps_of(base)(step, delays)
+    took.append(seconds)
+    return seconds
+
+  applied, columns, _ = run(GUARDED, times)
+  seconds = np.array(took[:-1])
+  enter, leave = barrier(np.tile(np.rint(seconds * 1e7).astype(np.int64), (ranks, 1)), 10_000)
+  made = make_run(enter, leave, delay=np.tile(applied[:, 0] * 1e9, (ranks, 1)))
+  guard = {name: columns[name][:, 0].astype(np.float32) for name in columns if name != "slack"}
+  return dataclasses.replace(made, guard=guard), applied[:, 0] > 0, seconds
+
+
+@pytest.mark.parametrize("effect", [-0.1, *long(0.0)])
+def test_the_effect_is_that_of_the_job(effect):
+  made, _, _ = recorded(effect)
+  found = measured(made)
+  low, high = found.interval
+  assert low < effect < high and high - low < 0.1
+  assert found.effect == pytest.approx(effect, abs=0.02)
+  assert found.pairs >= 10 and found.to_json()["blocks"] == 2 * found.pairs
+  assert (high < 0) == (effect < 0)
+
+
+def test_it_is_made_of_the_mean_steps_of_each_block_and_pair():
+  """By plain loops, in float64, from the arm that really acted."""
+  made, on, seconds = recorded(0.0, steps=700)
+  pair, differences, off = made.guard["guard_pair"], [], []
+  for number in range(1, int(np.nanmax(pair)) + 1):
+    arms = [np.mean(seconds[(pair == number) & (on == arm)]) for arm in (True, False) if
+            ((pair == number) & (on == arm)).any()]
+    if len(arms) == 2:
+      differences.append(arms[0] - arms[1])
+      off.append(arms[1])
+  found = measured(made)
+  assert found.pairs == len(differences)
+  assert found.effect == pytest.approx(np.mean(differences) / np.mean(off), abs=1e-5)
+  assert (found.own_effect == pytest.approx(
+      found.effect,
+      abs=5e-3)), "the guard's own leaves the unfinished pair out"
+
+
+def test_nothing_is_claimed_where_no_guard_ran_or_nothing_was_compared():
+  made, _, _ = recorded(0.0, steps=200)
+  assert measured(dataclasses.replace(made, guard={})) is None
+  few = measured(made)
+  nothing = {**made.guard, "guard_pair": np.full(200, np.nan, np.float32)}
+  none = measured(dataclasses.replace(made, guard=nothing))
+  assert few.interval is None and few.own_interval is None and few.sentence() != none.sentence()
+  assert none.effect is None and none.pairs == 0
+  document = to_json(diagnose(dataclasses.replace(made, guard={})))
+  assert document["pacing"] == {"active_share": document["pacing"]["active_share"], "effect": None,
+                                "effect_interval": None, "blocks": 0}
+
+
+def test_windows_and_restarts():
+  made, _, _ = recorded(0.0)
+  window = dataclasses.replace(made, window=(600, 900))
+  assert 6 <= measured(window).pairs <= 10
+  attempt = made.attempt.copy()
+  attempt[:, 600:] = 1  # and pairs are counted from 0 again
+  pair = made.guard["guard_pair"].copy()
+  pair[600:] = pair[:600]
+  collectives = tuple(dataclasses.replace(c, attempt=attempt) for c in made.collectives)
+  restarted = dataclasses.replace(made, attempt=attempt, collectives=collectives,
+                                  guard={**made.guard, "guard_pair": pair,
+                                         "guard_on": np.concatenate(
+                                             [made.guard["guard_on"][:600]] * 2)})
+  half = measured(dataclasses.replace(made, window=(0, 600))).pairs
+  assert measured(restarted).pairs == pytest.approx(2 * half, abs=2) and half > 10
+
+
+def test_the_report_of_a_recorded_run(tmp_path):
+  """Through the files: decision columns are read back, of the lowest rank that has them."""
+  path = tmp_path / "run"
+  synthetic_runs.write(path, synthetic_runs.MadeUpJob(ranks=2, steps=300, processes=2, noise=0.02))
+  rng = np.random.default_rng(0)
+  on = rng.random(150).repeat(2) < 0.5
+  columns = {"guard_on": on,
+             "guard_pair": np.where(np.arange(300) % 10 < 8, np.arange(300) // 10, np.nan),
+             "effect": np.full(300, -0.02), "effect_low": np.full(300, -0.03),
+             "effect_high": np.full(300, -0.01), "pairs": np.arange(300) // 10}
+  for file in sorted((path / "steps").glob("*.parquet")):
+    table = pq.read_table(file)
+    steps = table.column("step").to_numpy()
+    for name, values in columns.items():
+      table = table.append_column(f"decision_{name}", [np.asarray(values, np.float32)[steps]])
+    pq.write_table(table, file)
+  back = read_run(path)
+  for name, values in columns.items():
+    np.testing.assert_array_equal(back.guard[name], np.asarray(values, np.float32))
+  diagnosis = diagnose(back)
+  pacing = json.loads(json.dumps(to_json(diagnosis)))["pacing"]
+  assert (abs(pacing["effect"]) < 0.02
+          and pacing["effect_interval"][0] < 0 < pacing["effect_interval"][1])
+  assert pacing["blocks"] > 40
+  assert pacing["guard"] == {"on": bool(on[-1]), "effect": pytest.approx(-0.02), "pairs": 29,
+                             "effect_interval": pytest.approx([-0.03, -0.01]), "ranks_alike": True}
+  out = io.StringIO()
+  render(diagnosis, Console(width=120, file=out))
+  text = out.getvalue()
+  assert "Effect on the mean step:" in text and "95 % interval" in text

@@ -1,0 +1,153 @@
+"""What the verdict sends its reader to the notes for is in the notes."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.diagnose.codes import Note, Verdict, codes
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.runs.run import HostCauses
+from jaxpace.runs.step_causes import PAUSES
+from tests.diagnose.traces import barrier, make_run
+from tests.lib.said import numbers, only
+
+MS, RANKS, STEPS = 1_000_000, 4, 200
+
+
+def paused(pause_ms: float, at: list[int], shown: str | None, steps: int = STEPS):
+  """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps
+  `at`."""
+  random = np.random.default_rng(0)
+  compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, steps)))
+  gap = np.full((RANKS, steps), 0.1)
+  gap[:, at] += pause_ms
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
+  columns = {shown: (gap - 0.1).astype(np.float32) * 1e-3} if shown else {}
+  return dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns))
+
+
+@pytest.mark.parametrize("shown", ["checkpoint", "gc", "data"])
+def test_two_long_pauses_of_a_run_are_told_with_their_cost(shown):
+  diagnosis = diagnose(paused(900.0, [50, 150], shown))
+  assert diagnosis.findings == ()
+  share = 1800 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
+  assert diagnosis.verdict.code == Verdict.FEW_PAUSES
+  assert 0.4 < share < 0.45 and [round(100 * share), 2] == numbers(diagnosis.verdict)[:2]
+  note = only(diagnosis.notes, Note.FEW_PAUSES)
+  assert (PAUSES[shown].label in note and numbers(note)[0] == 1800
+          and numbers(note)[-3:] == [2, 50, 150])
+
+
+def test_what_one_process_of_four_does_counts_for_a_quarter():
+  run = paused(900.0, [50, 150], "gc")
+  run.host_causes.columns["gc"][1:] = 0.0
+  notes = [note for note in diagnose(run).notes if note.code == Note.FEW_PAUSES]
+  (gc,) = [note for note in notes if PAUSES["gc"].label in note]
+  # What no column shows is on three of the four.
+  (rest,) = [note for note in notes if note is not gc]
+  assert numbers(gc)[0] == 450 and numbers(rest)[0] == 1350
+
+
+def test_a_pause_that_the_devices_hide_costs_nothing():
+  run = paused(0.0, [], "checkpoint")
+  columns = {"checkpoint": np.zeros((RANKS, STEPS), np.float32)}
+  columns["checkpoint"][:, [50, 150]] = 0.9
+  diagnosis = diagnose(dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns)))
+  assert diagnosis.verdict.code == Verdict.HEALTHY and Note.FEW_PAUSES not in codes(diagnosis.notes)
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+@pytest.mark.parametrize("at", [[50, 150], list(range(40, STEPS, 20))])
+def test_pauses_of_all_ranks_without_a_cause_that_was_measured_are_not_called_healthy(at, gaps):
+  run = paused(400.0 / len(at), at, None)
+  diagnosis = diagnose(run if gaps else dataclasses.replace(run, durations={}))
+  share = 400 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  assert [round(100 * share), len(at)] == numbers(diagnosis.verdict)[:2]
+  assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
+
+
+def test_one_pause_of_a_short_run_says_that_nothing_is_known_of_how_often_it_comes():
+  diagnosis = diagnose(paused(900.0, [15], None, steps=24))
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  assert numbers(diagnosis.verdict)[1:] == [15, diagnosis.selected.size]
+
+
+def test_processor_time_between_steps_is_no_uneven_work():
+  """Longer sequences make compute longer; a process that takes longer between its steps runs
+  Python then."""
+  random = np.random.default_rng(0)
+  compute = 10 * (1 + 0.01 * random.standard_normal((RANKS, STEPS)))
+  gap = np.full((RANKS, STEPS), 0.1)
+  gap[3] += 4
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
+  columns = {"cpu": (compute + gap).astype(np.float32) * 1e-3}
+  (found,) = diagnose(dataclasses.replace(
+      run, host_causes=HostCauses(np.arange(RANKS), columns))).findings
+  assert found.ranks == (3,) and found.causes == ("work",)
+  assert "between steps" in found.advice and "sequences" not in found.advice
+
+
+def test_what_a_column_shows_of_a_pause_is_not_told_as_unmeasured():
+  diagnosis = diagnose(paused(900.0, [50, 150], "checkpoint"))
+  assert codes(diagnosis.notes).count(Note.FEW_PAUSES) == 1
+
+
+@pytest.mark.parametrize("gaps", [True, False])
+@pytest.mark.parametrize("stops", [4, 8])
+def test_the_rank_that_stops_now_and_then_is_named_where_gaps_are_not_recorded_too(gaps, stops):
+  """The others wait for it, whether its stops are known as gaps or count as compute."""
+  random = np.random.default_rng(0)
+  compute = 30 * (1 + 0.01 * random.standard_normal((RANKS, 200)))
+  gap = np.full((RANKS, 200), 0.1)
+  gap[2, 200 // stops // 2::200 // stops] += 1600 / stops
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS),
+                 gap=gap * MS if gaps else None)
+  diagnosis = diagnose(run)
+  assert 2 in numbers(diagnosis.verdict)
+  assert diagnosis.verdict.code not in (Verdict.HEALTHY, Verdict.PERSISTENT)
+  assert all(finding.ranks == (2,) for finding in diagnosis.findings)
+
+
+def test_pauses_that_are_a_finding_are_not_told_twice():
+  diagnosis = diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint"))
+  assert [f.mode for f in diagnosis.findings] == ["runtime_jitter"]
+  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
+
+
+def test_steps_that_hold_half_of_the_waiting_are_named():
+  busy = (10 * (1 + 0.005 * np.random.default_rng(0).standard_normal((RANKS, STEPS))) * MS).astype(
+      np.int64)
+  for rank, step in ((0, 60), (1, 61), (2, 120), (3, 180)):
+    busy[rank, step] += 200 * MS
+  diagnosis = diagnose(make_run(*barrier(busy, 2 * MS), gap=np.zeros((RANKS, STEPS))))
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.UNNAMED_WAITING
+  note = only(diagnosis.notes, Note.WAITING_FOR)
+  # All four but not the everyday 0.05 ms or so a step: half of it is in two or three of them.
+  named = {int(word) for word in note.partition(": ")[2].rstrip(".").split(", ")}
+  assert named < {60, 61, 120, 180} and len(named) in (2, 3)
+  assert {100, len(named), diagnosis.selected.size} <= {*numbers(note)}
+
+
+def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
+  run = paused(0.0, [], None)
+  run = dataclasses.replace(run, collectives=tuple(
+      dataclasses.replace(c, name="psum", bytes=4096) for c in run.collectives))
+  cost = Cost(Estimate(1e-5, 1e-5, 1e-5), Estimate(0.0, 0.0, 0.0), RING)
+  for ranks, used in ((RANKS, True), (2, False)):
+    fabric = MeasuredFabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
+    diagnosis = diagnose(run, fabric=fabric)
+    assert (diagnosis.floor.source != "running minimum") == used
+    assert (Note.FABRIC_UNUSED in codes(diagnosis.notes)) != used
+
+
+def test_collectives_without_stamps_are_told_once_a_reason():
+  run = paused(0.0, [], None)
+  entries = [{"primitive": "psum", "reason": "more collectives than slots"}] * 40 + [
+      {"primitive": "psum", "reason": "inside jax.lax.scan: it runs many times a step"}]
+  notes = diagnose(dataclasses.replace(run, info={"plan": {"unstamped": entries}})).notes
+  many, one = (note for note in notes if note.code == Note.NOT_STAMPED)
+  assert numbers(many) == [40] and entries[0]["reason"] in many
+  assert numbers(one) == [] and entries[-1]["reason"] in one

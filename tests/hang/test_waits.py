@@ -1,0 +1,217 @@
+"""Who waits for whom: made-up jobs that stop at a known place."""
+
+import itertools
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpace.core.observed import Loop
+from jaxpace.hang.describe import Flight, told
+from jaxpace.hang.positions import ProgramsByKey, position
+from jaxpace.hang.waits import causes, unfinished
+from tests.hang.machine import LOOP, MS, Machine, collective, program, script
+from tests.lib.said import numbers
+
+
+def flight_of(machine, ranks=None, per_process=2):
+  programs = ProgramsByKey()
+  keys = programs.add(machine.plan)
+  positions = {rank: position(rank, rank // per_process, *machine.tag_ns(rank), keys, programs,
+                              machine.time + 5000 * MS)
+               for rank in (range(machine.ranks) if ranks is None else ranks)}
+  return Flight(positions, programs)
+
+
+def found(machine, ranks=None):
+  flight = flight_of(machine, ranks)
+  return causes(unfinished(flight.positions, flight.programs), flight.programs)
+
+
+@st.composite
+def jobs(draw):
+  """A program over 2 to 8 ranks: collectives along either axis of a mesh or over all, in loops or
+  not."""
+  rows, columns = draw(st.sampled_from([(1, 2), (2, 2), (1, 4), (2, 3), (2, 4), (4, 2)]))
+  ranks = rows * columns
+  choices = [
+      [range(r * columns, (r + 1) * columns) for r in range(rows)],
+      [range(c, ranks, columns) for c in range(columns)],
+      [range(ranks)]]
+  outer, inner = Loop("outer", draw(st.integers(1, 3))), Loop("inner", draw(st.integers(1, 2)))
+  made, tag = [], 2
+  for index in range(draw(st.integers(1, 4))):
+    n = draw(st.integers(1, 2))
+    tags = tuple(range(tag, tag + n)), tuple(range(tag + n, tag + 2 * n))
+    tag += 2 * n
+    loops = draw(st.sampled_from([(), (outer,), (outer, inner)]))
+    if draw(st.integers(0, 3)) == 0:
+      made.append(collective(index, (), pairs=[(r, (r + 1) % ranks) for r in range(ranks)],
+                             loops=loops, tags=tags))
+    else:
+      made.append(collective(index, draw(st.sampled_from(choices)), loops=loops, tags=tags))
+  return program(made, ranks), ranks
+
+
+@given(jobs(), st.data())
+def test_the_ranks_that_stopped_are_the_ends_of_all_chains(job, data):
+  of, ranks = job
+  steps = len(script(of))
+  stopped = data.draw(st.sets(st.integers(0, ranks - 1), min_size=1, max_size=2))
+  stop = {rank: (data.draw(st.integers(0, 2)), data.draw(st.integers(-1, steps)))
+          for rank in stopped}
+  machine = Machine(of, ranks, 3, stop)
+  result = found(machine)
+  blocked = {rank for rank in range(ranks) if machine.inside[rank]}
+  # By the machine's own books: who came to where it stops, and is lacking where somebody waits.
+  lacking = {rank for meeting in filter(None, machine.inside.values())
+             for rank in set(meeting[3]) - machine.entered[meeting]} & stopped - blocked
+  assert {cause.kind for cause in result} <= {"absent"}
+  assert {rank for cause in result for rank in cause.ranks} == lacking
+  assert ({rank for cause in result for wait in (*cause.waits,
+                                                 *cause.behind) for rank in wait.waiting}
+          == blocked)
+  for cause in result:
+    for wait in cause.waits:
+      call, place, turn, group = wait.meeting[1:]
+      assert (set(wait.waiting) == {r for r in range(ranks)
+                                    if machine.inside[r] == (call, place, turn, group)})
+      assert set(wait.absent) == set(group) - machine.entered[call, place, turn, group]
+      assert set(cause.ranks) <= set(wait.absent)
+  assert [c.held for c in result] == sorted((c.held for c in result), reverse=True)
+
+
+@given(jobs(), st.data())
+def test_a_network_that_hangs_is_no_ranks_fault(job, data):
+  of, ranks = job
+  place, turn = data.draw(st.sampled_from(script(of)))
+  rank = data.draw(st.integers(0, ranks - 1))
+  empty = Machine(of, ranks, 0)
+  dead = (data.draw(st.integers(0, 1)), place, turn, empty.group(rank, place))
+  result = found(Machine(of, ranks, 2, dead=[dead]))
+  assert [cause.kind for cause in result] == ["stuck"]
+  assert result[0].waits[0].meeting[1:] == dead and result[0].ranks == dead[3]
+
+
+@given(jobs())
+def test_nobody_waits_in_a_job_that_runs_to_its_end(job):
+  assert found(Machine(*job, 2)) == ()
+
+
+def test_ranks_that_enter_different_collectives_wait_in_a_circle():
+  of = program([collective(0, [(0, 1, 2, 3)]), collective(1, [(0, 1, 2, 3)])], 4)
+  machine = Machine(of, 4, 1, orders={3: [(1, 0), (0, 0)]})
+  cause, = found(machine)
+  assert cause.kind == "order" and cause.ranks == (0, 1, 2, 3)
+  assert {(wait.meeting.place, wait.waiting, wait.absent) for wait in cause.waits} == {
+      (0, (0, 1, 2), (3,)), (1, (3,), (0, 1, 2))}
+  said = told(flight_of(machine))[0].sentences[0]
+  assert "all-reduce.0" in said and "all-reduce.1" in said and {2, 3} <= {*numbers(said)}
+
+
+def test_the_end_of_a_chain_through_three_groups_is_named():
+  """0-1 wait for 1, which waits with 2 ... the rank at the end is in no group of the first."""
+  of = program([collective(0, [(4, 5), (0, 1), (2, 3)]), collective(1, [(3, 4), (1, 2), (0, 5)]),
+                collective(2, [(0, 1, 2, 3, 4, 5)])], 6)
+  machine = Machine(of, 6, 2, stop={5: (1, 0)})
+  cause, = found(machine)
+  assert (cause.kind, cause.ranks) == ("absent", (5,))
+  assert {wait.meeting.group for wait in cause.waits} == {(4, 5), (0, 5), (0, 1, 2, 3, 4, 5)}
+  assert {wait.meeting.group for wait in cause.behind} == {(3, 4)}
+
+
+def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
+  of = program([collective(0, [(0, 1, 2, 3)])], 4)
+  machine = Machine(of, 4, 1, stop={2: (0, 0)})
+  cause, = found(machine, ranks=[0, 1, 3])
+  assert (cause.kind, cause.ranks, cause.waits[0].absent) == ("unknown", (2,), ())
+  assert 2 in numbers(told(flight_of(machine, ranks=[0, 1, 3]))[0].sentences[0])
+
+
+def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said():
+  of = program([collective(0, [(0, 1), (2, 3)], name="all-gather.7", kind="all-gather",
+                           loops=(LOOP,), axes=("fsdp",)),
+                collective(1, [(0, 2), (1, 3)], loops=(LOOP,))], 4)
+  machine = Machine(of, 4, 9, stop={3: (6, script(of).index((1, 2)))})
+  first = told(flight_of(machine))[0]
+  # Call, rank, seconds, collective, turn of turns, line, the ranks that meet, others, and who is
+  # missing.
+  assert (numbers(first.sentences[0]) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3]
+          and " data " in first.sentences[0])
+  _, place, behind = first.sentences
+  assert numbers(place) == [3, 1, 7, 2, 4, 10, 5] and "all-gather.7" in place
+  # 0 has gone on to the next layer, where 1 keeps it; 2 likewise, kept by 3.
+  waits = {tuple(one["group"]): one for one in first.document["waits"]}
+  assert waits[1, 3]["loops"] == [["while.12", 2, 4]] and waits[1, 3]["source"] == "model.py:11"
+  assert waits[2, 3]["turn"] == 3 and waits[2, 3]["waiting"] == [2] and waits[2, 3]["absent"] == [3]
+  assert numbers(behind) == [0, 7, 3, 4, 10, 0, 1] and " fsdp " in behind
+  assert (first.document["places"][0]["last"] == {"collective": "all-gather.7", "turn": 2,
+                                                  "left": True})
+
+
+def test_between_two_calls_a_process_may_be_in_python_or_in_a_program_without_marks():
+  of = program([collective(0, [(0, 1)])], 2)
+  machine = Machine(of, 2, 9, stop={1: (4, -1)})
+  first = told(flight_of(machine, per_process=1))[0]
+  assert numbers(first.sentences[0])[:8] == [4, 0, 5, 0, 10, 0, 1, 1]
+  assert numbers(first.sentences[1])[:4] == [1, 1, 3, 5] and first.said[1].code == "not_begun"
+  assert first.document["places"][0]["between_calls"] is True
+
+
+def test_two_processes_may_number_the_same_program_differently():
+  of = program([collective(0, [(0, 1)])], 2)
+  machine = Machine(of, 2, 3, stop={1: (2, 0)})
+  programs = ProgramsByKey()
+  positions = {}
+  for rank, number in ((0, 3), (1, 9)):
+    tag, ns = machine.tag_ns(rank)
+    own = program(of.collectives, 2, number=number)
+    keys = programs.add(type(machine.plan)((own,)))
+    positions[rank] = position(rank, rank, (tag & 0xFFFFF) + (number << 20), ns, keys,
+                               programs, None)
+  cause, = causes(unfinished(positions, programs), programs)
+  assert ((cause.kind, cause.ranks) == ("absent", (1,))
+          and Flight(positions, programs).waited(cause) is None)
+  assert 5 not in numbers(told(Flight(positions,
+                                      programs))[0].sentences[0]), "for how long, nobody knows"
+
+
+def test_a_step_that_was_given_up_is_not_waited_in():
+  """Its marks end in the middle; another program has run to its end since."""
+  train = program([collective(0, [(0, 1)])], 2)
+  evaluation = program([collective(0, [(0, 1)], name="all-gather.0")], 2, number=4,
+                       name="evaluation")
+  given_up, after = Machine(train, 2, 3, stop={1: (2, 0)}), Machine(evaluation, 2, 2)
+  programs = ProgramsByKey()
+  keys = programs.add(type(given_up.plan)((train, evaluation)))
+  tag, ns = zip(given_up.tag_ns(0), after.tag_ns(0), strict=True)
+  both = position(0, 0, np.concatenate(tag), np.concatenate([ns[0], ns[1] + given_up.time]), keys,
+                  programs, None)
+  assert [execution.program for execution in both.executions] == [keys[4]]
+
+
+def test_a_step_whose_beginning_is_written_over_tells_nothing_of_turns():
+  of = program([collective(0, [(0, 1)], loops=(LOOP,))], 2)
+  machine = Machine(of, 2, 1, stop={1: (0, 2)})
+  programs = ProgramsByKey()
+  keys = programs.add(machine.plan)
+  tag, ns = machine.tag_ns(0)
+  one = position(0, 0, tag[4:], ns[4:], keys, programs, None)
+  assert one.current.number is None and unfinished({0: one}, programs) == ()
+
+
+def test_causes_cover_all_waits_in_any_graph():
+  """Every rank in a collective is behind a cause, whatever each rank does: no machine could even
+  run some of these."""
+  of = program([collective(0, [(0, 1, 2)]), collective(1, [(0, 1, 2)]), collective(2, [(0, 1, 2)])],
+               3)
+  for places in itertools.product([None, 0, 1, 2], repeat=3):
+    orders = {rank: [] if place is None else [(place, 0)] for rank, place in enumerate(places)}
+    machine = Machine(of, 3, 1, orders=orders,
+                      dead=[(0, place, 0, (0, 1, 2)) for place in range(3)])
+    result = found(machine)
+    covered = {rank for cause in result for wait in (*cause.waits, *cause.behind)
+               for rank in wait.waiting}
+    assert covered == {rank for rank in range(3) if places[rank] is not None}
+    if None not in places:
+      assert {cause.kind for cause in result} == ({"stuck"} if len(set(places)) == 1 else {"order"})

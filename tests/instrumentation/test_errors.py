@@ -1,0 +1,152 @@
+"""A slip gives a sentence that names the likely mistake and the fix."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.core.types import Decision, Pacer
+from tests.instrumentation import models
+from tests.instrumentation.running import P, mesh_of
+
+
+def trace(step, mesh, *, axis="data", pace=None, specs=None, out_specs=None, check_vma=False,
+          **settings):
+  """Traces an instrumented step, as jit would; nothing is compiled."""
+  paced = jaxpace.instrument(step, axis, **settings)
+  pace = paced.init(mesh) if pace is None else pace
+  spec = jaxpace.spec(mesh)
+  specs = (spec, P(), P("data")) if specs is None else specs
+  out_specs = (spec, P()) if out_specs is None else out_specs
+  mapped = jax.shard_map(paced, mesh=mesh, in_specs=specs, out_specs=out_specs, check_vma=check_vma)
+  return jax.eval_shape(mapped, pace, models.mlp_params(), models.batches(4)[0])
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_no_collective(check_vma):
+  def forgetful(params, batch):
+    return params, jnp.float32(0)
+
+  with pytest.raises(ValueError, match=r"forgetful has no collective over 'data'.*pmean"):
+    trace(forgetful, mesh_of(data=4), check_vma=check_vma)
+
+
+def test_a_collective_over_another_axis_only():
+  def step(params, batch):
+    return params, jax.lax.psum(jnp.sum(batch[0]), "model")
+
+  with pytest.raises(ValueError, match=r"no collective over 'data', but over 'model'"):
+    trace(step, mesh_of(data=2, model=2))
+
+
+def test_an_axis_the_mesh_lacks():
+  with pytest.raises(ValueError, match=r"no axis 'batch'.*'data'"):
+    jaxpace.instrument(models.plain_step, "batch").init(mesh_of(data=4))
+
+
+def test_a_call_outside_of_shard_map():
+  paced = jaxpace.instrument(models.plain_step, "data")
+  with pytest.raises(ValueError, match=r"outside jax\.shard_map and jax\.pmap"):
+    paced(paced.init(mesh_of(data=1)), models.mlp_params(), models.batches(1)[0])
+
+
+def test_the_state_forgotten_or_in_another_place():
+  paced = jaxpace.instrument(models.plain_step, "data")
+  with pytest.raises(ValueError, match=r"pace state first.*dict.*paced\.init"):
+    paced(models.mlp_params(), models.batches(1)[0])
+
+
+@pytest.mark.parametrize("made, used", [(2, 4), (8, 4)])
+def test_a_state_of_another_number_of_ranks(made, used):
+  old = jaxpace.instrument(models.plain_step, "data").init(mesh_of(data=made))
+  old = jax.tree.map(lambda leaf: jnp.asarray(np.resize(np.asarray(leaf), (used, *leaf.shape[1:]))),
+                     old)
+  with pytest.raises(ValueError, match=rf"made for {made} ranks.*runs on {used}.*init"):
+    trace(models.plain_step, mesh_of(data=used), pace=old)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_spec_that_leaves_out_an_axis(check_vma):
+  mesh = mesh_of(data=2, model=2)
+  with pytest.raises(ValueError, match=r"leaves out .*model.*jaxpace\.spec\(mesh\)"):
+    trace(models.vma_step if check_vma else models.plain_step, mesh,
+          specs=(P("data"), P(), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("check_vma", [True, False])
+def test_a_state_that_is_not_split_at_all(check_vma):
+  with pytest.raises(ValueError, match=r"own part.*jaxpace\.spec\(mesh\)"):
+    trace(models.vma_step if check_vma else models.plain_step, mesh_of(data=4),
+          specs=(P(), P(), P("data")), out_specs=(P(), P()), check_vma=check_vma)
+
+
+@pytest.mark.parametrize("settings, words", [
+    ({"step": 3}, "train step itself"),
+    ({"axis_name": ()}, "data axis"),
+    ({"axis_name": 1}, "data axis"),
+    ({"pacer": lambda o, s: (0, s)}, "not a Pacer"),
+    ({"clock": "sundial"}, "'sundial'.*native.*callback"),
+    ({"phases": "forward"}, "jaxpace.phase"),
+    ({"share": "yes"}, "'auto', True, False or None"),
+    ({"slots": 0}, "slots=0"),
+    ({"max_delay": 20}, "20 ms is 20e-3"),
+    ({"max_delay": float("nan")}, "20 ms is 20e-3"),
+    ({"max_delay": "long"}, "20 ms is 20e-3"),
+    ({"max_hold": 11}, "max_hold=11"),
+])
+def test_bad_arguments(settings, words):
+  with pytest.raises(ValueError, match=words):
+    jaxpace.instrument(**({"step": models.plain_step, "axis_name": "data"} | settings))
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((), "either the mesh"), ((None,), "either the mesh")])
+def test_init_needs_a_mesh(arguments, words):
+  with pytest.raises(ValueError, match=words):
+    jaxpace.instrument(models.plain_step, "data").init(*arguments)
+
+
+def test_a_search_for_nans():
+  mesh = mesh_of(data=2)
+  pace = jaxpace.instrument(models.plain_step, "data").init(mesh)
+  with jax.debug_nans(True):
+    with pytest.raises(ValueError, match="jax_debug_nans is on.*without jaxpace"):
+      jaxpace.instrument(models.plain_step, "data").init(devices=jax.local_devices())
+    with pytest.raises(ValueError, match="jax_debug_nans is on"):
+      trace(models.plain_step, mesh, pace=pace)
+
+
+def test_spec_names_every_axis_and_only_those_of_the_mesh():
+  assert jaxpace.spec(mesh_of(data=4)) == P("data")
+  assert jaxpace.spec(mesh_of(data=2, model=2)) == P(("data", "model"))
+  assert jaxpace.spec(mesh_of(data=2, model=2), axes=["data"]) == P("data")
+  with pytest.raises(ValueError, match="no axis 'row'"):
+    jaxpace.spec(mesh_of(data=2), axes=["row"])
+
+
+@pytest.mark.parametrize("update, words", [
+    (lambda o, s: (jnp.float32(0), s), "must return .Decision, state."),
+    (lambda o, s: (Decision(jnp.float32(0), {}), s.astype(jnp.int32)),
+     "same structure, shapes and dtypes"),
+    (lambda o, s: (Decision(jnp.float32(0), {str(i): s for i in range(25)}), s), "has 25"),
+], ids=["no decision", "another state", "too many columns"])
+def test_a_pacer_that_breaks_its_contract(update, words):
+  with pytest.raises(ValueError, match=words):
+    trace(models.plain_step, mesh_of(data=2), pacer=Pacer(lambda ranks: np.float32(0), update))
+
+
+def test_arguments_that_are_no_arrays_reach_the_step_as_they_are():
+  seen = []
+
+  def step(state, batch, training, name):
+    seen.append((training, name))
+    return state + jax.lax.psum(jnp.sum(batch), "data")
+
+  mesh = mesh_of(data=2)
+  paced, spec = jaxpace.instrument(step, "data"), jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(
+      lambda pace, state, batch: paced(pace, state, batch, True, name="train"), mesh=mesh,
+      in_specs=(spec, P(), P("data")), out_specs=(spec, P())))
+  assert float(run(paced.init(mesh), jnp.zeros(()), jnp.ones(4))[1]) == 4.0
+  assert seen == [(True, "train")]

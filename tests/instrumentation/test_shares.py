@@ -1,0 +1,145 @@
+"""What a process loads follows the counts in the pace state, and the training sees each example
+once."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from tests.instrumentation.running import P, mesh_of
+
+RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
+LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "total_micro_batches": TOTAL,
+        "capacity": CAPACITY, "seed": 2}
+
+
+def loss_fn(w, micro_batch):
+  # Which examples have been trained on, by their numbers.
+  seen = jnp.zeros((EXAMPLES,), jnp.int32).at[micro_batch["number"]].add(1)
+  return jnp.sum(micro_batch["x"] * w), jnp.float32(SIZE), seen
+
+
+def step(w, batch, counts):
+  (loss, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True)
+  return w - grads, seen
+
+
+def turning():
+  """Other counts in every step."""
+  every = jnp.array([[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]], jnp.int32)
+  return jaxpace.Balancer(lambda ranks: jnp.int32(0),
+                          lambda seen, turn: (every[turn % 4], turn + 1), TOTAL)
+
+
+def compiled():
+  mesh = mesh_of(data=RANKS)
+  paced = jaxpace.instrument(step, "data", jaxpace.share_work(turning()), share=True)
+  spec = jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),
+                              out_specs=(spec, P())),
+                donate_argnums=(0,))
+  return mesh, paced, run
+
+
+def test_each_example_once_an_epoch_across_changes_and_a_restart():
+  mesh, paced, run = compiled()
+  source = {"x": np.arange(EXAMPLES, dtype=np.float32),
+            "number": np.arange(EXAMPLES, dtype=np.int32)}
+  pace, w, total, ran = paced.init(mesh), jnp.float32(0), np.zeros(EXAMPLES, int), []
+
+  def some_steps(pace, w, number):
+    feed = jaxpace.shares(**LOAD | {"mesh": mesh})
+    for _ in range(number):
+      share = feed.next(pace)
+      pace, (w, seen) = run(pace, w, share.batch(source), share.counts)
+      ran.append(share.counts.tolist())
+      total[:] += np.asarray(seen)
+    return pace, w, feed
+
+  pace, w, _ = some_steps(pace, w, 4)
+  # A checkpoint, and a process that starts anew from it.
+  pace = jaxpace.restore_pace(jax.tree.map(np.asarray, pace), paced, mesh)
+  pace, w, feed = some_steps(pace, w, 5)
+  assert total.tolist() == [3] * EXAMPLES, "9 steps of 16 are three epochs of 48"
+  assert ran == [[2, 2, 2, 2]] * 3 + [[5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]] + [
+      [2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4]], "two steps behind, through the restart"
+  assert feed.drawn(pace) == 9 * TOTAL * SIZE
+
+
+def share_of(counts, **settings):
+  return jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)} | settings).share(
+      0, np.asarray(counts))
+
+
+class Source:
+  """As Grain has them: a length, and a record at each number."""
+
+  def __len__(self):
+    return EXAMPLES
+
+  def __getitem__(self, number):
+    return {"x": np.float32(number), "row": np.full(3, number, np.int32)}
+
+
+def test_arrays_records_and_iterators_give_the_same():
+  share = share_of([5, 1, 2, 0])
+  arrays = {"x": np.arange(EXAMPLES, dtype=np.float32),
+            "row": np.arange(EXAMPLES, dtype=np.int32)[:, None].repeat(3, 1)}
+  drawn = iter([Source()[int(i)] for part in share.numbers for i in part.reshape(-1)])
+  found = [share.take(arrays), share.take(Source()),
+           share.take([Source()[i] for i in range(EXAMPLES)]), share.draw(drawn)]
+  for tree in found:
+    assert (tree["x"].shape == (RANKS * CAPACITY, SIZE)
+            and tree["row"].shape == (RANKS * CAPACITY, SIZE, 3))
+    for name, leaf in tree.items():
+      np.testing.assert_array_equal(leaf, found[0][name])
+  rows = found[0]["x"].reshape(RANKS, CAPACITY, SIZE)
+  for rank, part in enumerate(share.numbers):
+    assert rows[rank, :len(part)].tolist() == part.tolist() and not rows[rank, len(part):].any()
+  with pytest.raises(StopIteration):
+    next(drawn)
+  counted = collections.Counter(int(i) for part in share.numbers for i in part.reshape(-1))
+  assert len(counted) == TOTAL * SIZE and set(counted.values()) == {1}
+
+
+def test_a_process_with_nothing_to_run():
+  one = dataclasses.replace(share_of([8, 0, 0, 0], capacity=8), ranks=(1,),
+                            numbers=(np.zeros((0, SIZE), int),))
+  for source in (Source(),
+                 {"x": np.zeros(EXAMPLES, np.float32), "row": np.zeros((EXAMPLES, 3), np.int32)}):
+    empty = one.take(source)
+    assert (empty["x"].shape == (8, SIZE) and empty["row"].shape == (8, SIZE, 3)
+            and empty["row"].dtype == np.int32)
+  with pytest.raises(ValueError, match="Let every rank have one: share_by_speed"):
+    one.draw(iter([]))
+
+
+def test_what_is_refused():
+  with pytest.raises(ValueError, match="capacity=1 is too small: 4 ranks have room for 4"):
+    jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "capacity": 1})
+  with pytest.raises(ValueError, match="The counts are of 2 ranks, and the mesh has 4"):
+    share_of([4, 4])
+  with pytest.raises(ValueError, match="A rank is to run 8 micro-batches, and capacity=5"):
+    share_of([8, 0, 0, 0])
+  with pytest.raises(ValueError, match="The mesh has no axis 'batch'"):
+    jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "axis_name": "batch"})
+  mesh = mesh_of(data=2)
+  feed = jaxpace.shares(**LOAD | {"mesh": mesh})
+  with pytest.raises(ValueError, match="was given no pacer"):
+    feed.next(jaxpace.instrument(step, "data").init(mesh))
+  with pytest.raises(ValueError, match="The step shares out no work"):
+    feed.next(jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh))
+
+
+@pytest.mark.parametrize("refused", [
+    lambda: jaxpace.share_by_speed(total_micro_batches=8, capacity=16),
+    lambda: jaxpace.shares(**LOAD | {"mesh": mesh_of(data=2), "total_micro_batches": 8,
+                                     "capacity": 16})])
+def test_a_rank_s_number_given_for_the_job_s_is_called_so(refused):
+  with pytest.raises(ValueError, match="capacity=16 must be a whole number from 1 to 8, the "
+                     "total_micro_batches of all ranks of the job together"):
+    refused()

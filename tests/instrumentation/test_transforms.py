@@ -1,0 +1,59 @@
+"""The ways people write train steps: each instrumented, unchanged in its bits, its collectives all
+accounted for."""
+
+import json
+
+import jax
+import pytest
+
+from tests.instrumentation import cases, models
+from tests.instrumentation.running import (
+  P,
+  bytes_of,
+  extra_operands,
+  host_callbacks,
+  jaxpr_collectives,
+  mesh_of,
+  pair,
+  restless,
+)
+
+pytestmark = pytest.mark.optimized
+SIMPLER = (cases.scanned_layers, cases.by_user, cases.by_autodiff, cases.nnx_model,
+           cases.sharpness_aware, cases.max_and_permute)
+"""What others of the cases contain, or another file instruments."""
+
+
+@pytest.mark.parametrize("make", [
+    pytest.param(make, marks=pytest.mark.long) if make in SIMPLER else make
+    for make in cases.CASES], ids=lambda make: make.__name__)
+def test_bits_and_collectives(make):
+  case = make()
+  mesh, data = mesh_of(data=2), models.batches(2)
+  both = pair(case.step, mesh, case.state, data[0], check_vma=case.check_vma, share=True,
+              pacer=restless())
+  both.check_bits(case.state, data, 6)
+  plan = both.paced.plan
+
+  # Number, kind, groups of ranks and operands of all collectives are the bare step's, but for the
+  # shared vector. Arrivals and delays of 2 ranks, the step time, each collective's transfer, the
+  # wait of each that is over when the message leaves; in bfloat16 three numbers for each.
+  parts = 3 if make is cases.matrices_clipped_and_cast else 1
+  shared = [f"f32[{parts * (5 + len(plan.collectives) + plan.carrier)}]"] if plan.share else []
+  assert extra_operands(both.bare_hlo, both.hlo) == shared
+  # there, no sum that an operand could join
+  assert plan.share == (make is not cases.reduce_scatter_all_gather)
+  if plan.clock == "native":
+    assert host_callbacks(both.hlo) == host_callbacks(both.bare_hlo)
+
+  traced = jax.make_jaxpr(jax.shard_map(case.step, mesh=mesh, in_specs=(P(), P("data")),
+                                        out_specs=P(), check_vma=case.check_vma))(
+                                            case.state, data[0])
+  found = list(jaxpr_collectives(traced.jaxpr, "data"))
+  told = (*plan.collectives, *plan.inside, *plan.unstamped)
+  assert sum(map(bytes_of, found)) == sum(one.bytes for one in told)
+  assert plan.overflow == 0
+  inside = sum(len(one.enter_tags) for one in plan.inside)
+  assert (inside > 0 if case.hidden < 0 else inside == case.hidden) and not plan.unstamped
+  assert all(len(one.enter_tags) == len(one.exit_tags) and one.name for one in plan.inside)
+  assert json.loads(json.dumps(plan.to_json()))["ranks"] == plan.ranks

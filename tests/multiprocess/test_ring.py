@@ -1,0 +1,38 @@
+"""Marks of a job of two processes: each in its own ring, the ranks those of the whole job."""
+
+import json
+import pathlib
+
+from jaxpace.runs import ring_file
+from tests.multiprocess import jobs
+from tests.record.recording import table
+
+WORKER = pathlib.Path(__file__).with_name("marks_worker.py")
+
+
+def test_a_late_device_of_another_process_is_named_with_its_layer(tmp_path):
+  address = f"127.0.0.1:{jobs.free_high_port()}"
+  common = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "ADDRESS": address,
+            "RUN": str(tmp_path)}
+  done = jobs.run(WORKER,
+                  [jobs.clean_environment(**common, INDEX=str(index)) for index in range(2)])
+  assert [status for status, _ in done] == [0, 0], done
+  facts = [jobs.facts(output) for _, output in done]
+  assert (facts[0]["devices"] != facts[1]["devices"]
+          and all(each["lost"]["lost_rows"] == 0 for each in facts))
+  rings = [ring_file.read_ring(tmp_path / "marks" / f"{process}.ring") for process in range(2)]
+  assert [ring.ranks.tolist() for ring in rings] == [[0, 1], [2, 3]]
+  info = json.loads((tmp_path / "run.json").read_text())
+  assert info["settings"]["mesh"] == {"data": 4} and info["settings"]["axis"] == ["data"]
+  rows = table(tmp_path)
+  assert sorted((row["rank"], row["process"], row["step"]) for row in rows) == [
+      (rank, rank // 2, step) for rank in range(4) for step in range(12)]
+  arrival = {}
+  for row in sorted(table(tmp_path, "collectives"), key=lambda row: (row["rank"], row["enter_ns"])):
+    key = row["rank"], row["step"], row["collective"]
+    before = arrival.get("exit", {}).get(row["rank"])
+    arrival[key] = 0 if before is None else row["enter_ns"] - before
+    arrival.setdefault("exit", {})[row["rank"]] = row["exit_ns"]
+  at_7 = {key: ns for key, ns in arrival.items() if key != "exit" and key[1] == 7}
+  assert max(at_7, key=at_7.get) == (2, 7, 1), "rank 2, the second turn of the loop"
+  assert at_7[2, 7, 1] >= 500e6

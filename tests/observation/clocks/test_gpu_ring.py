@@ -1,0 +1,218 @@
+"""Marks of GPUs without a GPU: the very kernels run on memory of the host, and their events are
+read as in a job."""
+
+import ctypes
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.core import ring_layout as layout
+from jaxpace.observation.clocks import gpu_ring, kernels
+from jaxpace.observation.clocks import host_ring as process_marks
+from jaxpace.observation.clocks.native import cuda
+from jaxpace.observation.clocks.native.cuda import DriverError
+from jaxpace.record.ring.executions import Lane
+from tests.observation.clocks.emulated_gpu import Gpu, run
+from tests.quick import examples
+
+PROGRAM = 7
+
+
+def ring(lanes, capacity=64):
+  where = layout.layout(lanes, capacity)
+  return layout.views(bytearray(where.size), where)
+
+
+def mark(gpu, source, tag, lane=0, program=PROGRAM):
+  gpu.launch(kernels.mark(program, tag, 1, 2), [0, source.lanes[lane].block])
+
+
+def taken(views, lane=0, follower=None):
+  slots, follower = views.events[lane], follower or Lane()
+  found = follower.take(slots, lambda: int(views.blocks["head"][lane]))
+  return [(int(tag) >> 20, int(tag) & 0xFFFFF, int(ns))
+          for tag, ns in zip(found.tag, found.ns, strict=True)]
+
+
+def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_the_hosts_clock():
+  gpus = [Gpu(off_ns=-1_700_000_000_000_000_000), Gpu(off_ns=12_345_678_901)]
+  source, views = gpu_ring.Source(gpus), ring(2)
+  for _ in range(2):
+    before = time.monotonic_ns()
+    for tag in (0, 2, 3, 1):
+      mark(gpus[1], source, tag, lane=1)
+    after = time.monotonic_ns()
+  source.pour(views.blocks, views.events)
+  assert int(views.blocks["head"][0]) == 0, "what was tried is no mark"
+  events = taken(views, 1)
+  assert [tag for _, tag, _ in events] == [layout.NUMBER, 0, 2, 3, 1] * 2
+  assert {program for program, _, _ in events} == {PROGRAM}
+  assert ([ns for _, tag, ns in events if tag == layout.NUMBER]
+          == [0, 1]), "executions that had started before"
+  last = [ns for _, tag, ns in events[5:] if tag != layout.NUMBER]
+  uncertain = source.uncertain_ns[1]
+  assert before - uncertain <= last[0] <= last[1] <= last[2] <= last[3] <= after + uncertain
+  assert abs(source.shift_ns[1] - 12_345_678_901) <= uncertain <= 100_000
+
+
+def put(gpu, source, tag, numbers, timed):
+  """Writes numbers as an instrumented step does, by the very kernel's body."""
+  words = np.array([[number >> 32, number & 0xFFFFFFFF] for number in numbers], np.uint32)
+  chain = np.zeros(2, np.uint32)
+  body = kernels.put(PROGRAM, tag, len(numbers), timed)
+  run(".entry put(.param .u64 p0, .param .u64 p1, .param .u64 p2)\n{" + body + "}",
+      [chain.ctypes.data, words.ctypes.data, source.lanes[0].block], gpu.timer)
+
+
+def test_an_instrumented_steps_stamps_come_by_the_hosts_clock_and_its_numbers_as_they_are():
+  gpu = Gpu(off_ns=5_000_000_000)
+  source, views = gpu_ring.Source([gpu]), ring(1)
+  shift = source.shift_ns[0]
+  for execution in range(2):
+    put(gpu, source, layout.START_TAG, [10**12], timed=True)
+    put(gpu, source, layout.STEP_VALUE, [7 + execution, 2**40 + 3], timed=False)
+    put(gpu, source, layout.END_TAG, [2 * 10**12], timed=True)
+  source.pour(views.blocks, views.events)
+  assert taken(views) == [(PROGRAM, tag, ns) for execution in range(2) for tag, ns in (
+      (layout.NUMBER, execution), (0, 10**12 + shift), (layout.STEP_VALUE, 7 + execution),
+      (layout.STEP_VALUE + 1, 2**40 + 3), (1, 2 * 10**12 + shift))]
+
+
+def test_an_event_that_is_not_there_yet_is_waited_for():
+  gpu = Gpu()
+  source, views = gpu_ring.Source([gpu]), ring(1)
+  for tag in (2, 3, 4):
+    mark(gpu, source, tag)
+  # The second kernel has counted its place and not stored its event.
+  slot = source.lanes[0].events[source._read[0] + 1:source._read[0] + 2]
+  event = slot.copy()
+  slot["seq"] = 0
+  source.pour(views.blocks, views.events)
+  assert [tag for _, tag, _ in taken(views)] == [2]
+  slot[:] = event
+  source.pour(views.blocks, views.events)
+  assert [tag for _, tag, _ in taken(views)] == [2, 3, 4]
+
+
+@pytest.mark.long
+@settings(max_examples=examples(60), deadline=None)
+@given(st.lists(st.integers(0, 150), min_size=1, max_size=8))
+def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots):
+  clock = iter(range(1, 10**6))
+  gpu = Gpu(timer=time.monotonic_ns)
+  source, views = gpu_ring.Source([gpu], capacity=64), ring(1, 64)
+  gpu.timer = lambda: next(clock)
+  follower, seen, written = Lane(patience=0), [], 0
+  for lot in lots:
+    for _ in range(lot):
+      written += 1
+      mark(gpu, source, 2 + written % 1000)
+    source.pour(views.blocks, views.events)
+    for _ in range(4):
+      seen += taken(views, follower=follower)
+  assert int(views.blocks["head"][0]) == written
+  numbers = [tag - 2 for _, tag, _ in seen]
+  times = [ns for _, _, ns in seen]
+  assert times == sorted(set(times))
+  assert len(seen) + follower.lost == written, "each event is read or lost"
+  if lots[-1]:
+    assert numbers[-1] == written % 1000, "the newest is there"
+  if max(lots) <= 64:
+    assert follower.lost == 0
+
+
+def test_a_gpu_whose_kernels_write_nothing_is_told(monkeypatch):
+  monkeypatch.setattr(gpu_ring, "_LONGEST_S", 0.05)
+  gpu = Gpu()
+  gpu.launch = lambda loaded, addresses: None
+  with pytest.raises(DriverError, match="wrote nothing within"):
+    gpu_ring.Source([gpu])
+
+
+def test_a_gpu_whose_clock_cannot_be_told_is_refused():
+  gpu = Gpu()
+  run = gpu.launch
+  gpu.launch = lambda loaded, addresses: (time.sleep(0.001), run(loaded, addresses))
+  with pytest.raises(DriverError, match="ms to write to the host's memory"):
+    gpu_ring.Source([gpu])
+
+
+def test_kernels_give_the_place_of_the_block_and_have_a_parameter_for_every_array():
+  kernel = kernels.mark(3, 9, 2, 5)
+  assert kernel.name == "jaxpace_mark_9" and kernel.text.count(".param .u64 p") == 5
+  assert "[p2]" in kernel.text and str(3 << 20 | 9) in kernel.text
+  assert kernels.wait(4).text.count(".param") == 4
+
+
+class Library:
+  """Stands for the driver's own library: says yes to all but one function."""
+
+  def __init__(self, wrong=None):
+    self.wrong, self.called = wrong, []
+
+  def __getattr__(self, name):
+    def function(*arguments):
+      if name == "cuGetErrorString":
+        arguments[1]._obj.value = b"out of memory"
+        return 0
+      self.called.append(name)
+      return 2 if name == self.wrong else 0
+    return function
+
+
+def test_what_the_driver_says_is_told(monkeypatch):
+  monkeypatch.setattr(ctypes, "CDLL", lambda name: Library("cuMemHostAlloc"))
+  driver = cuda.Driver()
+  with pytest.raises(DriverError, match="cuMemHostAlloc of NVIDIA's driver said: out of memory"):
+    driver.device(0).host_memory(4096)
+  # The context that was there before is there again.
+  assert (driver.library.called[-3:] == ["cuCtxPushCurrent_v2", "cuMemHostAlloc",
+                                         "cuCtxPopCurrent_v2"])
+
+
+def test_times_survive_the_words_they_are_stored_in():
+  for shift in (-1_763_000_000_123_456_789, 0, 2**62):
+    gpu = Gpu(timer=lambda: 1_763_000_000_987_654_321)
+    lane = gpu_ring._lane(gpu, 64)
+    gpu.upload(lane.block, gpu_ring.block_of(lane, shift))
+    gpu.launch(kernels.mark(1, 5, 0, 1), [lane.block])
+    assert (int(lane.events["ns"][0])
+            == np.int64((1_763_000_000_987_654_321 + shift + 2**63) % 2**64 - 2**63))
+
+
+@pytest.mark.parametrize(("platform", "clock", "said"), [
+    ("cpu", "auto", ""), ("cpu", "stream", "leave it out"), ("tpu", "auto", "no timestamps for "
+                                                                            "tpu"),
+    ("tpu", "stream", "no timestamps for tpu"), ("gpu", "auto", 'clock="stream"'),
+    ("gpu", "stream", "")])
+def test_which_devices_have_marks(platform, clock, said):
+  reason = process_marks._unfit(platform, clock)
+  assert said in reason if said else reason == ""
+  assert not reason or platform == "cpu" or "ProfiledRecorder" in reason
+
+
+def test_gpus_without_a_driver_leave_the_step_as_it_was(monkeypatch):
+  monkeypatch.setattr(process_marks, "_no_source", None)
+  monkeypatch.setattr(process_marks, "_unfit", lambda platform, clock: "")
+
+  def none():
+    raise DriverError("NVIDIA's driver is not there")
+  monkeypatch.setattr(cuda, "Driver", none)
+  assert "driver is not there" in process_marks.unavailable("stream")
+
+
+def test_whoever_reads_the_ring_of_the_process_finds_what_a_gpu_wrote(monkeypatch):
+  gpu = Gpu()
+  source = gpu_ring.Source([gpu])
+  ring_now = process_marks.current()
+  before = int(ring_now.heads()[0])
+  monkeypatch.setattr(process_marks, "_source", source)
+  for tag in (2, 3):
+    mark(gpu, source, tag)
+  after = process_marks.current()
+  assert after is ring_now and int(after.heads()[0]) == before + 2
+  event = after.events[0, (before + 1) % after.layout.capacity]
+  assert int(event["tag"]) == PROGRAM << 20 | 3

@@ -1,0 +1,232 @@
+"""Where marks can't go in, or a comparison finds a difference: the step as it was, and a
+sentence."""
+
+import itertools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.observation import comparing
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.observe import DifferentError
+from jaxpace.observation.partitioned import collectives, compiling, program, thunks
+from tests.observation import observed_steps as steps
+from tests.quick import long
+
+
+def run_as_it_was(said, caplog, calls=3):
+  step, (params, x, y) = steps.data_parallel()
+  bare, observed = jax.jit(step), jaxpace.observe(jax.jit(step))
+  for _ in range(calls):
+    assert steps.bits(observed(params, x, y)) == steps.bits(bare(params, x, y))
+  assert not observed.runs
+  warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
+  assert len(warnings) == 1 and said in warnings[0]
+  assert all(said in one.bare for one in observed.plan.programs)
+  return observed
+
+
+@pytest.mark.parametrize(("name", "wrong"), [
+    ("serialized", OSError("no space left on device")),
+    ("load", RuntimeError("INTERNAL: no space left on device")),
+])
+def test_a_program_that_cannot_be_written_or_loaded(monkeypatch, caplog, name, wrong):
+  def fails(*args):
+    raise wrong
+  monkeypatch.setattr(compiling.Request, name, fails)
+  run_as_it_was("no space left on device", caplog)
+
+
+@pytest.mark.parametrize("data", [b"nothing of the kind", b"\2\10\1\12\0"])
+def test_a_program_of_another_compiler_is_refused(monkeypatch, caplog, data):
+  monkeypatch.setattr(compiling.Request, "serialized", lambda request: data)
+  run_as_it_was("the compiler's program can't be read", caplog)
+
+
+def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, caplog):
+  put_in = thunks.marked
+  monkeypatch.setattr(thunks, "marked", lambda *given: put_in(*given)._replace(enter_tags={}))
+  run_as_it_was("none of its collectives is found", caplog)
+
+
+def test_a_backend_without_the_mark(monkeypatch, caplog):
+  monkeypatch.setattr(host_ring, "unavailable",
+                      lambda clock: "Marks are for the CPU, and this is a toaster.")
+  run_as_it_was("this is a toaster", caplog)
+
+
+def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
+  monkeypatch.setattr(compiling, "unavailable", lambda: "This jaxpace doesn't know jax 99.")
+  monkeypatch.setattr(compiling, "_installed", False)
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert [record.message for record in caplog.records] == [
+      "The step runs unmodified: This jaxpace doesn't know jax 99."]
+  assert observed.plan == ObservedPlan()
+
+
+def test_what_counts_as_a_difference():
+  one = collectives.Found("a", "all-reduce", 1, ((0, 1), (2, 3)), (), (("f32", (4,)),), (), False,
+                          None, (), (), ())
+  turned = one._replace(groups=((3, 2), (1, 0)), name="b", channel=7)
+  assert program.differences([one, one], [turned, one]) == ()
+  for other in (one._replace(kind="all-gather"), one._replace(groups=((0, 2), (1, 3))),
+                one._replace(types=(("f32", (5,)),)), one._replace(conditional=True)):
+    [less, more] = program.differences([one], [other])
+    assert "no longer has 1 all-reduce of f32[4]" in less and "beside them" in more
+  [less] = program.differences([one, one], [one])
+  assert "no longer has 1" in less
+
+
+@pytest.mark.parametrize("donate", [(0,), *long(((),))])
+def test_the_first_batch_is_compared_bit_for_bit(donate):
+  step, (params, x, y) = steps.fsdp()
+  observed = jaxpace.observe(jax.jit(step, donate_argnums=donate), check=True)
+  bare = jax.jit(step)
+  wanted = params
+  for _ in range(3):
+    wanted, _ = bare(wanted, x, y)
+    params, _ = observed(params, x, y)
+  assert steps.bits(params) == steps.bits(wanted)
+  [number] = observed.runs
+  assert host_ring.executions(0, number) == 3
+
+
+@pytest.mark.parametrize("different", ["bare", "marked", "raise"])
+def test_other_bits_in_the_first_batch(monkeypatch, caplog, different):
+  monkeypatch.setattr(comparing, "differences", lambda bare, found: "With timestamps 1 of 4 "
+                                                                    "differ.")
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), check=True, different=different)
+  if different == "raise":
+    with pytest.raises(DifferentError, match="1 of 4 differ"):
+      observed(*args)
+    return
+  for _ in range(2):
+    assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "1 of 4 differ" in caplog.text
+  assert all(bool(one.bare) == (different == "bare") for one in observed.plan.programs)
+  [number] = [one.number for one in observed.plan.programs]
+  assert host_ring.executions(0, number) == (1 if different == "bare" else 2)
+
+
+def test_comparing_says_where_and_by_how_much():
+  one = {"a": jnp.float32([1.0, 2.0]), "b": jax.random.key(0), "c": 3}
+  two = {**one, "a": jnp.float32([1.0, 2.5])}
+  assert comparing.differences(one, dict(one)) == ""
+  said = comparing.differences(one, two)
+  assert "1 of 3" in said and "2.5e-01" in said and "['a']" in said
+  assert "['b']" in comparing.differences(one, {**one, "b": jax.random.key(1)})
+  nan = {"a": jnp.float32([np.nan])}
+  assert comparing.differences(nan, {"a": jnp.float32([np.nan])}) == ""
+  assert "shape or type" in comparing.differences(one, {**one, "a": jnp.ones(3)})
+  assert "gives 1 arrays, and 3" in comparing.differences(one, {"a": one["a"]})
+
+
+@pytest.mark.parametrize("different", ["bare", *long("marked", "raise")])
+def test_a_step_whose_arguments_cannot_be_copied_runs_unmodified(caplog, different):
+  class Odd:
+    pass
+  step, args = steps.data_parallel()
+  jitted = jax.jit(lambda odd, *args: step(*args), static_argnums=0)
+  observed = jaxpace.observe(jitted, check=True, different=different)
+  odd = Odd()
+  for _ in range(2):
+    assert steps.bits(observed(odd, *args)) == steps.bits(jitted(odd, *args))
+  assert "can't be compared: an argument holds Odd" in caplog.text
+  assert all(one.bare for one in observed.plan.programs) and not observed.runs
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_what_a_checked_step_changes_in_place_is_changed_once(monkeypatch, caplog, other):
+  if other:
+    monkeypatch.setattr(comparing, "_relative", lambda left, right: 0.5)
+    monkeypatch.setattr(comparing, "_parts", lambda leaf, count=itertools.count(): [
+        np.float32([next(count)])])
+  step, (params, x, y) = steps.data_parallel()
+
+  def counting(calls, params, x, y):
+    calls[...] += 1
+    params["w"][...] *= 0.5
+    return calls[...], step({**params, "w": params["w"][...]}, x, y)[1]
+
+  everywhere = NamedSharding(steps.mesh_of(data=4), P())
+  found = []
+  for made in (jax.jit, lambda step: jaxpace.observe(jax.jit(step), check=True)):
+    calls = jax.new_ref(jax.device_put(jnp.int32(0), everywhere))
+    # A copy: of an array that a `Ref` was made of JAX takes hold.
+    held = {**params, "w": jax.new_ref(jnp.copy(params["w"]))}
+    run = made(counting)
+    found.append([steps.bits(run(calls, held, x, y)) for _ in range(3)]
+                 + [steps.bits(held["w"][...])])
+  assert found[0] == found[1]
+  assert ("differ" in caplog.text) == other
+  assert all(bool(one.bare) == other for one in run.plan.programs)
+
+
+def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
+  from jax.experimental.compilation_cache import compilation_cache
+  kept = {name: getattr(jax.config, name) for name in (
+      "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+      "jax_persistent_cache_min_entry_size_bytes")}
+  compilation_cache.reset_cache()
+  jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+  jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+  try:
+    step, args = steps.data_parallel()
+    found = []
+    for _ in range(2):
+      observed = jaxpace.observe(jax.jit(step))
+      found.append(steps.bits(observed(*args)))
+      assert not observed.plan.programs[0].bare
+      jax.clear_caches()
+      before = host_ring.current().heads().tolist()
+      found.append(steps.bits(jax.jit(step)(*args)))
+      assert host_ring.current().heads().tolist() == before
+      jax.clear_caches()
+    assert len(set(map(tuple, found))) == 1
+    assert any(tmp_path.iterdir())
+  finally:
+    for name, value in kept.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):
+  monkeypatch.setattr(host_ring, "MOST_PROGRAMS", 0)
+  run_as_it_was("observed programs", caplog)
+
+
+def test_a_clock_that_is_of_other_devices(caplog):
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step), clock="stream")
+  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
+  assert "NVIDIA GPUs" in observed.plan.programs[0].bare and len(caplog.records) == 1
+  with pytest.raises(ValueError, match="clock='sundial'"):
+    jaxpace.observe(jax.jit(step), clock="sundial")
+
+
+@pytest.mark.long
+def test_operations_that_run_one_by_one_are_no_steps(caplog):
+  step, args = steps.data_parallel()
+  observed = jaxpace.observe(jax.jit(step))
+  observed(*args)
+  [number] = observed.runs
+  before = host_ring.executions(0, number)
+  with jax.disable_jit():
+    for _ in range(2):
+      observed(*args)
+  assert host_ring.executions(0, number) == before and len(observed.plan.programs) == 1
+  assert [record.message for record in caplog.records].count(
+      "Steps run without timestamps and are not recorded while jax_disable_jit is on.") == 1
+  jax.block_until_ready(observed(*args))
+  assert host_ring.executions(0, number) == before + 1

@@ -1,0 +1,13 @@
+"""A step of four devices whose marks are put in by hand."""
+
+import jax
+import pytest
+
+from tests.record.ring.handmade import Handmade
+
+
+@pytest.fixture(scope="module")
+def observed():
+  step = Handmade(jax.devices()[:4])
+  step(step.inputs())
+  return step

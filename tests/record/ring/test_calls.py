@@ -1,0 +1,77 @@
+"""Executions in their order, from marks alone: several programs, some devices, events lost."""
+
+import pytest
+
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.clocks.native import library
+from jaxpace.record.ring.collect import Collector, ExecutionOrder
+
+
+@pytest.fixture
+def programs():
+  assert host_ring.unavailable() == ""
+  return {name: host_ring.next_program() for name in ("a", "b", "other")}
+
+
+def ran(programs, names, lanes):
+  """Marks of executions, one after the other, on each of the lanes that a program has."""
+  for name in names:
+    for lane in lanes[name]:
+      for tag in (0, 1):
+        library.functions().jaxpace_mark_here(lane, programs[name], tag, 1)
+
+
+def begun(programs, lanes):
+  collector = Collector()
+  return collector, ExecutionOrder(collector, {programs[name]: on for name, on in lanes.items()})
+
+
+def settled(collector, order, programs, lanes):
+  """Names of what has ended since the last call."""
+  collector.collect(lambda: set(programs.values()))
+  by_number = {number: name for name, number in programs.items()}
+  return "".join(by_number[program] for program, _ in order.settle(
+      {programs[name]: on for name, on in lanes.items()}))
+
+
+BOTH = {"a": [0, 1], "b": [0, 1]}
+
+
+@pytest.mark.parametrize("lanes", [BOTH, {"a": [0, 1], "b": [1]}, {"a": [0], "b": [0, 1]}])
+def test_executions_come_in_their_order_without_those_before(programs, lanes):
+  ran(programs, "ab", lanes)
+  collector, order = begun(programs, lanes)
+  said = "abbabaab"
+  for name in said:
+    ran(programs, name, lanes)
+    assert settled(collector, order, programs, lanes) == name
+  # All at once, read later.
+  ran(programs, said, lanes)
+  assert settled(collector, order, programs, lanes) == said
+
+
+def test_an_execution_is_not_over_before_all_devices_have_ended_it(programs):
+  collector, order = begun(programs, BOTH)
+  ran(programs, "a", {"a": [0]})
+  assert settled(collector, order, programs, BOTH) == ""
+  ran(programs, "a", {"a": [1]})
+  assert settled(collector, order, programs, BOTH) == "a"
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "bba"])
+@pytest.mark.parametrize("lost", ["ab", "bab", "b", "aa"])
+def test_lost_events_shift_no_execution(programs, before, lost):
+  collector, order = begun(programs, BOTH)
+  known = "ba" + before
+  ran(programs, known, BOTH)
+  assert settled(collector, order, programs, BOTH) == known
+  ran(programs, lost, BOTH)
+  for lane in (0, 1):
+    # More than the ring holds, before anybody reads it.
+    library.functions().jaxpace_mark_here(lane, programs["other"], 2, 70_000)
+  found = ""
+  after = "aab"
+  for name in after:
+    ran(programs, name, BOTH)
+    found += settled(collector, order, programs, BOTH)
+  assert sorted(found[:len(lost)]) == sorted(lost) and found[len(lost):] == after

@@ -1,0 +1,62 @@
+"""What is taken for the step of a program that does not say."""
+
+import pytest
+
+from jaxpace.record.ring.finding import Step, find
+
+
+def found(order, seconds, match=""):
+  step = find(order, seconds, match)
+  return None if step is None else (step.programs, step.cut, step.after)
+
+
+@pytest.mark.parametrize("order, seconds, expected", [
+    (["train"] * 5, {"train": 1.0}, (("train",), "train", False)),
+    # what runs once is no step, however long it takes
+    (["compute", *["train"] * 5], {"compute": 9.0, "train": 1.0}, (("train",), "train", False)),
+    # two programs in turn, with an evaluation now and then
+    ((["grad", "update"] * 5 + ["loss"]) * 3, {"grad": 3.0, "update": 1.0, "loss": 1.0},
+     (("grad", "update"), "grad", False)),
+    # accumulation: four gradients, an update
+    ((["grad"] * 4 + ["update"]) * 4, {"grad": 4.0, "update": 1.0},
+     (("grad", "update"), "update", True)),
+    ((["first", "micro", "micro", "update"]) * 4, {"first": 2.0, "micro": 4.0, "update": 2.0},
+     (("micro", "first", "update"), "first", False)),
+    # an evaluation is none, though it takes longer
+    (["train", "eval_step"] * 5, {"train": 1.0, "eval_step": 9.0}, (("train",), "train", False)),
+    (["eval_step"] * 5, {"eval_step": 9.0}, (("eval_step",), "eval_step", False)),
+    # averaging a loss is no part of the step
+    (["train", "mean"] * 5, {"train": 9.0, "mean": 0.1}, (("train",), "train", False)),
+    # what is rarer than accumulation is beside the step, however regular
+    ((["train"] * 50 + ["valuation"]) * 4, {"train": 9.0, "valuation": 3.0},
+     (("train",), "train", False)),
+    (["train"] * 2, {"train": 1.0}, None),
+    ([], {}, None),
+])
+def test_the_step_is_what_repeats_and_takes_most_of_the_time(order, seconds, expected):
+  assert found(order, seconds) == expected
+
+
+def test_a_pattern_overrides():
+  order, seconds = ["train", "eval_step"] * 5, {"train": 9.0, "eval_step": 1.0}
+  assert found(order, seconds, "eval*") == (("eval_step",), "eval_step", False)
+  assert found(order, seconds, "val") == (("eval_step",), "eval_step", False)
+  assert found(order, seconds, "rain") == (("train",), "train", False)
+  assert found(order, seconds, "other") is None
+
+
+def test_executions_are_cut_into_steps():
+  alone = Step(("train",), "train", False, "")
+  assert alone.steps(["init", "train", "train", "eval"]) == ([(1, 2), (2, 3)], 4)
+  pair = Step(("grad", "update"), "grad", False, "")
+  assert pair.steps(["grad", "update", "eval", "grad", "update"]) == ([(0, 3)], 3)
+  assert pair.steps(["grad", "update"], last=True) == ([(0, 2)], 2)
+  assert pair.steps(["grad"], last=True) == ([], 0)
+  many = Step(("grad", "update"), "update", True, "")
+  assert many.steps(["grad", "grad", "update", "grad"]) == ([(0, 3)], 3)
+  assert many.steps([]) == ([], 0)
+
+
+def test_what_was_found_is_sent_as_text():
+  step = find((["grad"] * 4 + ["update"]) * 4, {"grad": 4.0, "update": 1.0})
+  assert Step.from_json(step.to_json()) == step

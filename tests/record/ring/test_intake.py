@@ -1,0 +1,37 @@
+"""What the writer's thread reads while the loop goes on."""
+
+import jax
+
+from jaxpace.core.observed import ObservedPlan
+from jaxpace.core.recordable import Marked
+from jaxpace.record.intake import Losses
+from jaxpace.record.ring.found import Executed, FoundIntake
+from tests.record.ring.handmade import Handmade
+
+
+def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path):
+  step = Handmade(jax.devices()[:2])
+  asked = []
+
+  class Asked(Marked):
+    """The loop compiles and runs the step just after the thread has asked what there is."""
+
+    runs = step.runs
+
+    @property
+    def plan(self) -> ObservedPlan:
+      asked.append(True)
+      if len(asked) == 2:
+        jax.block_until_ready(step(step.inputs()))
+        return ObservedPlan()
+      return ObservedPlan((step._program,) if len(asked) > 2 else ())
+
+  executed = Executed(Asked(), ())
+  executed.host.close()
+  collector = executed.collector
+  taken = FoundIntake(executed, tmp_path, "run", 0, 0, jax.device_count(), Losses(), "",
+                      lambda found, last, first: found, 1)
+  (tmp_path / "marks").mkdir()
+  assert taken.poll().steps == []
+  lanes = [collector.ranks.index(rank) for rank in step._program.ranks]
+  assert [collector.passed(lane, step.number) for lane in lanes] == [1, 1]

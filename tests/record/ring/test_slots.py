@@ -1,0 +1,68 @@
+"""Slots in unrolled order."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpace.core.observed import Loop
+from jaxpace.record.ring.plan import UNKNOWN_TURNS, Unrolled
+from tests.record.ring.programs import collective, program, programs
+from tests.record.ring.test_executions import run_of
+
+
+@given(st.data())
+def test_slots_rise_as_the_program_runs(data):
+  made = data.draw(programs(unknown=False))
+  unrolled = Unrolled(made)
+  _, truth = run_of(made, data.draw)
+  slots = unrolled.slot(np.array([row[0] for row in truth], np.int64),
+                        np.array([row[1] for row in truth], np.int64))
+  assert slots.tolist() == list(range(len(unrolled)))
+
+
+def test_layers_within_steps_are_named_by_their_turns():
+  outer, inner = Loop("while.1", 2), Loop("while.2", 3)
+  made = program(collective(0, name="all-gather.0"),
+                 collective(1, name="all-gather.1", loops=[outer, inner]),
+                 collective(2, name="all-reduce.2", loops=[outer]))
+  unrolled = Unrolled(made)
+  entries = [unrolled.entry(slot, 100 + slot, of=10) for slot in range(len(unrolled))]
+  assert [entry["name"] for entry in entries] == [
+      "all-gather.0", "all-gather.1", "all-gather.1@1", "all-gather.1@2", "all-reduce.2",
+      "all-gather.1@3", "all-gather.1@4", "all-gather.1@5", "all-reduce.2@1"]
+  assert [entry["slot"] for entry in entries] == list(range(100, 109))
+  assert entries[5]["loops"] == [["while.1", 1, 2], ["while.2", 0, 3]] and entries[5]["of"] == 11
+  assert entries[8]["loops"] == [["while.1", 1, 2]] and entries[8]["source"] == "model.py:12"
+  assert unrolled.entry(8, 0, call=2)["name"] == "all-reduce.2@1#2"
+  assert unrolled.entry(8, 0, call=2)["loops"][0] == ["call", 2, None]
+
+
+def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
+  made = program(collective(0, loops=[Loop("while.1", None)]), collective(1))
+  unrolled = Unrolled(made)
+  assert len(unrolled) == UNKNOWN_TURNS + 1
+  found = unrolled.slot(np.array([0, 0, 0, 0, 1, 9]),
+                        np.array([0, UNKNOWN_TURNS - 1, UNKNOWN_TURNS, 10**9, 0, 0]))
+  assert found.tolist() == [0, UNKNOWN_TURNS - 1, -1, -1, UNKNOWN_TURNS, -1]
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(2, 60))
+def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
+  made = program(collective(0, loops=[Loop("while.1", trips), Loop("while.2", inner)]),
+                 collective(1, loops=[Loop("while.1", trips)]))
+  unrolled = Unrolled(made, most)
+  assert len(unrolled) <= most
+  if trips * inner + trips <= most:
+    assert len(unrolled) == trips * inner + trips and unrolled.turns_kept is None
+  for slot, (place, turn) in enumerate(unrolled.slots):
+    loops = unrolled.entry(slot, slot)["loops"]
+    assert unrolled.slot(np.array([place]), np.array([turn])).tolist() == [slot]
+    assert turn == (loops[0][1] * inner + loops[1][1] if place == 0 else loops[0][1])
+
+
+def test_permutes_meet_with_whom_they_are_connected():
+  made = program(collective(0, kind="collective-permute", groups=(),
+                            pairs=((0, 1), (1, 0), (2, 3), (3, 2))))
+  entry = Unrolled(made).entry(0, 0)
+  assert (entry["groups"] == [[0, 1], [2, 3]]
+          and entry["rank_pairs"] == [[0, 1], [1, 0], [2, 3], [3, 2]])

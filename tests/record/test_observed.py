@@ -1,0 +1,242 @@
+"""Recording around whatever trains: no function is named, none is wrapped."""
+
+import gc
+import logging
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.observation import everywhere
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.partitioned import collectives, compiling, program, thunks
+from jaxpace.record import describe, observed
+from jaxpace.record.host_sampler import HostSampler
+from jaxpace.record.parts import PartStore
+from jaxpace.record.ring import collect, finding, found, intake
+from jaxpace.record.ring.collect import ExecutionOrder
+from jaxpace.record.ring.copier import RingCopier
+from jaxpace.runs import rundir
+from jaxpace.runs.reader import read_run
+
+STEPS = 12
+
+
+def arrays():
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  return (jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P())),
+          jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("data"))))
+
+
+def train(steps=STEPS):
+  """A loop of somebody else's: its step is nobody's to name."""
+  w, x = arrays()
+
+  @jax.jit
+  def sgd(w, x):
+    return w - jnp.float32(1e-4) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+  @jax.jit
+  def evaluate(w, x):
+    return ((x @ w) ** 2).mean()
+
+  for step in range(steps):
+    w = sgd(w, x)
+    if step % 5 == 0:
+      evaluate(w, x).block_until_ready()
+  return np.asarray(w)
+
+
+def test_whatever_trains_inside_is_recorded_and_its_results_are_the_same(tmp_path):
+  bare = train()
+  with jaxpace.observed(tmp_path / "run") as inside:
+    seen = train()
+  assert seen.tobytes() == bare.tobytes()
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == STEPS and run.ranks == 4 and not run.problems
+  assert inside.step.programs == ("sgd",)
+  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
+  assert said["programs"] == ["sgd"] and said["why"] == inside.step.why
+
+
+def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_path):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  x = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+  add = jax.jit(lambda x: x + x.sum())
+  with jaxpace.observed(tmp_path / "run"):
+    for step in range(8):
+      if step == 5:
+        gc.collect()
+      x = jax.block_until_ready(add(x))
+  causes = read_run(tmp_path / "run").host_causes.columns
+  collected = [causes["gc"][0, step] for step in range(8)]
+  assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
+  assert (causes["cpu"][0, 1:] > 0).all()
+
+
+def test_a_pattern_names_another_program(tmp_path):
+  with jaxpace.observed(tmp_path / "run", match="evaluate"):
+    train()
+  assert len(read_run(tmp_path / "run").steps) == len(range(0, STEPS, 5))
+
+
+def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
+  w, x = arrays()
+
+  @jax.jit
+  def descend(w, x):
+    return w - jnp.float32(1e-4) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+  for name, steps in (("first", 5), ("second", 7)):
+    with jaxpace.observed(tmp_path / name):
+      for _ in range(steps):
+        w = descend(w, x)
+    assert len(read_run(tmp_path / name).steps) == steps
+    w = descend(w, x)
+
+
+def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
+  devices = jax.devices()[:4]
+  double = jax.pmap(lambda x: jax.lax.psum(x, "data") * 2, axis_name="data", devices=devices)
+  halve = jax.pmap(lambda x: jax.lax.psum(x, "data") / 8, axis_name="data", devices=devices)
+  x = jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in range(8):
+      x = double(x)
+      if step % 5 == 0:  # twice: what ran three times might be the step, if it took long
+        halve(x).block_until_ready()
+    x.block_until_ready()
+  [name] = inside.step.programs
+  assert "test_observed.py:" in name and len(read_run(tmp_path / "run").steps) == 8
+
+
+def test_other_threads_are_recorded_too(tmp_path):
+  with jaxpace.observed(tmp_path / "run"):
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+  assert len(read_run(tmp_path / "run").steps) == STEPS
+
+
+def test_without_collectives_nothing_is_touched_and_that_is_said(tmp_path, caplog):
+  with jaxpace.observed(tmp_path / "run") as inside:
+    jax.jit(lambda x: x * 3)(jnp.ones(5)).block_until_ready()
+  assert not (tmp_path / "run").exists()
+  assert "no program with collectives" in caplog.text and not inside.step
+
+
+def test_a_program_that_records_itself_is_left_to_it(tmp_path):
+  inside = observed.observed(tmp_path / "run")
+  inside.gives_way = True
+  with inside, jaxpace.Recorder(tmp_path / "own", jaxpace.observe(jax.jit(jnp.sum))):
+    train()
+  assert not (tmp_path / "run").exists()
+
+
+def test_what_fails_to_compile_fails_as_without(tmp_path, monkeypatch):
+  def refuses(_request, _module=None):
+    raise ValueError("no")
+  w, x = arrays()
+  monkeypatch.setattr(compiling.Request, "compile", refuses)
+  with jaxpace.observed(tmp_path / "run"), pytest.raises(ValueError, match="no"):
+    jax.jit(lambda w, x: (x @ w).sum() * 5)(w, x)
+
+
+def test_nothing_is_recorded_while_jit_is_disabled(tmp_path, caplog):
+  with jax.disable_jit(), jaxpace.observed(tmp_path / "run"):
+    train(2)
+  assert "jax_disable_jit" in caplog.text and not (tmp_path / "run").exists()
+
+
+POINTS = {
+    "watch": (compiling, "watch"), "read": (program, "text_of"),
+    "find": (collectives, "found_in"), "serialize": (compiling.Request, "serialized"),
+    "put timestamps in": (thunks, "marked"), "load": (compiling.Request, "load"),
+    "describe": (program, "_described"), "note": (everywhere, "add"),
+    "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
+    "begin": (observed, "Executed"), "usage": (host_ring.Usage, "take"),
+    "open": (observed.FoundRecording, "open"),
+    "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
+    "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
+    "share": (describe, "share"), "sample": (HostSampler, "__init__"),
+    "intake": (intake.MarksIntake, "__init__"), "collect": (collect.Collector, "collect"),
+    "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
+    "cut": (finding.Step, "steps"),
+    "lay out": (intake, "device"), "meet": (intake, "write_plan"), "write": (PartStore, "append"),
+    "wait": (found.FoundIntake, "reached"), "end": (observed.FoundRecording, "bring_in_last"),
+    "close ring": (RingCopier, "close"),
+}
+
+
+class Failed(Exception):
+  """Of a point."""
+
+
+@pytest.fixture(scope="module")
+def trained():
+  """What four steps give."""
+  return train(4)
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, monkeypatch, caplog):
+  bare = trained
+
+  def fails(*_args, **_kwargs):
+    raise Failed(f"made to fail: {point}")
+
+  if point == "watch":
+    monkeypatch.setattr(compiling, "watch", lambda handler: handler and fails())
+  else:
+    monkeypatch.setattr(*POINTS[point], fails)
+  monkeypatch.setattr(threading, "excepthook", lambda args: None)
+  with caplog.at_level(logging.WARNING), jaxpace.observed(tmp_path / "run"):
+    seen = train(4)
+  assert seen.tobytes() == bare.tobytes()
+  # Later programs are nobody's.
+  assert everywhere._recording is None
+
+
+def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  monkeypatch.setattr(found, "_LONGER", 0)
+  w, x = arrays()
+
+  @jax.jit
+  def warm(w, x):
+    return w + (x @ w).mean()
+
+  @jax.jit
+  def main(w, x):
+    return w - (x @ w).mean()
+
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in (warm, main):
+      for _ in range(20):
+        w = jax.block_until_ready(step(w, x))
+      while inside.step is None or inside.step.programs != (step.__name__,):
+        time.sleep(0.01)
+  written = rundir.read_json(tmp_path / "run" / "process" / "0.json")
+  assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
+  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
+  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]
+
+
+def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):
+  mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
+  x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
+  wide = jax.jit(lambda x: x + x.sum())
+  with jaxpace.observed(tmp_path / "earlier"):
+    for _ in range(4):
+      x = jax.block_until_ready(wide(x))
+  with jaxpace.observed(tmp_path / "run"):
+    train()
+  assert read_run(tmp_path / "earlier").ranks == 8
+  run = read_run(tmp_path / "run")
+  assert run.ranks == 4 and len(run.steps) == STEPS and not run.problems

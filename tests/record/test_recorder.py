@@ -1,0 +1,197 @@
+import gc
+import json
+import subprocess
+import sys
+import threading
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpace.record.recorder import Recorder
+from jaxpace.runs.reader import read_run
+from tests.record import fake_step as fake
+from tests.record.recording import assert_complete, process_file, table, train
+
+
+def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path):
+  assert jax.device_count() == 8
+  with Recorder(tmp_path / "run", fake.FakePaced()) as recorder:
+    train(recorder, 150)
+  assert_complete(tmp_path / "run", range(150))
+  info = process_file(tmp_path / "run")
+  assert ((info["closed_cleanly"], info["lost_rows"], info["holes"], info["ranks"])
+          == (True, 0, 0, list(range(8))))
+  assert (info["rows_written"], info["last_step"], info["stopped"]) == (1200, 149, None)
+  assert len(list((tmp_path / "run" / "steps").iterdir())) == 1
+
+
+def test_run_file_says_what_the_run_is(tmp_path):
+  with Recorder(tmp_path, fake.FakePaced(),
+                config={"lr": 0.1, "model": {"path": tmp_path}}) as recorder:
+    assert json.loads((tmp_path / "run.json").read_text())["plan"] is None
+    train(recorder, 3)
+  run = json.loads((tmp_path / "run.json").read_text())
+  assert run["plan"] == json.loads(json.dumps(fake.FakePaced().plan.to_json()))
+  assert ((run["run"], run["clock"], run["axis"], run["ranks"], run["attempt"])
+          == (recorder.run, "fake", "data", 8, 0))
+  assert run["config"] == {"lr": 0.1, "model": {"path": str(tmp_path)}}
+  assert run["versions"]["jax"] == jax.__version__
+
+
+def test_rows_before_the_recorder_opened_are_not_its_own(tmp_path):
+  mesh = fake.mesh()
+  step, pace = fake.make_step(mesh), fake.init(mesh)
+  for _ in range(5):
+    pace = jax.block_until_ready(step(pace))
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    for _ in range(10):
+      pace = step(pace)
+      recorder.record()
+  assert {r["step"] for r in table(tmp_path)} == set(range(5, 15))
+
+
+def test_record_every_few_steps_still_records_every_step(tmp_path):
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 300, every=5, pause=0.001)
+  assert_complete(tmp_path, range(300))
+  assert recorder.lost["lost_rows"] == 0
+  assert all(r["cpu_ns"] is None for r in table(tmp_path) if r["step"] > 4)
+
+
+def test_going_back_to_an_earlier_step_is_another_attempt(tmp_path):
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 40)
+    train(recorder, 20, first=10)
+  rows = table(tmp_path)
+  assert {r["step"] for r in rows if r["attempt"] == 0} == set(range(40))
+  assert {r["step"] for r in rows if r["attempt"] == 1} == set(range(10, 30))
+  assert len(rows) == 8 * 60 and recorder.lost["lost_rows"] == 0
+  assert all(r["cpu_ns"] is not None for r in rows)
+
+
+def test_host_causes_belong_to_the_step_the_loop_was_at(tmp_path):
+  mesh = fake.mesh()
+  step, pace = fake.make_step(mesh), fake.init(mesh)
+  pace = jax.block_until_ready(step(pace))  # Compiles outside.
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    for i in range(1, 30):
+      if i == 10:
+        with recorder.measure("data"):
+          time.sleep(0.02)
+      if i == 12:
+        gc.collect()
+      if i == 14:
+        start = time.process_time()
+        while time.process_time() - start < 0.05:
+          pass
+      pace = step(pace)
+      recorder.record(load=i / 2, **({"checkpoint_ns": 77} if i == 16 else {}))
+  rows = {r["step"]: r for r in table(tmp_path) if r["rank"] == 3}
+  assert (rows[9]["data_ns"] is None and rows[10]["data_ns"] >= 20_000_000
+          and rows[11]["data_ns"] == 0)
+  assert rows[12]["gc_ns"] > 100_000
+  assert rows[14]["cpu_ns"] >= 50_000_000
+  assert rows[16]["checkpoint_ns"] == 77
+  assert all(rows[i]["host_load"] == i / 2 for i in range(1, 30))
+  assert sum(r["nivcsw"] for r in rows.values()) >= 0
+  assert recorder._causes._on_gc not in gc.callbacks
+
+
+def test_the_steps_are_recorded_when_the_loop_raises(tmp_path):
+  with pytest.raises(ZeroDivisionError), Recorder(tmp_path, fake.FakePaced()) as recorder:
+    train(recorder, 21)
+    raise ZeroDivisionError("no such\nluck")
+  assert_complete(tmp_path, range(21))
+  assert process_file(tmp_path)["ended_by"] == "ZeroDivisionError: no such"
+  assert any("was ended by ZeroDivisionError: no such." in problem
+             for problem in read_run(tmp_path).problems)
+
+
+UNCLOSED = """
+import sys
+from jaxpace.record.recorder import Recorder
+from tests.record import fake_step as fake
+step, pace = fake.make_step(fake.mesh()), fake.init(fake.mesh())
+recorder = Recorder(sys.argv[1], fake.FakePaced())
+recorder.open()
+for i in range(5):
+  pace = step(pace)
+  recorder.record()
+exec(sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("end, words", [
+    pytest.param("", "the end of the program, without close()", marks=pytest.mark.long),
+    pytest.param("sys.exit(3)", "the end of the program, without close()",
+                 marks=pytest.mark.long),
+    ("raise ValueError('no such luck')", "ValueError: no such luck"),
+    pytest.param("recorder.close()", None, marks=pytest.mark.long)])
+def test_a_program_that_ends_without_closing_says_so(tmp_path, end, words):
+  subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL,
+                 check=False)
+  assert {r["step"] for r in table(tmp_path)} == set(range(5))
+  assert process_file(tmp_path)["ended_by"] == words
+
+
+def test_no_step_at_all(tmp_path):
+  with Recorder(tmp_path, fake.FakePaced()):
+    pass
+  assert process_file(tmp_path)["closed_cleanly"] and not table(tmp_path)
+
+
+def test_off(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with Recorder(None, None) as recorder:
+    train(recorder, 3)
+    with recorder.measure("data"):
+      pass
+  recorder.close()
+  assert not recorder.recording and not list(tmp_path.iterdir())
+
+
+def test_rows_reach_the_disk_while_training_runs(tmp_path):
+  step, pace, steps = fake.make_step(fake.mesh()), fake.init(fake.mesh()), 0
+  deadline = time.monotonic() + 300
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    while (len({r["step"] for r in table(tmp_path)}) < 5
+           or process_file(tmp_path)["rows_written"] < 40):
+      assert time.monotonic() < deadline, "nothing was written"
+      pace, steps = step(pace), steps + 1
+      recorder.record()
+      time.sleep(0.005)
+  assert_complete(tmp_path, range(steps))
+
+
+def test_a_thread_of_the_program_may_record(tmp_path):
+  """Signals are not watched there; everything else works."""
+  result = SimpleNamespace(error=None)
+
+  def loop():
+    try:
+      with Recorder(tmp_path, fake.FakePaced()) as recorder:
+        train(recorder, 12)
+    except BaseException as error:
+      result.error = error
+
+  thread = threading.Thread(target=loop)
+  thread.start()
+  thread.join(300)
+  assert result.error is None
+  assert_complete(tmp_path, range(12))
+
+
+def test_pmap(tmp_path):
+  mesh = fake.mesh()
+  pace = jax.tree.map(np.asarray, fake.init(mesh))
+  step = jax.pmap(lambda pace: jax.tree.map(lambda leaf: leaf[0], fake.advance(
+      jax.tree.map(lambda leaf: leaf[None], pace))), axis_name="data", donate_argnums=0)
+  pace = fake.FakePace(*pace)
+  with Recorder(tmp_path, fake.FakePaced()) as recorder:
+    for _ in range(30):
+      pace = step(pace)
+      recorder.record()
+  assert_complete(tmp_path, range(30))

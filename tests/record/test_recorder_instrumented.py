@@ -1,0 +1,111 @@
+"""The recorder on really instrumented steps: what comes out is what the step's plan says went
+in."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.record.recorder import Recorder
+from tests.quick import long
+
+FEATURES = 64
+
+
+def loss(params, batch):
+  return jnp.mean(jnp.tanh(batch @ params) ** 2)
+
+
+def train_step(params, batch):
+  value, grads = jax.value_and_grad(loss)(params, batch)
+  grads = jax.lax.pmean(grads, "data")
+  return params - jnp.float32(0.1) * grads, value
+
+
+def table(directory, name):
+  return [row for path in (directory / name).glob("*.parquet")
+          for row in pq.read_table(path).to_pylist()]
+
+
+def check(directory, plan, ranks, steps):
+  rows = sorted(table(directory, "steps"), key=lambda r: (r["rank"], r["step"]))
+  assert ([(r["rank"], r["step"]) for r in rows]
+          == [(r, s) for r in range(ranks) for s in range(steps)])
+  now = time.monotonic_ns()
+  for r in rows:
+    phases = [r[f"{name}_ns"] for name in ("forward", "backward", "compute", "sync", "update")]
+    known = [phase for phase in phases if phase is not None]
+    assert min(known) >= 0
+    assert sum(known) <= r["end_ns"] - r["start_ns"]
+    assert 0 < r["start_ns"] < r["end_ns"] < now
+    assert (r["gap_ns"] is None) == (r["step"] == 0)
+    assert r["cpu_ns"] >= 0
+  segments = {mark.segment for mark in plan.marks}
+  for name in ("forward", "backward", "sync", "update"):
+    assert (rows[0][f"{name}_ns"] is not None) == (name in segments)
+  waits = table(directory, "collectives")
+  assert len(waits) == ranks * steps * len(plan.collectives)
+  assert all(r["exit_ns"] >= r["enter_ns"] > 0 for r in waits)
+  by_step = {(r["rank"], r["step"]): r for r in rows}
+  for r in waits:
+    step = by_step[r["rank"], r["step"]]
+    assert step["start_ns"] <= r["enter_ns"] <= r["exit_ns"] <= step["end_ns"]
+
+
+@pytest.mark.parametrize("donate", [*long(False), True])
+def test_shard_map(tmp_path, donate):
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data")
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), check_vma=False),
+                 donate_argnums=(0, 1) if donate else ())
+  params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
+  batch = np.ones((8 * jax.device_count(), FEATURES), np.float32)
+  with Recorder(tmp_path, paced) as recorder:
+    for _ in range(50):
+      pace, params = step(pace, params, batch)
+      recorder.record()
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(params)
+  assert recorder.lost == {"lost_rows": 0, "holes": 0, "stopped": None}
+  check(tmp_path, paced.plan, jax.device_count(), 50)
+
+
+def test_pmap(tmp_path):
+  paced = jaxpace.instrument(train_step, "data")
+  step = jax.pmap(paced, axis_name="data", donate_argnums=0)
+  devices = jax.local_devices()
+  pace = paced.init(devices=devices)
+  params = jnp.ones((len(devices), FEATURES), jnp.float32)
+  batch = np.ones((len(devices), 8, FEATURES), np.float32)
+  with Recorder(tmp_path, paced) as recorder:
+    for _ in range(40):
+      pace, (params, _) = step(pace, params, batch)
+      recorder.record()
+      jax.block_until_ready(params)
+  check(tmp_path, paced.plan, len(devices), 40)
+
+
+@pytest.mark.parametrize("share", [True, *long(None)])
+def test_data_and_model_axes(tmp_path, share):
+  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data",
+                             share=share)
+  spec = jaxpace.spec(mesh)
+  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P())))
+  params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
+  batch = np.ones((32, FEATURES), np.float32)
+  with Recorder(tmp_path, paced) as recorder:
+    for _ in range(20):
+      pace, params = step(pace, params, batch)
+      recorder.record()
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(params)
+  check(tmp_path, paced.plan, 8, 20)

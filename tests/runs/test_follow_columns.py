@@ -1,0 +1,99 @@
+"""Small parts read in one go: the same rows that the table's own reader gives, or None."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpace.runs import columns, growing
+from jaxpace.runs.run import MISSING
+from jaxpace.runs.table_reader import NEEDED, PartFile, open_table
+from tests.quick import examples
+
+LONG = st.integers(-2**40, 2**40)
+STEP = st.integers(0, 2**40)
+
+
+def table(rows, steps, ranks, attempt, gaps):
+  return pa.table({
+      "step": pa.array(steps[:rows], pa.int64()), "rank": pa.array(ranks[:rows], pa.int32()),
+      "process": pa.array([3] * rows, pa.int32()),
+      "attempt": pa.array([attempt] * rows, pa.int32()),
+      "gap_ns": pa.array(gaps[:rows], pa.int64()),
+      "decision_guard_on": pa.array([0.5] * rows, pa.float32())})
+
+
+def by_the_reader(path, wanted):
+  opened = open_table("steps", [PartFile(path, "run", 0, 0, 0)])
+  return [columns.of_table(data) for data in opened.read(wanted)], opened
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+  return tmp_path_factory.mktemp("small") / "part.parquet"
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(rows=st.integers(1, 12), steps=st.lists(STEP, min_size=12, max_size=12),
+       ranks=st.lists(st.integers(0, 2), min_size=12, max_size=12), attempt=st.integers(0, 5),
+       gaps=st.lists(st.none() | LONG, min_size=12, max_size=12), statistics=st.booleans())
+def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps,
+                                                  statistics):
+  pq.write_table(table(rows, steps, ranks, attempt, gaps), path, write_statistics=statistics)
+  wanted = (*growing.STEPS_COLUMNS, *growing.GUARD_COLUMNS)
+  read = columns.read_small(path, NEEDED["steps"], wanted)
+  if not statistics:
+    assert read is None  # whether a key is null can't be told
+    return
+  (expected,), _ = by_the_reader(path, wanted)
+  assert (set(read) == set(expected) == {"step", "rank", "process", "attempt", "gap_ns",
+                                         "decision_guard_on"})
+  for name, values in expected.items():
+    assert read[name].dtype == values.dtype
+    np.testing.assert_array_equal(read[name], values)
+  np.testing.assert_array_equal(read["gap_ns"],
+                                [MISSING if gap is None else gap for gap in gaps[:rows]])
+
+
+@pytest.mark.parametrize("change", [
+    lambda t: t.set_column(0, "step", pa.array([1, None, 3], pa.int64())),
+    lambda t: t.set_column(3, "attempt", pa.array([0.0, 0.0, 0.0])),
+    lambda t: t.set_column(4, "gap_ns", pa.array(["a", "b", "c"])),
+    lambda t: t.set_column(4, "gap_ns", pa.array([1, 2, 3], pa.timestamp("ns"))),
+    lambda t: t.set_column(0, "step", pa.array([1, -2, 3])),
+    lambda t: t.set_column(0, "step", pa.array([1, 2, 2**64 - 1], pa.uint64())),
+    lambda t: t.set_column(4, "gap_ns", pa.array([1, 2, 2**63 - 1])),
+    lambda t: t.append_column("rank", t.column("rank")),
+    lambda t: t.drop_columns(["rank"]),
+    lambda t: t.slice(0, 0),
+])
+def test_what_no_recorder_writes_is_left_to_the_tables_reader(path, change):
+  good = table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7])
+  pq.write_table(good, path)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
+  pq.write_table(change(good), path)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+
+
+def test_large_torn_and_missing_files_are_left_too(path, monkeypatch):
+  pq.write_table(table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7]), path)
+  whole = path.read_bytes()
+  for data in (b"", whole[:-4], whole[:50], b"PAR1" + whole[4:-9] + b"PAR1"):
+    path.write_bytes(data)
+    assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+  path.write_bytes(whole)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
+  monkeypatch.setattr(columns, "_SMALL", len(whole) - 1)
+  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+  assert columns.read_small(path.with_name("gone"), NEEDED["steps"], growing.STEPS_COLUMNS) is None
+
+
+def test_rows_of_the_same_columns_are_put_together_in_their_order():
+  a = {"step": np.array([1, 2]), "gap_ns": np.array([3, 4])}
+  b = {"step": np.array([5])}
+  c = {"step": np.array([6]), "gap_ns": np.array([7])}
+  both, alone = columns.joined([a, b, c])
+  assert both["step"].tolist() == [1, 2, 6] and both["gap_ns"].tolist() == [3, 4, 7]
+  assert alone["step"].tolist() == [5] and columns.joined([]) == []

@@ -1,0 +1,123 @@
+"""Native meshes recorded live: who meets whom, in the plan and in the report."""
+
+import json
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.__main__ import main
+from jaxpace.runs.reader import read_run
+from jaxpace.record.recorder import Recorder
+from tests.patience import patiently
+
+STEPS, LATE = 60, 20e-3
+
+
+def record(path, mesh, step, axis, state, spec):
+  """Records `step(rank, state)` on a mesh; it sleeps as the rank says."""
+  paced = jaxpace.instrument(step, axis)
+  pace_spec = jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(pace_spec, spec),
+                              out_specs=(pace_spec, spec)))
+  pace = paced.init(mesh)
+  with Recorder(path, paced) as recorder:
+    for _ in range(STEPS):
+      pace, state = run(pace, state)
+      recorder.record()
+      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
+      jax.block_until_ready(state)
+  return paced.plan
+
+
+def sleeping(value, rank, late):
+  """The value, on the late rank after a while."""
+
+  def nap(value, rank):
+    time.sleep(LATE if int(rank) == late else 0.0)
+    return value
+
+  return jax.pure_callback(nap, jax.ShapeDtypeStruct(value.shape, value.dtype), value, rank,
+                           vmap_method="sequential")
+
+
+@patiently(LATE=20e-3)
+def test_the_late_rank_of_one_group_of_a_mesh_is_named_and_the_other_group_is_not(tmp_path):
+  late = 2
+  mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+  def step(state):
+    rank = jax.lax.axis_index("data") * 2 + jax.lax.axis_index("model")
+    own = sleeping(state, rank, late)
+    return jnp.tanh(jax.lax.pmean(jnp.tanh(own), "data"))
+
+  state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P(("data", "model"))))
+  record(tmp_path / "run", mesh, step, "data", state, P(("data", "model")))
+  run = read_run(tmp_path / "run")
+  assert [c.meeting.groups.tolist() for c in run.collectives] == [[0, 1, 0, 1]]
+  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
+  document = json.loads((tmp_path / "report.json").read_text())
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  assert document["collectives"][0]["groups"] == 2
+  lateness = [row["lateness"] for row in document["per_rank"]]
+  blamed = {rank for finding in document["findings"] for rank in finding["ranks"]}
+  assert late in blamed and not blamed & {1, 3}
+  assert lateness[late] == pytest.approx(LATE, rel=0.3)
+  # Its own group alone is a step longer.
+  times = [row["step_time"] for row in document["per_rank"]]
+  assert abs(lateness[1] - lateness[3]) < LATE / 4
+  assert times[0] == pytest.approx(times[2], rel=0.05)
+
+
+def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
+  mesh = jax.make_mesh((2, 2), ("data", "stage"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+
+  def step(state):
+    moved = jax.lax.ppermute(jnp.tanh(state), "stage", [(0, 1)])
+    return jnp.tanh(state + moved + jax.lax.pmean(moved.sum(), "stage"))
+
+  state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P(("data", "stage"))))
+  plan = record(tmp_path / "run", mesh, step, "stage", state, P(("data", "stage")))
+  assert plan.collectives[0].pairs == ((0, 1),) and plan.collectives[0].axis == "stage"
+  assert not plan.collectives[1].pairs
+  first, second = read_run(tmp_path / "run").collectives
+  assert first.point_to_point and not second.point_to_point
+  assert first.meeting.sources.tolist() == [[-1, 0, -1, 2]]
+  assert second.meeting.sources is None and second.meeting.groups.tolist() == [0, 0, 1, 1]
+  assert plan == type(plan).from_json(json.loads(json.dumps(plan.to_json())))
+  saved = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["collectives"][0]
+  assert saved["may_begin_early"] == any("can start before" in notice for notice in plan.notices)
+  assert np.asarray(saved["pairs"]).tolist() == [[0, 1]]
+
+
+def test_all_of_an_instrumented_step_is_exposed_and_the_plan_says_what_runs_meanwhile(tmp_path):
+  """Its stamps come one after the other, so no collective is under way beside another."""
+  mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+  def step(state):
+    mean = jax.lax.pmean(jnp.tanh(state), "data")
+    aside = jnp.sin(state @ jnp.ones((8, 8)))
+    return jnp.tanh(aside + mean + jax.lax.pmean(mean * 0.5, "data"))
+
+  state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P("data")))
+  plan = record(tmp_path / "run", mesh, step, "data", state, P("data"))
+  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
+  document = json.loads((tmp_path / "report.json").read_text())
+  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
+  rows, found = document["collectives"], document["overlap"]
+  assert len(rows) == 2 and found["hidden"] == 0
+  for row, planned in zip(rows, plan.collectives, strict=True):
+    assert row["in_flight"] == row["exposed"] > 0 and row["hidden"] == row["behind_others"] == 0
+    assert row["meanwhile"] == planned.meanwhile
+  # The product may run beside either sum.
+  assert all(row["meanwhile"] > 0.5 for row in rows)
+  own = sum(row[name] * row["steps"] for row in document["per_rank"]
+            for name in ("compute", "runtime", "pacing"))
+  step_time = sum(row["step_time"] * row["steps"] for row in document["per_rank"])
+  steps = sum(row["steps"] for row in document["per_rank"])
+  assert (own / steps + found["exposed"]
+          == pytest.approx(step_time / steps, rel=1e-6))

@@ -1,0 +1,74 @@
+"""The file of a ring, whole, cut short and made up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxpace.core import ring_layout
+from jaxpace.observation.clocks import host_ring as execution
+from jaxpace.observation.clocks.native import library
+from jaxpace.files.folders import Folder
+from jaxpace.files.reading import UnreadableError
+from jaxpace.runs import ring_file
+from jaxpace.record.ring.copier import RingCopier
+from jaxpace.record.ring.executions import Lane
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+  assert execution.unavailable() == ""
+  copier = RingCopier(Folder(tmp_path_factory.mktemp("ring")), "r1", 2)
+  copier.start()
+  library.functions().jaxpace_mark_here(1, 5, 9, 40)
+  copier.close()
+  return copier.path
+
+
+def test_a_file_comes_back_as_it_was_written(written):
+  found, ring = ring_file.read_ring(written), execution.current()
+  assert (found.run, found.attempt, found.closed) == ("r1", 2, True)
+  assert found.heads.tolist() == ring.heads().tolist() and found.ranks.tolist() == ring.ranks
+  taken = Lane().take(found.events[1], lambda: int(found.heads[1]), final=True)
+  assert len(taken.ns) == 40 and set(taken.tag.tolist()) == {5 << 20 | 9}, "and none from before"
+
+
+@given(st.data())
+def test_any_damage_is_read_in_bounds_or_refused_in_a_sentence(written, tmp_path_factory, data):
+  whole = bytearray(written.read_bytes()[:ring_layout.PAGE + 3 * ring_layout.PAGE])
+  for at, byte in data.draw(st.lists(st.tuples(st.integers(0, 600), st.integers(0, 255)),
+                                     max_size=20)):
+    whole[at] = byte
+  del whole[data.draw(st.integers(0, len(whole))):]
+  path = tmp_path_factory.mktemp("damage") / "0.ring"
+  path.write_bytes(bytes(whole))
+  try:
+    found = ring_file.read_ring(path)
+  except UnreadableError as error:
+    assert str(error)
+    return
+  assert found.events.shape == (len(found.ranks), found.capacity)
+  for lane in range(min(len(found.ranks), 4)):
+    follower, head = Lane(), int(found.heads[lane])
+    for _ in range(100):
+      if follower.position >= head:
+        break
+      follower.take(found.events[lane], lambda head=head: head, final=True)
+    assert follower.position >= head or head > 0
+
+
+@pytest.mark.parametrize("content", [b"", b"jaxpace", b"x" * 5000, ring_layout.MAGIC + bytes(5000)])
+def test_what_is_no_ring_is_refused(tmp_path, content):
+  path = tmp_path / "0.ring"
+  path.write_bytes(content)
+  with pytest.raises(UnreadableError, match="no ring of timestamps|damaged header"):
+    ring_file.read_ring(path)
+
+
+def test_a_header_that_promises_terabytes_takes_none(tmp_path):
+  header = np.zeros((), ring_layout.HEADER)
+  header["magic"], header["lanes"], header["capacity"] = ring_layout.MAGIC, 1024, 1 << 30
+  path = tmp_path / "0.ring"
+  path.write_bytes(header.tobytes().ljust(8192, b"\0"))
+  with pytest.raises(UnreadableError, match="more than any ring"):
+    ring_file.read_ring(path)

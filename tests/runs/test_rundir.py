@@ -1,0 +1,69 @@
+import os
+
+import pytest
+
+from jaxpace.runs import rundir
+
+
+def test_json_is_replaced_as_a_whole(tmp_path, monkeypatch):
+  path = tmp_path / "process" / "0.json"
+  rundir.write_json(path, {"a": 1})
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "replace", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+      rundir.write_json(path, {"a": 2})
+  assert rundir.read_json(path) == {"a": 1}
+  assert [p.name for p in path.parent.iterdir()] == ["0.json"]
+
+
+@pytest.mark.parametrize("text", ["", "[1]", '{"a":', "\xff"])
+def test_what_is_no_json_object_reads_as_none(tmp_path, text):
+  (tmp_path / "x.json").write_text(text, encoding="latin-1")
+  assert rundir.read_json(tmp_path / "x.json") is None
+  assert rundir.read_json(tmp_path / "missing.json") is None
+
+
+def test_identity_survives_the_way_to_other_processes():
+  identity = rundir.RunIdentity("20260102T030405-abcdef01", 3, 1_767_323_045_000_000_000)
+  assert rundir.RunIdentity.from_text(identity.to_text()) == identity
+
+
+def test_ids_differ_and_say_when(tmp_path):
+  now = 1_767_323_045_000_000_000  # 2026-01-02 03:04:05 UTC
+  first = rundir.claim(tmp_path / "a", False, now)
+  second = rundir.claim(tmp_path / "b", True, now)
+  assert first.run != second.run
+  assert first.run.startswith("20260102T030405-") and (first.attempt, second.attempt) == (0, 0)
+
+
+def test_a_process_moves_only_its_own_leftovers(tmp_path):
+  """On a disk of its own host, process 1 sets aside what it wrote for an earlier run, and nothing
+  else."""
+  names = ["old-p00001.000000-000000.parquet", "old-p00002.000000-000000.parquet",
+           "new-p00001.000000-000000.parquet"]
+  (tmp_path / "steps").mkdir()
+  for name in names:
+    (tmp_path / "steps" / name).touch()
+  for process, run in ((1, "old"), (2, "old")):
+    rundir.write_json(tmp_path / "process" / f"{process}.json", {"run": run, "schema_version": 1})
+  assert rundir.set_aside(tmp_path, "new", process=1) == 2
+  assert sorted(p.name for p in (tmp_path / "steps").iterdir()) == sorted(names[1:])
+  assert [p.name for p in (tmp_path / "process").iterdir()] == ["2.json"]
+  assert (tmp_path / ".previous" / "old" / "steps" / names[0]).exists()
+
+
+def test_a_run_id_can_not_lead_out_of_the_directory(tmp_path):
+  rundir.write_json(tmp_path / "run" / "run.json", {"run": "../../escaped", "schema_version": 1})
+  rundir.claim(tmp_path / "run", False, 0)
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
+  assert (tmp_path / "run" / ".previous" / "escaped" / "run.json").exists()
+
+
+@pytest.mark.parametrize("name", ["a\0b", "..", "x" * 190, "\ud800", "a/../.."])
+def test_a_run_id_that_can_be_no_folders_name_keeps_no_run_from_being_recorded(tmp_path, name):
+  rundir.write_json(tmp_path / "process" / "0.json", {"run": name, "schema_version": 1})
+  rundir.write_json(tmp_path / "run.json", {"run": name, "schema_version": 1})
+  assert rundir.claim(tmp_path, False, 0).attempt == 0
+  assert sorted(path.name for path in tmp_path.iterdir()) == [".previous", "process"]
+  aside, = (tmp_path / ".previous").iterdir()
+  assert sorted(path.name for path in aside.iterdir()) == ["process", "run.json"]

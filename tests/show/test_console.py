@@ -1,0 +1,46 @@
+"""What commands print of a run that somebody else wrote is text: nothing in it steers the
+terminal."""
+
+import json
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from jaxpace.cli.main import main
+from jaxpace.show.console import make_console
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+EVIL = "ev\x1b[31mil\u202e\x9b2J[red]x[/red]:smile:"
+# a table's cell, measured before, may be cut behind that
+SHOWN = "ev\\x1b[31mil\\u202e\\x9b2J[red]"
+
+
+@pytest.mark.parametrize("wrap", [str, Text, lambda name: Text(f"a\n{name}\nb")])
+def test_names_are_text_wherever_they_stand(capsys, wrap):
+  console = make_console()
+  table = Table("host")
+  table.add_row(wrap(EVIL))
+  console.print(wrap(EVIL), table)
+  said = capsys.readouterr().out
+  assert said.count(SHOWN) == 2 and not set(said) & {"\x1b", "\u202e", "\x9b"}
+
+
+def test_what_is_ours_is_printed_as_it_is(capsys):
+  make_console().print(Text("±5 % → █▌ é\n\nend"))
+  assert ([line.rstrip() for line in capsys.readouterr().out.split("\n")]
+          == ["±5 % → █▌ é", "", "end", ""])
+
+
+@pytest.mark.parametrize("command", [["report"], ["watch", "--once"]])
+def test_hosts_of_a_report(tmp_path, capsys, command):
+  synthetic_runs.write(tmp_path / "run",
+                     MadeUpJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
+  for process in range(2):
+    path = tmp_path / "run" / "process" / f"{process}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hostname": EVIL}))
+  assert main([command[0], str(tmp_path / "run"), *command[1:]]) == 0
+  said = capsys.readouterr().out
+  assert not set(said) & {"\x1b", "\u202e", "\x9b"}
+  assert "ev\\x1b[31mil\\u202e" in said

@@ -1,0 +1,131 @@
+"""The live view as it is drawn: on any width and height, whatever names the run holds."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from jaxpace.diagnose.live.alive import Event, Liveness
+from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.live.look import LateRank, Numbers, Pacing, Snapshot, Told
+from jaxpace.show.watch import live
+from jaxpace.show.watch.screen import Screen, binned, sparkline
+from tests.show.growing import Growing
+from tests.synthetic.synthetic_runs import MadeUpJob
+
+EVIL = "h\x1b[2J[red]\x07\u202eab\r\nc\x9b1m"
+SHARES = {"compute": 0.5, "skew": 0.25, "transfer": 0.125, "contention": 0.0, "runtime": 0.125,
+          "pacing": 0.0}
+
+
+def numbers(ranks=1024, host="host7", **values):
+  late = tuple(LateRank(rank, host, 3e-3 / (rank + 1), 0.5, 0.08 / (rank + 1))
+               for rank in range(min(ranks, 64)))
+  return Numbers(101, 300, 200, 0, 40e-3, 39e-3, 55e-3, 0.1, np.linspace(36e-3, 44e-3, 200), SHARES,
+                 late, (), values.get("pacing", Pacing(0.0, None, None, None, 0)), np.array([2e-3]))
+
+
+def look(**values):
+  base = Snapshot("runs/demo", "20261121T000000-0b58106e", 1, 1024, 128, 128,
+                  Liveness("running", "Running."), 12345, 1.2,
+                  numbers(),
+                  (Told("Step 200: rank 3 is late, by 9 % of the step, since about step 190.",
+                        False),), (), ("1 rank recorded nothing in the steps shown: 9.",))
+  return base._replace(**values)
+
+
+def draw(view, width, height, encoding="utf-8", whole=False):
+  raw = io.BytesIO()
+  file = io.TextIOWrapper(raw, encoding=encoding, newline="")
+  console = Console(file=file, width=width, height=height, force_terminal=False, highlight=False,
+                    legacy_windows=False)
+  console.print(Screen(view, 1.7e9, whole))
+  file.flush()
+  return raw.getvalue().decode(encoding).splitlines()
+
+
+@pytest.mark.parametrize("width", [20, 40, 80, 200])
+@pytest.mark.parametrize("height", [8, 16, 24, 60])
+def test_it_fits_any_terminal(width, height):
+  rows = draw(look(), width, height)
+  assert len(rows) <= height and max(map(len, rows)) <= min(width, 120)
+  text = " ".join(" ".join(rows).split())
+  assert "12,345" in text and "Running." in text
+  if height >= 24 and width >= 40:
+    assert "Step time" in text and "compute" in text and "rank 3 is late" in text
+
+
+def test_what_matters_is_all_there_where_there_is_room():
+  text = "\n".join(draw(look(), 100, 60))
+  for words in (
+      "1,024 ranks, 128 processes, 128 hosts, attempt 2, step 12,345, newest rows 1.2 s old",
+      "40.0 ms", "median 39.0 ms", "36.1 to 44.0 ms", "50.0 %", "25.0 %", "host7", "3.00 ms",
+      "8.0 %", "Pacing  none", "Step 200: rank 3 is late", "1 rank recorded nothing"):
+    assert words in text, words
+  assert text.count("host7") == 8
+
+
+def test_bars_are_as_long_as_their_shares():
+  rows = {row.split()[0]: row.count("█") for row in draw(look(), 100, 60)
+          if row.strip().split()[:1] and
+          row.split()[0] in SHARES}
+  assert (rows["compute"] == 20 and rows["skew"] == 10 and rows["transfer"] == 5
+          and rows["pacing"] == 0)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_terminal_without_unicode_can_show_it(encoding):
+  rows = draw(look(path="runs/dé\udc80mo"), 80, 60, encoding)
+  assert "compute" in "\n".join(rows) and "runs/d" in rows[0]
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_are_text(width):
+  view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL),
+              state=Liveness("dead", f"Process 1 ({EVIL}) is silent."), told=(Told(EVIL, False), ),
+              events=(Event(0.0, EVIL, False), ), notes=(EVIL, ))
+  for text in ("\n".join(draw(view, width, 100)), live.line(view, [EVIL])):
+    assert not [c for c in text if not c.isprintable() and c != "\n"]
+    if width > 40:
+      assert text.count(r"\x1b[2J[red]\x07\u202eab\r\nc\x9b1m") >= 3
+  assert "\n" not in live.line(view, [EVIL])
+
+
+def test_hosts_of_a_real_directory_are_text(tmp_path):
+  job = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, late={3: 5e-3})
+  growing = Growing(tmp_path / "run", job, tmp_path / "whole")
+  growing.heartbeat(1, hostname=EVIL, stopped=EVIL, ended_by=EVIL)
+  info = json.loads((growing.directory / "run.json").read_text())
+  growing.write(60)
+  (growing.directory / "run.json").write_text(json.dumps(info | {"note": EVIL}))
+  (growing.directory / "steps" / f"{EVIL[:1]}[red]\x1b.parquet").write_text("no part")
+  file = io.StringIO()
+  live.once(Follower(growing.directory, 20), Console(file=file, width=100, height=60))
+  text = file.getvalue()
+  assert not [c for c in text if not c.isprintable() and c != "\n"] and r"\x1b[2J[red]" in text
+
+
+def test_sparklines():
+  assert sparkline(np.array([]), 5) == sparkline(np.full(4, np.nan), 5) == ""
+  assert sparkline(np.full(9, 3.0), 5) == "▁▁▁▁▁"
+  assert sparkline(np.array([1.0, 2.0]), 50) == "▁█"
+  assert (binned(np.array([1.0, 3.0, np.nan, np.nan, 5.0, np.nan]), 3)
+          == pytest.approx([2.0, np.nan, 5.0], nan_ok=True))
+
+
+def test_a_line_holds_what_the_screen_does_and_news_come_once():
+  news = live.News()
+  view = look(numbers=numbers(pacing=Pacing(0.1, True, -0.031, None, 3)))
+  said = live.line(view, news.of(view))
+  assert said == (
+      "step 12,345 (attempt 2); 40.0 ms per step (median 39.0 ms, 99th percentile 55.0 ms); "
+      "compute 50.0 %, skew 25.0 %, transfer 12.5 %, contention 0.0 %, runtime 12.5 %, pacing 0.0 "
+      "%; latest rank 0 on host7 by 3.00 ms; guard on, effect -3.1 %; rows 1.2 s old. Step 200: "
+      "rank 3 is late, by 9 % of the step, since about step 190. 1 rank recorded nothing in the "
+      "steps shown: 9.")
+  assert news.of(view) == []
+  assert news.of(view._replace(told=(*view.told, Told("Another.", True)))) == ["Another."]
+  waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
+  assert live.line(waiting, []) == "Nothing yet."
