@@ -23,9 +23,9 @@ FIGURES = (
     Figure("Compiled for GPUs: what goes to the host or makes it wait", "nothing",
            "gpu_compiled.json", timing.gpu),
     Figure("One native stamp with its gate", "at most 3 µs", "overhead.json",
-           timing.stamp("native", 3.0)),
+           timing.timestamp("native", 3.0)),
     Figure("One callback stamp with its gate", "at most 120 µs", "overhead.json",
-           timing.stamp("callback", 120.0)),
+           timing.timestamp("callback", 120.0)),
     Figure("Known delays of 1 to 200 ms come back within 5 % or 0.3 ms", "all", "truth.json",
            timing.truth),
     Figure(

@@ -33,7 +33,7 @@ def gpu(figures: Any) -> Found:
                        for step in steps))
 
 
-def stamp(name: str, most: float) -> Callable[[Any], Found]:
+def timestamp(name: str, most: float) -> Callable[[Any], Found]:
   def read(figures: Any) -> Found:
     took = figures["alone"][f"stamp_and_hold_{name}_us"]
     return Found(interval(took, "µs", 2), took[2] <= most)

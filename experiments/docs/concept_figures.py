@@ -98,8 +98,8 @@ def one_step() -> dict[str, Any]:
 
 
 def late() -> dict[str, Any]:
-  """Eight ranks with one late for good, and with late ones by turns: lateness, ms, and what the
-  report says."""
+  """Eight ranks with one late for good, and with late ones intermittently: lateness, ms, and what
+  the report says."""
   return {name: _late(components) for name, components in LATE.items()}
 
 

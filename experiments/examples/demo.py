@@ -66,7 +66,7 @@ def judge(report: dict[str, Any], accuracy: float, late_rank: int | None, late_s
     report: the JSON report, read.
     accuracy: of the trained model on held-out images, 0 to 1.
     late_rank: rank made late on purpose, or None.
-    late_s: by how many seconds a step.
+    late_s: by how many seconds per step.
     min_accuracy: accuracy that the training must reach.
 
   Returns:

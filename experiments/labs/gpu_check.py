@@ -3,7 +3,7 @@ figures.
 
     python -m experiments.labs.gpu_check                            # all sections; about 9 minutes
     python -m experiments.labs.gpu_check --quick                    # fewer repetitions; about 4 minutes
-    python -m experiments.labs.gpu_check --only=stamp,delay         # some sections
+    python -m experiments.labs.gpu_check --only=timestamp,delay         # some sections
     python -m experiments.labs.gpu_check --list
 
 It needs jax with its CUDA plugin (`pip install "jax[cuda13]"`), numpy and the checkout on

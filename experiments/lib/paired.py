@@ -106,7 +106,7 @@ def interleave(blocks: Mapping[str, Callable[[], float]], rounds: int, seed: int
   """Runs every block once a round, in random order, and collects what they return.
 
   Args:
-    blocks: by name; each returns its own figure (seconds a step, say).
+    blocks: by name; each returns its own figure (seconds per step, say).
     rounds: times each is run.
     seed: of the order.
     progress: called with the number of rounds done.

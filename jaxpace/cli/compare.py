@@ -110,7 +110,7 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
     console.print(Text("No rank's lateness surely changed by 1 % of the step.", style="dim"))
   sentences = [f"New in B: {mode.replace('_', ' ')}." for mode in found.new]
   sentences += [f"No longer in B: {mode.replace('_', ' ')}." for mode in found.gone]
-  sentences += [*found.untold, *found.notes]
+  sentences += [*found.inconclusive, *found.notes]
   sentences += [f"{letter}: {p}" for letter, d in (("A", found.a), ("B", found.b))
                 for p in d.run.problems]
   console.print()

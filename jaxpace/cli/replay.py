@@ -77,10 +77,10 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
   Raises:
     RunError: the run doesn't tell, or has collectives in which not all of them meet.
   """
-  from jaxpace.diagnose.groups import that_all_meet
+  from jaxpace.diagnose.groups import fully_grouped
   from jaxpace.runs.groups import groups
   from jaxpace.runs.run import RunError
-  parts = that_all_meet(run)
+  parts = fully_grouped(run)
   if parts is None:
     raise RunError(f"{args.run} has collectives in which not all ranks meet that others join: "
                    "groups of several kinds, or transfers from rank to rank. A pacer's ranks all "

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import knobs, settings
+from jaxpace.coordination import knobs
 from jaxpace.coordination.apportion import apportion, even
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals as said
@@ -115,11 +115,11 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   total = fields.whole("total_micro_batches", total_micro_batches, 1, 1 << 24)
   most = fields.whole("capacity", capacity, 1, total, more=TOTAL)
   fewest = fields.whole("least", least, 0, most)
-  width = settings.steps("window", window, 8)
+  width = knobs.steps("window", window, 8)
   if width not in (8, 16, 32):
     raise ValueError(f"window={window!r} must be 8, 16 or 32 steps.")
-  worth = settings.number("gain", gain, 0, 1, "a share of the step's time, 0.02 for 2 %")
-  errors = float(settings.number("noise", noise, 0, 1000, "standard errors"))
+  worth = knobs.number("gain", gain, 0, 1, "a share of the step's time, 0.02 for 2 %")
+  errors = float(knobs.number("noise", noise, 0, 1000, "standard errors"))
   rows = jnp.arange(width, dtype=jnp.int32)
 
   def init(ranks: int) -> SpeedShares:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import settings
+from jaxpace.coordination import knobs
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
 
@@ -52,7 +52,7 @@ def chain(*pacers: Pacer) -> Pacer:
   if not pacers:
     raise ValueError(
         "jaxpace.chain needs at least one pacer: jaxpace.chain(jaxpace.pace_early_ranks(), mine).")
-  settings.pacers(*pacers)
+  knobs.pacers(*pacers)
 
   def init(ranks: int) -> tuple[PacerState, ...]:
     return tuple(pacer.init(ranks) for pacer in pacers)
@@ -97,8 +97,8 @@ def limit(pacer: Pacer, max_delay: float) -> Pacer:
   Raises:
     ValueError: an argument is out of range.
   """
-  settings.pacers(pacer)
-  most = settings.delay("max_delay", max_delay)
+  knobs.pacers(pacer)
+  most = knobs.delay("max_delay", max_delay)
 
   def update(observation: Observation, state: PacerState) -> tuple[Decision, PacerState]:
     decision, state = pacer.update(observation, state)
@@ -130,7 +130,7 @@ def only_ranks(pacer: Pacer, ranks: Sequence[int]) -> Pacer:
     ValueError: an index is not a whole number from 0, or, when it is initialised or traced, there
       is no such rank; or the pacer holds collectives back, which all ranks must do alike.
   """
-  settings.pacers(pacer)
+  knobs.pacers(pacer)
   if pacer.hold is not None:
     raise ValueError("jaxpace.only_ranks was given a pacer that holds collectives back, such as "
                      "jaxpace.take_turns(): all ranks must hold for the same time. Leave "

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import bucket, knobs, settings, windows
+from jaxpace.coordination import bucket, knobs, windows
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals
 from jaxpace.core.durations import bounded
@@ -94,14 +94,14 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   Raises:
     ValueError: an argument is out of range.
   """
-  window = settings.steps("window", window, 8)
-  limit = settings.number("threshold", threshold, 0, 1, "a share of the median step, 0.05 for 5 %")
-  most = settings.delay("max_delay", max_delay)
-  fill = settings.number("share_of_slack", share_of_slack, 0, 1,
+  window = knobs.steps("window", window, 8)
+  limit = knobs.number("threshold", threshold, 0, 1, "a share of the median step, 0.05 for 5 %")
+  most = knobs.delay("max_delay", max_delay)
+  fill = knobs.number("share_of_slack", share_of_slack, 0, 1,
                          "a share, 0.8 for four fifths of the slack")
-  price = settings.number("cost", cost, 0, 1, "a share of the run time, 1e-3 for 0.1 %")
-  deviations = settings.number("noise", noise, 0, 1000, "deviations of the rank's own earliness")
-  settings.number("quantile", quantile, 0, 1, "0.1 is the lowest tenth", open_ended=True)
+  price = knobs.number("cost", cost, 0, 1, "a share of the run time, 1e-3 for 0.1 %")
+  deviations = knobs.number("noise", noise, 0, 1000, "deviations of the rank's own earliness")
+  knobs.number("quantile", quantile, 0, 1, "0.1 is the lowest tenth", open_ended=True)
   low, spread = windows.quantile(window, quantile), windows.deviation(window)
   means, typical = windows.mean(window), windows.quantile(window, 0.5)
   calm = np.int32(window // 2)

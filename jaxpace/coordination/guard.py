@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import settings, trial
+from jaxpace.coordination import knobs, trial
 from jaxpace.core import fields
 from jaxpace.core.durations import valid
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
@@ -100,7 +100,7 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   Raises:
     ValueError: an argument is out of range.
   """
-  settings.pacers(pacer)
+  knobs.pacers(pacer)
   trust = fields.truth("trust", trust)
   judge = trial.trials(block, key, harm, level, settle, patience, retry, lag=_LAG, lean=_LEAN,
                        trust=trust)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, settings, shift_trial, windows
+from jaxpace.coordination import knobs, order, shift_trial, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Decision, Observation, Pacer
@@ -152,14 +152,14 @@ def interleave_jobs(max_delay: float = 0.25, *, key: int = 0,
   Raises:
     ValueError: an argument is out of range.
   """
-  most = settings.delay("max_delay", max_delay)
-  band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
-  clear = settings.number("clearance", clearance, 0, 1, "a share of the floors, 0.2 for 20 %")
-  earned = settings.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
-  patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
-  settings.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %",
+  most = knobs.delay("max_delay", max_delay)
+  band = knobs.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  clear = knobs.number("clearance", clearance, 0, 1, "a share of the floors, 0.2 for 20 %")
+  earned = knobs.number("budget", budget, 0, 1, "a share of the run time, 0.01 for 1 %")
+  patience, retry = knobs.steps("patience", patience, 1), knobs.steps("retry", retry, 1)
+  knobs.number("level", level, 0, 0.5, "the chance of a false decision, 0.05 for 5 %",
                   open_ended=True)
-  slots, start = settings.slots(slots), checked(key)
+  slots, start = knobs.slots(slots), checked(key)
   given = order.given_floor(floor, slots)
   lowest, typical = windows.floor(window), windows.mean(64)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import settings
+from jaxpace.coordination import knobs
 from jaxpace.coordination.knobs import Knobs, Switch
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
@@ -86,7 +86,7 @@ def steerable(pacer: Pacer) -> Pacer:
   Raises:
     ValueError: `pacer` is not a Pacer.
   """
-  settings.pacers(pacer)
+  knobs.pacers(pacer)
 
   def init(ranks: int) -> Steered | SteeredHolds:
     if pacer.hold is None:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import order, settings, windows
+from jaxpace.coordination import knobs, order, windows
 from jaxpace.coordination.coin import checked, uniform
 from jaxpace.core.durations import valid
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
@@ -180,12 +180,12 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   no_worse = _NO_WORSE_WHOLE if whole else _NO_WORSE
   if patience is None:
     patience = 1.0 if whole else 2.0
-  most = settings.number("patience", patience, 0, 100,
+  most = knobs.number("patience", patience, 0, 100,
                          "a multiple of a bucket's own time, 2 for twice that")
-  band = settings.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
+  band = knobs.number("dead_band", dead_band, 0, 1, "a share of the floors, 0.1 for 10 %")
   still, uncalm = (band, _LESS_CALM) if whole else (np.float32(0.5) * band, _CALM)
-  learn, trial = settings.steps("learn", learn, 4), settings.steps("trial", trial, 4)
-  retry, slots = settings.steps("retry", retry, 1), settings.slots(slots)
+  learn, trial = knobs.steps("learn", learn, 4), knobs.steps("trial", trial, 4)
+  retry, slots = knobs.steps("retry", retry, 1), knobs.slots(slots)
   sooner, half = max(1, retry // 8), max(1, retry // 2)
   given = order.given_floor(floor, slots)
   lowest, noticed = windows.floor(window), windows.mean(_NOTICED)

@@ -54,7 +54,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpace.coordination import coin, keyed, plain, sequential, settings
+from jaxpace.coordination import coin, keyed, knobs, plain, sequential
 from jaxpace.coordination.sequential import Number
 
 BLOCK = 16
@@ -131,7 +131,7 @@ class Trials(NamedTuple):
 
 def block_for(period: int) -> int:
   """Returns the steps of a block that holds at least two pauses which come every `period` steps."""
-  return max(BLOCK, 2 * settings.steps("period", period, 1) + 2)
+  return max(BLOCK, 2 * knobs.steps("period", period, 1) + 2)
 
 
 def is_on(state: Trial) -> Number:
@@ -213,14 +213,14 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   Raises:
     ValueError: an argument is out of range.
   """
-  settle = settings.steps("settle", settle, 0)
-  block = settings.steps("block", block, settle + 1)
-  excess = float(settings.number("harm", harm, 0.01, 100,
+  settle = knobs.steps("settle", settle, 0)
+  block = knobs.steps("block", block, settle + 1)
+  excess = float(knobs.number("harm", harm, 0.01, 100,
                                  "block lengths, 0.25 for a quarter of a block"))
-  settings.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %",
+  knobs.number("level", level, 0, 0.5, "the chance of a false alarm, 0.05 for 5 %",
                   open_ended=True)
-  patience, retry = settings.steps("patience", patience, 1), settings.steps("retry", retry, 1)
-  lag, lean = settings.steps("lag", lag, 0), settings.steps("lean", lean, 0)
+  patience, retry = knobs.steps("patience", patience, 1), knobs.steps("retry", retry, 1)
+  lag, lean = knobs.steps("lag", lag, 0), knobs.steps("lean", lean, 0)
   key = int(coin.checked(key))
   measured = block - settle
   real, where = xp.float32, xp.where

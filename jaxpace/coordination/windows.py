@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import settings
+from jaxpace.coordination import knobs
 from jaxpace.core.durations import valid
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
@@ -66,14 +66,14 @@ class RunningFloor(NamedTuple):
 def _rate(window: int) -> np.float32:
   """The exponential window whose mean scatters as much as that of a plain window of `window`
   independent values."""
-  return np.float32(2.0 / (settings.steps("window", window, 2) + 1.0))
+  return np.float32(2.0 / (knobs.steps("window", window, 2) + 1.0))
 
 
 def mean(window: int) -> Estimator:
   """Follows the mean over an exponential window, free of start-up bias.
 
   With rate a = 2 / (window + 1) the value of age j weighs a (1 - a)^j; the weights seen so far are
-  scaled to sum to 1, so the first value counts in full and a constant is reproduced exactly from
+  scaled to sum to 1, so the first value counts in detail and a constant is reproduced exactly from
   the start.
 
   >>> average = mean(8)
@@ -141,8 +141,8 @@ def quantile(window: int, share: float) -> Estimator:
     window: steps, at least 4.
     share: p, strictly between 0 and 1; 0.5 is the median.
   """
-  window = settings.steps("window", window, 4)
-  below = settings.number("share", share, 0, 1, "0.1 is the lowest tenth", open_ended=True)
+  window = knobs.steps("window", window, 4)
+  below = knobs.number("share", share, 0, 1, "0.1 is the lowest tenth", open_ended=True)
   rate = _rate(window)
 
   def init(shape: tuple[int, ...] = ()) -> Quantile:
@@ -173,7 +173,7 @@ def floor(window: int) -> Estimator:
   Args:
     window: steps, at least 2.
   """
-  leak = np.float32(1.0 / settings.steps("window", window, 2))
+  leak = np.float32(1.0 / knobs.steps("window", window, 2))
 
   def init(shape: tuple[int, ...] = ()) -> RunningFloor:
     return RunningFloor(jnp.full(shape, _NAN))

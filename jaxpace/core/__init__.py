@@ -1,2 +1,2 @@
 """Shared words: observations, decisions, pacers, the plan of a step and the layout of its
-stamps."""
+timestamps."""

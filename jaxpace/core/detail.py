@@ -1,4 +1,4 @@
-"""Which steps of an observed run are written in full, and which by their sums alone.
+"""Which steps of an observed run are written in detail, and which aggregated alone.
 
 All ranks draw the same steps, one in each stretch of neighbouring ones, at a place that a hash
 tells: checkpoints and evaluation come at regular steps, and a regular draw would see all of them or
@@ -19,7 +19,8 @@ ROWS, FEW_ROWS = 20, 4
 
 
 def every(occurrences: int, ranks: int) -> int:
-  """Steps of which one is written in full, so that a step has a bounded number of rows on average.
+  """Steps of which one is written in detail, so that a step has a bounded number of rows on
+  average.
 
   Args:
     occurrences: collectives that a rank goes through in a step, each turn of a loop by itself.
@@ -34,7 +35,8 @@ def every(occurrences: int, ranks: int) -> int:
 
 
 def is_detailed(step: int | np.ndarray, stretch: int) -> np.ndarray:
-  """Whether a step is drawn to be written in full; of whole numbers of any shape, bool of the same.
+  """Whether a step is drawn to be written in detail; of whole numbers of any shape, bool of the
+  same.
 
   Args:
     step: number of the step, 0 or more.

@@ -1,16 +1,52 @@
-"""What `jaxpace.observe` put into a compiled program: its collectives, and what each mark means.
+"""What `jaxpace.observe` put into a compiled program: its collectives, and what each timestamp
+means.
 
-A mark is an event (device, tag, nanoseconds) that the running program writes. The plan says what
-the tags of each program mean, so that a recorded run can be read without the program that made it.
+A timestamp is an event (device, tag, nanoseconds) that the running program writes. The plan says
+what the tags of each program mean, so that a recorded run can be read without the program that made
+it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from jaxpace.core.plan import Loop as Loop
-from jaxpace.core.plan import Unstamped
+from jaxpace.core.plan import Untimed
+
+# Kinds of collectives, by XLA's names, and the operations and primitives that are of each.
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all",
+         "collective-permute", "collective-broadcast")
+"""Kinds of collectives of a compiled program."""
+
+OF_OPERATION = {
+    "stablehlo.all_reduce": "all-reduce",
+    "stablehlo.all_gather": "all-gather",
+    "stablehlo.reduce_scatter": "reduce-scatter",
+    "stablehlo.all_to_all": "all-to-all",
+    "stablehlo.collective_permute": "collective-permute",
+    "stablehlo.collective_broadcast": "collective-broadcast",
+}
+"""Kind of each operation of a partitioned program that is a collective."""
+
+_OF_PRIMITIVE = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
+                 "all_to_all": "all-to-all", "ragged_all_to_all": "ragged-all-to-all",
+                 "ppermute": "collective-permute"}
+SEVERAL = "several"
+
+
+def of_primitives(names: Iterable[str]) -> str:
+  """Kind of a collective that primitives of these names make: sums, means, least and greatest are
+  all-reduces.
+
+  >>> [of_primitives(names) for names in (["psum", "pmin"], ["ppermute"], ["psum", "ppermute"])]
+  ['all-reduce', 'collective-permute', 'several']
+  """
+  kinds = {_OF_PRIMITIVE.get(name, "all-reduce") for name in names}
+  return kinds.pop() if len(kinds) == 1 else SEVERAL
+
 
 TAG_BITS = 20
 """Bits of an event's tag that are the program's own; the bits above are the program's number."""
@@ -18,11 +54,11 @@ TAG_BITS = 20
 
 @dataclasses.dataclass(frozen=True)
 class ObservedCollective:
-  """A collective of the compiled program that has marks before and after it.
+  """A collective of the compiled program that has timestamps before and after it.
 
   Collectives that the compiler combined into one are one here, with several tags: a rank enters it
-  at the last of its enter marks and leaves it at the first of its exit marks. Within a loop the
-  t-th occurrence of a tag in a step is the t-th time that the collective ran.
+  at the last of its enter timestamps and leaves it at the first of its exit timestamps. Within a
+  loop the t-th occurrence of a tag in a step is the t-th time that the collective ran.
   """
 
   index: int
@@ -52,21 +88,21 @@ class ObservedCollective:
   operation: str | None
   """JAX's name of the operation it comes from; None where not known."""
   enter_tags: tuple[int, ...]
-  """Tags of the marks before it, without the program's number."""
+  """Tags of the timestamps before it, without the program's number."""
   exit_tags: tuple[int, ...]
-  """Tags of the marks after it, without the program's number."""
+  """Tags of the timestamps after it, without the program's number."""
   conditional: bool = False
   """Whether it is in a branch that need not run in each step."""
 
   @property
-  def turns(self) -> int | None:
-    """How often it runs in one step; None where a loop's turns are not known."""
-    turns = 1
+  def iterations(self) -> int | None:
+    """How often it runs in one step; None where a loop's iterations are not known."""
+    iterations = 1
     for loop in self.loops:
       if loop.trips is None:
         return None
-      turns *= loop.trips
-    return turns
+      iterations *= loop.trips
+    return iterations
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +121,15 @@ class ObservedProgram:
   start_tag: int = 0
   end_tag: int = 1
   notices: tuple[str, ...] = ()
-  """What is worth knowing about how the marks went in, a sentence each."""
-  unstamped: tuple[Unstamped, ...] = ()
-  """Collectives that have no marks, and why."""
+  """What is worth knowing about how the timestamps went in, a sentence each."""
+  unstamped: tuple[Untimed, ...] = ()
+  """Collectives that have no timestamps, and why."""
   bare: str = ""
-  """Why this program runs as it was, without marks, in a sentence; "" where it has marks."""
+  """Why this program runs as it was, without timestamps, in a sentence; "" where it has
+  timestamps."""
   clock: str = "host"
-  """Whose clock its marks are of: "host", or "stream" for the GPU's own, set by the host's once."""
+  """Whose clock its timestamps are of: "host", or "stream" for the GPU's own, set by the host's
+    once."""
   bare_compile_s: float | None = None
   """Seconds that compiling the step as it was took; None where not measured."""
   stamped_compile_s: float | None = None
@@ -99,15 +137,15 @@ class ObservedProgram:
 
   @property
   def marks(self) -> int | None:
-    """Marks that one device writes in a step; None where a loop's turns are not known."""
+    """Timestamps that one device writes in a step; None where a loop's iterations are not known."""
     if self.bare:
       return 0
     written = {self.start_tag: 1, self.end_tag: 1}
     for collective in self.collectives:
-      turns = collective.turns
-      if turns is None:
+      iterations = collective.iterations
+      if iterations is None:
         return None
-      written |= dict.fromkeys((*collective.enter_tags, *collective.exit_tags), turns)
+      written |= dict.fromkeys((*collective.enter_tags, *collective.exit_tags), iterations)
     return sum(written.values())
 
 
@@ -147,7 +185,7 @@ def _program(data: dict[str, Any]) -> ObservedProgram:
   fields["mesh_axes"] = dict(data["mesh_axes"])
   fields["collectives"] = tuple(_collective(each) for each in data["collectives"])
   fields["notices"] = tuple(data.get("notices", ()))
-  fields["unstamped"] = tuple(Unstamped(**each) for each in data.get("unstamped", ()))
+  fields["unstamped"] = tuple(Untimed(**each) for each in data.get("unstamped", ()))
   return ObservedProgram(**fields)
 
 
@@ -196,8 +234,10 @@ def _row(one: ObservedCollective) -> tuple[str, ...]:
     met = f"{len(one.groups)} of {len(one.groups[0])}"
   else:
     met = ""
-  turns = " x ".join("?" if loop.trips is None else str(loop.trips) for loop in one.loops) or "1"
+  iterations = " x ".join("?" if loop.trips is None else str(loop.trips)
+                          for loop in one.loops) or "1"
   if one.conditional:
-    turns += " at most"
-  return (one.name, "" if one.bytes is None else f"{one.bytes:,}", ", ".join(one.axes), met, turns,
+    iterations += " at most"
+  return (one.name, "" if one.bytes is None else f"{one.bytes:,}", ", ".join(one.axes), met,
+          iterations,
           one.phase, one.source or "")

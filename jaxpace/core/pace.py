@@ -24,8 +24,8 @@ class PaceState(NamedTuple):
   is the number of ranks along the data axis.
   """
 
-  # [2] uint32, the last step's last stamp, which all others come before. First, since XLA combines
-  # all-reduces as it meets them from the results on (see ORDER in
+  # [2] uint32, the last step's last timestamp, which all others come before. First, since XLA
+  # combines all-reduces as it meets them from the results on (see ORDER in
   # jaxpace.observation.clocks.native).
   end: jax.Array
   step: jax.Array  # [] int32, steps completed

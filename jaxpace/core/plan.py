@@ -9,17 +9,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-MarkKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
+TimestampKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
 
 FORWARD, BACKWARD, SYNC, UPDATE, GAP, COMPUTE, DELAY = (
     "forward", "backward", "sync", "update", "gap", "compute", "delay")
 
 
 @dataclasses.dataclass(frozen=True)
-class Mark:
-  """One stamp of the step. Marks are listed in the order in which they are taken."""
+class Timestamp:
+  """One timestamp of the step. Timestamps are listed in the order in which they are taken."""
 
-  kind: MarkKind
+  kind: TimestampKind
   segment: str
   """Phase of the time since the previous mark: one of those above or a user's.
 
@@ -41,23 +41,23 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective of an instrumented step: stamped, or in a loop, a branch or `jax.checkpoint`,
-  where marks time each turn of it.
+  """A collective of an instrumented step: timestamped, or in a loop, a branch or `jax.checkpoint`,
+  where writes timestamps each iteration of it.
 
   Collectives of one body that depend on none of each other are one (XLA combines them, and a rank
   enters them together). A nested one then has several tags: a rank enters at the last of the enter
-  marks, and leaves at the first of the exit marks.
+  timestamps, and leaves at the first of the exit timestamps.
   """
 
   slot: int
-  """Of a stamped one, with one row a step in the `collectives` table; else its place among those
-  that are nested."""
+  """Of a timestamped one, with one row per step in the `collectives` table; else its place among
+  those that are nested."""
   name: str
   primitives: tuple[str, ...]
   axis: str
   bytes: int | None
-  """Bytes of all operands on one rank, each turn; None where the source of the stamps does not
-  tell."""
+  """Bytes of all operands on one rank, each iteration; None where the source of the timestamps does
+  not tell."""
   operands: int
   dtypes: tuple[str, ...]
   phase: str
@@ -67,7 +67,7 @@ class Collective:
   index_groups: tuple[tuple[int, ...], ...] = ()
   """Ranks that meet, by their index along `axis`, where not all along it do."""
   may_begin_early: bool = False
-  """Whether it can begin before its entry stamp, which may then be late."""
+  """Whether it can begin before its entry timestamp, which may then be late."""
   meanwhile: float | None = None
   """Share of the step's operations that may run while it is under way: it needs none of their
   results, and they need none of its. None where that can't be told."""
@@ -77,15 +77,15 @@ class Collective:
   """Whether it is in a branch that need not run in each step."""
   enter_tags: tuple[int, ...] = ()
   exit_tags: tuple[int, ...] = ()
-  """Tags of the marks around a nested one."""
+  """Tags of the timestamps around a nested one."""
   source: str | None = None
   """Line of the model that a nested one comes from, such as "model.py:120"; None where not
   known."""
   after: int = 0
-  """How many stamped collectives come before a nested one."""
+  """How many timestamped collectives come before a nested one."""
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain lists, dicts and scalars; of a stamped one what it has."""
+    """Returns plain lists, dicts and scalars; of a timestamped one what it has."""
     data = dataclasses.asdict(self)
     return data if self.enter_tags else {
         name: value for name, value in data.items() if name not in _NESTED}
@@ -96,8 +96,8 @@ _NESTED = ("loops", "conditional", "enter_tags", "exit_tags", "source", "after")
 
 
 @dataclasses.dataclass(frozen=True)
-class Unstamped:
-  """A collective over the axis that was seen but can't be stamped, and why."""
+class Untimed:
+  """A collective over the axis that was seen but can't be timestamped, and why."""
 
   name: str
   primitive: str
@@ -107,15 +107,15 @@ class Unstamped:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What every stamp of a step means, and what was decided when the step was traced."""
+  """What every timestamp of a step means, and what was decided when the step was traced."""
 
   axis: str
   ranks: int
   """Ranks along `axis`."""
   clock: str
-  marks: tuple[Mark, ...]
+  marks: tuple[Timestamp, ...]
   collectives: tuple[Collective, ...]
-  unstamped: tuple[Unstamped, ...] = ()
+  unstamped: tuple[Untimed, ...] = ()
   share: bool = False
   """Whether the ranks' arrivals ride in an existing all-reduce."""
   share_reason: str = ""
@@ -129,7 +129,7 @@ class Plan:
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()
   inside: tuple[Collective, ...] = ()
-  """Collectives in loops, branches and `jax.checkpoint`, timed by marks."""
+  """Collectives in loops, branches and `jax.checkpoint`, timed by timestamps."""
   program: int | None = None
   """Number of the program whose events the step's are; None where they go nowhere."""
 

@@ -1,4 +1,4 @@
-"""What a recorder records: a function that stamps its steps."""
+"""What a recorder records: a function that timestamps its steps."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Recordable:
   """
 
   plan: Plan | ObservedPlan | None = None
-  """What the stamps mean; known once the function has been traced."""
+  """What the timestamps mean; known once the function has been traced."""
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the function was instrumented, as plain JSON values."""
     raise NotImplementedError
 
 
-class Stamped(Recordable):
+class InstrumentedFunction(Recordable):
   """Base of what `jaxpace.instrument` returns: a function whose steps write events."""
 
   plan: Plan | None = None
@@ -41,25 +41,25 @@ class Stamped(Recordable):
   """Number of the first of these."""
 
 
-def marked_of(step: Any) -> Marked | None:
+def observed_function(step: Any) -> ObservedFunction | None:
   """The observed function that a call of `step` runs: itself, or that of a bound method."""
   step = getattr(step, "__func__", step)
-  return step if isinstance(step, Marked) else None
+  return step if isinstance(step, ObservedFunction) else None
 
 
-class Marked(Recordable):
-  """Base of what `jaxpace.observe` returns: a function whose compiled programs write marks."""
+class ObservedFunction(Recordable):
+  """Base of what `jaxpace.observe` returns: a function whose compiled programs write timestamps."""
 
   plan: ObservedPlan | None = None
-  """What the marks mean: the programs met so far."""
+  """What the timestamps mean: the programs met so far."""
 
   clock: str = "auto"
-  """Who writes the marks: "stream" for GPUs themselves, where that was asked for."""
+  """Who writes the timestamps: "stream" for GPUs themselves, where that was asked for."""
 
   runs: frozenset[int] = frozenset()
-  """Numbers of the programs with marks of which each call dispatches one; what is compiled beside
-  them, to cut arguments up say, is not among them."""
+  """Numbers of the programs with timestamps of which each call dispatches one; what is compiled
+  beside them, to cut arguments up say, is not among them."""
 
   calls: int = 0
   """Calls so far in this process: the k-th execution of any of these to start on a device is of the
-  k-th call. Counted as long as all programs of the function have marks."""
+  k-th call. Counted as long as all programs of the function have timestamps."""

@@ -1,9 +1,10 @@
-"""Layout of a ring of marks: what a running program writes of each execution, in memory or a file.
+"""Layout of a ring of timestamps: what a running program writes of each execution, in memory or a
+  file.
 
-A file has a header of one page, a block of 64 bytes for each lane, and each lane's events. A lane
-belongs to one device of the process. An event is 16 bytes; the i-th of a lane lies at i modulo the
-capacity, and its `seq` is i + 1 modulo 2**32, stored last: a slot with another `seq` is being
-written, or was written over.
+A file has a header of one page, a block of 64 bytes for each device buffer, and each device
+buffer's events. A device buffer belongs to one device of the process. An event is 16 bytes; the
+i-th of a device buffer lies at i modulo the capacity, and its `seq` is i + 1 modulo 2**32, stored
+last: a slot with another `seq` is being written, or was written over.
 """
 
 from __future__ import annotations
@@ -15,35 +16,36 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.observed import TAG_BITS
-from jaxpace.core.plan import Mark
+from jaxpace.core.plan import Timestamp
 
 MAGIC = b"jaxpace marks 1\n"
 PAGE = 4096
 BLOCK = 64
 CAPACITY = 65536
-"""Events of a lane, unless there are many lanes."""
-MOST_LANES = 1024
+"""Events of a device buffer, unless there are many device buffers."""
+MOST_BUFFERS = 1024
 MOST_BYTES = 64 << 20
-"""Events of all lanes together take at most this, as long as a lane has `LEAST_CAPACITY`."""
+"""Events of all device buffers together take at most this, as long as a device buffer has
+`LEAST_CAPACITY`."""
 LEAST_CAPACITY = 1024
 
 VALUES = 1 << (TAG_BITS - 1)
 """From this tag on the `ns` of an event is no time, but a number of the program's."""
 NUMBER = (1 << TAG_BITS) - 2
-"""Tag of the event before each start mark. Its `ns` is how many executions of the program had
+"""Tag of the event before each start timestamp. Its `ns` is how many executions of the program had
 started on this device before: lost events don't shift the count."""
 
 START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
-"""Tags of the marks that begin and end an execution, and the first of its collectives'."""
+"""Tags of the timestamps that begin and end an execution, and the first of its collectives'."""
 
 # Of instrumented steps.
-MAX_PHASE_MARKS = 16
+MAX_PHASE_TIMESTAMPS = 16
 """Phase boundaries of a step that are marked."""
 LAST_TAG = VALUES - 64
-"""Tags of marks around collectives are below."""
+"""Tags of timestamps around collectives are below."""
 DELAY_TAG, PHASE_TAG = LAST_TAG, LAST_TAG + 1
-"""Tag of the mark at the end of the step's delay, which is left out where there was none, and of
-the first phase boundary."""
+"""Tag of the timestamp at the end of the step's delay, which is left out where there was none, and
+of the first phase boundary."""
 MAX_DECISIONS = 24
 """Columns that a pacer may record a step. Every pacer of the package chained, guarded and steered
 takes 17."""
@@ -58,8 +60,8 @@ _OF_KIND = {"start": START_TAG, "delay": DELAY_TAG, "end": END_TAG}
 
 
 def slot_tags(slot: int) -> tuple[int, int]:
-  """Returns the tags of the marks at the entry and exit stamps of a slot, in an instrumented
-  step."""
+  """Returns the tags of the timestamps at the entry and exit timestamps of a slot, in an
+  instrumented step."""
   return FIRST_TAG + 2 * slot, FIRST_TAG + 2 * slot + 1
 
 
@@ -68,15 +70,15 @@ def held_value(slot: int, which: int) -> int:
   return _HELD_VALUE + _HELD_VALUES * slot + which
 
 
-def stamp_tags(stamps: Sequence[Mark]) -> list[int]:
-  """Returns the tag of each stamp of an instrumented step, as its plan lists them."""
+def timestamp_tags(timestamps: Sequence[Timestamp]) -> list[int]:
+  """Returns the tag of each timestamp of an instrumented step, as its plan lists them."""
   tags: list[int] = []
   phase = itertools.count(PHASE_TAG)
-  for mark in stamps:
-    if mark.collective is not None:
-      tags.append(slot_tags(mark.collective)[mark.kind == "exit"])
+  for timestamp in timestamps:
+    if timestamp.collective is not None:
+      tags.append(slot_tags(timestamp.collective)[timestamp.kind == "exit"])
     else:
-      tags.append(_OF_KIND[mark.kind] if mark.kind in _OF_KIND else next(phase))
+      tags.append(_OF_KIND[timestamp.kind] if timestamp.kind in _OF_KIND else next(phase))
   return tags
 
 
@@ -90,47 +92,48 @@ HEADER = np.dtype([
     ("monotonic_ns", "<i8"), ("wall_ns", "<i8"),
     # 1 once a recorder has closed it.
     ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256"),
-    # Monotonic time when the process last said that it lives, whether or not marks came; 0: not
-    # said.
+    # Monotonic time when the process last said that it lives, whether or not timestamps came; 0:
+    # not said.
     ("alive_ns", "<i8")])
 """At the beginning of the file; zeros follow up to `PAGE`."""
 
-LANE = np.dtype([("head", "<u8"), ("rank", "<i4"), ("device", "<i4"), ("rest", "V48")])
-"""A lane's block: events written so far, the rank of its device, and XLA's number of it."""
+BUFFER = np.dtype([("head", "<u8"), ("rank", "<i4"), ("device", "<i4"), ("rest", "V48")])
+"""A device buffer's block: events written so far, the rank of its device, and XLA's number of
+it."""
 
 
 class RingLayout(NamedTuple):
   """Where what lies; offsets and sizes in bytes."""
 
-  lanes: int
+  buffers: int
   capacity: int
   events: int
   size: int
 
 
-def layout(lanes: int, capacity: int | None = None) -> RingLayout:
+def layout(buffers: int, capacity: int | None = None) -> RingLayout:
   """Lays a ring out.
 
   Args:
-    lanes: devices that write to it, at least 1.
+    device buffers: devices that write to it, at least 1.
     capacity: events of each, a power of two; None takes what fits.
 
   Raises:
-    ValueError: there are no lanes or too many, or the capacity is no power of two.
+    ValueError: there are no device buffers or too many, or the capacity is no power of two.
 
   >>> layout(1).size == PAGE + PAGE + 65536 * 16
   True
   """
-  if not 1 <= lanes <= MOST_LANES:
-    raise ValueError(f"A ring of timestamps has 1 to {MOST_LANES} device buffers, not {lanes}.")
+  if not 1 <= buffers <= MOST_BUFFERS:
+    raise ValueError(f"A ring of timestamps has 1 to {MOST_BUFFERS} device buffers, not {buffers}.")
   if capacity is None:
     capacity = CAPACITY
-    while capacity > LEAST_CAPACITY and lanes * capacity * EVENT.itemsize > MOST_BYTES:
+    while capacity > LEAST_CAPACITY and buffers * capacity * EVENT.itemsize > MOST_BYTES:
       capacity //= 2
   if capacity < 2 or capacity & (capacity - 1) or capacity > 1 << 30:
     raise ValueError(f"A device buffer's capacity is a power of two, not {capacity}.")
-  events = PAGE + -(-lanes * BLOCK // PAGE) * PAGE
-  return RingLayout(lanes, capacity, events, events + lanes * capacity * EVENT.itemsize)
+  events = PAGE + -(-buffers * BLOCK // PAGE) * PAGE
+  return RingLayout(buffers, capacity, events, events + buffers * capacity * EVENT.itemsize)
 
 
 class Views(NamedTuple):
@@ -138,15 +141,15 @@ class Views(NamedTuple):
 
   # [] HEADER
   header: np.ndarray[Any, Any]
-  # [lanes] LANE
+  # [buffers] LANE
   blocks: np.ndarray[Any, Any]
-  # [lanes, capacity] EVENT
+  # [buffers, capacity] EVENT
   events: np.ndarray[Any, Any]
 
 
 def views(memory: Any, where: RingLayout) -> Views:
   """Views a buffer of `where.size` bytes as a ring."""
-  count = where.lanes * where.capacity
+  count = where.buffers * where.capacity
   return Views(np.frombuffer(memory, HEADER, 1)[0:1].reshape(()),
-               np.frombuffer(memory, LANE, where.lanes, PAGE),
-               np.frombuffer(memory, EVENT, count, where.events).reshape(where.lanes, -1))
+               np.frombuffer(memory, BUFFER, where.buffers, PAGE),
+               np.frombuffer(memory, EVENT, count, where.events).reshape(where.buffers, -1))

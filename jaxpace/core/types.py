@@ -97,7 +97,7 @@ class Pacer(NamedTuple):
   state)` must be jittable, use no clock and no collective, and depend on nothing but its arguments:
   the same function runs in the live step, in the simulator and in the replay of a recorded run.
 
-  `hold(moment, state)` is asked before each stamped collective: how long to hold it back, and
+  `hold(moment, state)` is asked before each timestamped collective: how long to hold it back, and
   whether to listen first; after listening it is asked again. All ranks must answer alike, so it
   decides from what is the same on all of them: the moment, and what `update` has put into the state
   of such values. It is as pure as `update`. None, as most pacers have it: nothing is held.

@@ -19,11 +19,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.groups import Grouped, Meetings, Waits, step_through
+from jaxpace.diagnose.groups import Grouped, RunGroups, Waits, step_through
 from jaxpace.diagnose.idea import last_pays, split_by_cause
 from jaxpace.diagnose.idea import transfer as shortest_wait
 from jaxpace.diagnose.ledger import Charge, beyond_bubbles, charges
-from jaxpace.diagnose.step_times import BusyTimes, InFlight
+from jaxpace.diagnose.step_times import InFlight, StepTimes
 
 
 class Account(NamedTuple):
@@ -53,7 +53,7 @@ class Account(NamedTuple):
   makes others wait later: part of `transfer`."""
 
 
-def account(work: BusyTimes) -> Account:
+def account(work: StepTimes) -> Account:
   """Splits every rank's step by what it was spent on. Waiting is charged to what made the last rank
   last.
 
@@ -82,7 +82,7 @@ def account(work: BusyTimes) -> Account:
       transfer=transfer, spread=spread)
 
 
-def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
+def _account_by_group(work: StepTimes, found: RunGroups) -> Account:
   """The same where ranks wait for those of their own group only."""
   waits = step_through(found, work.arrival, work.wait, work.valid)
   alone = work.arrival.copy()
@@ -129,7 +129,7 @@ def _account_by_group(work: BusyTimes, found: Meetings) -> Account:
       for_whom=for_whom, slow=slow, slow_groups=slow_groups)
 
 
-def _causes(work: BusyTimes, found: Meetings) -> np.ndarray:
+def _causes(work: StepTimes, found: RunGroups) -> np.ndarray:
   """[3, R, K] parts of what makes a rank late at its first collective: compute, runtime, pacing; 1
   together. Of stages, where the step's busiest rank is waited for, of what makes it so."""
   joined = Grouped(found.joined)
@@ -171,7 +171,7 @@ def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits,
 #     hidden[c]  = of enter[c] .. begin[c] what lies in no other's exposed time: computing, at least
 #     behind[c]  = what is left of exit[c] - enter[c]: others are waited for
 #
-# After `begin` a rank may compute as well, which no stamp tells: hence at most, and at least.
+# After `begin` a rank may compute as well, which no timestamp tells: hence at most, and at least.
 
 class Split(NamedTuple):
   """In-flight time by what the rank did meanwhile; s. C collectives, R ranks, K steps.
@@ -243,7 +243,7 @@ class OverlapSums:
     """Before any step was added up."""
     return OverlapSums(np.zeros(slots), np.zeros(slots), np.zeros(slots))
 
-  def add(self, work: BusyTimes) -> None:
+  def add(self, work: StepTimes) -> None:
     """Adds the steps that are valid; those without a rank add nothing."""
     number = work.valid.sum(axis=0)
     weight = np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)

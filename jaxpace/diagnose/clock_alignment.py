@@ -14,14 +14,14 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.diagnose.groups import meetings
+from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.limits import MIN_STEPS
 from jaxpace.runs.run import MISSING, Run
 
 SAME_CLOCK = 100_000_000
-"""Processes of one host whose exits agree to so many ns as they were stamped read one clock."""
+"""Processes of one host whose exits agree to so many ns as they were timestamped read one clock."""
 IMPOSSIBLE = 1 << 61
-"""No clock has counted so many ns: stamps beyond are damaged, and count as `MISSING`."""
+"""No clock has counted so many ns: timestamps beyond are damaged, and count as `MISSING`."""
 _KNOT_SECONDS, _KNOTS = 8.0, 64
 """Seconds, and exits, from knot to knot of a correction at least; and knots at most."""
 _ROUNDS, _ITERATIONS = 2, 20
@@ -90,12 +90,12 @@ def align(run: Run) -> Alignment:
   """
   newest = run.attempt.max(axis=0)
   current = (run.attempt == newest) & (newest >= 0)
-  stamped = [(c.exit_ns, current & (c.attempt == newest)) for c in run.collectives]
-  if not stamped and run.end_ns is not None:
-    stamped = [(run.end_ns, current)]
-  exits = [np.where(there & possible(times), times, MISSING) for times, there in stamped]
+  timestamped = [(c.exit_ns, current & (c.attempt == newest)) for c in run.collectives]
+  if not timestamped and run.end_ns is not None:
+    timestamped = [(run.end_ns, current)]
+  exits = [np.where(there & possible(times), times, MISSING) for times, there in timestamped]
   clock = _clocks(run, exits)
-  found = meetings(run)
+  found = run_groups(run)
   # only ranks that meet leave together: the exits of each group are events of their own
   if found is not None:
     exits = [np.where((grouped.of_rank == group)[:, None], e, MISSING)

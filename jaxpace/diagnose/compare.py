@@ -38,12 +38,12 @@ class Comparison(NamedTuple):
   a: Diagnosis
   b: Diagnosis
   step_time: Change
-  shares: dict[str, Change]  # seconds a step, by name in `SHARES`; they sum to the step
+  shares: dict[str, Change]  # seconds per step, by name in `SHARES`; they sum to the step
   ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
   new: tuple[str, ...]  # modes of findings that only B has
   gone: tuple[str, ...]  # that only A has
   # on findings of one run that the other can't tell: the ranks left no rows there
-  untold: tuple[Sentence, ...]
+  inconclusive: tuple[Sentence, ...]
   limit: float | None  # share of A's step time that B may be longer
   failed: bool
   verdict: Sentence
@@ -89,7 +89,7 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
                  ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Sentence, ...]]:
   """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it
   has them."""
-  untold: list[Sentence] = []
+  inconclusive: list[Sentence] = []
 
   def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...],
            letters: str
@@ -106,18 +106,18 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
             f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
             f"{letters[1]} can't tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} "
             f"{list_ranks(hidden)} are missing there."))
-      elif other.untold is not None and mode in _OF_RANKS:
+      elif other.inconclusive is not None and mode in _OF_RANKS:
         said = (Sentence(Note.UNTOLD,
             f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
             f"{letters[1]} can't tell who waits for whom."))
       else:
         sure.append(mode)
         continue
-      untold.append(said)
+      inconclusive.append(said)
     return tuple(sure)
 
   new, gone = only(b, a, modes[1], modes[0], "BA"), only(a, b, modes[0], modes[1], "AB")
-  return new, gone, tuple(untold)
+  return new, gone, tuple(inconclusive)
 
 
 def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
@@ -290,7 +290,7 @@ def _listed(hosts: set[str]) -> str:
 
 
 def to_json(found: Comparison) -> dict[str, Any]:
-  """Returns plain lists, dicts and scalars; seconds a step, and shares of A's step where it says
+  """Returns plain lists, dicts and scalars; seconds per step, and shares of A's step where it says
   relative."""
   whole, relative = found.step_time, found.step_time.relative()
   notable = {r.rank for r in found.changed_ranks}
@@ -303,8 +303,8 @@ def to_json(found: Comparison) -> dict[str, Any]:
       "ranks": [{"rank": r.rank, "host_a": r.host_a or None, "host_b": r.host_b or None,
                  "notable": r.rank in notable, **r.lateness.to_json()} for r in found.ranks],
       "findings": {"new": list(found.new), "gone": list(found.gone),
-                   "untold": [str(said) for said in found.untold],
-                   "untold_codes": codes.codes(found.untold)},
+                   "untold": [str(said) for said in found.inconclusive],
+                   "untold_codes": codes.codes(found.inconclusive)},
       "fail_above": found.limit, "failed": found.failed, "verdict": str(found.verdict),
       "verdict_code": str(found.verdict.code), "notes": [str(note) for note in found.notes],
       "note_codes": codes.codes(found.notes)}

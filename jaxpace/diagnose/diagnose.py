@@ -15,18 +15,18 @@ from jaxpace.diagnose.diagnosis import Diagnosis, Facts, step_time_of
 from jaxpace.diagnose.findings import Sampled, find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import (
-  Untold,
-  hidden,
-  hidden_sentence,
+  Inconclusive,
+  find_inconclusive,
+  missing_ranks,
+  missing_sentence,
   stages,
   unrecorded,
   unseen,
-  untold,
 )
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, Case, Finding
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, EvidenceInputs, Finding
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.diagnose.phases import phase_medians
@@ -36,7 +36,7 @@ from jaxpace.diagnose.selected_steps import (
   is_possible,
   without_unfinished,
 )
-from jaxpace.diagnose.totals import Summed, add_up
+from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.diagnose.verdict import mended, saving, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, where_waits_are
 from jaxpace.diagnose.what_if_request import WhatIfRequest
@@ -67,10 +67,10 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     RunError: the run holds nothing of what was asked to be taken out.
   """
   counted = count(run)
-  summed = add(counted, progress)
-  late = who(summed, fabric, links)
+  run_totals = add(counted, progress)
+  late = who(run_totals, fabric, links)
   reasons = why(late)
-  saved = worth(reasons.case, reasons.findings, asked, reasons.untold is not None)
+  saved = worth(reasons.case, reasons.findings, asked, reasons.inconclusive is not None)
   return tell(counted, reasons, saved, fabric, events)
 
 
@@ -92,7 +92,7 @@ def count(run: Run) -> Counted:
   return Counted(run, finished, unfinished, count_steps(finished), recorded)
 
 
-def add(counted: Counted, progress: Callable[[int, int], None] | None = None) -> Summed:
+def add(counted: Counted, progress: Callable[[int, int], None] | None = None) -> RunTotals:
   """Adds up how long ranks are busy and wait, over the steps that can be measured after all."""
   run, selected = counted.run, counted.selected
   totals = add_up(run, selected, progress)
@@ -101,36 +101,36 @@ def add(counted: Counted, progress: Callable[[int, int], None] | None = None) ->
     selected = selected._replace(mask=selected.mask & ~lost,
                                  block=np.where(lost, -1, selected.block))
   steps = totals.per_step["step"][selected.mask]
-  return Summed(run, selected, totals, float(steps.mean()) if steps.size else float("nan"))
+  return RunTotals(run, selected, totals, float(steps.mean()) if steps.size else float("nan"))
 
 
-def who(summed: Summed, fabric: MeasuredFabric | None = None,
-        links: ProbedLinks | None = None) -> Case:
+def who(run_totals: RunTotals, fabric: MeasuredFabric | None = None,
+        links: ProbedLinks | None = None) -> EvidenceInputs:
   """Finds who is late and when, and what transfers take on a quiet fabric."""
-  run, totals = summed.run, summed.totals
-  away = hidden(summed)
+  run, totals = run_totals.run, run_totals.totals
+  away = missing_ranks(run_totals)
   floor = find_floor(run, totals.transfer, fabric, totals.groups)
-  return Case(**vars(summed), lateness=find_late(summed),
-              phases=phase_medians(run, summed.selected.mask), links=links, away=away,
-              floor=floor if away is None else floor.untold_in(away.steps))
+  return EvidenceInputs(**vars(run_totals), lateness=find_late(run_totals),
+              phases=phase_medians(run, run_totals.selected.mask), links=links, away=away,
+              floor=floor if away is None else floor.inconclusive_in(away.steps))
 
 
 class Reasons(NamedTuple):
   """What is wrong, and why."""
 
-  case: Case  # with whom the findings blame
+  case: EvidenceInputs  # with whom the findings blame
   findings: tuple[Finding, ...]
   sampled: Sampled  # what ranks that take turns on few cores leave in doubt
-  untold: Untold | None  # why timestamps don't tell who is late
+  inconclusive: Inconclusive | None  # why timestamps don't tell who is late
   unseen: tuple[int, ...]  # ranks of the job that nothing can be said of
 
 
-def why(case: Case) -> Reasons:
+def why(case: EvidenceInputs) -> Reasons:
   """Looks for every failure mode, and takes back what the run can't tell.
 
   Nobody is blamed without whom no step would be shorter.
   """
-  run, doubted = case.run, untold(case.run, case.selected)
+  run, doubted = case.run, find_inconclusive(case.run, case.selected)
   never = tuple(unseen(case, case.away).tolist())
   if not case.selected.size:
     return Reasons(case, (), Sampled(()), doubted, never)
@@ -138,7 +138,7 @@ def why(case: Case) -> Reasons:
   if saves_nothing(case, named(case, sampled.findings), LEAST):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
     sampled = hold_back(case, find(case))
-  # who is last by turns is told by the timestamps that are in doubt
+  # who is last intermittently is told by the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in sampled.findings
                 if doubted is None or finding.mode != AMPLIFICATION)
   return Reasons(case, () if unrecorded(run) else found, sampled, doubted, never)
@@ -152,7 +152,7 @@ def tell(counted: Counted, reasons: Reasons, saved: Worth, fabric: MeasuredFabri
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in facts.findings))
   away = case.away
   notes = (*_impossible(case.selected), *notes_on(facts, fabric, counted.unfinished),
-           *([] if away is None else [hidden_sentence(away.ranks, run.steps[away.steps])]),
+           *([] if away is None else [missing_sentence(away.ranks, run.steps[away.steps])]),
            *reasons.sampled.notes, *hung(events))
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
@@ -180,7 +180,7 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
       phases=case.phases, findings=reasons.findings, measured=measured(run),
       work_moved=work_moved(run), preempted=switches(run, selected), links=case.links,
       events=tuple(events), doubt=reasons.sampled.doubt, unseen=reasons.unseen,
-      untold=reasons.untold, stages=stages(case),
+      inconclusive=reasons.inconclusive, stages=stages(case),
       waits=where_waits_are(run, selected, totals, floor) if times.size else (),
       overlap=overlap(run, totals.overlap, selected.size) if times.size else None)
 

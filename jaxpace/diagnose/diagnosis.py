@@ -12,7 +12,7 @@ from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnose.codes import Sentence, codes
 from jaxpace.diagnose.floor import Floor, by_host, by_rank
 from jaxpace.diagnose.hang import Hang
-from jaxpace.diagnose.inconclusive import Stages, Untold
+from jaxpace.diagnose.inconclusive import Inconclusive, Stages
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Finding
@@ -59,7 +59,8 @@ class Facts(Worth):
   recorded: int  # step numbers of the window with a row of any rank
   step_time: StepTime | None  # None where no step counts
   shares: dict[str, float] | None  # by name in `SHARES`, sum 1
-  waiting: dict[str, float]  # mean seconds a step waited, by the cause of the last rank's lateness
+  # mean seconds per step waited, by the cause of the last rank's lateness
+  waiting: dict[str, float]
   # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
   spread: float
   floor: Floor
@@ -75,7 +76,7 @@ class Facts(Worth):
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
   # ranks of the job that nothing can be said of: too few of their rows are there
   unseen: tuple[int, ...] = ()
-  untold: Untold | None = None  # why it can't be told who is late
+  inconclusive: Inconclusive | None = None  # why it can't be told who is late
   # what sharing work by speed did; None where no work was shared
   work_moved: WorkMoved | None = None
   # signs that groups wait for each other as the stages of a pipeline do
@@ -85,8 +86,8 @@ class Facts(Worth):
   # what of the collectives is waited for, and what computing hides; None without any
   overlap: Overlap | None = None
   counted_in_all: int | None = None
-  """Steps that count, those included that are not written in full; None where all are. `step_time`
-  is of them."""
+  """Steps that count, those included that are not written in detail; None where all are.
+  `step_time` is of them."""
 
   @property
   def counted(self) -> int:
@@ -95,7 +96,7 @@ class Facts(Worth):
 
   @property
   def earliness(self) -> float:
-    """Mean seconds a step waits for its last ranks, by undelayed arrival."""
+    """Mean seconds per step waits for its last ranks, by undelayed arrival."""
     return float(self.lateness.persistent.sum() + self.lateness.random.sum())
 
 

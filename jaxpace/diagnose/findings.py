@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.codes import Evidence, Note, Sentence, joined, milliseconds, named
 from jaxpace.diagnose.episodes import change_points
-from jaxpace.diagnose.lateness import WaitedFor, hold, rank_change
+from jaxpace.diagnose.lateness import WaitedFor, attributed_wait, rank_change
 from jaxpace.diagnose.limits import (
   CONFIDENCE,
   COSTLY,
@@ -29,7 +29,7 @@ from jaxpace.diagnose.modes.inputs import (
   CONTENTION,
   LOCALITY,
   PERSISTENT,
-  Case,
+  EvidenceInputs,
   Finding,
 )
 from jaxpace.diagnose.modes.straggler import excess
@@ -40,7 +40,7 @@ from jaxpace.runs.run import MISSING, Run
 # worth on others.
 
 
-def find(case: Case) -> tuple[Finding, ...]:
+def find(case: EvidenceInputs) -> tuple[Finding, ...]:
   """Looks for every failure mode.
 
   The waiting for late ranks is divided without overlap among ranks that are late for good
@@ -81,7 +81,7 @@ def find(case: Case) -> tuple[Finding, ...]:
   return tuple(sorted(findings, key=lambda f: -f.share))
 
 
-def _late(case: Case, places: list[straggler.Bad]) -> list[Finding]:
+def _late(case: EvidenceInputs, places: list[straggler.Bad]) -> list[Finding]:
   """Ranks that are late for good: in a bad place, and others."""
   episodes, held = case.lateness.episodes, case.lateness.held
   match = straggler.late_in_place(case, places)
@@ -90,7 +90,7 @@ def _late(case: Case, places: list[straggler.Bad]) -> list[Finding]:
     return [late] if late else []
   bad, own = match
   others = [e for e in episodes if e not in own]
-  placed, rest = (hold(case.totals, case.selected, some)
+  placed, rest = (attributed_wait(case.totals, case.selected, some)
                   for some in (own, others))
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
   # other (Shapley).
@@ -109,8 +109,8 @@ def _mean_held(own: WaitedFor, both: WaitedFor, others: WaitedFor) -> WaitedFor:
                    (own.by_block + both.by_block - others.by_block) / 2)
 
 
-def _turns(case: Case) -> list[Finding]:
-  """Waiting for ranks by turns: because of pauses between steps, and because of work."""
+def _turns(case: EvidenceInputs) -> list[Finding]:
+  """Waiting for intermittently late ranks: because of pauses between steps, and because of work."""
   lateness = case.lateness
   pauses = jitter.LongGaps(case)
   by_turns = float(lateness.random.sum())
@@ -128,7 +128,7 @@ def _turns(case: Case) -> list[Finding]:
   return found
 
 
-def _one_fault(case: Case, late: Finding, contended: Finding,
+def _one_fault(case: EvidenceInputs, late: Finding, contended: Finding,
                slow: contention.SlowTransfers) -> bool:
   """Whether transfers are slow because a late rank's host is, and no host's link by itself is the
   slow one.
@@ -165,18 +165,18 @@ def _one_fault(case: Case, late: Finding, contended: Finding,
   return any(abs(start - contended.first_step) <= _within(case) for start in starts)
 
 
-def _within(case: Case) -> float:
+def _within(case: EvidenceInputs) -> float:
   """Steps by which what begins together may seem to begin apart."""
   return max(3, COSTLY * case.selected.size)
 
 
-def _slow(case: Case) -> contention.SlowTransfers | None:
+def _slow(case: EvidenceInputs) -> contention.SlowTransfers | None:
   slow = contention.look(case) if case.run.ranks > 1 else None
   return (slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE
           else None)
 
 
-def _transfers(case: Case, places: list[straggler.Bad],
+def _transfers(case: EvidenceInputs, places: list[straggler.Bad],
                slow: contention.SlowTransfers | None) -> list[Finding]:
   if slow is None:
     return []
@@ -189,8 +189,8 @@ def _transfers(case: Case, places: list[straggler.Bad],
 # never meet.
 #
 # Nothing is put into such a step, so nothing keeps its devices apart either: simulated devices of
-# one process wait for a core, and a collective may be one over a part of the mesh. Where the stamps
-# show that, what rests on them is no finding.
+# one process wait for a core, and a collective may be one over a part of the mesh. Where the
+# timestamps show that, what rests on them is no finding.
 
 CLOCK = "profiler"
 
@@ -210,7 +210,7 @@ class Sampled:
   notes: tuple[Sentence, ...] = ()
 
 
-def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
+def hold_back(case: EvidenceInputs, findings: Sequence[Finding]) -> Sampled:
   """Takes back what a sampled run can't tell.
 
   Args:
@@ -223,7 +223,7 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   observed = case.run.observed
   if case.run.plan.get("clock") != CLOCK and not observed:
     return Sampled(tuple(findings))
-  apart = [] if observed else never_meet(case.run)
+  apart = [] if observed else never_grouped(case.run)
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
     return Sampled((), "ranks don't all wait for each other", (
@@ -236,8 +236,8 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
   if not rounds:
     return Sampled(tuple(findings))
   least = rounds * _busy(case)
-  # Marks tell who waits for whom: of an observed run, only who is late for good, or in most of the
-  # steps, may be whose turn comes last.
+  # Timestamps tell who waits for whom: of an observed run, only who is late for good, or in most of
+  # the steps, may be whose turn comes last.
   kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)
                                        and not (f.mode == AMPLIFICATION and f.ranks))
                or _told(case, f, least, rounds))
@@ -258,7 +258,8 @@ def hold_back(case: Case, findings: Sequence[Finding]) -> Sampled:
 
 
 def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
-  """Waiting for ranks by turns where devices are preempted for each other: whatever their work."""
+  """Waiting for intermittently late ranks where devices are preempted for each other: whatever
+    their work."""
   return dataclasses.replace(
       finding, causes=("shared_cores",),
       advice=(f"{devices} devices take turns on {cores} cores, so that another one is last in each "
@@ -266,14 +267,14 @@ def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
               "own, and see what waiting is left."))
 
 
-def never_meet(run: Run) -> list[str]:
+def never_grouped(run: Run) -> list[str]:
   """Names of the collectives that ranks of one process leave before others of it have reached them.
 
   Only ranks of one process are compared: they share a clock.
   """
   found = []
   for times in run.collectives:
-    if times.meeting is not None:
+    if times.rank_groups is not None:
       continue  # who meets is recorded
     for process in np.unique(run.process_of_rank[run.process_of_rank >= 0]):
       own = run.process_of_rank == process
@@ -309,15 +310,15 @@ def turns(run: Run) -> tuple[int, int, int]:
   return worst
 
 
-def _busy(case: Case) -> float:
-  """Seconds a step that the quickest rank is busy itself."""
+def _busy(case: EvidenceInputs) -> float:
+  """Seconds per step that the quickest rank is busy itself."""
   present = case.totals.present
   busy = ((case.totals.per_rank["compute"] + case.totals.per_rank["runtime"])[present > 0]
           / present[present > 0])
   return float(busy.min()) if busy.size else 0.0
 
 
-def _by_work(case: Case, rank: int, rounds: int) -> bool:
+def _by_work(case: EvidenceInputs, rank: int, rounds: int) -> bool:
   """Whether a rank is late for longer work, by more than the others' work may make it wait for a
   core."""
   latest = max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness,
@@ -330,7 +331,7 @@ def _by_work(case: Case, rank: int, rounds: int) -> bool:
   return compute > 2 * max(gap, 0.0) and compute > rounds * least
 
 
-def _told(case: Case, finding: Finding, least: float, rounds: int) -> bool:
+def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> bool:
   """Whether a finding is more than turns may make."""
   if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
     return finding.share * case.step_time > least

@@ -36,7 +36,7 @@ class Floor(NamedTuple):
     """Whether the floor was measured on a quiet fabric; otherwise contention is a lower bound."""
     return self.width == 0
 
-  def untold_in(self, steps: np.ndarray) -> Floor:
+  def inconclusive_in(self, steps: np.ndarray) -> Floor:
     """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is
     no contention."""
 
@@ -52,7 +52,8 @@ class Floor(NamedTuple):
 def running_minimum(transfer: np.ndarray) -> Floor:
   """Takes as floor the lowest running median of the transfer over the run.
 
-  A bare minimum hangs on one freak reading: two exits stamped out of turn give a transfer of 0, and
+  A bare minimum hangs on one freak reading: two exits timestamped out of turn give a transfer of 0,
+    and
   every other step would then count as contended. The median of 5 to 33 neighbouring steps, a
   twentieth of the run's, asks that the fabric be quiet for some steps before it is believed. A
   fabric that is never quiet in the run keeps its contention inside the floor: contention is a lower

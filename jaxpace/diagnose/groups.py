@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.runs.groups import Meeting
+from jaxpace.runs.groups import RankGroups
 from jaxpace.runs.run import Run
 
 
@@ -61,10 +61,10 @@ class Grouped:
     return self.spread(self.reduce(np.minimum, ranks), len(which))
 
 
-class Meetings(NamedTuple):
+class RunGroups(NamedTuple):
   """The meetings of all C collectives, in the order of a step; R ranks."""
 
-  of: tuple[Meeting, ...]
+  of: tuple[RankGroups, ...]
   grouped: tuple[Grouped, ...]
   direct: np.ndarray
   """[C, R] bool: the ranks of the group left their last collective together, so that own exits are
@@ -105,19 +105,19 @@ class Meetings(NamedTuple):
     return np.asarray(self.of[c].groups >= 0 if sources is None else (sources >= 0).any(axis=0))
 
 
-def meetings(run: Run) -> Meetings | None:
+def run_groups(run: Run) -> RunGroups | None:
   """Who meets in which collective; None where all ranks meet in all of them."""
-  if all(c.meeting is None for c in run.collectives):
+  if all(c.rank_groups is None for c in run.collectives):
     return None
-  whole = Meeting(np.zeros(run.ranks, np.int64))
-  of = tuple(whole if c.meeting is None else c.meeting for c in run.collectives)
+  whole = RankGroups(np.zeros(run.ranks, np.int64))
+  of = tuple(whole if c.rank_groups is None else c.rank_groups for c in run.collectives)
   key = tuple((m.groups.tobytes(), b"" if m.sources is None else m.sources.tobytes()) for m in of)
   alike = tuple(-1 - c if m.sources is None or one.bytes is None else one.bytes
                 for c, (m, one) in enumerate(zip(of, run.collectives, strict=True)))
-  return _meetings(key, alike, run.ranks)
+  return _run_groups(key, alike, run.ranks)
 
 
-def meetings_of(of: tuple[Meeting, ...], alike: Sequence[int] | None = None) -> Meetings:
+def join_groups(of: tuple[RankGroups, ...], alike: Sequence[int] | None = None) -> RunGroups:
   """Who waits for whom in collectives of these meetings, in the order of a step.
 
   Args:
@@ -127,16 +127,16 @@ def meetings_of(of: tuple[Meeting, ...], alike: Sequence[int] | None = None) -> 
   ranks = len(of[0].groups)
   joined = _joined(of, ranks)
   numbers = range(len(of)) if alike is None else alike
-  return Meetings(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), joined,
+  return RunGroups(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), joined,
                   _roles(of, joined), np.unique(numbers, return_inverse=True)[1])
 
 
-def that_all_meet(run: Run) -> list[np.ndarray] | None:
+def fully_grouped(run: Run) -> list[np.ndarray] | None:
   """Parts of the run whose ranks all meet in each collective; None where there are none such.
 
   Each is ranks, in their order; together they are all ranks.
   """
-  found = meetings(run)
+  found = run_groups(run)
   if found is None:
     return [np.arange(run.ranks)]
   if not all(found.levels(c).all() for c in range(len(found.of))):
@@ -147,50 +147,51 @@ def that_all_meet(run: Run) -> list[np.ndarray] | None:
 
 def joined_ranks_of(run: Run) -> np.ndarray | None:
   """[R] number of the joined ranks that each belongs to; None where nothing keeps any apart."""
-  found = meetings(run)
+  found = run_groups(run)
   return found.joined if found is not None and found.apart else None
 
 
 @functools.lru_cache(maxsize=8)
-def _meetings(key: tuple[tuple[bytes, bytes], ...], alike: tuple[int, ...], ranks: int
-              ) -> Meetings:
-  of = tuple(Meeting(np.frombuffer(groups, np.int64),
+def _run_groups(key: tuple[tuple[bytes, bytes], ...], alike: tuple[int, ...], ranks: int
+              ) -> RunGroups:
+  of = tuple(RankGroups(np.frombuffer(groups, np.int64),
                      np.frombuffer(sources, np.int64).reshape(-1, ranks) if sources else None)
              for groups, sources in key)
-  return meetings_of(of, alike)
+  return join_groups(of, alike)
 
 
-def _roles(of: tuple[Meeting, ...], joined: np.ndarray) -> np.ndarray:
+def _roles(of: tuple[RankGroups, ...], joined: np.ndarray) -> np.ndarray:
   """[R] ranks that are joined and take the same part in each collective, numbered."""
   parts = [joined]
-  for meeting in of:
-    if meeting.sources is None:
-      parts.append(meeting.groups >= 0)
+  for rank_groups in of:
+    if rank_groups.sources is None:
+      parts.append(rank_groups.groups >= 0)
       continue
     sends = np.zeros(len(joined), bool)
-    sends[meeting.sources[meeting.sources >= 0]] = True
-    parts.append(sends + 2 * (meeting.sources >= 0).any(axis=0))
+    sends[rank_groups.sources[rank_groups.sources >= 0]] = True
+    parts.append(sends + 2 * (rank_groups.sources >= 0).any(axis=0))
   return np.unique(np.array(parts), axis=1, return_inverse=True)[1].reshape(-1)
 
 
-def _who_wait(meeting: Meeting) -> np.ndarray:
+def _who_wait(rank_groups: RankGroups) -> np.ndarray:
   """[R] groups, without the ranks of which nobody receives and that receive from nobody."""
-  if meeting.sources is None:
-    return meeting.groups
-  chain = _joined((Meeting(np.full(meeting.groups.shape, -1, np.int64), meeting.sources),),
-                  len(meeting.groups))
-  takes_part = np.asarray((meeting.sources >= 0).any(axis=0))
-  takes_part[meeting.sources[meeting.sources >= 0]] = True
+  if rank_groups.sources is None:
+    return rank_groups.groups
+  chain = _joined((RankGroups(np.full(rank_groups.groups.shape, -1, np.int64), rank_groups.sources),
+                   ),
+                  len(rank_groups.groups))
+  takes_part = np.asarray((rank_groups.sources >= 0).any(axis=0))
+  takes_part[rank_groups.sources[rank_groups.sources >= 0]] = True
   return np.where(takes_part, chain, -1)
 
 
-def _direct(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
+def _direct(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
   """[C, R] whether all ranks of the rank's group left one and the same group of one collective
   before."""
   takes_part = [_who_wait(m) >= 0 for m in of]
   direct = np.zeros((len(of), ranks), bool)
-  for c, meeting in enumerate(of):
-    if meeting.sources is not None:
+  for c, rank_groups in enumerate(of):
+    if rank_groups.sources is not None:
       continue
     left = np.full(ranks, -1, np.int64)  # which group of which collective before, as one number
     for back in range(len(of), 0, -1):  # the nearest comes last
@@ -198,22 +199,23 @@ def _direct(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
       groups = of[before].groups
       together = of[before].sources is None
       left = np.where(takes_part[before], before * (ranks + 1) + groups if together else -1, left)
-    for group in np.unique(meeting.groups[meeting.groups >= 0]).tolist():
-      own = np.flatnonzero(meeting.groups == group)
+    for group in np.unique(rank_groups.groups[rank_groups.groups >= 0]).tolist():
+      own = np.flatnonzero(rank_groups.groups == group)
       direct[c, own] = left[own].min() >= 0 and left[own].min() == left[own].max()
   return direct
 
 
-def _joined(of: tuple[Meeting, ...], ranks: int) -> np.ndarray:
+def _joined(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
   """[R] connected ranks, numbered by their first one."""
   number = np.arange(ranks)
   pairs = [np.empty((2, 0), np.int64)]
-  for meeting in of:
-    members = np.flatnonzero(meeting.groups >= 0)
-    if meeting.sources is None and members.size:
-      _, first, inverse = np.unique(meeting.groups[members], return_index=True, return_inverse=True)
+  for rank_groups in of:
+    members = np.flatnonzero(rank_groups.groups >= 0)
+    if rank_groups.sources is None and members.size:
+      _, first, inverse = np.unique(rank_groups.groups[members], return_index=True,
+                                    return_inverse=True)
       pairs.append(np.stack([members, members[first][inverse]]))
-    for sources in () if meeting.sources is None else meeting.sources:
+    for sources in () if rank_groups.sources is None else rank_groups.sources:
       targets = np.flatnonzero(sources >= 0)
       pairs.append(np.stack([targets, sources[targets]]))
   one, other = np.concatenate(pairs, axis=1)
@@ -248,7 +250,7 @@ class Waits(NamedTuple):
   beyond: np.ndarray  # s, wait beyond the shortest of the group, whatever it is for
 
 
-def waits_of(found: Meetings, c: int, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray,
+def waits_of(found: RunGroups, c: int, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray,
              before: np.ndarray, shortest: np.ndarray | None = None) -> Waits:
   """Says who waits for whom in one collective.
 
@@ -314,7 +316,7 @@ def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wa
                receives, beyond)
 
 
-def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray
+def step_through(found: RunGroups, arrival: np.ndarray, wait: np.ndarray, valid: np.ndarray
                  ) -> list[Waits]:
   """The waits of all [C, R, K] collectives of some steps, in their order."""
   first = np.zeros(valid.shape)
@@ -334,13 +336,13 @@ def step_through(found: Meetings, arrival: np.ndarray, wait: np.ndarray, valid: 
   return waits
 
 
-def _shortest(found: Meetings, wait: np.ndarray, valid: np.ndarray) -> dict[int, np.ndarray]:
+def _shortest(found: RunGroups, wait: np.ndarray, valid: np.ndarray) -> dict[int, np.ndarray]:
   """[R, K] s of the shortest wait of any rank in each step's transfers of as many bytes, between
   stages that are joined: the one whose source was there first."""
   joined = Grouped(found.joined)
   least: dict[int, np.ndarray] = {}
-  for c, meeting in enumerate(found.of):
-    if meeting.sources is not None:
+  for c, rank_groups in enumerate(found.of):
+    if rank_groups.sources is not None:
       receives = valid & found.receives(c)[:, None]
       own, kind = np.where(receives, wait[c], np.inf), int(found.alike[c])
       least[kind] = np.minimum(least.get(kind, np.inf), own)

@@ -1,5 +1,5 @@
-"""What a job waits for, or waited for last: by where the rings of marks say that its ranks are.
-Pure."""
+"""What a job waits for, or waited for last: by where the rings of timestamps say that its ranks
+are. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from jaxpace.diagnose import codes
 from jaxpace.diagnose.codes import NAMED, Sentence
-from jaxpace.hang.describe import CauseInWords, Flight, told
+from jaxpace.hang.describe import CauseInWords, Flight, describe
 from jaxpace.runs.problems import plural
 
 USUAL_STEPS = 20.0
 """Waits are reported that last longer than so many of the usual steps, if that is longer than the
-following. Whether such a job hangs or waits for a checkpoint, marks don't tell."""
+following. Whether such a job hangs or waits for a checkpoint, timestamps don't tell."""
 RUNNING_SECONDS, FIRST_SECONDS = 10.0, 60.0
 """In a job that runs; the latter before a few steps have shown how long they take."""
 ENDED_SECONDS = 3.0
@@ -80,7 +80,7 @@ def find_hang(flight: Flight | None) -> Hang | None:
     limit = FIRST_SECONDS if flight.running else ENDED_SECONDS
   else:
     limit = max(RUNNING_SECONDS if flight.running else ENDED_SECONDS, USUAL_STEPS * usual)
-  causes = tuple(one for one in told(flight) if (flight.waited(one.cause) or 0.0) >= limit
+  causes = tuple(one for one in describe(flight) if (flight.waited(one.cause) or 0.0) >= limit
                  or _died(flight, one))
   if not causes:
     return None

@@ -1,5 +1,5 @@
-"""What a run can't tell: ranks that left no rows, and collectives whose stamps say nothing of who
-came late."""
+"""What a run can't tell: ranks that left no rows, and collectives whose timestamps say nothing of
+who came late."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxpace.diagnose.codes import Note, Sentence, Verdict, hosts_of, millisecon
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST
 from jaxpace.diagnose.modes.inputs import SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
-from jaxpace.diagnose.totals import Summed, Totals
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
+from jaxpace.diagnose.totals import RunTotals, Totals
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Process, Run
@@ -23,15 +23,15 @@ from jaxpace.runs.run import Process, Run
 # Chosen by hand; no measurement of them is published.
 
 
-class Untold(NamedTuple):
-  """Why a run's stamps don't tell who is late."""
+class Inconclusive(NamedTuple):
+  """Why a run's timestamps don't tell who is late."""
 
   slots: tuple[int, ...]  # collectives that don't tell
-  early: bool  # some of them can begin before their entry stamps
+  early: bool  # some of them can begin before their entry timestamps
   partners: bool  # some are point-to-point transfers without a word on who sends to whom
 
 
-def untold(run: Run, selected: SelectedSteps) -> Untold | None:
+def find_inconclusive(run: Run, selected: SelectedSteps) -> Inconclusive | None:
   """Returns why it can't be told who is late; None where it can."""
   if not any(map(any, _doubted(run))):
     return None
@@ -39,33 +39,33 @@ def untold(run: Run, selected: SelectedSteps) -> Untold | None:
   if part is None:
     return None
   work = busy(run, part)
-  return untold_of(run, work._replace(valid=work.valid & selected.mask[part]))
+  return inconclusive_of(run, work._replace(valid=work.valid & selected.mask[part]))
 
 
 def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
-  """Collectives that can begin before their entry stamps, and transfers of which nobody knows whose
-  they are."""
+  """Collectives that can begin before their entry timestamps, and transfers of which nobody knows
+  whose they are."""
   return ([c.may_begin_early for c in run.collectives],
-          [c.point_to_point and (c.meeting is None or c.meeting.sources is None)
+          [c.point_to_point and (c.rank_groups is None or c.rank_groups.sources is None)
            for c in run.collectives])
 
 
-def untold_of(run: Run, work: BusyTimes) -> Untold | None:
+def inconclusive_of(run: Run, work: StepTimes) -> Inconclusive | None:
   """The same of some steps."""
   early, alone = _doubted(run)
   which = np.array(early) | np.array(alone)
   if not which.any():
     return None
   before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
-  # Stamps at the begin of the wait say nothing of what was waited before: the time ahead of them is
-  # in doubt.
+  # Timestamps at the begin of the wait say nothing of what was waited before: the time ahead of
+  # them is in doubt.
   if before[which].sum() < MOST * before.sum():
     return None
   slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
-  return Untold(slots, any(early), any(alone))
+  return Inconclusive(slots, any(early), any(alone))
 
 
-def sentence(found: Untold, collectives: int) -> str:
+def sentence(found: Inconclusive, collectives: int) -> str:
   """Says so."""
   which = (f"{len(found.slots)} of {plural(collectives, 'collective')}"
            if len(found.slots) < collectives
@@ -80,14 +80,14 @@ def sentence(found: Untold, collectives: int) -> str:
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
 
-def unseen(summed: Summed, away: SilentStretches | None = None) -> np.ndarray:
+def unseen(run_totals: RunTotals, away: SilentStretches | None = None) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said
   of them.
 
   So are those that may be what the others wait for where they left no rows. A gap in the numbers of
   the ranks is no rank, unless the run or one of its processes says that it has it.
   """
-  run, selected, totals = summed.run, summed.selected, summed.totals
+  run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   if not selected.size:
     return np.empty(0, np.int64)
   there = np.asarray((run.attempt >= 0).any(axis=1))
@@ -126,13 +126,13 @@ def _lost_share(process: Process) -> float:
   return lost / (lost + max(0, written))
 
 
-def hidden(summed: Summed) -> SilentStretches | None:
+def missing_ranks(run_totals: RunTotals) -> SilentStretches | None:
   """Where ranks that are seen in a part of the run left no rows; None where none did.
 
   A stretch has as many steps as a finding needs: of fewer, those without a rank's rows hide little,
   and they may be ones that a process lost, or didn't wait for.
   """
-  selected, totals = summed.selected, summed.totals
+  selected, totals = run_totals.selected, run_totals.totals
   if not selected.size:
     return None
   steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
@@ -142,7 +142,7 @@ def hidden(summed: Summed) -> SilentStretches | None:
   ranks = np.flatnonzero(away.any(axis=1))
   if not ranks.size:
     return None
-  transfer, least = totals.transfer.sum(axis=0), COSTLY * summed.step_time
+  transfer, least = totals.transfer.sum(axis=0), COSTLY * run_totals.step_time
   suspects = []
   for rank in ranks.tolist():
     without = selected.mask & away[rank][selected.block]
@@ -165,7 +165,7 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
   return inside
 
 
-def hidden_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
+def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
   """Says what is not told there."""
   several = len(ranks) > 1
   return Sentence(
@@ -215,7 +215,7 @@ def _more(numbers: Sequence[int]) -> str:
 # doesn't show.
 
 def untimed(run: Run) -> dict[tuple[str, str], int]:
-  """How many collectives were not stamped, by name and reason; those that found no slot too."""
+  """How many collectives were not timestamped, by name and reason; those that found no slot too."""
   entries = run.plan.get("unstamped")
   found: dict[tuple[str, str], int] = collections.Counter(
       (str(entry.get("primitive") or entry.get("name")),
@@ -240,17 +240,17 @@ by more than the second, wait for each other somewhere."""
 
 
 class Stages(NamedTuple):
-  """Signs of stages. Seconds a step."""
+  """Signs of stages. Seconds per step."""
 
   point_to_point: int  # collectives that are transfers from one rank to another
   transfer: float  # what these take, mean over ranks
-  # groups that no stamped collective joins, and that keep step all the same
+  # groups that no timestamped collective joins, and that keep step all the same
   apart: tuple[tuple[int, ...], ...]
 
 
-def stages(summed: Summed) -> Stages | None:
+def stages(run_totals: RunTotals) -> Stages | None:
   """Returns the signs of stages; None where there are none."""
-  run, selected, totals = summed.run, summed.selected, summed.totals
+  run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   alone = np.array([c.point_to_point for c in run.collectives], bool)
   took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
   transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0

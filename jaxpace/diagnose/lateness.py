@@ -1,4 +1,4 @@
-"""Who is late, persistently or by turns, since when, and how sure that is.
+"""Who is late, persistently or intermittently, since when, and how sure that is.
 
 Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective
 itself. Entry against a common exit would blame the neighbour that a slow host lets out late.
@@ -23,7 +23,7 @@ from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.totals import ByGroup, Summed, Totals, late_in, undelayed
+from jaxpace.diagnose.totals import ByGroup, RunTotals, Totals, late_in, undelayed
 from jaxpace.runs.run import Run
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -32,7 +32,7 @@ from jaxpace.runs.run import Run
 
 class WaitedFor(NamedTuple):
   """The part of the waiting that is for some ranks, because each of their means is the highest.
-  Seconds a step."""
+  Seconds per step."""
 
   by_collective: np.ndarray  # [C]
   for_gaps: float  # of it, for longer gaps
@@ -40,7 +40,7 @@ class WaitedFor(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """Of all collectives together, s a step."""
+    """Of all collectives together, s per step."""
     return float(self.by_collective.sum())
 
 
@@ -65,7 +65,7 @@ class Lateness(NamedTuple):
   blocks: Blocks
 
   def of_nobody(self) -> Lateness:
-    """The same with no rank to blame: all waiting is for ranks by turns."""
+    """The same with no rank to blame: all waiting is for intermittently late ranks."""
     nobody = np.empty(0, np.int64)
     none = WaitedFor(np.zeros_like(self.persistent), 0.0, np.zeros_like(self.held.by_block))
     return self._replace(
@@ -75,7 +75,7 @@ class Lateness(NamedTuple):
         + self.held.by_block)
 
 
-def find_late(summed: Summed) -> Lateness:
+def find_late(run_totals: RunTotals) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
@@ -85,7 +85,7 @@ def find_late(summed: Summed) -> Lateness:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
     exactly.
   """
-  selected, totals, step_time = summed.selected, summed.totals, summed.step_time
+  selected, totals, step_time = run_totals.selected, run_totals.totals, run_totals.step_time
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
@@ -115,10 +115,10 @@ def find_late(summed: Summed) -> Lateness:
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
   every = find_episodes(blocks, changes, selected.size)
-  pausing = tuple(e for e in every if _pauses(summed, blocks, e))
+  pausing = tuple(e for e in every if _pauses(run_totals, blocks, e))
   episodes = tuple(e for e in every if e not in pausing)
   late = np.array(costliest_first(episodes), np.int64)
-  held = hold(totals, selected, episodes)
+  held = attributed_wait(totals, selected, episodes)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
   random = earliness - held.by_collective
   return Lateness(
@@ -151,7 +151,8 @@ def costliest_first(episodes: Sequence[Episode]) -> list[int]:
   return sorted(cost, key=lambda rank: -cost[rank])
 
 
-def hold(totals: Totals, selected: SelectedSteps, episodes: Sequence[Episode]) -> WaitedFor:
+def attributed_wait(totals: Totals, selected: SelectedSteps,
+                    episodes: Sequence[Episode]) -> WaitedFor:
   """The waiting that is for the ranks of `episodes` while they are late: highest of their mean A,
   less mean A.
 
@@ -212,10 +213,10 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   return seconds
 
 
-def _pauses(summed: Summed, blocks: Blocks, episode: Episode) -> bool:
+def _pauses(run_totals: RunTotals, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: beyond the typical rank's its mean gap is long,
   its median gap is not. Gaps that are long on all ranks make none late."""
-  run, selected, totals = summed.run, summed.selected, summed.totals
+  run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   if "gap" not in run.durations:
     return False
   begin, end = episode.begin, episode.end

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.groups import Grouped, Meetings, Waits
+from jaxpace.diagnose.groups import Grouped, RunGroups, Waits
 
 _REASONS = 4
 """Reasons that a rank carries: the largest ones. Small ones of chance come and go."""
@@ -57,7 +57,7 @@ class Charge(NamedTuple):
       np.add.at(flat, (group * len(steps) + steps).reshape(-1)[at], seconds.reshape(-1)[at])
 
 
-def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
+def charges(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray,
             adjacent: np.ndarray) -> Iterator[Charge]:
   """Goes through the collectives of some steps.
 
@@ -90,14 +90,14 @@ def charges(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
   yield from _through(found, waits, arrival, events, amounts)
 
 
-def _steps_to_all(found: Meetings) -> int:
+def _steps_to_all(found: RunGroups) -> int:
   """Steps in which lateness reaches all that are joined: a transfer hands it on by one rank."""
-  transfers = sum(meeting.sources is not None for meeting in found.of)
+  transfers = sum(rank_groups.sources is not None for rank_groups in found.of)
   most = int(np.bincount(found.joined).max())
   return min(-(-most // transfers), _OLDEST) if transfers else 1
 
 
-def _through(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, events: np.ndarray,
+def _through(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, events: np.ndarray,
              amounts: np.ndarray
              ) -> Iterator[Charge]:
   """The same, with the reasons [M, R, K] that ranks have at the begin; they are changed to those at
@@ -173,7 +173,7 @@ _STEPS = 4
 """Steps that are played until ranks wait in each for what they wait in the next."""
 
 
-def leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.ndarray:
+def leave(found: RunGroups, c: int, time: np.ndarray, ready: np.ndarray) -> np.ndarray:
   """When ranks are let out of the c-th collective, its transfer left out.
 
   Args:
@@ -200,7 +200,7 @@ def leave(found: Meetings, c: int, time: np.ndarray, ready: np.ndarray) -> np.nd
   return np.where(np.isfinite(top), top, time)
 
 
-def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
+def evened(found: RunGroups, arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   """Arrivals of ranks that are all equally busy.
 
   Args:
@@ -220,7 +220,7 @@ def evened(found: Meetings, arrival: np.ndarray, valid: np.ndarray) -> np.ndarra
   return even
 
 
-def beyond_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
+def beyond_bubbles(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray,
                    valid: np.ndarray) -> tuple[list[Waits], list[Charge]]:
   """What ranks wait in the collectives of some steps beyond what they would if all were equally
   busy, and on whose account: that one's of those they are joined with who is busy longest in the
@@ -254,9 +254,9 @@ def beyond_bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray,
                 for waited in left]
 
 
-def _bubbles(found: Meetings, waits: Sequence[Waits], arrival: np.ndarray, valid: np.ndarray
+def _bubbles(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, valid: np.ndarray
              ) -> np.ndarray:
-  """[R] s a step that each rank would wait if all were as busy as their mean over the steps."""
+  """[R] s per step that each rank would wait if all were as busy as their mean over the steps."""
   ranks = len(valid)
   number = np.maximum(valid.sum(axis=1), 1)
   mean = np.where(valid, arrival, 0.0).sum(axis=2) / number  # [C, R]

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, name_process, percent
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
-from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.runs.run import MISSING, HostSamples, Run
 from jaxpace.runs.step_causes import PAUSES
@@ -35,7 +35,7 @@ class Mechanism(NamedTuple):
     return Sentence(Evidence(self.kind) if self.kind else Evidence.ASLEEP, self.sentence)
 
 
-def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
+def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, lateness: float,
                 gap: float = 0.0) -> list[Mechanism]:
   """Compares a late process with the others, from block `begin` to before block `end`.
 
@@ -44,7 +44,7 @@ def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
     process: the late one.
     begin: first block.
     end: one past the last.
-    lateness: seconds a step to be explained.
+    lateness: seconds per step to be explained.
     gap: of it, for a longer gap between steps, in which a process computes next to nothing.
 
   Returns:
@@ -56,7 +56,7 @@ def of_lateness(case: Case, process: int, begin: int, end: int, lateness: float,
           *_samples(case, process, begin, end, lateness)]
 
 
-def _columns(case: Case, process: int, begin: int, end: int, lateness: float,
+def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness: float,
              gap: float) -> list[Mechanism]:
   causes = case.run.host_causes
   row = causes.row(process)
@@ -107,7 +107,8 @@ def _columns(case: Case, process: int, begin: int, end: int, lateness: float,
   return found
 
 
-def _samples(case: Case, process: int, begin: int, end: int, lateness: float) -> list[Mechanism]:
+def _samples(case: EvidenceInputs, process: int, begin: int, end: int,
+             lateness: float) -> list[Mechanism]:
   run, selected, found = case.run, case.selected, []
   who = name_process(run, process).capitalize()
   for column, kind, does in (("throttled_ns", "throttled",
@@ -130,14 +131,14 @@ def _samples(case: Case, process: int, begin: int, end: int, lateness: float) ->
   return found
 
 
-def crowded_processors(case: Case) -> bool:
+def crowded_processors(case: EvidenceInputs) -> bool:
   """Whether something else runs on the hosts' processors all the time: then gaps and transfers are
   ragged by that."""
   return switches(case.run, case.selected) >= CROWDED
 
 
-def held_by_causes(case: Case) -> np.ndarray | None:
-  """[R] seconds a step that each rank's process spends now and then on what its columns measure;
+def held_by_causes(case: EvidenceInputs) -> np.ndarray | None:
+  """[R] seconds per step that each rank's process spends now and then on what its columns measure;
   None: next to none."""
   causes, held = case.run.host_causes, np.zeros(case.run.ranks)
   for name in PAUSES:
@@ -149,7 +150,7 @@ def held_by_causes(case: Case) -> np.ndarray | None:
   return held if held.max(initial=0.0) >= SHOWS / 2 * case.step_time else None
 
 
-def strikes(case: Case) -> dict[int, int]:
+def strikes(case: EvidenceInputs) -> dict[int, int]:
   """By process, the steps in which it does much more than usual of what its columns measure."""
   causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
   own = [np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
@@ -163,13 +164,14 @@ def strikes(case: Case) -> dict[int, int]:
   return found
 
 
-def of_pauses(case: Case, processes: list[int], pause: float) -> list[tuple[Mechanism, float]]:
+def of_pauses(case: EvidenceInputs, processes: list[int],
+              pause: float) -> list[tuple[Mechanism, float]]:
   """What processes do in their long gaps.
 
   Args:
     case: the run.
     processes: those that pause.
-    pause: seconds a step by which their mean gap exceeds their median gap.
+    pause: seconds per step by which their mean gap exceeds their median gap.
 
   Returns:
     The causes and the part of the pauses that each holds, the largest first.

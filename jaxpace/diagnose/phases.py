@@ -9,7 +9,7 @@ import numpy as np
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
@@ -52,7 +52,7 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
-  """Seconds a step, mean over ranks, that processes wait for data; None where that was not
+  """Seconds per step, mean over ranks, that processes wait for data; None where that was not
   measured.
 
   No more than the rank's gap: what the devices' work hides costs nothing.
@@ -79,7 +79,7 @@ def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
 # them.
 
 class Paused(NamedTuple):
-  """Seconds a step, mean over ranks."""
+  """Seconds per step, mean over ranks."""
 
   own: float  # in the pauses
   waiting: float  # for a rank that paused longer
@@ -127,7 +127,7 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
   return Paused(own / size, waiting / size)
 
 
-def _along_the_chain(work: BusyTimes, pause: np.ndarray, gaps: bool) -> Paused:
+def _along_the_chain(work: StepTimes, pause: np.ndarray, gaps: bool) -> Paused:
   """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
   collectives follow.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.groups import Meetings
+from jaxpace.diagnose.groups import RunGroups
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
@@ -57,7 +57,7 @@ class Repaired(NamedTuple):
     return result
 
 
-def repair(run: Run, mask: np.ndarray, found: Meetings | None, ranks: Sequence[int]) -> Repaired:
+def repair(run: Run, mask: np.ndarray, found: RunGroups | None, ranks: Sequence[int]) -> Repaired:
   """Looks at how long ranks are busy.
 
   The typical rank is the lower median, at each quantile, of those that take the same part in a

@@ -21,8 +21,8 @@ LONGEST = 1e6
 """Seconds from one exit to the next, at most: no step takes eleven days. Nor does one take no time,
 or less."""
 _UNFINISHED = 10.0
-"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its stamps
-each second and writes them each other one, on a slow disk later."""
+"""Seconds of steps at the end that some ranks' rows are missing from: a recorder copies its
+timestamps each second and writes them each other one, on a slow disk later."""
 
 
 class AllCounted(NamedTuple):

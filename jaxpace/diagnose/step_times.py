@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.groups import Meetings, meetings
+from jaxpace.diagnose.groups import RunGroups, run_groups
 from jaxpace.diagnose.idea import busy_and_wait
 from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import LONGEST
@@ -30,7 +30,7 @@ _KEPT_BYTES = 1 << 26
 a run that is larger the first chunks are kept."""
 
 
-class BusyTimes(NamedTuple):
+class StepTimes(NamedTuple):
   """How long each rank was busy before each collective of a step, and what it waited there.
 
   C collectives, R ranks, K steps; seconds; NaN where `valid` is False.
@@ -43,11 +43,11 @@ class BusyTimes(NamedTuple):
   compute: np.ndarray  # [R, K] of the first collective's arrival
   runtime: np.ndarray  # [R, K]
   pacing: np.ndarray  # [R, K]
-  # False where no collective is stamped: then nobody waits for anybody that one could see
+  # False where no collective is timestamped: then nobody waits for anybody that one could see
   synchronised: bool = True
   # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
   jumped: np.ndarray | None = None
-  meetings: Meetings | None = None  # who waits for whom; None: every rank for all
+  meetings: RunGroups | None = None  # who waits for whom; None: every rank for all
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
   in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
 
@@ -72,7 +72,7 @@ class InFlight(NamedTuple):
 class _Kept:
   """Busy times of a run by first step and stop."""
 
-  parts: dict[tuple[int, int], BusyTimes] = dataclasses.field(default_factory=dict)
+  parts: dict[tuple[int, int], StepTimes] = dataclasses.field(default_factory=dict)
   bytes: int = 0
 
 
@@ -86,12 +86,12 @@ def chunks(run: Run) -> Iterator[slice]:
     yield slice(begin, min(begin + width, len(run.steps)))
 
 
-def busy(run: Run, part: slice) -> BusyTimes:
+def busy(run: Run, part: slice) -> StepTimes:
   """Measures arrivals and waits of the steps in `part`.
 
   A rank's step is known if the rank's row of that step and of the step before belong to the same,
   newest attempt and all times are there. Where single steps of a rank are lost that others have,
-  its nearest known step stands in for them: without the late rank's rows a step would be long for
+  its nearest known step stands in for them: without the late rank's rows per step would be long for
   nobody. Where collectives overlap, only the exposed part counts:
   entries and exits never run backwards on a rank. A gap or delay that is not known counts as 0
   (then it is compute).
@@ -119,7 +119,7 @@ def busy(run: Run, part: slice) -> BusyTimes:
   return found
 
 
-def _busy(run: Run, part: slice) -> BusyTimes:
+def _busy(run: Run, part: slice) -> StepTimes:
   size = part.stop - part.start
   # each step by itself: where it begins is known from elsewhere
   alone = run.previous_exit is not None
@@ -127,21 +127,21 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   lead = part.start - before.start  # 0 for the first chunk: its first step has no step before
   newest = run.attempt[:, before].max(axis=0)
   current = (run.attempt[:, before] == newest) & (newest >= 0)
-  stamps = _stamps(run, before)
-  found = meetings(run)
+  timestamps = _timestamps(run, before)
+  found = run_groups(run)
   if found is not None:
-    stamps = [_in_part(times, grouped.of_rank == grouped.size)
-              for times, grouped in zip(stamps, found.grouped, strict=True)]
-  for c, (enter, leave, attempt) in enumerate(stamps):
+    timestamps = [_in_part(times, grouped.of_rank == grouped.size)
+              for times, grouped in zip(timestamps, found.grouped, strict=True)]
+  for c, (enter, leave, attempt) in enumerate(timestamps):
     there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
-    if found is not None:  # a rank that takes no part has no stamps there
+    if found is not None:  # a rank that takes no part has no timestamps there
       there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
     # nor has anybody where a loop took fewer turns, or a branch was not taken
     if alone:
       there |= (attempt < 0).all(axis=0)
     current &= there
-  last_exit = stamps[0][1]
-  for _, leave, _ in stamps[1:]:
+  last_exit = timestamps[0][1]
+  for _, leave, _ in timestamps[1:]:
     last_exit = np.maximum(last_exit, leave)
   if found is not None:
     current &= last_exit != MISSING
@@ -159,7 +159,7 @@ def _busy(run: Run, part: slice) -> BusyTimes:
   arrivals: list[np.ndarray] = []
   waits: list[np.ndarray] = []
   overlapping = False
-  for enter, leave, _ in stamps:
+  for enter, leave, _ in timestamps:
     arrival, wait, end = busy_and_wait(enter[:, lead:], leave[:, lead:], previous)
     if arrivals and not overlapping:
       early = valid & (enter[:, lead:] < previous)
@@ -173,20 +173,20 @@ def _busy(run: Run, part: slice) -> BusyTimes:
     valid &= ~jumped
     for values in (step, *arrival, *wait):
       values[jumped] = np.nan
-  in_flight = _in_flight(stamps, lead, first, valid) if overlapping else None
+  in_flight = _in_flight(timestamps, lead, first, valid) if overlapping else None
   if found is not None:
     _begin_with_their_first(arrival, found)
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   pacing += _held(run, before, lead, arrival, pacing)
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
-  work = BusyTimes(
+  work = StepTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
       runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
       meetings=found, apart_steps=alone, in_flight=in_flight)
   return work
 
 
-def _with_lost_steps(run: Run, part: slice, work: BusyTimes) -> BusyTimes:
+def _with_lost_steps(run: Run, part: slice, work: StepTimes) -> StepTimes:
   """The same, with what a rank did in its nearest known step where single ones of it are lost."""
   if run.ranks < 2 or not _lost(work).any():
     return work
@@ -210,7 +210,7 @@ def _with_lost_steps(run: Run, part: slice, work: BusyTimes) -> BusyTimes:
   return work._replace(**rows, in_flight=wide.in_flight and InFlight(*map(taken, wide.in_flight)))
 
 
-def _lost(work: BusyTimes) -> np.ndarray:
+def _lost(work: StepTimes) -> np.ndarray:
   """[R, K] ranks that are not known in a step that others are known in."""
   lost = ~work.valid & work.valid.any(axis=0)
   return lost if work.jumped is None else lost & ~work.jumped
@@ -237,10 +237,10 @@ def _held(run: Run, before: slice, lead: int, arrival: np.ndarray, pacing: np.nd
   return total
 
 
-def _in_flight(stamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,
+def _in_flight(timestamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead: int,
                first: np.ndarray, valid: np.ndarray) -> InFlight:
   enters, leaves = [], []
-  for enter, leave, _ in stamps:
+  for enter, leave, _ in timestamps:
     enters.append(np.where(valid, np.maximum(enter[:, lead:], first), first))
     leaves.append(np.where(valid, np.maximum(leave[:, lead:], enters[-1]), first))
   return InFlight(first, np.stack(enters), np.stack(leaves))
@@ -248,14 +248,14 @@ def _in_flight(stamps: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]], lead
 
 def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
              ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Stamps without those of the ranks that take no part in the collective."""
+  """Timestamps without those of the ranks that take no part in the collective."""
   if not apart.any():
     return times
   enter, leave, attempt = times
   return np.where(apart[:, None], MISSING, enter), np.where(apart[:, None], MISSING, leave), attempt
 
 
-def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
+def _begin_with_their_first(arrival: np.ndarray, found: RunGroups) -> None:
   """Moves what ranks do before their first collective to the step's first one, where they take no
   part in that."""
   outside = np.array([grouped.of_rank == grouped.size for grouped in found.grouped])  # [C, R]
@@ -266,7 +266,7 @@ def _begin_with_their_first(arrival: np.ndarray, found: Meetings) -> None:
 
 
 def _jumped(step: np.ndarray, valid: np.ndarray,
-            found: Meetings | None = None) -> np.ndarray | None:
+            found: RunGroups | None = None) -> np.ndarray | None:
   """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped;
   None: nobody's."""
   if found is not None and found.apart:
@@ -287,7 +287,7 @@ def _jumped(step: np.ndarray, valid: np.ndarray,
   return jumped
 
 
-def _stamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _timestamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
   """Entry, exit and attempt of each collective; a step without any ends where the program does."""
   if run.collectives:
     return [(c.enter_ns[:, part], c.exit_ns[:, part], c.attempt[:, part]) for c in run.collectives]

@@ -32,7 +32,7 @@ import numpy as np
 from jaxpace.diagnose import stream_levels as levels
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.groups import joined_ranks_of
-from jaxpace.diagnose.inconclusive import untold_of
+from jaxpace.diagnose.inconclusive import inconclusive_of
 from jaxpace.diagnose.limits import NEARLY_ALL
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.stream_levels import (
@@ -74,7 +74,7 @@ _LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, LAST 
 class Alarm(NamedTuple):
   """A fault that began, or was over."""
 
-  kind: str  # LATE, WAITING (ranks by turns), TRANSFER or GAP
+  kind: str  # LATE, WAITING (intermittently late ranks), TRANSFER or GAP
   rank: int | None  # of LATE
   step: int  # at which it was found
   onset: int  # at which it began, about
@@ -208,7 +208,8 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
            if columns else None)
   arrival = undelayed(work).sum(axis=0)
-  if untold_of(run, work) is not None:  # nobody is told late by stamps that may say nothing of it
+  # nobody is told late by timestamps that may say nothing of it
+  if inconclusive_of(run, work) is not None:
     arrival = np.full_like(arrival, np.nan)
   return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
                                 work.runtime, mean, pause), joined_ranks_of(run))
@@ -238,7 +239,7 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   alarms: list[Alarm] = []
   if over.any():
     often = raised >= NEARLY_ALL * number
-    # of few steps, ranks by turns may well be late in all; more so once they were told
+    # of few steps, intermittently late ranks may well be late in all; more so once they were told
     steady = often & (number >= LAST // 2 * (1 + _any(active, WAITING)))
     passed, told = _passed(over, total, usual.threshold, active, steady,
                            often & (number >= _PERHAPS) | steady)

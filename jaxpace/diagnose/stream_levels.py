@@ -142,7 +142,8 @@ def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.
   order = np.sort(arrival, axis=0)
   middle = np.take_along_axis(order, ((number - 1) // 2)[None], axis=0)[0]
   middle = np.where(some, middle, np.nan)
-  # Of two ranks the other one is what a rank is compared with: by turns they are late and early.
+  # Of two ranks the other one is what a rank is compared with: intermittently they are late and
+  # early.
   lateness = all_arrival - (middle if len(valid) > 2 else all_arrival[::-1])
   work = all_arrival - np.where(np.isfinite(gap), np.minimum(gap, all_arrival), 0.0)
   last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)

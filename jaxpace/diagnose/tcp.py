@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxpace.diagnose.limits import BUSIER, FEWEST, MOST, PART, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import median_per_window, per_window
-from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.modes.inputs import EvidenceInputs
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -40,7 +40,7 @@ longer on the way. Healthy runs reach 1.3 between their halves, those in which a
 
 
 class BusyConnections(NamedTuple):
-  """How long each process's connections had data on the way, seconds a step. P processes, W
+  """How long each process's connections had data on the way, seconds per step. P processes, W
   windows."""
 
   processes: tuple[int, ...]
@@ -75,13 +75,13 @@ class BusyConnections(NamedTuple):
 class BusyLinks(NamedTuple):
   """Whose link it is that is busy."""
 
-  busy: dict[int, float]  # seconds a step, by process
+  busy: dict[int, float]  # seconds per step, by process
   slow: tuple[int, ...]  # processes whose link is the slow one
   excess: float  # part of the time theirs is busy that the least busy one does without
   everywhere: bool  # all about equally
 
 
-def read(case: Case) -> BusyConnections:
+def read(case: EvidenceInputs) -> BusyConnections:
   """Busy times of a run; no processes where they were not sampled, or all are on one host."""
   edges, found = per_window(case.run, case.selected, "tcp_busy_ns", WINDOWS)
   # Between processes of one host there is no network: those connections are busy while nobody has a
@@ -101,7 +101,7 @@ def read(case: Case) -> BusyConnections:
                          and trips else None)
 
 
-def on_one_host(case: Case) -> bool:
+def on_one_host(case: EvidenceInputs) -> bool:
   """Whether all processes are known to be on the same host."""
   hosts = {p.host for p in case.run.processes}
   return len(hosts) == 1 and "" not in hosts
@@ -125,7 +125,7 @@ def says_slow(busy: BusyConnections, quiet: float, seconds: float) -> bool | Non
 
 
 def beyond(busy: BusyConnections, quiet: float) -> float:
-  """Seconds a step by which a host's connections are busy longer than a quiet ring keeps two of
+  """Seconds per step by which a host's connections are busy longer than a quiet ring keeps two of
   them.
 
   By the median of windows: other load makes a few of them long.
@@ -177,7 +177,8 @@ def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]],
   return level[known], usual[known]
 
 
-def whose(case: Case, busy: BusyConnections, inside: Sequence[tuple[int, int]]) -> BusyLinks:
+def whose(case: EvidenceInputs, busy: BusyConnections,
+          inside: Sequence[tuple[int, int]]) -> BusyLinks:
   """Tells one host's slow link from a fabric that is slow for all.
 
   Args:

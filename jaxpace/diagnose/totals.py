@@ -9,10 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.accounting import Account, OverlapSums, account
-from jaxpace.diagnose.groups import Grouped, Meetings, meetings
+from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
 from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps
-from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.runs.run import AllSteps, Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
@@ -52,7 +52,7 @@ class Totals:
 class ByGroup:
   """What is kept of the groups of ranks that meet. T groups of all collectives together."""
 
-  found: Meetings
+  found: RunGroups
   collective: np.ndarray  # [T] collective of each group
   # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
   row: np.ndarray
@@ -65,7 +65,7 @@ class ByGroup:
   held_up: np.ndarray  # [R] s, sum over steps, waited because of other groups' slow transfers
 
   @staticmethod
-  def none(found: Meetings, ranks: int, size: int, blocks: int) -> ByGroup:
+  def none(found: RunGroups, ranks: int, size: int, blocks: int) -> ByGroup:
     """Before any step was added up."""
     sizes = [grouped.size for grouped in found.grouped]
     begin = np.concatenate([[0], np.cumsum(sizes)])
@@ -81,7 +81,7 @@ class ByGroup:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Summed:
+class RunTotals:
   """A run, and what its selected steps add up to: all that comes before a diagnosis is told by
   it."""
 
@@ -91,7 +91,7 @@ class Summed:
   step_time: float  # mean, s; NaN where no step is selected
 
 
-def undelayed(work: BusyTimes) -> np.ndarray:
+def undelayed(work: StepTimes) -> np.ndarray:
   """[C, R, K] arrivals with the rank's own delay taken out."""
   arrival = work.arrival.copy()
   arrival[0] -= work.pacing
@@ -113,7 +113,7 @@ def add_up(run: Run, selected: SelectedSteps,
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
       delayed=0, jumped=np.zeros(ranks, np.int64),
       overlap=OverlapSums.none(slots))
-  found = meetings(run)
+  found = run_groups(run)
   if found is not None:
     totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
   for part in chunks(run):
@@ -178,7 +178,7 @@ class _Blocks(NamedTuple):
     total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
 
 
-def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarray,
+def _add_lateness(totals: Totals, part: slice, work: StepTimes, number: np.ndarray,
                   into: _Blocks) -> None:
   """Adds who was late and what it cost, by undelayed arrival."""
   some = np.flatnonzero(number > 0)
@@ -199,7 +199,7 @@ def _add_lateness(totals: Totals, part: slice, work: BusyTimes, number: np.ndarr
   totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
 
 
-def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: BusyTimes, alone: Account,
+def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes, alone: Account,
                   number: np.ndarray, into: _Blocks) -> None:
   """The same where ranks wait for those of their own group only.
 

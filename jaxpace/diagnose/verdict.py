@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpace.diagnose.codes import Sentence, Verdict, joined, milliseconds, named, percent
 from jaxpace.diagnose.diagnosis import Facts
-from jaxpace.diagnose.inconclusive import sentence as untold_sentence
+from jaxpace.diagnose.inconclusive import sentence as inconclusive_sentence
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
@@ -55,8 +55,8 @@ def _on_those_seen(facts: Facts) -> Sentence:
         "recorded step before it to measure from. Let the job run on.")
   if facts.findings:
     return _found(facts)
-  if facts.untold is not None:
-    return Sentence(Verdict.UNTOLD, untold_sentence(facts.untold, len(run.collectives)))
+  if facts.inconclusive is not None:
+    return Sentence(Verdict.UNTOLD, inconclusive_sentence(facts.inconclusive, len(run.collectives)))
   if not run.collectives:
     return Sentence(Verdict.NO_COLLECTIVES,
         "No collective was recorded: it can't be told whether ranks wait for each other; see "
@@ -238,8 +238,8 @@ def _lower(text: str) -> str:
   return text[0].lower() + text[1:]
 
 
-# What costs much and is no finding: few long pauses, waiting by turns or in few steps, data that
-# queue on the way.
+# What costs much and is no finding: few long pauses, intermittent waiting or in few steps, data
+# that queue on the way.
 #
 # No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
 # notes and the verdict do.

@@ -1,5 +1,5 @@
-"""Where in an observed step the waits are: which collective, which turn of its loop, which line of
-the model."""
+"""Where in an observed step the waits are: which collective, which iteration of its loop, which
+line of the model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, percent
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.limits import LISTED, MOST, TWICE
-from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.totals import Totals
-from jaxpace.record.ring.plan import turns_in_words
+from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.run import Run
 
 
@@ -25,24 +25,24 @@ class OccurrencePlan(NamedTuple):
 
   of: int
   name: str
-  """Of all its turns: "all-gather.11"."""
+  """Of all its iterations: "all-gather.11"."""
   kind: str
   axis: str
   phase: str
   source: str | None
   operation: str | None
   loops: tuple[tuple[str, int, int | None], ...]
-  """Name, turn (from 0 on) and turns of each loop it is in, outermost first."""
+  """Name, turn (from 0 on) and iterations of each loop it is in, outermost first."""
 
   @property
-  def turn(self) -> str:
-    """Its turns in words; empty where it is in no loop.
+  def iteration(self) -> str:
+    """Its iterations in words; empty where it is in no loop.
 
     >>> loops = (("while.1", 2, 4), ("while.2", 17, 32))
-    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).turn
+    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).iteration
     'iteration 2 of 4, in it iteration 17 of 32'
     """
-    return turns_in_words(self.loops)
+    return iterations_in_words(self.loops)
 
   @property
   def origin(self) -> str:
@@ -51,7 +51,7 @@ class OccurrencePlan(NamedTuple):
     return f" ({', '.join(filter(None, known))})" if any(known) else ""
 
   def __str__(self) -> str:
-    return self.name + (f", {self.turn}" if self.loops else "") + self.origin
+    return self.name + (f", {self.iteration}" if self.loops else "") + self.origin
 
 
 def places(run: Run) -> list[OccurrencePlan] | None:
@@ -70,34 +70,35 @@ def places(run: Run) -> list[OccurrencePlan] | None:
         kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""),
         phase=str(entry.get("phase") or ""), source=entry.get("source") or None,
         operation=entry.get("operation") or None,
-        loops=tuple((str(name), turn, trips) for name, turn, trips in entry.get("loops") or ())))
+        loops=tuple((str(name), iteration, trips) for name, iteration,
+                    trips in entry.get("loops") or ())))
   return found
 
 
 class CollectiveWaits(NamedTuple):
-  """What a step waits at one collective, all its turns together. Seconds a step, means over
+  """What a step waits at one collective, all its iterations together. Seconds per step, means over
   ranks."""
 
-  place: OccurrencePlan  # of the turn in which most is waited
-  turns: int
+  place: OccurrencePlan  # of the iteration in which most is waited
+  iterations: int
   waiting: float
   transfer: float
   contention: float
-  worst: float  # of `waiting`, in the turn in which most is waited
+  worst: float  # of `waiting`, in the iteration in which most is waited
   rank: int | None  # that most of the waiting is for; None where it is not told
   held: float  # part of `waiting` that is for that rank
 
   @property
   def stands_out(self) -> bool:
-    """Whether much more is waited in one turn than in the others."""
-    return self.turns > 1 and self.worst > TWICE * self.waiting / self.turns
+    """Whether much more is waited in one iteration than in the others."""
+    return self.iterations > 1 and self.worst > TWICE * self.waiting / self.iterations
 
   def to_json(self, step: float) -> dict[str, Any]:
     """Plain values; `step` is the mean step in seconds."""
     place = self.place
     return {
         "collective": place.name, "kind": place.kind, "axis": place.axis, "phase": place.phase,
-        "source": place.source, "operation": place.operation, "turns": self.turns,
+        "source": place.source, "operation": place.operation, "turns": self.iterations,
         "waiting": self.waiting, "share": self.waiting / step if step > 0 else 0.0,
         "transfer": self.transfer, "contention": self.contention, "rank": self.rank,
         "rank_share": self.held if self.rank is not None else None,
@@ -137,7 +138,7 @@ def _means(values: np.ndarray) -> np.ndarray:
   return np.asarray(np.nan_to_num(values).mean(axis=1))
 
 
-def late_at(case: Case, episode: Episode) -> Sentence | None:
+def late_at(case: EvidenceInputs, episode: Episode) -> Sentence | None:
   """Says before which collective a late rank is busy for longer; None of a run that is not of an
   observed step."""
   at = places(case.run)
@@ -168,7 +169,7 @@ def late_at(case: Case, episode: Episode) -> Sentence | None:
       "collective.")
 
 
-def _lateness(case: Case, episode: Episode) -> np.ndarray:
+def _lateness(case: EvidenceInputs, episode: Episode) -> np.ndarray:
   """[C] seconds by which a rank reaches each collective after the typical ranks, while it is
   late."""
   totals, span = case.totals, slice(episode.begin, episode.end)
@@ -180,7 +181,8 @@ def _lateness(case: Case, episode: Episode) -> np.ndarray:
   return np.asarray(mean[:, -1] - level)
 
 
-def most_waited(case: Case, waits: Sequence[CollectiveWaits] | None = None) -> Sentence | None:
+def most_waited(case: EvidenceInputs,
+                waits: Sequence[CollectiveWaits] | None = None) -> Sentence | None:
   """Says at which collective most of the waiting is; None of a run that is not of an observed
   step."""
   found = (where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None
@@ -189,14 +191,15 @@ def most_waited(case: Case, waits: Sequence[CollectiveWaits] | None = None) -> S
   if not whole > 0:
     return None
   top = found[0]
-  turn = (f", {percent(top.worst / top.waiting)} of that in {top.place.turn}" if top.stands_out
+  iteration = (f", {percent(top.worst / top.waiting)} of that in {top.place.iteration}"
+               if top.stands_out
           else "")
   return Sentence(Evidence.MOST_WAITED,
       f"{percent(top.waiting / whole)} of the waiting is at "
-      f"{top.place.name}{top.place.origin}{turn}.")
+      f"{top.place.name}{top.place.origin}{iteration}.")
 
 
-def most_contended(case: Case) -> Sentence | None:
+def most_contended(case: EvidenceInputs) -> Sentence | None:
   """Says along which axis of the mesh transfers are slow; None where that does not tell
   anything."""
   at = places(case.run)
@@ -220,7 +223,7 @@ def most_contended(case: Case) -> Sentence | None:
 # Computing while sending: what of a job's collectives is waited for, and what computing hides.
 
 class CollectiveOverlap(NamedTuple):
-  """A collective, all turns of its loop together. Seconds a step, means over ranks."""
+  """A collective, all iterations of its loop together. Seconds per step, means over ranks."""
 
   name: str
   times: int
@@ -243,10 +246,10 @@ class CollectiveOverlap(NamedTuple):
 
 
 class Overlap(NamedTuple):
-  """Computing while sending, of a job. Seconds a step, means over ranks."""
+  """Computing while sending, of a job. Seconds per step, means over ranks."""
 
   collectives: tuple[CollectiveOverlap, ...]  # those with most exposed time first
-  each: tuple[CollectiveOverlap, ...]  # every turn by itself, in the run's order
+  each: tuple[CollectiveOverlap, ...]  # every iteration by itself, in the run's order
   computing: float  # while any collective is under way, at least
 
   @property
@@ -256,7 +259,7 @@ class Overlap(NamedTuple):
 
   @property
   def tells(self) -> bool:
-    """Whether there is more to say than that all is waited for, as far as stamps tell."""
+    """Whether there is more to say than that all is waited for, as far as timestamps tell."""
     return self.computing > 0 or any(one.meanwhile is not None for one in self.collectives)
 
   def to_json(self, step: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the job would gain: recorded steps played again with something taken out.
+"""What the job would gain: recorded steps replayed with something taken out.
 
 A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c]
 through all its collectives c, with undelayed arrivals A. Played with other arrivals A*, and all
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.floor import Floor, running_minimum
-from jaxpace.diagnose.groups import Meetings, meetings, step_through
+from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
 from jaxpace.diagnose.phases import pauses_by_rank
 from jaxpace.diagnose.repaired import Repaired, repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import MISSING, Run
 
@@ -94,7 +94,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
            if any(s.contention or s.together for s in scenarios) else None)
   parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
-  found = meetings(run)
+  found = run_groups(run)
   late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
   mended = repair(run, selected.mask, found, late) if late else None
   if found is not None:
@@ -119,14 +119,14 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   return np.maximum(total / max(1, selected.size), 0.0).tolist()
 
 
-def _saved_by_group(run: Run, selected: SelectedSteps, found: Meetings,
+def _saved_by_group(run: Run, selected: SelectedSteps, found: RunGroups,
                     contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
                     pauses: np.ndarray | None, quiet: np.ndarray | None,
                     mended: Repaired | None) -> list[float]:
   """The same where ranks wait for those of their own group only: all steps are played, one after
   the other."""
 
-  def change(work: BusyTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
+  def change(work: StepTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
     if number == 0:
       return arrival
     if number == 1:
@@ -167,7 +167,7 @@ def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
   return parts
 
 
-def _moved(work: BusyTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarray:
+def _moved(work: StepTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarray:
   """[C, R, k] arrivals with each rank's work, all but its gaps, times its part."""
   moved = arrival * parts[:, None]
   moved[0] += work.runtime * (1 - parts[:, None])
@@ -185,7 +185,7 @@ def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
-def _changed(work: BusyTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
+def _changed(work: StepTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
              pauses: np.ndarray | None, stood: np.ndarray | None, part: slice,
              mended: Repaired | None) -> np.ndarray:
   """[C, R, k] arrivals without the gaps, pauses and slow ranks that the scenario is without."""
@@ -234,7 +234,7 @@ def _usual_standing(run: Run, mask: np.ndarray) -> np.ndarray:
   return running_minimum(np.concatenate(seen, axis=1)).floor if seen else np.zeros(run.ranks)
 
 
-def _arriving(work: BusyTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:
+def _arriving(work: StepTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:
   """[C, k] when the scenario's collectives would find everybody there."""
   if not scenario.skew:
     return _last(arrival, work.valid)
@@ -255,7 +255,7 @@ def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
   return medians
 
 
-# Recorded steps played again where not all ranks meet in all collectives.
+# Recorded steps replayed where not all ranks meet in all collectives.
 #
 # Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max
 # over the group of (t + A) + C; a point-to-point transfer lets a rank out when it and its source
@@ -267,15 +267,15 @@ _LANES, _LEAST = 64, 512
 at least."""
 
 _MOST_PLAYED, _ENOUGH = 1 << 23, 40
-"""Entries of collectives that are played, of a run of which some steps are written in full, and
+"""Entries of collectives that are played, of a run of which some steps are written in detail, and
 steps at least: of more, evenly spread ones."""
 
-Change = Callable[[BusyTimes, np.ndarray, slice, int], np.ndarray]
+Change = Callable[[StepTimes, np.ndarray, slice, int], np.ndarray]
 """From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its
 arrivals; minus infinity for a rank that is not there."""
 
 
-def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[int],
+def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence[int],
                change: Change) -> np.ndarray:
   """[scenarios] mean over ranks and counted steps of the time a step takes, seconds.
 
@@ -317,7 +317,7 @@ def mean_steps(run: Run, found: Meetings, mask: np.ndarray, scenarios: Sequence[
   return _play(found, arrivals, transfers) / max(1, len(steps))
 
 
-def _play(found: Meetings, arrivals: np.ndarray, transfers: np.ndarray) -> np.ndarray:
+def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray) -> np.ndarray:
   """[scenarios] sum over lanes of the ranks' mean time at the end.
 
   Args:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from jaxpace.diagnose.codes import Evidence, codes, hosts_of
 from jaxpace.diagnose.modes import contention
-from jaxpace.diagnose.modes.inputs import CONTENTION, LOCALITY, PERSISTENT, Case, Finding
+from jaxpace.diagnose.modes.inputs import CONTENTION, LOCALITY, PERSISTENT, EvidenceInputs, Finding
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnose.what_if_request import WhatIfRequest, resolve
 
@@ -49,13 +49,13 @@ class Worth:
         asked=tuple((text, of(one)) for text, one in self.asked))
 
 
-def named(case: Case, findings: Sequence[Finding]) -> list[int]:
+def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   """The late ranks, if a finding is about them."""
   modes = {finding.mode for finding in findings}
   return case.lateness.late.tolist() if modes & {PERSISTENT, LOCALITY} else []
 
 
-def worth(case: Case, findings: Sequence[Finding], asked: Sequence[WhatIfRequest],
+def worth(case: EvidenceInputs, findings: Sequence[Finding], asked: Sequence[WhatIfRequest],
           inconclusive: bool) -> Worth:
   """Replays the run without what is worth asking for, and without what was asked for.
 
@@ -88,7 +88,7 @@ def worth(case: Case, findings: Sequence[Finding], asked: Sequence[WhatIfRequest
                     for r, seconds in zip(late, others, strict=True)})
 
 
-def _replayed(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
+def _replayed(case: EvidenceInputs, late: list[int], asked: Sequence[WhatIfRequest],
               findings: Sequence[Finding]) -> Worth:
   """What takes a replay of its own, all in one pass."""
   run, mean, modes = case.run, case.step_time, {finding.mode for finding in findings}
@@ -116,7 +116,7 @@ def _replayed(case: Case, late: list[int], asked: Sequence[WhatIfRequest],
                work_shared=next(results) if moves else None, without_late=next(results, None))
 
 
-def _slow_with(case: Case, findings: Sequence[Finding], ranks: Sequence[int]) -> float:
+def _slow_with(case: EvidenceInputs, findings: Sequence[Finding], ranks: Sequence[int]) -> float:
   """Seconds per step by which transfers are slow as well, by the fault that makes some of these
   ranks late: mending them mends the transfers."""
   slowing = [finding for finding in findings if Evidence.SLOW_AS_WELL in codes(finding.evidence)
@@ -125,7 +125,7 @@ def _slow_with(case: Case, findings: Sequence[Finding], ranks: Sequence[int]) ->
   return slow.seconds if slow else 0.0
 
 
-def saves_nothing(case: Case, ranks: Sequence[int], least: float) -> bool:
+def saves_nothing(case: EvidenceInputs, ranks: Sequence[int], least: float) -> bool:
   """Whether a step without some ranks being late would be shorter by less than a part of it."""
   if not ranks:
     return False

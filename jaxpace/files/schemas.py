@@ -23,15 +23,15 @@ Step = Annotated[int, Meta(ge=-1, lt=TIME)]
 Number = Annotated[int, Meta(ge=0, lt=RANKS)]
 Nanoseconds = Annotated[int, Meta(gt=-TIME, lt=TIME)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
 Numbers = Annotated[list[Number], Meta(max_length=1 << 20)]
 Lines = Annotated[list[Line], Meta(max_length=4096)]
 Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
 _MOST_OF_A_STEP = 4096
 
 
-class MarkJson(Struct):
-  """A stamp of the step."""
+class TimestampJson(Struct):
+  """A timestamp of the step."""
 
   kind: Line = ""
   segment: Line = ""
@@ -39,7 +39,7 @@ class MarkJson(Struct):
 
 
 class CollectiveJson(Struct):
-  """A stamped collective."""
+  """A timestamped collective."""
 
   slot: Number | None = None
   name: Line = ""
@@ -53,7 +53,7 @@ class CollectiveJson(Struct):
   index_groups: Groups | None = None
   pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
   may_begin_early: bool | None = None
-  meanwhile: Share | None = None
+  meanwhile: Fraction | None = None
   kind: Line | None = None
   operation: Line | None = None
   source: Line | None = None
@@ -64,13 +64,13 @@ class CollectiveJson(Struct):
 
 
 class DetailJson(Struct):
-  """Which steps of an observed run are written in full, see `jaxpace.core.detail`."""
+  """Which steps of an observed run are written in detail, see `jaxpace.core.detail`."""
 
   every: Annotated[int, Meta(ge=1, lt=RANKS)] = 1
 
 
-class UnstampedJson(Struct):
-  """A collective without stamps."""
+class UntimedJson(Struct):
+  """A collective without timestamps."""
 
   name: Line = ""
   primitive: Line = ""
@@ -84,9 +84,9 @@ class PlanOfStep(Struct):
   axis: Line | None = None
   ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
   clock: Line | None = None
-  marks: Annotated[list[MarkJson], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
+  marks: Annotated[list[TimestampJson], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
   collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
-  unstamped: Annotated[list[UnstampedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[UntimedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
   share: bool | None = None
   share_reason: Line | None = None
   carrier: Number | None = None
@@ -259,7 +259,7 @@ class ObservedProgramJson(Struct):
   start_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
   end_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 1
   notices: Lines = []
-  unstamped: Annotated[list[UnstampedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[UntimedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
   bare: Line = ""
   bare_compile_s: Seconds | None = None
   stamped_compile_s: Seconds | None = None
@@ -271,7 +271,7 @@ class ObservedPlanJson(Struct):
   programs: Annotated[list[ObservedProgramJson], Meta(max_length=1 << 12)]
 
 
-class MarksFile(Struct):
+class RingPlanFile(Struct):
   """`marks/<process>.plan.json`."""
 
   run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None

@@ -1,7 +1,7 @@
 """What the rings of a job tell of a step that does not end, in sentences and as plain values.
 Pure.
 
-A sentence says what marks show. Where they can't tell two situations apart, it names both.
+A sentence says what timestamps show. Where they can't tell two situations apart, it names both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from jaxpace.hang import waits
 from jaxpace.hang.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.hang.waits import Cause, GroupRun, Wait
-from jaxpace.record.ring.plan import turns_in_words, turns_of
+from jaxpace.record.ring.plan import iterations_in_words, iterations_of
 from jaxpace.runs.problems import list_ranks, plural
 
 _MOST_PLACES = 4
@@ -81,7 +81,7 @@ class CauseInWords:
     return [each.text for each in self.said]
 
 
-def told(flight: Flight) -> tuple[CauseInWords, ...]:
+def describe(flight: Flight) -> tuple[CauseInWords, ...]:
   """Says why collectives are not finished, that which keeps most ranks first; () where none is
   under way."""
   found = waits.causes(waits.unfinished(flight.positions, flight.programs), flight.programs)
@@ -174,10 +174,10 @@ def place(flight: Flight, rank: int, cause: Cause) -> Said:
 
 
 def _after(flight: Flight, execution: NewestExecution, ago: str, is_in: str) -> str:
-  """What its last mark shows of a rank that is in no collective."""
+  """What its last timestamp shows of a rank that is in no collective."""
   assert execution.last is not None
-  each, turn, leaves = execution.last
-  name = occurrence(flight.programs, execution.program, each, turn)
+  each, iteration, leaves = execution.last
+  name = occurrence(flight.programs, execution.program, each, iteration)
   return (f"left {name}{ago}, and {is_in} in what follows" if leaves else f"entered {name}{ago}")
 
 
@@ -189,7 +189,7 @@ def _of_call(flight: Flight, current: NewestExecution, program: str) -> str:
 
 
 def _ago(where: Position) -> str:
-  """When its last mark was written, by the clock of its own host."""
+  """When its last timestamp was written, by the clock of its own host."""
   if where.quiet is None:
     return ""
   since = {"running": "ago", "closed": "before its recording was closed"}
@@ -229,16 +229,17 @@ def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
   each = programs.collective(one.program, one.place)
   axes = f", over {' and '.join(each.axes)}" if each.axes else ","
   kind = "" if each.name.startswith(each.kind) else f", {_a(each.kind)}"
-  return (f"{occurrence(programs, one.program, one.place, one.turn)}{kind}{axes} among "
+  return (f"{occurrence(programs, one.program, one.place, one.iteration)}{kind}{axes} among "
           f"{_ranks(one.group)}")
 
 
-def occurrence(programs: ProgramsByKey, key: str, place: int, turn: int) -> str:
-  """Names a collective in one turn of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)".
+def occurrence(programs: ProgramsByKey, key: str, place: int, iteration: int) -> str:
+  """Names a collective in one iteration of its loops: "all-reduce.3, turn 17 of 32 (model.py:120)".
   Turns begin at 0."""
   each = programs.collective(key, place)
-  turns = turns_in_words(turns_of(each.loops, turn))
-  return each.name + (f", {turns}" if turns else "") + (f" ({each.source})" if each.source else "")
+  iterations = iterations_in_words(iterations_of(each.loops, iteration))
+  return each.name + (f", {iterations}" if iterations else "") + (f" ({each.source})" if each.source
+                                                                  else "")
 
 
 def seconds(value: float) -> str:
@@ -272,8 +273,8 @@ def _document(flight: Flight, wait: Wait) -> dict[str, Any]:
   return {
       "program": flight.programs.by_key[one.program].name, "call": one.number,
       "collective": each.name, "kind": each.kind, "axes": list(each.axes), "group": list(one.group),
-      "source": each.source, "operation": each.operation, "turn": one.turn,
-      "loops": turns_of(each.loops, one.turn),
+      "source": each.source, "operation": each.operation, "turn": one.iteration,
+      "loops": iterations_of(each.loops, one.iteration),
       "waiting": list(wait.waiting), "absent": list(wait.absent), "left": list(wait.left),
       "unknown": list(wait.unknown)}
 

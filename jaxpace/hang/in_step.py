@@ -1,5 +1,5 @@
-"""What the rings of marks tell a watchdog of a step that does not end: in which collective, and who
-keeps it."""
+"""What the rings of timestamps tell a watchdog of a step that does not end: in which collective,
+and who keeps it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.hang.describe import CauseInWords, Flight, told
+from jaxpace.hang.describe import CauseInWords, Flight, describe
 from jaxpace.hang.heartbeat import LastHeartbeat
 from jaxpace.hang.positions import ProgramsByKey, from_text, to_text
 from jaxpace.hang.read_rings import of_ring, read_flight
 from jaxpace.observation.clocks import host_ring
 
 CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
-"""Longest account of a process's marks that is sent in a heartbeat."""
+"""Longest account of a process's timestamps that is sent in a heartbeat."""
 
 
 def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
@@ -42,8 +42,8 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
     programs: what this process runs; () where nothing is observed, and nothing is told.
     process: this process.
     heard: the processes' last heartbeats.
-    directory: run directory, for the rings of those that sent nothing of their marks; None where
-      there is none.
+    directory: run directory, for the rings of those that sent nothing of their timestamps; None
+      where there is none.
   """
   if not programs:
     return ()
@@ -61,4 +61,4 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
     positions_of_all = {rank: where for one in known.values()
                         for rank, where in one.positions.items()}
     flight = Flight(positions_of_all, own.programs)
-  return told(flight)
+  return describe(flight)

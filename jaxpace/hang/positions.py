@@ -1,5 +1,5 @@
-"""Where a rank is in its program, by the marks that its device has written; programs of several
-processes that are one; and positions as short text for a heartbeat."""
+"""Where a rank is in its program, by the timestamps that its device has written; programs of
+several processes that are one; and positions as short text for a heartbeat."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class NewestExecution:
   entered: tuple[int, ...] = ()
   left: tuple[int, ...] = ()
   last: tuple[int, int, bool] | None = None
-  """Newest mark of a collective: its place, its turn, and whether it was the exit."""
+  """Newest timestamp of a collective: its place, its iteration, and whether it was the exit."""
 
   @property
   def pending(self) -> list[tuple[int, int]]:
@@ -52,18 +52,19 @@ class Position:
   rank: int
   process: int
   executions: tuple[NewestExecution, ...] = ()
-  """Newest execution of each program, the one with the newest mark last."""
+  """Newest execution of each program, the one with the newest timestamp last."""
   quiet: float | None = None
-  """Seconds from its newest mark to when its process last wrote, by its own clock."""
+  """Seconds from its newest timestamp to when its process last wrote, by its own clock."""
   usual: float | None = None
-  """Median seconds between two starts of the program with the newest mark; None before a few."""
+  """Median seconds between two starts of the program with the newest timestamp; None before a
+  few."""
   state: Literal["running", "silent", "closed"] = "running"
   """"silent": nothing more is heard of its process; "closed": its process has closed its
-  recording. All marks up to then are known, and none after it."""
+  recording. All timestamps up to then are known, and none after it."""
   ended_by: str = ""
   """Why its recording ends, as its process wrote down; empty where it wrote nothing."""
   moving: bool = False
-  """Whether it wrote marks while its ring was watched: what it was in then is over."""
+  """Whether it wrote timestamps while its ring was watched: what it was in then is over."""
   host: str = ""
   waiting: float | None = None
   """Seconds since it entered the collective that it entered last, if it is in one."""
@@ -74,7 +75,7 @@ class Position:
 
   @property
   def current(self) -> NewestExecution | None:
-    """The execution with the newest mark."""
+    """The execution with the newest timestamp."""
     return self.executions[-1] if self.executions else None
 
 
@@ -130,7 +131,8 @@ def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
   most = int(max((max((*each.enter_tags, *each.exit_tags), default=0)
                   for each in program.collectives), default=0))
   counts = np.bincount(np.minimum(tags, most + 1), minlength=most + 2)
-  # A device has entered once all enter marks are there, and leaves at the first exit mark.
+  # A device has entered once all enter timestamps are there, and leaves at the first exit
+  # timestamp.
   entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0)
                   for each in program.collectives)
   left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0)
@@ -143,7 +145,7 @@ def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
 def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int | None]:
   """Place of the first event of the newest execution, and its number, None where not known.
 
-  It is what comes after the end mark of the one before, see `trace.marks.executions.Splitter`.
+  It is what comes after the end timestamp of the one before, see `trace.marks.executions.Splitter`.
   """
   starts = np.flatnonzero(tag == NUMBER)
   if not starts.size:
@@ -151,7 +153,7 @@ def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int 
   newest, number = int(starts[-1]), int(ns[starts[-1]])
   ends = np.flatnonzero(tag == end_tag)
   if ends.size and newest < ends[-1] < len(tag) - 1:
-    # Its first collectives are entered, its start mark is not written yet.
+    # Its first collectives are entered, its start timestamp is not written yet.
     return int(ends[-1]) + 1, number + 1
   before = ends[ends < newest]
   if before.size and not ((starts > before[-1]) & (starts < newest)).any():
@@ -167,7 +169,7 @@ def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entere
     if t not in sides:
       continue
     place, leaves = sides[t]
-    # One of several marks before a collective: not all of its operands are there yet.
+    # One of several timestamps before a collective: not all of its operands are there yet.
     if leaves or int(counts[t]) <= entered[place]:
       return place, (left if leaves else entered)[place] - 1, leaves
   return None

@@ -16,7 +16,7 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.reading import UnreadableError
 from jaxpace.hang.describe import Flight
 from jaxpace.hang.positions import Position, ProgramsByKey, position
-from jaxpace.record.ring.executions import Lane
+from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.problems import list_ranks, plural, why_unreadable
 from jaxpace.runs.ring_file import Pulse, RingFile, read_pulse, read_ring
@@ -68,8 +68,8 @@ def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: Observed
   """Where the ranks of this process are, by its own ring in place.
 
   Args:
-    blocks: [lanes] `core.marks.LANE`.
-    events: [lanes, capacity] `core.marks.EVENT`.
+    blocks: [buffers] `core.marks.LANE`.
+    events: [buffers, capacity] `core.marks.EVENT`.
     process: index of this process.
     plan: its programs.
     programs: gets them.
@@ -77,10 +77,11 @@ def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: Observed
   """
   keys = programs.add(plan)
   found = []
-  for lane in range(len(blocks)):
-    tag, ns = _events(events[lane], lambda lane=lane: int(blocks["head"][lane]))
-    # Read after the marks: none of them is later.
-    one = position(int(blocks["rank"][lane]), process, tag, ns, keys, programs, time.monotonic_ns())
+  for buffer in range(len(blocks)):
+    tag, ns = _events(events[buffer], lambda buffer=buffer: int(blocks["head"][buffer]))
+    # Read after the timestamps: none of them is later.
+    one = position(int(blocks["rank"][buffer]), process, tag, ns, keys, programs,
+                   time.monotonic_ns())
     found.append(dataclasses.replace(one, host=host))
   return found
 
@@ -130,11 +131,11 @@ class _Reading:
     info = self._infos.get(process, {})
     keys = self._programs.add(plan)
     host, ended_by = info.get("hostname") or "", info.get("ended_by") or ""
-    for lane, rank in enumerate(ring.ranks.tolist()):
+    for buffer, rank in enumerate(ring.ranks.tolist()):
       if rank < 0 or rank in self._positions:
         continue
-      tag, ns = _events(ring.events[lane], lambda lane=lane: int(ring.heads[lane]))
-      # A process that has just begun may have marks and no word yet.
+      tag, ns = _events(ring.events[buffer], lambda buffer=buffer: int(ring.heads[buffer]))
+      # A process that has just begun may have timestamps and no word yet.
       now = max(ring.alive_ns, int(ns[-1])) if len(ns) and ring.alive_ns else None
       one = position(rank, process, tag, ns, keys, self._programs, now)
       self._positions[rank] = dataclasses.replace(
@@ -152,7 +153,7 @@ class _Reading:
   def watch(self, seconds: float) -> float:
     """Waits until the processes whose recordings are open have written, for so long at most.
 
-    Processes that have are "running", and ranks with new marks "moving". No two clocks are
+    Processes that have are "running", and ranks with new timestamps "moving". No two clocks are
     compared, and no process is asked by its number, which may be that of another container.
 
     Returns:
@@ -178,11 +179,11 @@ class _Reading:
   def _has_written(self, process: int) -> None:
     path, ring = self._open[process]
     pulse = read_pulse(path)
-    for lane, rank in enumerate(ring.ranks.tolist()):
+    for buffer, rank in enumerate(ring.ranks.tolist()):
       one = self._positions.get(rank)
       if one is not None and one.process == process:
-        moving = (pulse is None or lane >= len(pulse.heads)
-                  or int(pulse.heads[lane]) != int(ring.heads[lane]))
+        moving = (pulse is None or buffer >= len(pulse.heads)
+                  or int(pulse.heads[buffer]) != int(ring.heads[buffer]))
         self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
 
   def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight], watched: float) -> Flight:
@@ -237,14 +238,14 @@ def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
 
 
 def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
-  """(tag, ns) of all events that a lane still holds."""
-  lane = Lane()
+  """(tag, ns) of all events that a device buffer still holds."""
+  buffer = DeviceBuffer()
   tags, times = [], []
   reached = head()
   for _ in range(_MOST_HOLES):
-    if lane.position >= reached:
+    if buffer.position >= reached:
       break
-    taken = lane.take(slots, head, final=True)
+    taken = buffer.take(slots, head, final=True)
     tags.append(taken.tag)
     times.append(taken.ns)
     if not len(taken.tag) and not taken.lost:

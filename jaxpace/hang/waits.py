@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from jaxpace.hang.positions import Position, ProgramsByKey
-from jaxpace.record.ring.plan import turns_of
+from jaxpace.record.ring.plan import iterations_of
 
 Kind = Literal["absent", "order", "stuck", "unknown"]
 """What keeps a collective from finishing.
@@ -31,7 +31,7 @@ class GroupRun(NamedTuple):
   number: int
   """Executions of the program that had started before."""
   place: int
-  turn: int
+  iteration: int
   group: tuple[int, ...]
 
 
@@ -80,9 +80,9 @@ def unfinished(positions: Mapping[int, Position], programs: ProgramsByKey) -> tu
     for execution in where.executions if not where.moving else ():
       if execution.number is None:
         continue
-      for place, turn in execution.pending:
+      for place, iteration in execution.pending:
         group = programs.group(execution.program, place, rank)
-        found.add(GroupRun(execution.program, execution.number, place, turn, group))
+        found.add(GroupRun(execution.program, execution.number, place, iteration, group))
   return tuple(_wait(meeting, positions) for meeting in sorted(found))
 
 
@@ -102,9 +102,9 @@ def _side(meeting: GroupRun, where: Position) -> str:
     return "unknown"
   if execution.number != meeting.number:
     return "left" if execution.number > meeting.number else "absent"
-  if execution.ended or execution.left[meeting.place] > meeting.turn:
+  if execution.ended or execution.left[meeting.place] > meeting.iteration:
     return "left"
-  if execution.entered[meeting.place] <= meeting.turn:
+  if execution.entered[meeting.place] <= meeting.iteration:
     return "absent"
   return "left" if where.moving else "waiting"
 
@@ -151,13 +151,14 @@ def _order(a: GroupRun, b: GroupRun, programs: ProgramsByKey) -> int:
   """Less than 0 where a comes before b in the program, more than 0 where it comes after."""
   if (a.program, a.number) != (b.program, b.number):
     return -1 if (a.number, a.program) < (b.number, b.program) else 1
-  turns = [turns_of(programs.collective(one.program, one.place).loops, one.turn) for one in (a, b)]
-  for (loop, i, _), (other, j, _) in zip(*turns, strict=False):
+  iterations = [iterations_of(programs.collective(one.program, one.place).loops, one.iteration)
+                for one in (a, b)]
+  for (loop, i, _), (other, j, _) in zip(*iterations, strict=False):
     if loop != other:
       break
     if i != j:
       return -1 if i < j else 1
-  return -1 if (a.place, a.turn, a.group) < (b.place, b.turn, b.group) else 1
+  return -1 if (a.place, a.iteration, a.group) < (b.place, b.iteration, b.group) else 1
 
 
 def _reached(start: int, after: list[list[int]]) -> set[int]:

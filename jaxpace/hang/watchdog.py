@@ -309,7 +309,8 @@ class Watchdog:
                             in_step.CHARACTERS_IN_LARGE_JOBS if large else in_step.CHARACTERS)
 
   def _with_marks(self, late: Late) -> Late:
-    """Adds what the marks of an observed step tell; trouble with that leaves the rest as it is."""
+    """Adds what the timestamps of an observed step tell; trouble with that leaves the rest as it
+    is."""
     programs = self._recorder.programs if self._recorder is not None else []
     if not programs or self._recorder is None:
       return late

@@ -20,7 +20,7 @@ def holder(pacer: Pacer | None, max_hold: float, one: PaceState, axis: tuple[str
 
   Args:
     pacer: the step's.
-    max_hold: seconds a step.
+    max_hold: seconds per step.
     one: one rank's state.
     axis: the data axis.
 

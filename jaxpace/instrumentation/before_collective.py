@@ -1,9 +1,9 @@
 """Listening, and holding back, before a collective: `Pacer.hold` in the compiled step.
 
-Before a stamped bucket the pacer is asked. As long as it wants to listen:
+Before a timestamped bucket the pacer is asked. As long as it wants to listen:
 
     wait       until `seconds` after the job's last collective, or listening, was over
-    listen     a sum of one zero over the data axis, between two stamps
+    listen     a sum of one zero over the data axis, between two timestamps
     tell       the least of all ranks' times, by another tiny collective
     ask again
 
@@ -14,7 +14,8 @@ restored on some ranks only, hosts whose processors round differently) would wai
 the pacer answers by is compared in each step, by a number that every rank shares beside its
 arrival, and nobody holds in a step after one in which the numbers were not all alike.
 
-What is asked for and heard goes to the ring of marks where the step has one, each reading as it is
+What is asked for and heard goes to the ring of timestamps where the step has one, each reading as
+it is
 heard: the record of them is what a pacer's `hold` can be replayed from.
 """
 
@@ -33,7 +34,7 @@ from jaxpace.core import pacing, packing, ring_layout
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Hold, Moment, Pacer
 from jaxpace.core.varying import vary, varying
-from jaxpace.observation.clocks import Clock, hold, words
+from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.events import Events
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class _Turn(NamedTuple):
   """What is carried from one time of listening to the next."""
 
   over: jax.Array  # uint32 [2], when the last collective or listening was over
-  now: jax.Array  # uint32 [2], the last stamp
+  now: jax.Array  # uint32 [2], the last timestamp
   lost: jax.Array  # float32 [] s
   told: jax.Array  # float32 [] s, own, telling the last time
 
@@ -95,7 +96,7 @@ class Holding:
       ready: uint32 [2], when this rank could begin.
 
     Returns:
-      uint32 [2], the stamp after which this rank may begin.
+      uint32 [2], the timestamp after which this rank may begin.
     """
     holder = self._holder
     moment = pacing.before_collective(holder.step, slot, self._spent)
@@ -131,13 +132,13 @@ class Holding:
     """One turn: waits, listens, and tells."""
     axis = self._holder.axis
     begin = self._wait(asked.seconds, turn.over, turn.now)
-    (token,) = hold(self._clock, begin, [self._own(jnp.zeros((1,)))])
-    end = self._clock.stamp(begin, jax.lax.psum(token, axis))
+    (token,) = gate(self._clock, begin, [self._own(jnp.zeros((1,)))])
+    end = self._clock.timestamp(begin, jax.lax.psum(token, axis))
     # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
     # only when it is told the next time.
     took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end), turn.told]
     least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
-    now = self._clock.stamp(end, least)
+    now = self._clock.timestamp(end, least)
     lost = turn.lost + least[0] + least[1] + least[2]
     told = words.seconds_between(end, now)
     now = self._note(now, slot, ring_layout.READING,
@@ -215,7 +216,7 @@ def _reached(jaxpr: Any, outputs: Sequence[Any]) -> set[Any]:
   return found
 
 
-def alike(digests: jax.Array) -> jax.Array:
+def agree(digests: jax.Array) -> jax.Array:
   """Whether all ranks' digests are there and the same: bool [], of [ranks] float32."""
   # Of NaN no comparison holds.
   return jnp.min(digests) == jnp.max(digests)
@@ -244,4 +245,4 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
           "the pacer is not asked.",)
 
 
-__all__ = ["Held", "Holder", "Holding", "alike", "digest", "notices"]
+__all__ = ["Held", "Holder", "Holding", "agree", "digest", "notices"]

@@ -1,8 +1,8 @@
-"""Which values a stamp may hold back, and what it can wait for, without changing a bit of the
+"""Which values a timestamp may hold back, and what it can wait for, without changing a bit of the
 results.
 
-On CPU nothing but dataflow orders the compiled step, so a stamp holds something back
-(`jaxpace.observation.clocks.hold`). Which value matters: holding one in the middle of a fused
+On CPU nothing but dataflow orders the compiled step, so a timestamp holds something back
+(`jaxpace.observation.clocks.gate`). Which value matters: holding one in the middle of a fused
 kernel would cut that kernel in two, and products and sums that were contracted into fused
 multiply-adds no longer are, or conversions to bfloat16 and back that were elided are made. So only
 values are held that are in memory whatever XLA does, or at which nothing is rounded.
@@ -101,12 +101,13 @@ class Producers:
     return self.primitive(value) in primitives.IN_MEMORY
 
 
-# What a stamp holds back.
+# What a timestamp holds back.
 
 
 def cover(producers: Producers, segment: Sequence[int], significant: Iterable[int],
           major: Iterable[int]) -> tuple[list[int], bool]:
-  """Chooses the values to gate so that no significant equation of a segment starts before a stamp.
+  """Chooses the values to gate so that no significant equation of a segment starts before a
+  timestamp.
 
   Args:
     producers: of the flat step.
@@ -162,7 +163,7 @@ def _descendants(program: Program, segment: Sequence[int], before: int, root: in
 
 
 def gate(producers: Producers, bucket: Sequence[int]) -> int | None:
-  """The operand that the entry stamp holds back: the smallest float32 or integer one.
+  """The operand that the entry timestamp holds back: the smallest float32 or integer one.
 
   None if there is none. A half-precision operand is never held back: XLA reduces it in float32 and
   elides the conversion before it.
@@ -192,7 +193,7 @@ def scalar_inputs(producers: Producers, following: Iterable[int]) -> list[int]:
           if v in read and program.avals[v].shape == () and producers.exact(v)]
 
 
-# What a stamp waits for.
+# What a timestamp waits for.
 
 
 def ends(producers: Producers, segment: Sequence[int]) -> list[int]:
@@ -215,8 +216,8 @@ def ends(producers: Producers, segment: Sequence[int]) -> list[int]:
 def meeting_order(producers: Producers) -> dict[int, int]:
   """Position of each equation in the order in which XLA meets them.
 
-  It walks from the step's results. XLA combines all-reduces greedily in that order; stamps must not
-  change it.
+  It walks from the step's results. XLA combines all-reduces greedily in that order; timestamps must
+  not change it.
   """
   program = producers.program
   order: dict[int, int] = {}
@@ -237,7 +238,7 @@ def meeting_order(producers: Producers) -> dict[int, int]:
 
 
 def operands(producers: Producers, bucket: Sequence[int], behind: Mapping[int, int]) -> list[int]:
-  """Operands of a bucket that its entry stamp waits for.
+  """Operands of a bucket that its entry timestamp waits for.
 
   All flat ones; of matrices those that are results of whole kernels, of which an element can be
   read without another one being computed anew. Where those don't tell that every significant
@@ -264,9 +265,9 @@ def operands(producers: Producers, bucket: Sequence[int], behind: Mapping[int, i
 def results(producers: Producers, bucket: Sequence[int]) -> list[int]:
   """The results of a bucket that can tell that it is over, in the order in which XLA meets them.
 
-  Where a stamp should be given little, it waits for the first flat one. A gradient can't be held
-  back between all-reduce and update: an opaque operation would ask for a layout, an arithmetic one
-  would change which products the compiler contracts with which sums. But XLA runs what becomes
+  Where a timestamp should be given little, it waits for the first flat one. A gradient can't be
+  held back between all-reduce and update: an opaque operation would ask for a layout, an arithmetic
+  one would change which products the compiler contracts with which sums. But XLA runs what becomes
   ready in order, and the first result's readers are ready first; and see `scalar_inputs`.
   """
   program = producers.program

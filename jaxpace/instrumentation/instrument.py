@@ -19,7 +19,7 @@ from jaxpace.core import pace as pace_state
 from jaxpace.core import ring_layout as layout
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
-from jaxpace.core.recordable import Stamped
+from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
@@ -46,7 +46,7 @@ def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
   """Returns the partition spec of the pace state: its leading axis over every manual axis of the
   mesh.
 
-  Naming only some of them would silently drop the other devices' stamps.
+  Naming only some of them would silently drop the other devices' timestamps.
 
   Args:
     mesh: the mesh given to `jax.shard_map`.
@@ -90,14 +90,15 @@ def instrument(
     share: whether the ranks' arrivals ride in the gradient all-reduce, so that each rank's pacer
       sees all of them: True, False or None for not, "auto" by layout and backend, and wherever a
       pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
-    slots: most collectives a step that get stamps; more are counted in `plan.overflow`.
+    slots: most collectives a step that get timestamps; more are counted in `plan.overflow`.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
     phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for
       which XLA must not run parts of both at once; without, what precedes a collective is
       `compute`.
-    max_hold: seconds a step; a pacer that holds collectives back (`jaxpace.take_turns`) does so for
-      no longer in all, the last time of listening apart. Before each stamped collective that can be
-      held back it is asked, and may listen: that is in the program, by its own condition, only with
+    max_hold: seconds per step; a pacer that holds collectives back (`jaxpace.take_turns`) does so
+      for no longer in all, the last time of listening apart. Before each timestamped collective
+      that can be held back it is asked, and may listen: that is in the program, by its own
+        condition, only with
       such a pacer. It needs `share`, which "auto" then is wherever an all-reduce can carry it;
       where none can, it is never asked, with a notice. Collectives in loops are not held back.
 
@@ -111,7 +112,7 @@ def instrument(
                       max_delay=max_delay, phases=phases, max_hold=max_hold)
 
 
-class Instrumented(Stamped):
+class Instrumented(InstrumentedFunction):
   """An instrumented step; made by `instrument`."""
 
   def __init__(self, step: Callable[..., Any], axis_name: str | Sequence[str], pacer: Pacer | None,
@@ -273,13 +274,14 @@ class Instrumented(Stamped):
     if self.holds:
       checks.can_hold(automatic, mapped=not stacked)
     with Call(self.step, args, kwargs) as call:
-      state, outputs = self._stamped(one, stacked, ranks, clock, automatic, call)
+      state, outputs = self._timestamped(one, stacked, ranks, clock, automatic, call)
       return state, call.result(outputs)
 
-  def _stamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock,
+  def _timestamped(self, one: PaceState, stacked: bool, ranks: int, clock: Clock,
                automatic: tuple[str, ...], call: Call
                ) -> tuple[PaceState, list[Any]]:
-    """Traces the step, and evaluates it with stamps: the state after it, and its results, flat."""
+    """Traces the step, and evaluates it with timestamps: the state after it, and its results,
+      flat."""
     closed = jax.make_jaxpr(call.traced)(*call.leaves)
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
@@ -341,9 +343,9 @@ class Instrumented(Stamped):
     return Events(self.number, clock.place(one.rank)), ()
 
   def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
-                 events: Events | None) -> tuple[nested.MarkedProgram, tuple[str, ...]]:
-    """The step with marks around collectives that stamps can't reach: those in loops, branches and
-    `jax.checkpoint`; and a notice where there can't be any."""
+                 events: Events | None) -> tuple[nested.TimestampedProgram, tuple[str, ...]]:
+    """The step with timestamps around collectives that timestamps can't reach: those in loops,
+    branches and `jax.checkpoint`; and a notice where there can't be any."""
     why = ""
     if events is None:
       why = "nothing of this step is recorded."
@@ -352,12 +354,12 @@ class Instrumented(Stamped):
     elif automatic:
       why = "some axes of the mesh are the compiler's."
     if not flat.hidden:
-      return nested.MarkedProgram(flat, (), ()), ()
+      return nested.TimestampedProgram(flat, (), ()), ()
     if events is None or why:
-      return (nested.MarkedProgram(flat, (), ()),
+      return (nested.TimestampedProgram(flat, (), ()),
               (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
     put = functools.partial(native.mark, program=events.program)
-    return nested.marked(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
+    return nested.timestamped(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
 
   def _numbers(self, one: PaceState) -> jax.Array:
     """What the ring gets as the step begins: its number, and what the pacer decided for it."""
@@ -402,12 +404,12 @@ class Instrumented(Stamped):
     info = [*decision.info.values()]
     info += [jnp.float32(0)] * (MAX_DECISIONS - len(info))
     return PaceState(
-        end=measured.stamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
+        end=measured.timestamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
         last_exit=measured.last_exit, delay=decision.delay, info=jnp.stack(info),
         arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
         pacer=() if pacer is None else pacer,
         alike=one.alike if measured.digests is None
-        else before_collective.alike(measured.digests)), names
+        else before_collective.agree(measured.digests)), names
 
   def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""

@@ -1,12 +1,12 @@
-"""Collectives inside loops, branches and `jax.checkpoint`: marks are put around them.
+"""Collectives inside loops, branches and `jax.checkpoint`: timestamps are put around them.
 
-A stamp is a value that the step hands on; what runs many times a step has nowhere to leave one. A
-mark (`jaxpace.core.ring_layout`) writes to memory of the host instead, so nothing is threaded
-through a loop. The traced bodies stay as they are but for the marks: variables, name stacks and
-contexts of all other equations are JAX's own.
+A timestamp is a value that the step hands on; what runs many times per step has nowhere to leave
+one. A mark (`jaxpace.core.ring_layout`) writes to memory of the host instead, so nothing is
+threaded through a loop. The traced bodies stay as they are but for the timestamps: variables, name
+stacks and contexts of all other equations are JAX's own.
 
-What is held back is chosen as for stamps (see `gates`): before a collective one operand, flat and
-small if there is such a one, and after it its results, which are in memory and rounded. Sums of
+What is held back is chosen as for timestamps (see `gates`): before a collective one operand, flat
+and small if there is such a one, and after it its results, which are in memory and rounded. Sums of
 half precision are left alone: XLA sums them in single precision, and elides the conversions around
 that sum where nothing stands in between.
 """
@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 
-from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Loop, Unstamped
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Loop, Untimed
 from jaxpace.core.ring_layout import LAST_TAG
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import primitives
@@ -40,7 +40,7 @@ from jaxpace.instrumentation.program import (
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation import phases, source_lines
 
-Mark = Callable[..., list[jax.Array]]
+PutTimestamp = Callable[..., list[jax.Array]]
 """`mark(values, *waited, tag=)` -> the values, as `jaxpace.observation.clocks.native.mark` of one
 program."""
 
@@ -54,34 +54,36 @@ _LOOPS = frozenset({"scan", "while"})
 
 
 @dataclasses.dataclass(frozen=True)
-class MarkedProgram:
-  """A program whose inner collectives have marks."""
+class TimestampedProgram:
+  """A program whose inner collectives have timestamps."""
 
   program: Program
-  """The same equations, in the same places; `hidden` are those without marks."""
+  """The same equations, in the same places; `hidden` are those without timestamps."""
   inside: tuple[Collective, ...]
   equation_of: tuple[int, ...]
   """Index of the program's equation that each is within."""
 
 
-def marked(program: Program, axis: Sequence[str], mark: Mark, first_tag: int) -> MarkedProgram:
-  """Puts marks around the collectives that bodies of the program's equations hold.
+def timestamped(program: Program, axis: Sequence[str], mark: PutTimestamp,
+                first_tag: int) -> TimestampedProgram:
+  """Puts timestamps around the collectives that bodies of the program's equations hold.
 
   Args:
     program: the flat step.
     axis: names of the data axes.
-    mark: puts a mark in.
-    first_tag: of the marks; tags are counted up from there.
+    mark: puts a timestamp in.
+    first_tag: of the timestamps; tags are counted up from there.
 
   Returns:
-    The program with marks, and what they are of, in the order of the program's text.
+    The program with timestamps, and what they are of, in the order of the program's text.
   """
   if not program.hidden:
-    return MarkedProgram(program, (), ())
+    return TimestampedProgram(program, (), ())
   marker = _Marker(tuple(axis), mark, first_tag)
   equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
   found = tuple(dataclasses.replace(one, slot=slot) for slot, one in enumerate(marker.found))
-  return MarkedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left), found,
+  return TimestampedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left),
+                            found,
                        tuple(marker.equation_of))
 
 
@@ -98,16 +100,16 @@ class _Where:
 
 class _Marker:
 
-  def __init__(self, axis: tuple[str, ...], mark: Mark, first_tag: int):
+  def __init__(self, axis: tuple[str, ...], mark: PutTimestamp, first_tag: int):
     self.axis, self.mark, self.next_tag = axis, mark, first_tag
     self.found: list[Collective] = []
-    self.left: list[Unstamped] = []
+    self.left: list[Untimed] = []
     self.loops = 0
     self.at = 0
     self.equation_of: list[int] = []
 
   def equation(self, index: int, equation: Equation) -> Equation:
-    """An equation of the flat program, its bodies with marks."""
+    """An equation of the flat program, its bodies with timestamps."""
     if equation.collective:
       return equation
     self.at = index
@@ -116,7 +118,8 @@ class _Marker:
         equation, params=self.params(equation.primitive.name, equation.params, where))
 
   def params(self, name: str, params: Mapping[str, Any], where: _Where) -> Mapping[str, Any]:
-    """Parameters of an equation, the jaxprs among them with marks; itself where there are none."""
+    """Parameters of an equation, the jaxprs among them with timestamps; itself where there are
+    none."""
     if not any(True for body in bodies(params)
                for _ in collectives_inside(body, self.axis, where.stack)):
       return params
@@ -147,7 +150,7 @@ class _Marker:
     return value.replace(jaxpr=new) if inner is not value else new
 
   def body(self, jaxpr: Any, where: _Where) -> Any:
-    """A jaxpr with marks; itself where it has no collective."""
+    """A jaxpr with timestamps; itself where it has no collective."""
     together = _together(jaxpr, self.axis)
     constant = _constant(jaxpr)
     group_of: dict[tuple[Any, ...], int] = {}
@@ -173,7 +176,7 @@ class _Marker:
 
   def around(self, eqn: Any, stack: str, where: _Where, constant: set[Any]
              ) -> tuple[_Before, _After] | None:
-    """A collective between its marks; None where it can't have any."""
+    """A collective between its timestamps; None where it can't have any."""
     sums = eqn.primitive.name in primitives.SUMS
     read = [v for v in eqn.invars
             if not isinstance(v, jex_core.Literal) and v not in constant and size_bytes(v.aval)]
@@ -194,7 +197,8 @@ class _Marker:
 
   def note(self, eqn: Any, stack: str, where: _Where, group_of: dict[tuple[Any, ...], int],
            level: int) -> None:
-    """Takes down a collective that has marks; one that XLA combines with another joins that."""
+    """Takes down a collective that has timestamps; one that XLA combines with another joins
+    that."""
     enter, leave = self.next_tag, self.next_tag + 1
     self.next_tag += 2
     one = _described(eqn, stack, where, self.axis, enter, leave)
@@ -214,12 +218,12 @@ class _Marker:
     self.equation_of.append(self.at)
 
   def leave(self, eqn: Any, stack: str, reason: str) -> None:
-    self.left.append(Unstamped(
+    self.left.append(Untimed(
         name=stack or eqn.primitive.name, primitive=eqn.primitive.name,
         bytes=sum(size_bytes(var.aval) for var in eqn.invars), reason=reason))
 
 
-# Equations with marks, made by tracing the marks alone and putting their equations in.
+# Equations with timestamps, made by tracing the timestamps alone and putting their equations in.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -238,7 +242,7 @@ class _After:
   equations: list[Any]
 
 
-def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: Mark, tag: int) -> _Before:
+def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: PutTimestamp, tag: int) -> _Before:
   traced = _traced([gate], waited, mark, tag)
   given = dict(zip(traced.invars, [gate, *waited], strict=True))
   (held,) = traced.outvars
@@ -247,9 +251,10 @@ def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: Mark, tag: int) ->
       eqn.replace(invars=[held if v is gate else v for v in eqn.invars]))
 
 
-def _after(eqn: Any, kept: Sequence[Any], waited: Sequence[Any], mark: Mark, tag: int) -> _After:
+def _after(eqn: Any, kept: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp,
+           tag: int) -> _After:
   traced = _traced(kept, waited, mark, tag)
-  # The collective gives what the marks read; what they give has the names it had.
+  # The collective gives what the timestamps read; what they give has the names it had.
   early = dict(zip(kept, traced.invars, strict=False))
   given = dict(zip(traced.invars[len(kept):], waited, strict=True))
   final = dict(zip(traced.outvars, kept, strict=True))
@@ -262,8 +267,8 @@ def _put(given: Mapping[Any, Any], atom: Any) -> Any:
   return atom if isinstance(atom, jex_core.Literal) else given.get(atom, atom)
 
 
-def _traced(values: Sequence[Any], waited: Sequence[Any], mark: Mark, tag: int) -> Any:
-  """A jaxpr of variables of its own: a mark that hands `values` on."""
+def _traced(values: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp, tag: int) -> Any:
+  """A jaxpr of variables of its own: a timestamp that hands `values` on."""
   count = len(values)
 
   def around(*given: jax.Array) -> list[jax.Array]:
@@ -282,7 +287,7 @@ def _traced(values: Sequence[Any], waited: Sequence[Any], mark: Mark, tag: int) 
 def _sample(value: jax.Array) -> jax.Array:
   """What tells that a value is there: itself if it is flat, else one element of it.
 
-  A mark's operands are in default layout, which must not be forced upon matrices.
+  A timestamp's operands are in default layout, which must not be forced upon matrices.
   """
   if value.ndim < 2:
     return value
@@ -293,7 +298,8 @@ def _sample(value: jax.Array) -> jax.Array:
 
 
 def _exact(aval: Any, sums: bool) -> bool:
-  """Whether a value beside a collective can be handed through a mark without another rounding."""
+  """Whether a value beside a collective can be handed through a timestamp without another
+  rounding."""
   dtype = aval.dtype
   if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
     return False
@@ -365,12 +371,12 @@ def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
   return axis if set(own) == set(axis) else own
 
 
-def placed(made: MarkedProgram, written: Script) -> tuple[Collective, ...]:
-  """The collectives with marks, each with a name of its own, and how many stamped ones precede
-  it."""
+def placed(made: TimestampedProgram, written: Script) -> tuple[Collective, ...]:
+  """The collectives with timestamps, each with a name of its own, and how many timestamped ones
+  precede it."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
               for segment in each.segments for index in segment.equations}
-  before = [0, *itertools.accumulate(int(stage.stamps is not None) for stage in written.stages)]
+  before = [0, *itertools.accumulate(int(stage.timestamps is not None) for stage in written.stages)]
   names = collections.Counter([*(one.name for one in made.inside),
                                *(one.name for one in written.collectives)])
   return tuple(
@@ -398,4 +404,4 @@ def _name(where: _Where) -> str:
           "jax.checkpoint" if where.outermost in primitives.REMAT else where.outermost)
 
 
-__all__ = ["MarkedProgram", "marked", "placed"]
+__all__ = ["TimestampedProgram", "placed", "timestamped"]

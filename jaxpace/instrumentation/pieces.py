@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpace.observation.clocks import hold, resolve_clock, words
+from jaxpace.observation.clocks import gate, resolve_clock, words
 from jaxpace.observation.phases import collective_scope
 
 
@@ -63,4 +63,4 @@ def delay(value: Any, seconds: jax.typing.ArrayLike, *, limit: float = 1.0, cloc
   leaves = [jnp.asarray(leaf) for leaf in leaves]
   chosen = resolve_clock(clock, jax.default_backend())
   _, late = chosen.delay(jnp.asarray(seconds, jnp.float32), limit, words.zero(), *leaves)
-  return jax.tree.unflatten(tree, hold(chosen, late, leaves))
+  return jax.tree.unflatten(tree, gate(chosen, late, leaves))

@@ -77,7 +77,7 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
   return jnp.concatenate(_split(values, dtype))
 
 
-class SharedSum(NamedTuple):
+class PiggybackSum(NamedTuple):
   """What the sum says."""
 
   arrivals: jax.Array  # [ranks] float32 s, NaN where unknown
@@ -87,13 +87,13 @@ class SharedSum(NamedTuple):
   digests: jax.Array | None  # [ranks] float32
 
 
-def unpack(total: jax.Array, ranks: int, dtype: str, digested: bool = False) -> SharedSum:
+def unpack(total: jax.Array, ranks: int, dtype: str, digested: bool = False) -> PiggybackSum:
   """Reads the sum of the ranks' operands, which hold digests or not."""
   values = total.reshape(_PARTS[dtype], -1).astype(jnp.float32).sum(axis=0)
   arrivals, delays = values[:ranks], values[ranks:2 * ranks]
   job = values[(3 if digested else 2) * ranks:]
   nothing = jnp.float32(np.nan)
-  return SharedSum(jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
+  return PiggybackSum(jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
                    jnp.where(job < jnp.float32(0), nothing, job),
                    values[2 * ranks:3 * ranks] if digested else None)
 

@@ -23,7 +23,7 @@ def chosen(wanted: Share, written: script.Script, clock: Clock, pacer: Pacer | N
   Args:
     wanted: what the user asked for.
     written: the step's.
-    clock: what stamps are taken with.
+    clock: what timestamps are taken with.
     pacer: the step's.
     packed: its state.
     axis: the data axis.

@@ -59,7 +59,7 @@ NOT_STAMPED = {
     "cond": "inside jax.lax.cond: it may not run on every step",
     "shard_map": "inside a nested jax.shard_map",
 }
-"""Why a collective inside one of these has no stamps."""
+"""Why a collective inside one of these has no timestamps."""
 
 
 def reduces(name: str) -> bool:

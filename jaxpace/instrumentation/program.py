@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jax.extend import core as jex_core
 
-from jaxpace.core.plan import Unstamped
+from jaxpace.core.plan import Untimed
 from jaxpace.instrumentation import primitives
 from jaxpace.observation import phases
 
@@ -58,7 +58,7 @@ class Program:
   equations: list[Equation]
   outputs: tuple[Ref, ...]
   avals: list[Any]
-  hidden: list[Unstamped]
+  hidden: list[Untimed]
 
 
 def size_bytes(aval: Any) -> int:
@@ -73,7 +73,7 @@ def constant_values(program: Program) -> frozenset[int]:
   """Values made of constants alone.
 
   XLA computes them ahead, and sums them over the ranks by multiplying. The gradients of unused
-  parameters are such. No stamp may wait for them or for their sums: they are always there.
+  parameters are such. No timestamp may wait for them or for their sums: they are always there.
   """
   found: set[int] = set()
   for equation in program.equations:
@@ -142,7 +142,7 @@ class _Flattener:
     self.avals: list[Any] = []
     self.constants: dict[int, Any] = {}
     self.equations: list[Equation] = []
-    self.hidden: list[Unstamped] = []
+    self.hidden: list[Untimed] = []
 
   def number(self, aval: Any) -> int:
     self.avals.append(aval)
@@ -196,7 +196,7 @@ class _Flattener:
   def note_hidden(self, eqn: Any, stack: str) -> None:
     for body in bodies(eqn.params):
       for inner, inner_stack in collectives_inside(body, self.axis, stack):
-        self.hidden.append(Unstamped(
+        self.hidden.append(Untimed(
             name=inner_stack or inner.primitive.name,
             primitive=inner.primitive.name,
             bytes=sum(size_bytes(var.aval) for var in inner.invars),

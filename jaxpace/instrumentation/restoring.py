@@ -55,7 +55,8 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
   """Makes the pace state with which training goes on after a restart. Every process calls it.
 
   Kept are the number of steps and what the pacer has learnt. Left behind is what belonged to the
-  process that is gone: its stamps (no clock of another process means anything here), the delay it
+  process that is gone: its timestamps (no clock of another process means anything here), the delay
+    it
   was about to apply, and the last step's arrivals. On another number of ranks, or with another
   pacer, the pacer starts anew, with a notice.
 

@@ -1,4 +1,4 @@
-"""Evaluates a script: the step's own equations, with stamps, gates and the shared operand."""
+"""Evaluates a script: the step's own equations, with timestamps, gates and the shared operand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import piggyback
 from jaxpace.instrumentation.before_collective import Held, Holder, Holding
 from jaxpace.instrumentation.program import Literal, Ref, evaluate
-from jaxpace.instrumentation.schedule import Bucket, BucketStamps
+from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
 from jaxpace.instrumentation.script import Script
-from jaxpace.observation.clocks import Clock, hold, words
+from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.events import Event, Events
 
 
@@ -34,21 +34,21 @@ class StepInputs:
   # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
   job: jax.Array
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
-  # some mesh axes are the compiler's, and it would gather a whole operand of a stamp over them
+  # some mesh axes are the compiler's, and it would gather a whole operand of a timestamp over them
   automatic: bool = False
   holder: Holder | None = None  # who is asked before collectives; None: nobody
   digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
-  events: Events | None = None  # where stamps go beside; None: nowhere
+  events: Events | None = None  # where timestamps go beside; None: nowhere
   # uint32 [n, 2], what belongs in the ring as the step begins, from `marks.STEP_VALUE` on
   numbers: jax.Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Measurements:
-  """What a step's stamps say."""
+  """What a step's timestamps say."""
 
-  stamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's marks
-  # float32 [] s, own, undelayed, at the first stamped collective; NaN if unknown
+  timestamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's timestamps
+  # float32 [] s, own, undelayed, at the first timestamped collective; NaN if unknown
   arrival: jax.Array
   delay: jax.Array  # float32 [] s, applied
   arrivals: jax.Array | None  # float32 [ranks] s, where shared
@@ -66,20 +66,20 @@ class _Evaluator:
 
   def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
     self.script, self.clock, self.before = script, clock, before
-    self.tags = ring_layout.stamp_tags(script.marks)
+    self.tags = ring_layout.timestamp_tags(script.marks)
     self.program = script.program
     self.env: dict[int, Any] = dict(self.program.constants)
     self.env.update(zip(self.program.inputs, inputs, strict=True))
-    self.stamps: list[jax.Array] = []
-    # A stamp that is no mark, which the next one comes after.
+    self.timestamps: list[jax.Array] = []
+    # A timestamp that is no timestamp, which the next one comes after.
     self.chained: jax.Array | None = None
-    # The stamp that holds back the next segment.
+    # The timestamp that holds back the next segment.
     self.holder = before.last_exit
     self.exits: list[jax.Array] = []
     self.waits: list[jax.Array] = []
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
-    self.shared: piggyback.SharedSum | None = None
+    self.shared: piggyback.PiggybackSum | None = None
     self.holding = (None if before.holder is None
                     else Holding(clock, before.holder, before.events))
 
@@ -88,15 +88,15 @@ class _Evaluator:
       return ref.value
     return seen[ref] if seen and ref in seen else self.env[ref]
 
-  def stamp(self, *after: Any) -> jax.Array:
-    before = self.stamps[-1] if self.chained is None else self.chained
-    measured = self.clock.stamp(before, *after, event=self.event(len(self.stamps)))
-    self.stamps.append(measured)
+  def timestamp(self, *after: Any) -> jax.Array:
+    before = self.timestamps[-1] if self.chained is None else self.chained
+    measured = self.clock.timestamp(before, *after, event=self.event(len(self.timestamps)))
+    self.timestamps.append(measured)
     self.chained = None
     return measured
 
   def event(self, place: int) -> Event | None:
-    """What a stamp leaves in the ring, by its place among the step's."""
+    """What a timestamp leaves in the ring, by its place among the step's."""
     events = self.before.events
     return None if events is None else events.tag(self.tags[place])
 
@@ -104,21 +104,21 @@ class _Evaluator:
     before, first = self.before, self.event(0)
     with jax.named_scope("jaxpace"):
       if before.delay_limit is None:
-        self.stamps.append(self.clock.stamp(before.last_exit, event=first))
+        self.timestamps.append(self.clock.timestamp(before.last_exit, event=first))
       else:
         last = self.event(1)
         early, late = self.clock.delay(
             before.delay, before.delay_limit, before.last_exit,
             events=None if first is None or last is None else (first, last))
-        self.stamps += [early, late]
+        self.timestamps += [early, late]
         self.delay = words.seconds_between(early, late)
       if before.events is not None and before.numbers is not None:
-        self.stamps[-1] = self.clock.note(self.stamps[-1], before.numbers,
+        self.timestamps[-1] = self.clock.note(self.timestamps[-1], before.numbers,
                                           before.events.tag(ring_layout.STEP_VALUE))
-      self.holder = self.stamps[-1]
+      self.holder = self.timestamps[-1]
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:
-    """Evaluates a segment, which sees the values in `gated` only after the stamp before it."""
+    """Evaluates a segment, which sees the values in `gated` only after the timestamp before it."""
     waiting = set(gated)
     seen: dict[int, Any] = {}
     holder = self.holder
@@ -127,7 +127,7 @@ class _Evaluator:
       # Gated at first sight: some gated values are made within the segment.
       if isinstance(ref, int) and ref in waiting and ref not in seen:
         with jax.named_scope("jaxpace"):
-          (seen[ref],) = hold(self.clock, holder, [self.env[ref]])
+          (seen[ref],) = gate(self.clock, holder, [self.env[ref]])
       return self.read(ref, seen)
 
     for index in indices:
@@ -139,64 +139,64 @@ class _Evaluator:
     self.env.update(zip(equation.outputs, outputs, strict=True))
 
   def bucket(self, bucket: Bucket) -> None:
-    """Evaluates collectives that meet, between their stamps if they have any."""
-    stamps = bucket.stamps
-    if stamps is None:
+    """Evaluates collectives that meet, between their timestamps if they have any."""
+    timestamps = bucket.timestamps
+    if timestamps is None:
       for index in bucket.equations:
         self.equation(index, self.read)
       return
     seen: dict[int, Any] = {}
     with jax.named_scope("jaxpace"):
-      enter = self.stamp(*map(self.sentinel, stamps.operands))
+      enter = self.timestamp(*map(self.sentinel, timestamps.operands))
       if not self.exits:
         self.note_arrival(enter)
-      begin = self.hold_back(stamps, enter)
-      ours = self.our_operand(stamps, begin)
-      if stamps.gate is not None and (ours is None or not stamps.last):
-        (seen[stamps.gate],) = hold(self.clock, begin, [self.env[stamps.gate]])
+      begin = self.hold_back(timestamps, enter)
+      ours = self.our_operand(timestamps, begin)
+      if timestamps.gate is not None and (ours is None or not timestamps.last):
+        (seen[timestamps.gate],) = gate(self.clock, begin, [self.env[timestamps.gate]])
     for index in bucket.equations:
       self.equation(index, functools.partial(self.read, seen=seen))
     with jax.named_scope("jaxpace"):
       # On a GPU XLA makes several collectives of one bucket, to overlap them with what is computed
       # meanwhile.
-      awaited = stamps.results if self.clock.in_stream else [stamps.latest_result]
+      awaited = timestamps.results if self.clock.in_stream else [timestamps.latest_result]
       ends = [self.sentinel(value) for value in awaited]
-      if ours is not None and stamps.joinable is not None:
-        total = jax.lax.psum(ours, stamps.joinable.axes)
-        if self.carries(stamps):
-          self.shared = piggyback.unpack(total, self.before.ranks, stamps.joinable.dtype,
+      if ours is not None and timestamps.joinable is not None:
+        total = jax.lax.psum(ours, timestamps.joinable.axes)
+        if self.carries(timestamps):
+          self.shared = piggyback.unpack(total, self.before.ranks, timestamps.joinable.dtype,
                                        self.before.digest is not None)
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
-      leave = self.stamp(*ends)
+      leave = self.timestamp(*ends)
       if not self.clock.in_stream:
-        held = hold(self.clock, leave, [self.env[value] for value in stamps.held_after])
-        self.env.update(zip(stamps.held_after, held, strict=True))
+        held = gate(self.clock, leave, [self.env[value] for value in timestamps.held_after])
+        self.env.update(zip(timestamps.held_after, held, strict=True))
       self.exits.append(leave)
-      if self.holding is not None and stamps.slot in self.holding.held:
-        enter = words.add(enter, self.holding.held[stamps.slot].lost)
+      if self.holding is not None and timestamps.slot in self.holding.held:
+        enter = words.add(enter, self.holding.held[timestamps.slot].lost)
       self.waits.append(words.seconds_between(enter, leave))
 
-  def hold_back(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array:
-    """Asks the pacer, and holds the bucket back: the stamp after which it may begin.
+  def hold_back(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array:
+    """Asks the pacer, and holds the bucket back: the timestamp after which it may begin.
 
-    A bucket that may begin before its entry stamp can't be held back, so nobody is asked there.
+    A bucket that may begin before its entry timestamp can't be held back, so nobody is asked there.
     """
-    if self.holding is None or stamps.may_begin_early:
+    if self.holding is None or timestamps.may_begin_early:
       return enter
     over = self.exits[-1] if self.exits else self.before.last_exit
-    begin = self.holding.before(stamps.slot, over, enter)
-    # What comes after is chained to it; it is no mark of the plan's.
+    begin = self.holding.before(timestamps.slot, over, enter)
+    # What comes after is chained to it; it is no timestamp of the plan's.
     self.chained = begin
     return begin
 
-  def carries(self, stamps: BucketStamps) -> bool:
+  def carries(self, timestamps: BucketTimestamps) -> bool:
     """Whether the ranks' arrivals ride in this bucket."""
-    joinable = stamps.joinable
+    joinable = timestamps.joinable
     return self.before.share and joinable is not None and joinable == self.script.carrier
 
-  def our_operand(self, stamps: BucketStamps, enter: jax.Array) -> jax.Array | None:
+  def our_operand(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array | None:
     """The operand that holds the last bucket back by itself, if there is one.
 
     It is the ranks' arrivals, or, where no operand of the step's may be held back, a single zero.
@@ -204,10 +204,10 @@ class _Evaluator:
     meets them, and ours it meets last: it would join an operand of an earlier bucket to the last
     one's all-reduce, or leave it alone.
     """
-    joinable = stamps.joinable
+    joinable = timestamps.joinable
     if joinable is None:
       return None
-    if carries := self.carries(stamps):
+    if carries := self.carries(timestamps):
       before = self.before
       job = before.job
       if job.shape[0] and self.waits:
@@ -215,15 +215,15 @@ class _Evaluator:
         job = jnp.concatenate([job, jnp.stack(self.waits)])
       payload = piggyback.operand(self.arrival, self.delay, job, before.index, before.ranks,
                                 joinable.dtype, before.digest)
-    elif stamps.gate is None and stamps.last:
+    elif timestamps.gate is None and timestamps.last:
       payload = jnp.zeros((1,), joinable.dtype)
     else:
       return None
     payload = vary(payload, varying(self.before.last_exit) & set(joinable.axes))
     if carries and self.clock.in_stream:
-      # Made of the entry stamp: it can't be there before it.
+      # Made of the entry timestamp: it can't be there before it.
       return payload
-    (held,) = hold(self.clock, enter, [payload])
+    (held,) = gate(self.clock, enter, [payload])
     return held
 
   def note_arrival(self, enter: jax.Array) -> None:
@@ -232,11 +232,12 @@ class _Evaluator:
     self.arrival = jnp.where(first, jnp.float32(jnp.nan), busy)
 
   def sentinel(self, number: int) -> jax.Array:
-    """What a stamp is given to wait for a value: the value if it is flat, else one element of it.
+    """What a timestamp is given to wait for a value: the value if it is flat, else one element of
+      it.
 
-    A stamp's operands are in default layout, which must not be forced upon matrices. Where they are
-    kernels in a stream XLA makes matrices in that layout anyway, and each element would be a copy
-    of its own.
+    A timestamp's operands are in default layout, which must not be forced upon matrices. Where they
+    are kernels in a stream XLA makes matrices in that layout anyway, and each element would be a
+    copy of its own.
     """
     value = self.env[number]
     whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
@@ -248,7 +249,7 @@ class _Evaluator:
       for segment in stage.segments:
         if segment.boundary is not None:
           with jax.named_scope("jaxpace"):
-            self.holder = self.stamp(*(self.env[v] for v in segment.boundary))
+            self.holder = self.timestamp(*(self.env[v] for v in segment.boundary))
         self.equations(segment.equations, segment.gated)
       if stage.bucket is not None:
         self.bucket(stage.bucket)
@@ -264,13 +265,14 @@ class _Evaluator:
         ends = self.clock.awaited_under_pmap(ends)
       if self.before.automatic:
         # As integers: the sums that bring them to all devices must not be combined with those of
-        # the entry stamps.
+        # the entry timestamps.
         ends = [_first(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
-      # Entry stamps first: see ORDER in jaxpace.observation.clocks.native.
-      entered = [stamp for stamp, mark in zip(self.stamps, self.script.marks, strict=False)
+      # Entry timestamps first: see ORDER in jaxpace.observation.clocks.native.
+      entered = [timestamp for timestamp,
+                 mark in zip(self.timestamps, self.script.marks, strict=False)
                  if mark.kind == "enter"]
-      self.stamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
+      self.timestamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
     return outputs
 
 
@@ -293,7 +295,7 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
 
   Args:
     script: from `write_script`.
-    clock: to stamp with.
+    clock: to timestamp with.
     before: what the rank brings along.
     inputs: the program's inputs, flat.
 
@@ -304,11 +306,11 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
   outputs = evaluator.run()
   arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
   holding = evaluator.holding
-  last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.stamps[-1]
+  last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.timestamps[-1]
   # Typed as the same everywhere so far; a pacer may not take it for that.
   own = functools.partial(vary, axes=varying(before.last_exit))
   return outputs, Measurements(
-      stamps=list(map(own, evaluator.stamps)), arrival=own(evaluator.arrival),
+      timestamps=list(map(own, evaluator.timestamps)), arrival=own(evaluator.arrival),
       delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
       waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
       held=holding.held if holding is not None else {},

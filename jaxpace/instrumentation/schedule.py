@@ -2,12 +2,13 @@
 
     Stage     what is computed between two buckets
       Segment   its equations of one phase
-      Bucket    the collectives that end it, and the two stamps around them
+      Bucket    the collectives that end it, and the two timestamps around them
 
 Collectives that depend on none of each other form one bucket: XLA combines them, and a rank enters
 them together. Buckets are formed from the end (a gradient's psum that only feeds the update belongs
 to the last bucket, whatever layer it comes from), and everything that a bucket does not feed comes
-before it. What `stages` returns has no stamps yet: `jaxpace.instrumentation.script` puts them in.
+before it. What `stages` returns has no timestamps yet: `jaxpace.instrumentation.script` puts them
+in.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ class Segment:
   phase: str
   equations: tuple[int, ...]
   gated: tuple[int, ...] = ()
-  """Values that this segment sees only after the stamp before it."""
+  """Values that this segment sees only after the timestamp before it."""
   boundary: tuple[int, ...] | None = None
-  """Values that a stamp of its own before this segment waits for; None where there is none."""
+  """Values that a timestamp of its own before this segment waits for; None where there is none."""
 
 
 @dataclasses.dataclass(frozen=True)
-class BucketStamps:
-  """The stamps before and after a bucket: what they wait for, and what they hold back."""
+class BucketTimestamps:
+  """The timestamps before and after a bucket: what they wait for, and what they hold back."""
 
   slot: int
   operands: tuple[int, ...]
-  """Operands of the bucket, which the entry stamp waits for."""
+  """Operands of the bucket, which the entry timestamp waits for."""
   gate: int | None
-  """Operand that the entry stamp holds back; None where none can be."""
+  """Operand that the entry timestamp holds back; None where none can be."""
   joinable: Carrier | None
   """An all-reduce of this bucket that an operand of ours can join."""
   last: bool
@@ -51,13 +52,13 @@ class BucketStamps:
   results: tuple[int, ...]
   """Results of the bucket: where XLA makes several collectives of it, the last to come ends it."""
   latest_result: int
-  """The one that the exit stamp waits for, where what it waits for must be little."""
+  """The one that the exit timestamp waits for, where what it waits for must be little."""
   held_after: tuple[int, ...]
-  """Scalar inputs of the step that what follows sees only after the exit stamp."""
+  """Scalar inputs of the step that what follows sees only after the exit timestamp."""
 
   @property
   def may_begin_early(self) -> bool:
-    """Whether nothing holds the collectives back until their entry stamp is taken."""
+    """Whether nothing holds the collectives back until their entry timestamp is taken."""
     return self.gate is None and not (self.last and self.joinable)
 
 
@@ -66,8 +67,8 @@ class Bucket:
   """Collectives that depend on none of each other, in program order."""
 
   equations: tuple[int, ...]
-  stamps: BucketStamps | None = None
-  """None before the stamps are decided on, and where there are more buckets than slots."""
+  timestamps: BucketTimestamps | None = None
+  """None before the timestamps are decided on, and where there are more buckets than slots."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +79,9 @@ class Stage:
   bucket: Bucket | None
 
   @property
-  def stamps(self) -> BucketStamps | None:
+  def timestamps(self) -> BucketTimestamps | None:
     """Those around its bucket, if it has any."""
-    return None if self.bucket is None else self.bucket.stamps
+    return None if self.bucket is None else self.bucket.timestamps
 
 
 def work(equation: Equation, program: Program) -> float:
@@ -193,7 +194,7 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
 
 
 def buckets(program: Program) -> list[Bucket]:
-  """Returns the collectives of a step, first to last, without stamps."""
+  """Returns the collectives of a step, first to last, without timestamps."""
   # By value, the most collectives on a path from it to the end.
   height: dict[int, int] = {}
   level: dict[int, int] = {}
@@ -222,8 +223,8 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
       one segment keeps its phase.
 
   Returns:
-    Stages in order of time, without stamps; evaluating their segments' equations and their buckets
-    in that order is a valid order.
+    Stages in order of time, without timestamps; evaluating their segments' equations and their
+    buckets in that order is a valid order.
   """
   ordered = buckets(program)
   bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket.equations}

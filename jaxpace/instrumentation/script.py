@@ -1,4 +1,4 @@
-"""Where the stamps go: the stages of a step, with the stamps put in.
+"""Where the timestamps go: the stages of a step, with the timestamps put in.
 
 Static, decided at trace time.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Mark, Unstamped
-from jaxpace.core.ring_layout import MAX_PHASE_MARKS
+from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Timestamp, Untimed
+from jaxpace.core.ring_layout import MAX_PHASE_TIMESTAMPS
 from jaxpace.instrumentation import gates, piggyback, primitives, schedule
 from jaxpace.instrumentation.piggyback import Carrier
 from jaxpace.instrumentation.program import Equation, Program, axes_of, size_bytes
-from jaxpace.instrumentation.schedule import BucketStamps, Segment, Stage
+from jaxpace.instrumentation.schedule import BucketTimestamps, Segment, Stage
 from jaxpace.observation import phases
 
 
@@ -25,47 +25,48 @@ class Script:
   stages: tuple[Stage, ...]
   carrier: Carrier | None
   """The all-reduce that the ranks' arrivals ride in, if it can take them."""
-  marks: tuple[Mark, ...]
+  marks: tuple[Timestamp, ...]
   collectives: tuple[Collective, ...]
-  unstamped: tuple[Unstamped, ...]
+  unstamped: tuple[Untimed, ...]
   overflow: int
   notices: tuple[str, ...]
 
 
 def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: bool,
                  phases_apart: bool = True) -> Script:
-  """Decides where the stamps go.
+  """Decides where the timestamps go.
 
   Args:
     program: the flat step.
     axis: names of the data axes.
-    slots: most buckets of collectives that get stamps; the smallest are left out.
+    slots: most buckets of collectives that get timestamps; the smallest are left out.
     delayed: whether a pacer may ask for a delay, so that the step's beginning has a `delay` mark.
-    phases_apart: whether there are stamps between the phases, too, and not at the collectives
+    phases_apart: whether there are timestamps between the phases, too, and not at the collectives
       alone.
 
   Returns:
     The script. Evaluating it gives the outputs of the program, bit for bit.
   """
-  bare = schedule.stages(program, most_segments=MAX_PHASE_MARKS if phases_apart else 0)
+  bare = schedule.stages(program, most_segments=MAX_PHASE_TIMESTAMPS if phases_apart else 0)
   writer = _Writer(program, bare, slots)
   stages = [writer.stage(number, delayed) for number in range(len(bare))]
-  stamped = [(stage, stage.stamps) for stage in stages if stage.stamps is not None]
+  timestamped = [(stage, stage.timestamps) for stage in stages if stage.timestamps is not None]
   left = [stage.bucket.equations for stage in stages
-          if stage.bucket is not None and stage.stamps is None]
+          if stage.bucket is not None and stage.timestamps is None]
   unstamped = [*program.hidden,
                *(_left_out(program, index) for collectives in left for index in collectives)]
   return Script(
       program=program, stages=tuple(stages),
       carrier=_carrier(program, stages, tuple(axis)),
       marks=_marks(stages, delayed),
-      collectives=tuple(_describe(program, stage, stamps, axis) for stage, stamps in stamped),
+      collectives=tuple(_describe(program, stage, timestamps, axis) for stage,
+                        timestamps in timestamped),
       unstamped=tuple(unstamped), overflow=len(left),
-      notices=(*writer.notices, *_early([stamps for _, stamps in stamped])))
+      notices=(*writer.notices, *_early([timestamps for _, timestamps in timestamped])))
 
 
 class _Writer:
-  """Puts the stamps into the stages of a step."""
+  """Puts the timestamps into the stages of a step."""
 
   def __init__(self, program: Program, stages: Sequence[Stage], slots: int):
     self.program, self.stages = program, stages
@@ -79,7 +80,7 @@ class _Writer:
     self.notices: list[str] = []
 
   def stage(self, number: int, delayed: bool) -> Stage:
-    """A stage with its stamps, as the bare one at this place."""
+    """A stage with its timestamps, as the bare one at this place."""
     bare = self.stages[number]
     first, *others = bare.segments
     segments = [self.first(first, number, delayed)]
@@ -87,13 +88,13 @@ class _Writer:
       self.append(segments, segment)
     bucket = bare.bucket
     if bucket is not None and number in self.slot_of:
-      bucket = dataclasses.replace(bucket, stamps=self.stamps(bucket.equations, number))
+      bucket = dataclasses.replace(bucket, timestamps=self.timestamps(bucket.equations, number))
     return Stage(tuple(segments), bucket)
 
   def first(self, segment: Segment, number: int, delayed: bool) -> Segment:
     """The first segment of a stage."""
     if number > 0:
-      # The exit stamp holds back the collective's own results.
+      # The exit timestamp holds back the collective's own results.
       return segment
     gated, complete = self.cover(segment)
     if delayed and not complete:
@@ -118,13 +119,13 @@ class _Writer:
   def cover(self, segment: Segment) -> tuple[list[int], bool]:
     return gates.cover(self.producers, segment.equations, self.significant, self.major)
 
-  def stamps(self, collectives: Sequence[int], number: int) -> BucketStamps:
-    """The stamps around the bucket that ends a stage."""
+  def timestamps(self, collectives: Sequence[int], number: int) -> BucketTimestamps:
+    """The timestamps around the bucket that ends a stage."""
     met = sorted(collectives, key=lambda index: self.order.get(index, len(self.order)))
     results = gates.results(self.producers, met)
     following = [i for segment in self.stages[number + 1].segments for i in segment.equations]
     slot = self.slot_of[number]
-    return BucketStamps(
+    return BucketTimestamps(
         slot=slot,
         operands=tuple(gates.operands(self.producers, met, self.work_behind)),
         gate=gates.gate(self.producers, collectives),
@@ -143,9 +144,9 @@ def _slots(program: Program, stages: Sequence[Stage], slots: int) -> dict[int, i
   return {number: slot for slot, number in enumerate(sorted(kept))}
 
 
-def _early(stamped: Sequence[BucketStamps]) -> tuple[str, ...]:
-  """A notice on the collectives that can begin before their entry stamps, if any can."""
-  early = [stamps.slot for stamps in stamped if stamps.may_begin_early]
+def _early(timestamped: Sequence[BucketTimestamps]) -> tuple[str, ...]:
+  """A notice on the collectives that can begin before their entry timestamps, if any can."""
+  early = [timestamps.slot for timestamps in timestamped if timestamps.may_begin_early]
   if not early:
     return ()
   several = len(early) > 1
@@ -155,10 +156,10 @@ def _early(stamped: Sequence[BucketStamps]) -> tuple[str, ...]:
           "to the last bits of the results.",)
 
 
-def _left_out(program: Program, index: int) -> Unstamped:
-  """A collective that has no stamps for want of a slot."""
+def _left_out(program: Program, index: int) -> Untimed:
+  """A collective that has no timestamps for want of a slot."""
   equation = program.equations[index]
-  return Unstamped(equation.stack or equation.primitive.name, equation.primitive.name,
+  return Untimed(equation.stack or equation.primitive.name, equation.primitive.name,
                    schedule.operand_bytes(program, [index]), "more collectives than slots")
 
 
@@ -167,9 +168,9 @@ def _carrier(program: Program, stages: Sequence[Stage], axis: tuple[str, ...]) -
 
   It has seen most of the step. If none can it is the largest, which is named in the reason.
   """
-  sizes = {stage.stamps.joinable: schedule.operand_bytes(program, stage.bucket.equations)
-           for stage in stages if stage.bucket is not None and stage.stamps is not None
-           and stage.stamps.joinable is not None}
+  sizes = {stage.timestamps.joinable: schedule.operand_bytes(program, stage.bucket.equations)
+           for stage in stages if stage.bucket is not None and stage.timestamps is not None
+           and stage.timestamps.joinable is not None}
   able = [carrier for carrier in sizes if not piggyback.refusal(carrier, axis)]
   return able[-1] if able else max(sizes, key=lambda carrier: sizes[carrier], default=None)
 
@@ -199,16 +200,16 @@ def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrie
   return Carrier(slot, dtype, axes)
 
 
-def _describe(program: Program, stage: Stage, stamps: BucketStamps, axis: Sequence[str]
+def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis: Sequence[str]
               ) -> Collective:
-  """What the plan says of a stamped bucket."""
+  """What the plan says of a timestamped bucket."""
   assert stage.bucket is not None
   equations = [program.equations[i] for i in stage.bucket.equations]
   largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
   operands = [v for e in equations for v in e.reads()]
   return Collective(
-      slot=stamps.slot,
+      slot=timestamps.slot,
       name=name,
       primitives=tuple(sorted({e.primitive.name for e in equations})),
       axis=",".join(_axes(equations, axis)),
@@ -218,7 +219,7 @@ def _describe(program: Program, stage: Stage, stamps: BucketStamps, axis: Sequen
       phase=stage.segments[-1].phase,
       pairs=_pairs(equations),
       index_groups=_index_groups(equations),
-      may_begin_early=stamps.may_begin_early,
+      may_begin_early=timestamps.may_begin_early,
       meanwhile=schedule.meanwhile(program, stage.bucket.equations))
 
 
@@ -244,19 +245,19 @@ def _index_groups(equations: Sequence[Equation]) -> tuple[tuple[int, ...], ...]:
   return told.pop() if len(told) == 1 else ()
 
 
-def _marks(stages: Sequence[Stage], delayed: bool) -> tuple[Mark, ...]:
-  """Lists the stamps in order; a mark's segment names the time before it."""
-  marks = [Mark("start", GAP)]
+def _marks(stages: Sequence[Stage], delayed: bool) -> tuple[Timestamp, ...]:
+  """Lists the timestamps in order; a timestamp's segment names the time before it."""
+  marks = [Timestamp("start", GAP)]
   if delayed:
-    marks.append(Mark("delay", DELAY))
+    marks.append(Timestamp("delay", DELAY))
   current = COMPUTE
   for stage in stages:
     for segment in stage.segments:
       if segment.boundary is not None:
-        marks.append(Mark("phase", current))
+        marks.append(Timestamp("phase", current))
       current = segment.phase
-    if stage.stamps is not None:
-      marks.append(Mark("enter", current, stage.stamps.slot))
-      marks.append(Mark("exit", SYNC, stage.stamps.slot))
-  marks.append(Mark("end", current if stages[-1].segments else UPDATE))
+    if stage.timestamps is not None:
+      marks.append(Timestamp("enter", current, stage.timestamps.slot))
+      marks.append(Timestamp("exit", SYNC, stage.timestamps.slot))
+  marks.append(Timestamp("end", current if stages[-1].segments else UPDATE))
   return tuple(marks)

@@ -16,7 +16,7 @@ from jaxpace.live.collector import Ceiling, GarbageCollector
 
 
 @dataclasses.dataclass
-class Chore:
+class PeriodicTask:
   """A pause of the program's own that recurs every so many steps.
 
   Attributes:
@@ -50,18 +50,18 @@ class Errors:
     _LOG.debug("Hook %r raised", name, exc_info=error)
 
 
-def run(chore: Chore, step: int, errors: Errors) -> float:
-  """Runs a chore. What it raises is reported; only KeyboardInterrupt, SystemExit and their like
-  pass.
+def run(task: PeriodicTask, step: int, errors: Errors) -> float:
+  """Runs a periodic task. What it raises is reported; only KeyboardInterrupt, SystemExit and their
+  like pass.
 
   Returns:
     Seconds it took.
   """
   start = time.monotonic()
   try:
-    chore.hook()
+    task.hook()
   except Exception as error:
-    errors.report(chore.name, step, error)
+    errors.report(task.name, step, error)
   return time.monotonic() - start
 
 
@@ -129,8 +129,8 @@ class Housekeeper:
     self.forced = 0
     self._begin = start + warmup
     self._collector = GarbageCollector()
-    self._collection = Chore("garbage collection", self._collector.collect, every)
-    self._chores: list[Chore] = []
+    self._collection = PeriodicTask("garbage collection", self._collector.collect, every)
+    self._tasks: list[PeriodicTask] = []
     self._errors = Errors()
     self._ceiling = Ceiling(max_memory, max_growth, max_objects)
     self._ceiling_told = False
@@ -159,7 +159,7 @@ class Housekeeper:
                       "arguments: keeper.add(lambda: save(state), every=...).")
     fields.whole("every", every, 1, of="steps")
     called = name or str(getattr(hook, "__qualname__", type(hook).__name__))
-    self._chores.append(Chore(called, hook, every))
+    self._tasks.append(PeriodicTask(called, hook, every))
 
   @property
   def errors(self) -> dict[str, int]:
@@ -188,7 +188,7 @@ class Housekeeper:
     """
     found: dict[str, float] = {"pauses_ns": self._spent.pop("pauses_ns", 0),
                                "housekeeping": MODES.index(self.mode)}
-    if any(chore.name == "checkpoint" for chore in self._chores):
+    if any(task.name == "checkpoint" for task in self._tasks):
       found["checkpoint_ns"] = self._spent.pop("checkpoint_ns", 0)
     return found
 
@@ -224,10 +224,10 @@ class Housekeeper:
       raise RuntimeError(
           "step() outside of the housekeeper's `with` block: open it around the loop.")
     self.steps += 1
-    for chore in self._chores:
-      if self.steps % chore.every == 0:
-        column = "checkpoint_ns" if chore.name == "checkpoint" else "pauses_ns"
-        self._spent[column] += int(1e9 * run(chore, self.steps, self._errors))
+    for task in self._tasks:
+      if self.steps % task.every == 0:
+        column = "checkpoint_ns" if task.name == "checkpoint" else "pauses_ns"
+        self._spent[column] += int(1e9 * run(task, self.steps, self._errors))
     if self.mode == ALIGNED and self.steps % self.every == 0:
       self._collect()
     elif self._collector.withholds:

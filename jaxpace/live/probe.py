@@ -2,16 +2,180 @@
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import random
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-from jaxpace.live import probe_pairs
+from jaxpace.core import own_context
 from jaxpace.runs.links import ProbedLinks, infer, write_links
+
+# Times messages between pairs of devices, all processes together, each by its own clock, in rounds
+# of disjoint pairs.
+
+_AXIS = "ends"
+Round = tuple[tuple[int, int], ...]
+"""Pairs (sender, receiver); no process is in two of them."""
+
+
+def rounds(ends: int, at_once: bool = True, seed: int = 0) -> list[Round]:
+  """Every ordered pair of `ends`, in rounds of disjoint pairs, in an order that covers all evenly
+  if it is cut short.
+
+  A tournament by the circle method: one end stays, the others turn. Each of its rounds is played
+  twice, once each way.
+
+  Args:
+    ends: how many there are, at least 2.
+    at_once: whether pairs may be measured at the same time; otherwise each has a round of its own.
+    seed: of the order.
+
+  >>> sorted(pair for one in rounds(3) for pair in one)
+  [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+  >>> len(rounds(4)), len(rounds(4, at_once=False))
+  (6, 12)
+  """
+  seats = list(range(ends)) + ([-1] if ends % 2 else [])
+  found: list[Round] = []
+  for _ in range(len(seats) - 1):
+    pairs = [(seats[i], seats[-1 - i]) for i in range(len(seats) // 2)]
+    pairs = [pair for pair in pairs if -1 not in pair]
+    found += [tuple(pairs), tuple((b, a) for a, b in pairs)]
+    seats = [seats[0], seats[-1], *seats[1:-1]]
+  if not at_once:
+    found = [(pair,) for one in found for pair in one]
+  random.Random(seed).shuffle(found)
+  return found
+
+
+class Times(NamedTuple):
+  """Seconds from row to column: [n, n], NaN where not measured."""
+
+  quickest: np.ndarray
+  median: np.ndarray
+
+
+class _Ends:
+  """One device a process, or all devices of a process that is alone; values of every end, known to
+  every process."""
+
+  def __init__(self, devices: Sequence[Any]):
+    self.devices = list(devices)
+    self.count = len(self.devices)
+    self.mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,), axis_types=(AxisType.Auto,))
+    own = jax.process_index()
+    self.own = [i for i, device in enumerate(self.devices) if device.process_index == own]
+
+  def spread(self, value: np.ndarray) -> jax.Array:
+    """Makes [ends, ...] of which each end holds `value`."""
+    shape = (self.count, *value.shape)
+    with own_context.on(self.mesh):
+      return jax.make_array_from_callback(
+          shape, NamedSharding(self.mesh, P(_AXIS)),
+          lambda index: np.broadcast_to(value, shape)[index])
+
+  @functools.cached_property
+  def _gather(self) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(lambda x: x, out_shardings=NamedSharding(self.mesh, P()))
+
+  def gather(self, value: np.ndarray) -> np.ndarray:
+    """Returns every end's value, [ends, ...], the same on all processes."""
+    with own_context.on(self.mesh):
+      return np.asarray(self._gather(self.spread(value)))
+
+  def pair_program(self, pairs: Round) -> Callable[[jax.Array], jax.Array]:
+    """Compiles the program of a round."""
+    hello = [*pairs, *((b, a) for a, b in pairs)]
+
+    def local(payload: jax.Array) -> jax.Array:
+      heard = jax.lax.ppermute(payload[:, :1], _AXIS, hello)
+      # never -1: only after hearing
+      ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)
+      return jax.lax.ppermute(ready, _AXIS, list(pairs))[:, :1]
+
+    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS),
+                                    check_vma=False))
+
+    def run(payload: jax.Array) -> jax.Array:
+      with own_context.on(self.mesh):
+        result: jax.Array = program(payload)
+      return result
+
+    return run
+
+
+def ends() -> list[Any]:
+  """The devices that stand for the ends: the first of each process, or all of a process that is
+  alone."""
+  if jax.process_count() == 1:
+    return list(jax.devices())
+  first: dict[int, Any] = {}
+  for device in jax.devices():
+    first.setdefault(device.process_index, device)
+  return [first[process] for process in sorted(first)]
+
+
+def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
+            progress: Callable[[int, int], None] | None = None) -> Times:
+  """Times every ordered pair. Every process of the job calls it, at the same point between steps.
+
+  Args:
+    devices: the ends, at least 2.
+    size: bytes of a message.
+    repeats: messages a pair, after a first that does not count.
+    seconds: no round begins later than this; all processes decide it alike.
+    progress: called with the rounds done and the rounds there are.
+  """
+  here = _Ends(devices)
+  n = here.count
+  payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
+  plan = rounds(n, at_once=len(here.own) == 1)
+  own = np.full((2, n, n), np.nan, np.float32)  # quickest and median; from, to
+  began = time.monotonic()
+  here.gather(np.zeros((1,), np.float32))  # compiled, and all are here
+  for done, pairs in enumerate(plan, 1):
+    if float(here.gather(np.array([time.monotonic() - began], np.float32)).max()) > seconds:
+      break
+    program = here.pair_program(pairs)
+    jax.block_until_ready(program(payload))
+    taken = []
+    for _ in range(repeats):
+      before = time.monotonic()
+      jax.block_until_ready(program(payload))
+      taken.append(time.monotonic() - before)
+    for a, b in pairs:
+      if b in here.own:
+        own[:, a, b] = min(taken), float(np.median(taken))
+    if progress is not None:
+      progress(done, len(plan))
+  gathered = np.nan_to_num(here.gather(own), nan=np.inf).min(axis=0).astype(np.float64)
+  gathered[np.isinf(gathered)] = np.nan
+  return Times(gathered[0], gathered[1])
+
+
+def host_names(devices: Sequence[Any], name: str) -> list[str]:
+  """Returns the name of each end's host.
+
+  Args:
+    devices: the ends.
+    name: of this process's host.
+  """
+  text = np.zeros((64,), np.int32)
+  letters = name.encode("utf-8", errors="replace")[:64]
+  text[:len(letters)] = list(letters)
+  return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace")
+          for row in _Ends(devices).gather(text)]
+
 
 _LARGEST, _SMALLEST = 1 << 28, 1 << 10
 
@@ -50,14 +214,14 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   if not _SMALLEST <= message_bytes <= _LARGEST or repeats < 1 or not seconds > 0:
     raise ValueError(f"message_bytes={message_bytes} must be {_SMALLEST} to {_LARGEST}, "
                      f"repeats={repeats} at least 1, and seconds={seconds} positive.")
-  chosen = probe_pairs.ends() if devices is None else list(devices)
+  chosen = ends() if devices is None else list(devices)
   if len(chosen) < 2:
     raise ValueError("There is one process with one device: no link to probe. Start the job with "
                      "`jaxpace run`, srun or the like, and call "
                      "jaxpace.distributed.initialize() first.")
   began = time.monotonic()
-  times = probe_pairs.measure(chosen, message_bytes, repeats, seconds, progress)
-  hosts = probe_pairs.host_names(chosen, socket.gethostname())
+  times = measure(chosen, message_bytes, repeats, seconds, progress)
+  hosts = host_names(chosen, socket.gethostname())
   if len(set(hosts)) == 1:  # one host: its ends are told apart instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
   found = infer(times.quickest, hosts)

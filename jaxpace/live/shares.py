@@ -19,7 +19,7 @@ from jaxpace.coordination.share_work import SharedWork, found
 from jaxpace.core import fields, own_context, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
-from jaxpace.core.recordable import Marked, marked_of
+from jaxpace.core.recordable import ObservedFunction, observed_function
 from jaxpace.core.types import Balancer
 from jaxpace.instrumentation import checks
 from jaxpace.live.speeds import SharedCounts, ShareState
@@ -277,8 +277,8 @@ class Shares:
     return int(ran[list(self.ranks)].astype(np.int64).sum()) * self.order.size
 
 
-def _observed(step: Any) -> Marked:
-  found = marked_of(step) or marked_of(getattr(step, "step", None))
+def _observed(step: Any) -> ObservedFunction:
+  found = observed_function(step) or observed_function(getattr(step, "step", None))
   if found is None:
     raise ValueError(f"feed.next needs to see how long ranks are busy, and {step!r:.60} is not "
                      "observed: give it step = jaxpace.observe(jax.jit(train_step)), or the pace "

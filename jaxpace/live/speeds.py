@@ -20,7 +20,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.apportion import even
 from jaxpace.core import own_context
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.collect import Collector
@@ -40,16 +40,16 @@ class BusyTimes:
   """What the ring shows of an observed step's calls on this process's devices. Belongs to one
   thread."""
 
-  def __init__(self, step: Marked, devices: Sequence[jax.Device]):
+  def __init__(self, step: ObservedFunction, devices: Sequence[jax.Device]):
     """Begins with what is written from now on; `devices` are this process's that run the step."""
     self._step, self._collector = step, Collector()
-    lane_of = {device: lane for lane, device in enumerate(self._collector.devices)}
-    self._lanes = [lane_of[device.id] for device in devices]
+    lane_of = {device: buffer for buffer, device in enumerate(self._collector.devices)}
+    self._buffers = [lane_of[device.id] for device in devices]
     # By device and program: executions that have started so far, as far as they were read.
-    self._started = [{number: host_ring.executions(lane, number) for number in step.runs}
-                     for lane in self._lanes]
+    self._started = [{number: host_ring.executions(buffer, number) for number in step.runs}
+                     for buffer in self._buffers]
     self._busy: list[dict[int, float]] = [{} for _ in devices]
-    self._latest = [-1] * len(self._lanes)
+    self._latest = [-1] * len(self._buffers)
     self._patience = _PATIENCE
 
   def of(self, calls: Sequence[int | None]) -> np.ndarray:
@@ -83,10 +83,10 @@ class BusyTimes:
   def _read(self) -> None:
     self._collector.collect(lambda: self._step.runs)
     programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
-    for place, (lane, started) in enumerate(zip(self._lanes, self._started, strict=True)):
+    for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
       ended = []
       for number in self._step.runs:
-        ran = self._collector.take(lane, number, _ALL)
+        ran = self._collector.take(buffer, number, _ALL)
         busy = busy_seconds(ran, programs[number].collectives)
         ended += [(int(start), number, int(at), float(seconds)) for start, at, seconds in zip(
             ran.start_ns, ran.number, busy, strict=True)]
@@ -207,7 +207,7 @@ class SharedCounts:
         jax.tree.unflatten(jax.tree.structure(fresh.balancer),
                            [np.asarray(leaf) for leaf in jax.tree.leaves(state.balancer)]))
 
-  def next(self, step: Marked) -> tuple[int, np.ndarray]:
+  def next(self, step: ObservedFunction) -> tuple[int, np.ndarray]:
     """Returns the number and the counts of the step that is about to be called."""
     number = int(self.state.step)
     if self._busy is None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import jax
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling, program
 
@@ -81,7 +81,7 @@ def with_timestamps(request: compiling.Request, name: str, clock: str = "auto"
   if reason := host_ring.unavailable(clock):
     raise RuntimeError(reason)
   put = program.ON_STREAM if clock == "stream" else program.ON_HOST
-  return program.stamped(request, numbered, name, host_ring.ranks(), put)
+  return program.timestamped(request, numbered, name, host_ring.ranks(), put)
 
 
 def add(made: ObservedProgram) -> None:
@@ -91,7 +91,7 @@ def add(made: ObservedProgram) -> None:
     _programs = (*_programs, made)
 
 
-class Everywhere(Marked):
+class Everywhere(ObservedFunction):
   """The programs of a process, as a recorder records them. From `start` to `stop` every program
   with collectives over several devices is compiled with timestamps; all others are left alone.
 
@@ -194,7 +194,7 @@ class Everywhere(Marked):
 
 def _executions(number: int) -> int:
   """How often a program has started on the devices of this process, all together."""
-  return sum(host_ring.executions(lane, number) for lane in range(jax.local_device_count()))
+  return sum(host_ring.executions(buffer, number) for buffer in range(jax.local_device_count()))
 
 
 def is_nameless(name: str) -> bool:
@@ -214,7 +214,7 @@ def _named(made: ObservedProgram) -> ObservedProgram:
 
 
 def numbered() -> int:
-  """A number for a program that gets marks.
+  """A number for a program that gets timestamps.
 
   Raises:
     ValueError: there is none left.

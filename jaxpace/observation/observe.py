@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.hosts import distributed
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
@@ -44,13 +44,14 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
   Args:
     jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
       method too.
-    check: True runs the first call twice, without marks and with them, on copies of its arguments
-      where they are donated, and compares results bit for bit. By default the compiled programs'
-      collectives are compared: kind, number, groups, operands, loops.
+    check: True runs the first call twice, without timestamps and with them, on copies of its
+      arguments where they are donated, and compares results bit for bit. By default the compiled
+      programs' collectives are compared: kind, number, groups, operands, loops.
     different: what to do where a comparison finds a difference: "bare" runs the step as it was,
-      "marked" runs it with marks all the same, "raise" raises an error. All but the last warn.
-    clock: "auto" marks steps on CPUs; steps on other devices run as they were. "stream" marks steps
-      on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one yet.
+      "marked" runs it with timestamps all the same, "raise" raises an error. All but the last warn.
+    clock: "auto" marks steps on CPUs; steps on other devices run as they were. "stream" timestamps
+      steps on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one
+      yet.
 
   Returns:
     A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
@@ -66,7 +67,7 @@ class DifferentError(RuntimeError):
   """With timestamps a step is not the same program, or gives other numbers."""
 
 
-class Observed(Marked):
+class Observed(ObservedFunction):
   """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
   of JAX's under which its programs are compiled with timestamps."""
 
@@ -103,7 +104,7 @@ class Observed(Marked):
     """Runs one step, as the jitted function does.
 
     Raises:
-      DifferentError: with `different="raise"`, the program with marks is not the same.
+      DifferentError: with `different="raise"`, the program with timestamps is not the same.
     """
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       # Each operation is a program of its own then: none of them is the step.
@@ -119,7 +120,7 @@ class Observed(Marked):
     return out
 
   def lower(self, *args: Any, **kwargs: Any) -> ObservedLowered:
-    """Lowers the step for such arguments; what its `compile()` returns has marks."""
+    """Lowers the step for such arguments; what its `compile()` returns has timestamps."""
     with self._context(self._token):
       lowered = self.jitted.lower(*args, **kwargs)  # type: ignore[attr-defined]
     return ObservedLowered(lowered, lambda: self._context(self._token))
@@ -150,7 +151,7 @@ class Observed(Marked):
   # Comparing.
 
   def _checked(self, args: Any, kwargs: Any) -> Any:
-    """The first call: with marks on copies of the arguments, then without; both compared.
+    """The first call: with timestamps on copies of the arguments, then without; both compared.
 
     What is returned, and what is changed in place, is the unmodified step's.
     """
@@ -207,7 +208,7 @@ class Observed(Marked):
   # Compiling.
 
   def compile(self, request: compiling.Request) -> Any:
-    """Compiles with marks what can have them, and everything else as it is. See
+    """Compiles with timestamps what can have them, and everything else as it is. See
     `everywhere.watched`.
 
     Raises:
@@ -252,7 +253,8 @@ class Observed(Marked):
           self._warn(f"{made.name}: {notice}")
 
   def _note_bare(self, request: compiling.Request, reason: str) -> None:
-    """Takes note of a program that runs unmodified; a warning where it could have had marks."""
+    """Takes note of a program that runs unmodified; a warning where it could have had
+    timestamps."""
     own = self._is_own(request)
     if not own and reason in ("", _ONE_DEVICE):
       return
@@ -271,8 +273,8 @@ class Observed(Marked):
       _LOG.info("%s", said)
 
   def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
-    """The program with marks, if all processes that run it have one; else why there is none, empty
-    where it has no collectives.
+    """The program with timestamps, if all processes that run it have one; else why there is none,
+    empty where it has no collectives.
 
     Raises:
       DifferentError: the user asked for it; the other processes know by then.
@@ -318,13 +320,14 @@ class Observed(Marked):
 
 
 class ObservedLowered:
-  """A lowered step whose `compile()` puts marks in; everything else is `jax.stages.Lowered`'s."""
+  """A lowered step whose `compile()` puts timestamps in; everything else is
+  `jax.stages.Lowered`'s."""
 
   def __init__(self, lowered: Any, context: Callable[[], contextlib.AbstractContextManager[Any]]):
     self._lowered, self._context = lowered, context
 
   def compile(self, *args: Any, **kwargs: Any) -> Any:
-    """Compiles with marks; arguments are those of `jax.stages.Lowered.compile`."""
+    """Compiles with timestamps; arguments are those of `jax.stages.Lowered.compile`."""
     with self._context():
       return self._lowered.compile(*args, **kwargs)
 
@@ -373,7 +376,7 @@ def check_jitted(jitted: Any) -> None:
   Raises:
     TypeError: it is not jitted, or is observed, lowered or compiled already.
   """
-  if isinstance(jitted, Marked):
+  if isinstance(jitted, ObservedFunction):
     raise TypeError("jaxpace.observe was given a step that is observed already.")
   if isinstance(jitted, (jax.stages.Lowered, jax.stages.Compiled)):
     kind = type(jitted).__name__.lower()

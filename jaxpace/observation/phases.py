@@ -1,6 +1,7 @@
 """Which phase of training an equation belongs to, told from its name stack.
 
-Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must be
+Differentiation leaves its timestamp there: `transpose(` is backward, `jvp(` forward. The stack must
+  be
 joined with those of all enclosing calls: an equation's own stack alone misclassifies what a nested
 `jit` holds.
 """
@@ -27,11 +28,11 @@ _RESERVED = {SYNC, GAP, DELAY, OTHER}
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-  """Marks what is traced inside as a phase of the step.
+  """Timestamps what is traced inside as a phase of the step.
 
   The phase gets its own time in the trace, `phase_<name>_ns`. `forward`, `backward` and `update`
   are known by themselves; marking them by hand overrides that. Marking part of a loss function
-  marks its forward part: the gradient of it stays backward.
+  timestamps its forward part: the gradient of it stays backward.
 
   >>> import jaxpace
   >>> with jaxpace.phase("augment"):

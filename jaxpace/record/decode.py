@@ -1,7 +1,8 @@
-"""Turns stamps into the columns of the recorded tables. Pure numpy: no device, no clock, no I/O.
+"""Turns timestamps into the columns of the recorded tables. Pure numpy: no device, no clock, no
+I/O.
 
-What a stamp means is `jaxpace.core.plan`'s: the time between two successive marks belongs to the
-later mark's segment.
+What a timestamp means is `jaxpace.core.plan`'s: the time between two successive timestamps belongs
+to the later mark's segment.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core import elapsed
+from jaxpace.core import durations
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Plan
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.record.ring.executions import Executions, join
@@ -50,12 +51,12 @@ class Held(NamedTuple):
   telling: np.ndarray
 
 
-class StampedSteps(NamedTuple):
-  """What one rank's stamps and numbers say of n steps, in the order in which they ran."""
+class TimestampedSteps(NamedTuple):
+  """What one rank's timestamps and numbers say of n steps, in the order in which they ran."""
 
   # [n] int64
   step: np.ndarray
-  # [n, marks] int64 ns, in the order of the plan's marks; 0 where not taken
+  # [n, timestamps] int64 ns, in the order of the plan's timestamps; 0 where not taken
   times: np.ndarray
   # [n] float32 s, asked for and applied; NaN where not known
   delay: np.ndarray
@@ -66,7 +67,7 @@ class StampedSteps(NamedTuple):
   # of these steps' program, one each; None where nothing within loops is marked
   executions: Executions | None = None
 
-  def picked(self, chosen: np.ndarray) -> StampedSteps:
+  def picked(self, chosen: np.ndarray) -> TimestampedSteps:
     """Some of the steps: [n] bool."""
     if chosen.all():
       return self
@@ -76,10 +77,10 @@ class StampedSteps(NamedTuple):
       held = Held._make([*(each[chosen] for each in held[:4]), place[held.row[kept]],
                          *(each[kept] for each in held[5:])])
     runs = None if self.executions is None else self.executions.picked(chosen)
-    return StampedSteps._make([*(each[chosen] for each in self[:5]), held, runs])
+    return TimestampedSteps._make([*(each[chosen] for each in self[:5]), held, runs])
 
 
-def joined(parts: Sequence[StampedSteps]) -> StampedSteps:
+def joined(parts: Sequence[TimestampedSteps]) -> TimestampedSteps:
   """Joins steps of one rank and plan end to end."""
   if len(parts) == 1:
     return parts[0]
@@ -92,20 +93,21 @@ def joined(parts: Sequence[StampedSteps]) -> StampedSteps:
     held = Held(*all_of)._replace(row=row)
   runs = [part.executions for part in parts if part.executions is not None]
   plain = [np.concatenate(columns) for columns in zip(*(part[:5] for part in parts), strict=True)]
-  return StampedSteps._make([*plain, held, join(runs) if len(runs) == len(parts) else None])
+  return TimestampedSteps._make([*plain, held, join(runs) if len(runs) == len(parts) else None])
 
 
-def decode(own: StampedSteps, plan: Plan, rank: int, process: int, attempt: int,
+def decode(own: TimestampedSteps, plan: Plan, rank: int, process: int, attempt: int,
            previous: Previous | None = None) -> tuple[Columns, Columns]:
   """Makes columns of one rank's steps.
 
-  A phase the plan has no mark for is absent (null), never 0: forward and backward that can't be
-  told apart are `compute_ns`. Phases that occur several times add up. A stamp that is 0 was not
+  A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
+  be told apart are `compute_ns`. Phases that occur several times add up. A timestamp that is 0 was
+  not
   taken: what it bounds is null.
 
   Args:
     own: n steps, by number.
-    plan: what each stamp means.
+    plan: what each timestamp means.
     rank: this rank's index along the data axis.
     process: index of the process that owns it.
     attempt: 0, then 1, 2, ... after restarts.
@@ -113,14 +115,14 @@ def decode(own: StampedSteps, plan: Plan, rank: int, process: int, attempt: int,
       none.
 
   Returns:
-    Columns of the `steps` table [n] and of the `collectives` table [n * stamped collectives], both
-    ordered by step.
+    Columns of the `steps` table [n] and of the `collectives` table [n * timestamped collectives],
+    both ordered by step.
   """
   marks, steps, times = plan.marks, own.step, own.times
   taken = times != 0
   identity = whose(steps, rank, process, attempt)
   columns: Columns = dict(identity)
-  kinds = [mark.kind for mark in marks]
+  kinds = [timestamp.kind for timestamp in marks]
   start = kinds.index("start") if "start" in kinds else 0
   end = len(marks) - 1 - kinds[::-1].index("end") if "end" in kinds else len(marks) - 1
   columns["start_ns"] = _null(times[:, start], ~taken[:, start])
@@ -184,14 +186,14 @@ def _segments(times: np.ndarray, taken: np.ndarray,
   """Total duration of every segment, and where it is unknown; the delay and the gap have columns of
   their own."""
   totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-  for i, mark in enumerate(plan.marks):
-    if i == 0 or mark.segment in (DELAY, GAP):
+  for i, timestamp in enumerate(plan.marks):
+    if i == 0 or timestamp.segment in (DELAY, GAP):
       continue
     duration, unknown = times[:, i] - times[:, i - 1], ~(taken[:, i] & taken[:, i - 1])
-    if mark.segment in totals:
-      total, missing = totals[mark.segment]
+    if timestamp.segment in totals:
+      total, missing = totals[timestamp.segment]
       duration, unknown = total + duration, missing | unknown
-    totals[mark.segment] = duration, unknown
+    totals[timestamp.segment] = duration, unknown
   return totals
 
 
@@ -221,23 +223,25 @@ def gaps(steps: np.ndarray, starts: np.ndarray, ends: np.ndarray, known: np.ndar
 
 
 def _collectives(identity: Columns, times: np.ndarray, taken: np.ndarray, plan: Plan) -> Columns:
-  """One row a step and stamped collective, step-major."""
-  enter = {mark.collective: i for i, mark in enumerate(plan.marks) if mark.kind == "enter"}
-  leave = {mark.collective: i for i, mark in enumerate(plan.marks) if mark.kind == "exit"}
-  stamped = [c for c in plan.collectives if c.slot in enter and c.slot in leave]
-  n, slots = len(identity["step"]), len(stamped)
+  """One row per step and timestamped collective, step-major."""
+  enter = {timestamp.collective: i for i,
+           timestamp in enumerate(plan.marks) if timestamp.kind == "enter"}
+  leave = {timestamp.collective: i for i,
+           timestamp in enumerate(plan.marks) if timestamp.kind == "exit"}
+  timestamped = [c for c in plan.collectives if c.slot in enter and c.slot in leave]
+  n, slots = len(identity["step"]), len(timestamped)
   columns: Columns = {name: np.repeat(values, slots) for name, values in identity.items()}
 
   def tiled(values: list, dtype) -> np.ndarray:
     return np.tile(np.array(values, dtype), n)
 
-  columns["collective"] = tiled([c.slot for c in stamped], np.int32)
-  columns["name"] = tiled([c.name for c in stamped], np.str_)
-  columns["axis"] = tiled([c.axis for c in stamped], np.str_)
-  columns["bytes"] = _null(tiled([c.bytes or 0 for c in stamped], np.int64),
-                           tiled([c.bytes is None for c in stamped], np.bool_))
+  columns["collective"] = tiled([c.slot for c in timestamped], np.int32)
+  columns["name"] = tiled([c.name for c in timestamped], np.str_)
+  columns["axis"] = tiled([c.axis for c in timestamped], np.str_)
+  columns["bytes"] = _null(tiled([c.bytes or 0 for c in timestamped], np.int64),
+                           tiled([c.bytes is None for c in timestamped], np.bool_))
   for name, at in (("enter_ns", enter), ("exit_ns", leave)):
-    index = [at[c.slot] for c in stamped]
+    index = [at[c.slot] for c in timestamped]
     columns[name] = _null(times[:, index].reshape(-1), ~taken[:, index].reshape(-1))
   return columns
 
@@ -258,7 +262,8 @@ def _held(held: Held, columns: Columns, plan: Plan) -> np.ndarray:
   return lost.reshape(len(held.lost), -1).sum(axis=1)
 
 
-def listening(steps: StampedSteps, plan: Plan, rank: int, process: int, attempt: int) -> Columns:
+def listening(steps: TimestampedSteps, plan: Plan, rank: int, process: int,
+              attempt: int) -> Columns:
   """Makes columns of what a job heard before its collectives: the same on all of its ranks.
 
   Args:
@@ -274,7 +279,7 @@ def listening(steps: StampedSteps, plan: Plan, rank: int, process: int, attempt:
   held = steps.held
   if held is None:
     return {}
-  slots = np.array([c.slot for c in getattr(plan, "stamped", plan).collectives], np.int32)
+  slots = np.array([c.slot for c in getattr(plan, "timestamped", plan).collectives], np.int32)
   return {**whose(steps.step[held.row], rank, process, attempt),
           "collective": slots[held.place], "turn": held.turn.astype(np.int32),
           "heard_ns": _measured(held.reading), "told_ns": _measured(held.telling)}
@@ -292,8 +297,8 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 
 def _measured(seconds: np.ndarray) -> np.ndarray:
-  """Nanoseconds of what `jaxpace.core.elapsed.measured` makes float32 seconds of again, to the
-  last bit, where the seconds are a difference of stamps below four seconds."""
+  """Nanoseconds of what `jaxpace.core.durations.elapsed_seconds` makes float32 seconds of again, to
+  the last bit, where the seconds are a difference of timestamps below four seconds."""
   nearest = _nanoseconds(seconds)
   whole = np.ma.getdata(nearest)
   found = whole.copy()
@@ -301,7 +306,7 @@ def _measured(seconds: np.ndarray) -> np.ndarray:
   spacing = np.maximum(np.spacing(rounded).astype(np.int64), 1)
   for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
     made = rounded.astype(np.int64) + offset * spacing
-    found = np.where(elapsed.measured(np.maximum(made, 0)) == seconds, made, found)
+    found = np.where(durations.elapsed_seconds(np.maximum(made, 0)) == seconds, made, found)
   return _null(found, np.ma.getmaskarray(nearest))
 
 

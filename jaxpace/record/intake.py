@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.record import decode
-from jaxpace.record.decode import Columns, StampedSteps
+from jaxpace.record.decode import Columns, TimestampedSteps
 from jaxpace.runs import step_causes as host
 from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import HOST_CAUSES
@@ -36,11 +36,11 @@ class Batch(NamedTuple):
   """Steps of this process's ranks that are over."""
 
   plan: Any
-  """What their stamps mean."""
+  """What their timestamps mean."""
   ranks: Sequence[int]
   numbers: Sequence[np.ndarray]
   """[n] int64 of each rank: which execution each step was, rising; the same on all ranks."""
-  steps: Sequence[StampedSteps]
+  steps: Sequence[TimestampedSteps]
   """Of each rank, in that order."""
   host: Mapping[int, tuple[host.Sample, dict[str, float]]]
   """By execution, what the host did and the user's own columns; none where that isn't known."""
@@ -56,7 +56,7 @@ class Attempt:
   host: dict[int, tuple[host.Sample, dict[str, float]]] = dataclasses.field(default_factory=dict)
   """By step."""
 
-  def of_rank(self, place: int) -> StampedSteps:
+  def of_rank(self, place: int) -> TimestampedSteps:
     """One rank's steps."""
     return decode.joined([batch.steps[place].picked(kept[place]) for batch, kept in self.parts])
 
@@ -90,7 +90,7 @@ class Intake:
     raise NotImplementedError
 
   def plan_of(self, batch: Batch) -> Any:
-    """What the stamps of a batch mean."""
+    """What the timestamps of a batch mean."""
     self.ranks = list(batch.ranks)
     return batch.plan
 
@@ -162,7 +162,7 @@ class Intake:
       waits.append(of_collectives)
     return rows, waits
 
-  def _of_rank(self, place: int, rank: int, own: StampedSteps, attempt: Attempt, plan: Any
+  def _of_rank(self, place: int, rank: int, own: TimestampedSteps, attempt: Attempt, plan: Any
                ) -> tuple[Columns, Columns]:
     """One rank's rows of both tables; `place` is its place among `ranks`."""
     return decode.decode(own, plan, rank, self._process, attempt.number, self._previous.get(rank))

@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 
 import jax
 
-from jaxpace.core.recordable import marked_of
+from jaxpace.core.recordable import observed_function
 from jaxpace.instrumentation import checks
 from jaxpace.instrumentation.instrument import Instrumented
 from jaxpace.observation.observe import observe
@@ -150,7 +150,7 @@ def recorded(
           state, metrics = step(state, batch)
 
   Args:
-    directory: run directory; None records nothing, and a jitted step runs without marks.
+    directory: run directory; None records nothing, and a jitted step runs without timestamps.
     paced: a jitted step, or what `jaxpace.observe` made of it; or what `jaxpace.instrument`
       returned, followed by
     step: the compiled function around it, called with the pace state first. It may donate it.
@@ -172,7 +172,7 @@ def recorded(
           "its own.")
     if directory is None:
       return RecordedObserved(paced, Recorder(None, None, **options))
-    observed = paced if marked_of(paced) else observe(paced)
+    observed = paced if observed_function(paced) else observe(paced)
     return RecordedObserved(observed, Recorder(directory, observed, **options))
   if not isinstance(paced, Instrumented) or step is None:
     wrong = ("the third argument is missing" if step is None

@@ -7,10 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import Marked, Recordable, Stamped, marked_of
+from jaxpace.core.recordable import (
+  InstrumentedFunction,
+  ObservedFunction,
+  Recordable,
+  observed_function,
+)
 from jaxpace.record.exporting import Exporter
 from jaxpace.record.recording import Recording
-from jaxpace.record.ring.steps import InstrumentedSteps, MarkedSteps, RingSteps
+from jaxpace.record.ring.steps import InstrumentedSteps, ObservedSteps, RingSteps
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 
@@ -21,7 +26,7 @@ _WITH = ("record() takes no pace state and no results: what the step wrote is re
 
 
 class Recorder(Recording):
-  """Writes the stamps of an observed or instrumented step to a run directory, see
+  """Writes the timestamps of an observed or instrumented step to a run directory, see
   `jaxpace.runs.schema`.
 
       step = jaxpace.observe(step)
@@ -32,7 +37,7 @@ class Recorder(Recording):
 
   or, of a step that `jaxpace.instrument` made, `jaxpace.Recorder("runs/demo", paced)`.
 
-  What the step wrote lies on the host already, in the ring of marks that is kept as
+  What the step wrote lies on the host already, in the ring of timestamps that is kept as
   `marks/<process>.ring`; a thread reads it there. If writing fails,
   recording ends with one warning and training goes on. All processes of a job open and close their
   recorders together, in the same order.
@@ -49,7 +54,7 @@ class Recorder(Recording):
   """
 
   def __init__(self, directory: str | os.PathLike[str] | None,
-               paced: Recordable | Sequence[Marked] | None, *, resume: bool = False,
+               paced: Recordable | Sequence[ObservedFunction] | None, *, resume: bool = False,
                config: Any = None,
                grace_seconds: float = 5.0, handle_sigterm: bool = True, hosts: bool | float = True,
                exporters: Iterable[Exporter] = (), detail: int | str = "auto",
@@ -83,10 +88,11 @@ class Recorder(Recording):
         no names for its values.
       ValueError: `detail` or `first_step` is out of range.
     """
-    found = [marked_of(one) for one in (paced if isinstance(paced, list | tuple) else [paced])]
+    found = [observed_function(one)
+             for one in (paced if isinstance(paced, list | tuple) else [paced])]
     marked = [one for one in found if one is not None]
     observed = bool(marked) and len(marked) == len(found)
-    if directory is not None and not isinstance(paced, Stamped) and not observed:
+    if directory is not None and not isinstance(paced, InstrumentedFunction) and not observed:
       raise TypeError(
           "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: "
           f"Recorder(directory, step). This is a {type(paced).__name__}. Pass the observed or "
@@ -100,8 +106,8 @@ class Recorder(Recording):
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)
-    self._steps: RingSteps = (MarkedSteps(marked, detail, first_step) if marked
-                              else InstrumentedSteps(source or Stamped(), detail))
+    self._steps: RingSteps = (ObservedSteps(marked, detail, first_step) if marked
+                              else InstrumentedSteps(source or InstrumentedFunction(), detail))
     self._calls = 0  # of `record`
 
   def record(self, given: Any = _NOTHING, /, **host_columns: float) -> None:
@@ -142,7 +148,7 @@ class Recorder(Recording):
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return self._calls * self._steps.lanes
+    return self._calls * self._steps.buffers
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""

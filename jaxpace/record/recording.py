@@ -1,5 +1,5 @@
-"""A recording beside the training loop: its run, its writer and its end, wherever the stamps come
-from."""
+"""A recording beside the training loop: its run, its writer and its end, wherever the timestamps
+come from."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ _counter = itertools.count()
 
 
 class Recording:
-  """What all recorders share. Those of one source of stamps inherit, and say what `record` does.
+  """What all recorders share. Those of one source of timestamps inherit, and say what `record`
+  does.
 
   For them are `takes`, `sample` and `terminate`, and some to make their own: `prepare`,
   `bring_in`, `bring_in_last` and `closed`.
@@ -50,7 +51,7 @@ class Recording:
                resume: bool = False, config: Any = None, grace_seconds: float = 5.0,
                handle_sigterm: bool = True, hosts: bool | float = True,
                exporters: Iterable[Exporter] = ()):
-    """Prepares; see `jaxpace.Recorder`. `source` describes where the stamps come from."""
+    """Prepares; see `jaxpace.Recorder`. `source` describes where the timestamps come from."""
     describe.check_config(config)
     if not hosts >= 0:
       raise ValueError(
@@ -240,7 +241,7 @@ class Recording:
     return f"jaxpace/recorder/{next(_counter)}"
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
-    """Before the writer starts: may say who reads the stamps. For those that inherit."""
+    """Before the writer starts: may say who reads the timestamps. For those that inherit."""
 
   def closed(self) -> None:
     """After all is written, or where it could not be opened. For those that inherit."""

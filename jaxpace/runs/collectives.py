@@ -18,7 +18,7 @@ import numpy as np
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
 from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.groups import Meeting, read_meeting, sends
+from jaxpace.runs.groups import RankGroups, read_groups, sends
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import CollectiveTimes, HeldTimes, MISSING
 from jaxpace.runs.table_reader import TableFiles
@@ -148,16 +148,16 @@ def name_collectives(info: dict[str, Any], cells: Cells,
 
 
 def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
-              ) -> tuple[Meeting | None, bool, bool]:
+              ) -> tuple[RankGroups | None, bool, bool]:
   """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
-  stamps may be late."""
+  timestamps may be late."""
   point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
   plan = info.get("plan")
   notices = plan.get("notices") if isinstance(plan, dict) else None
   early = any(isinstance(notice, str)
               and notice.startswith(f"Collective {slot} can start before its entry ")
               for notice in (notices if isinstance(notices, list) else ()))
-  return (read_meeting(info, entry, ranks, point_to_point), point_to_point,
+  return (read_groups(info, entry, ranks, point_to_point), point_to_point,
           early or entry.get("may_begin_early") is True)
 
 
@@ -165,9 +165,9 @@ MOST_CELLS = 32 << 20
 """Entries and exits that are laid out at most, 18 bytes each; of more, evenly spread steps are
 taken."""
 _ENOUGH = 40
-"""Steps that were drawn to be written in full are enough by themselves from this number on."""
+"""Steps that were drawn to be written in detail are enough by themselves from this number on."""
 _FULL = 0.9
-"""A step is written in full if it has this part of the rows of the usual one; others were so on
+"""A step is written in detail if it has this part of the rows of the usual one; others were so on
 some ranks only."""
 
 
@@ -217,7 +217,7 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
   partly = int((own > 0).sum()) - int(full.sum())
-  # Slow steps and the first ones are written in full as well: with those alone that are drawn, none
+  # Slow steps and the first ones are written in detail as well: with those alone that are drawn, none
   # counts for more.
   alone = full & drawn
   steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]

@@ -18,7 +18,7 @@ _MOST_SOURCES = 8
 _MOST_PAIRS = 1 << 22
 
 
-class Meeting(NamedTuple):
+class RankGroups(NamedTuple):
   """The ranks of a collective that wait for each other; R ranks. Ranks of two groups never do."""
 
   groups: np.ndarray  # [R] int64, group of each rank; -1: the rank takes no part
@@ -38,8 +38,8 @@ def sends(names: Any) -> bool:
   return bool(names) and all(name.startswith(_SENDS) for name in names)
 
 
-def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int,
-                 point_to_point: bool) -> Meeting | None:
+def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
+                 point_to_point: bool) -> RankGroups | None:
   """Finds out who meets in a collective.
 
   Args:
@@ -82,7 +82,7 @@ def read_meeting(info: dict[str, Any], entry: dict[str, Any], ranks: int,
       sources = _sources(entry.get("rank_pairs"), np.arange(ranks)[None], ranks)
   if sources is None and (told == told[0]).all():
     return None
-  return Meeting(told, sources)
+  return RankGroups(told, sources)
 
 
 def _told(value: Any, ranks: int) -> np.ndarray | None:

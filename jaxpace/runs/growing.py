@@ -140,14 +140,14 @@ class PartFollower:
   def _note(self, part: PartFile, table: TableFiles) -> None:
     if table.torn:
       self.problems += [problem for problem in table.problems if problem not in self.problems]
-      self._torn[part.path.name] = part, _stamp(part.path)
+      self._torn[part.path.name] = part, _timestamp(part.path)
 
   def _mended(self, columns: Sequence[str]) -> Iterator[PartRows]:
     """Parts that could not be read and have changed since: copied in pieces, or seen too early over
     a network."""
-    for name, (part, stamp) in list(self._torn.items()):
-      now = _stamp(part.path)
-      if now == stamp:
+    for name, (part, timestamp) in list(self._torn.items()):
+      now = _timestamp(part.path)
+      if now == timestamp:
         continue
       del self._torn[name]
       table = open_table(self._table, [part])
@@ -158,12 +158,12 @@ class PartFollower:
           yield PartRows(part.process, of_table(data))
 
   def _written(self, part: PartFile) -> None:
-    written = _stamp(part.path)[1] / 1e9
+    written = _timestamp(part.path)[1] / 1e9
     if written:
       self.newest_unix = max(written, self.newest_unix or 0.0)
 
 
-def _stamp(path: pathlib.Path) -> tuple[int, int]:
+def _timestamp(path: pathlib.Path) -> tuple[int, int]:
   """Size and time of the last change, ns since 1970; zeros where it is gone."""
   try:
     status = path.stat()

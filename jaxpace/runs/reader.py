@@ -360,7 +360,7 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
 
 
 def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
-  """What an observed step had no marks for, where none of its programs has any; else empty."""
+  """What an observed step had no timestamps for, where none of its programs has any; else empty."""
   for process in processes:
     with contextlib.suppress(OSError, UnreadableError):
       programs = read_plan(path, process.process).plan.programs

@@ -1,5 +1,5 @@
 """Reads what each process leaves in the folder `marks`: its ring, in whatever state, and what the
-marks mean, `<process>.plan.json`.
+timestamps mean, `<process>.plan.json`.
 
 Programs are numbered by the process that compiled them. The plan is written as soon as a program is
 compiled, so that it is there should the first step never end.
@@ -20,14 +20,14 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
-from jaxpace.files.schemas import MarksFile
+from jaxpace.files.schemas import RingPlanFile
 
 FOLDER = "marks"
 """Of a run directory; one file a process in it, `<process>.ring`."""
 
 _NAME = re.compile(r"^(\d+)(\.previous)?\.(ring|plan\.json)$")
 _MOST_CAPACITY = 1 << 22
-_MOST = ring_layout.PAGE + ring_layout.MOST_LANES * ring_layout.BLOCK + ring_layout.PAGE + 2 * ring_layout.MOST_BYTES
+_MOST = ring_layout.PAGE + ring_layout.MOST_BUFFERS * ring_layout.BLOCK + ring_layout.PAGE + 2 * ring_layout.MOST_BYTES
 
 
 class RingFile(NamedTuple):
@@ -45,11 +45,11 @@ class RingFile(NamedTuple):
   alive_ns: int
   """When the process last said that it lives, on the same clock; 0: not said."""
   capacity: int
-  # [lanes] int32
+  # [buffers] int32
   ranks: np.ndarray
-  # [lanes] uint64
+  # [buffers] uint64
   heads: np.ndarray
-  # [lanes, capacity] marks.EVENT
+  # [buffers, capacity] marks.EVENT
   events: np.ndarray
 
 
@@ -57,7 +57,7 @@ class Pulse(NamedTuple):
   """What changes in a ring's file as long as its process lives."""
 
   alive_ns: int
-  # [lanes] uint64
+  # [buffers] uint64
   heads: np.ndarray
 
 
@@ -77,7 +77,7 @@ def process_of(file_name: str) -> int | None:
 
 
 def keep_unclosed(folder: Folder, process: int) -> None:
-  """Gives the ring of a process that was killed, and what its marks mean, another name:
+  """Gives the ring of a process that was killed, and what its timestamps mean, another name:
   `<process>.previous.ring`."""
   found = header(folder.path / name(process))
   if found is None or found["closed"]:
@@ -96,16 +96,16 @@ def run_of(path: pathlib.Path) -> str | None:
 def read_pulse(path: pathlib.Path) -> Pulse | None:
   """Reads what tells whether a process still writes; None where it can't be read."""
   found = header(path)
-  if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_LANES:
+  if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_BUFFERS:
     return None
-  lanes = int(found["lanes"])
+  buffers = int(found["lanes"])
   try:
     with open(path, "rb") as file:
       file.seek(ring_layout.PAGE)
-      data = file.read(lanes * ring_layout.BLOCK)
+      data = file.read(buffers * ring_layout.BLOCK)
   except OSError:
     return None
-  blocks = np.frombuffer(data.ljust(lanes * ring_layout.BLOCK, b"\0"), ring_layout.LANE, lanes)
+  blocks = np.frombuffer(data.ljust(buffers * ring_layout.BLOCK, b"\0"), ring_layout.BUFFER, buffers)
   return Pulse(int(found["alive_ns"]), np.array(blocks["head"]))
 
 
@@ -134,14 +134,14 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   if len(data) < ring_layout.PAGE or not data.startswith(ring_layout.MAGIC.rstrip(b"\n")):
     raise UnreadableError("is no ring of timestamps")
   label = np.frombuffer(data, ring_layout.HEADER, 1)[0]
-  lanes, capacity = int(label["lanes"]), int(label["capacity"])
+  buffers, capacity = int(label["lanes"]), int(label["capacity"])
   try:
-    where = ring_layout.layout(lanes, min(capacity, 1 << 31))
+    where = ring_layout.layout(buffers, min(capacity, 1 << 31))
   except ValueError as error:
     raise UnreadableError(f"has a damaged header: {error}") from None
   if capacity > _MOST_CAPACITY or where.size > _MOST:
     raise UnreadableError(
-        f"says that it has {lanes} device buffers of {capacity} events, more than any ring")
+        f"says that it has {buffers} device buffers of {capacity} events, more than any ring")
   views = ring_layout.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
       label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),
@@ -195,7 +195,7 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
     UnreadableError: it is no such file: the end of a sentence that begins with its name.
     OSError: there is none, or it can't be read.
   """
-  document = read_document(path_of(directory, process), MarksFile, LARGEST)
+  document = read_document(path_of(directory, process), RingPlanFile, LARGEST)
   value = document.value
   if document.left_out or not isinstance(value.get("plan"), dict):
     raise UnreadableError("holds no plan of an observed step")

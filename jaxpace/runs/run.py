@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpace.files import UserError
 from jaxpace.hosts.locality.types import Locality
-from jaxpace.runs.groups import Meeting
+from jaxpace.runs.groups import RankGroups
 
 MISSING = np.iinfo(np.int64).min
 """Stands for a time that was not recorded. No clock reads it."""
@@ -53,7 +53,7 @@ class HeldTimes(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveTimes:
-  """Entry and exit of one stamped collective, on each rank's own clock."""
+  """Entry and exit of one timestamped collective, on each rank's own clock."""
 
   slot: int
   name: str
@@ -61,12 +61,12 @@ class CollectiveTimes:
   enter_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   exit_ns: np.ndarray  # [R, K] int64, `MISSING` where not recorded
   attempt: np.ndarray  # [R, K] int16, attempt the two belong to; -1 where there is no row
-  meeting: Meeting | None = None
+  rank_groups: RankGroups | None = None
   """Who waits for whom; None: every rank for all."""
   point_to_point: bool = False
   """Whether ranks send to single others, as the stages of a pipeline do, instead of all meeting."""
   may_begin_early: bool = False
-  """Whether it can begin before its entry stamp, which may then be late."""
+  """Whether it can begin before its entry timestamp, which may then be late."""
   held: HeldTimes | None = None
   """What a pacer that holds collectives back did before it; None without one."""
 
@@ -158,7 +158,7 @@ class Run:
   steps: np.ndarray  # [K] int64, step numbers, rising
   # [R, K] int16, newest attempt of each rank and step; -1 where nothing is recorded
   attempt: np.ndarray
-  # [R, K] int64, `MISSING` where unknown; read only where no collective is stamped
+  # [R, K] int64, `MISSING` where unknown; read only where no collective is timestamped
   end_ns: np.ndarray | None
   durations: dict[str, np.ndarray]
   """[R, K] float32 seconds by column name without `_ns` ("forward", "gap", "delay_applied", ...);

@@ -18,7 +18,7 @@ from jaxpace.files import documents
 from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
-from jaxpace.files.schemas import MarksFile, ProcessFile, RunFile
+from jaxpace.files.schemas import RingPlanFile, ProcessFile, RunFile
 from jaxpace.runs import schema
 from jaxpace.runs import ring_file
 from jaxpace.runs.problems import why_unreadable
@@ -171,7 +171,7 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
 def _run_of_marks(path: pathlib.Path) -> str | None:
   if path.suffix == ".ring":
     return ring_file.run_of(path)
-  info = read_json(path, MarksFile)
+  info = read_json(path, RingPlanFile)
   return info.get("run") if info else None
 
 

@@ -24,7 +24,7 @@ NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns",
           "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
 """Columns that a part of each table must have."""
 MOST_PHASES = 64
-"""A user's phases that are read; a ring of stamps has room for fewer."""
+"""A user's phases that are read; a ring of timestamps has room for fewer."""
 _LARGEST_FOOTER = 8 << 20
 _LARGEST_GROUP = 1 << 30
 """Bytes of a row group when unpacked; a recorder's have a million rows at most."""

@@ -202,11 +202,11 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     table.add_column(header, justify="left" if header.startswith("most") else "right", no_wrap=True)
   table.add_column("transfer", justify="right", no_wrap=True)
   for each in waits:
-    most = "all iterations" if each.turns > 1 else ""
+    most = "all iterations" if each.iterations > 1 else ""
     if each.stands_out:
-      most = f"{each.place.turn}: {milliseconds(each.worst)}"
+      most = f"{each.place.iteration}: {milliseconds(each.worst)}"
     table.add_row(
-        each.place.name + each.place.origin, str(each.turns), milliseconds(each.waiting),
+        each.place.name + each.place.origin, str(each.iterations), milliseconds(each.waiting),
         f"{100 * each.waiting / step.mean:.1f} %", most,
         "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
         milliseconds(each.transfer))

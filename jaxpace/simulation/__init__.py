@@ -1,1 +1,1 @@
-"""Models that drive the same pacers as the live step: recorded runs played again, fabrics, jobs."""
+"""Models that drive the same pacers as the live step: recorded runs replayed, fabrics, jobs."""

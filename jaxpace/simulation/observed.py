@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.elapsed import measured
+from jaxpace.core.durations import elapsed_seconds
 from jaxpace.runs.run import MISSING, CollectiveTimes, Run
 
 _PER_LOW = np.float32(1e-9)  # as in jaxpace.observation.clocks.words
@@ -29,8 +29,8 @@ class ObservedSteps(NamedTuple):
 
 
 def stamped_alone(run: Run) -> Run:
-  """The run without the collectives in loops of an instrumented step, which marks have timed: no
-  pacer sees those."""
+  """The run without the collectives in loops of an instrumented step, which timestamps have timed:
+  no pacer sees those."""
   marks = run.plan.get("marks")
   slots = {mark.get("collective") for mark in (marks if isinstance(marks, list) else [])
            if isinstance(mark, dict)}
@@ -52,7 +52,7 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
   did know it.
 
   Args:
-    run: the recorded run, with at least one stamped collective.
+    run: the recorded run, with at least one timestamped collective.
     ranks: recorded ranks along the data axis, by their index along it.
     slots: slots of the waits; a collective whose slot is beyond is left out.
     part: slice of the step axis.
@@ -102,7 +102,7 @@ def observe(run: Run, ranks: Sequence[int] | np.ndarray, slots: int, part: slice
 def _seconds(begin: np.ndarray, end: np.ndarray, known: np.ndarray) -> np.ndarray:
   """float32 seconds as `jaxpace.observation.clocks.words.seconds_between` makes them in the step,
   from int64 nanoseconds."""
-  return np.where(known, measured(np.where(known, end - begin, 0)), np.float32(np.nan))
+  return np.where(known, elapsed_seconds(np.where(known, end - begin, 0)), np.float32(np.nan))
 
 
 def _duration(run: Run, name: str, ranks: np.ndarray, part: slice) -> np.ndarray:

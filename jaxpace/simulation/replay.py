@@ -104,13 +104,13 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
       instead of what its own would have made of it. The same pacer then decides as it did live.
       Where the record does not say before which collectives it was asked, it is not asked.
     progress: called with the steps played and their number.
-    max_hold: s a step, the limit of `jaxpace.instrument`.
+    max_hold: s per step, the limit of `jaxpace.instrument`.
 
   Returns:
     What it would have done, step by step.
 
   Raises:
-    RunError: no collective was stamped, so there are no arrivals.
+    RunError: no collective was timestamped, so there are no arrivals.
     ValueError: the pacer doesn't return what a pacer must.
   """
   run = stamped_alone(run)
@@ -120,8 +120,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
                    "timestamps.")
   ranks = np.arange(run.ranks) if ranks is None else np.asarray(ranks)
   count, total = len(ranks), len(run.steps)
-  stamped = np.zeros(slots, bool)
-  stamped[[c.slot for c in run.collectives if c.slot < slots]] = True
+  timestamped = np.zeros(slots, bool)
+  timestamped[[c.slot for c in run.collectives if c.slot < slots]] = True
   said = replay_holds.was_asked(run)
   # Where nothing is shared nothing is held, live as here.
   asks = pacer.hold is not None and shared and (said or not as_recorded)
@@ -133,8 +133,9 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
                         pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
                  jnp.full((count, slots), _NAN))
-  over = stamped & pacing.over_before(_carrier(run), slots)
-  play = jax.jit(_player(pacer, count, stamped, over, np.float32(max_delay), shared, as_recorded,
+  over = timestamped & pacing.over_before(_carrier(run), slots)
+  play = jax.jit(_player(pacer, count, timestamped, over, np.float32(max_delay), shared,
+                         as_recorded,
                          ask, run.collectives[0].slot))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
@@ -167,7 +168,7 @@ def _carrier(run: Run) -> int | None:
   return slot if isinstance(slot, int) else None
 
 
-def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, most: np.float32,
+def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray, most: np.float32,
             shared: bool, as_recorded: bool, ask: Any, first: int
             ) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
   numbers = np.arange(count, dtype=np.int32)
@@ -178,7 +179,7 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
     """One rank's decision; what is of all ranks is [R]."""
     if not shared:
       arrivals, delays = (jnp.where(numbers == rank, values, _NAN) for values in (arrivals, delays))
-      along = pacing.nothing_shared(len(stamped))
+      along = pacing.nothing_shared(len(timestamped))
     seen, transfers = pacing.observe(step, rank, arrivals, delays, waits, step_time, along,
                                      holds)
     return (*pacing.decide(pacer, seen, state), transfers)
@@ -213,7 +214,7 @@ def _player(pacer: Pacer, count: int, stamped: np.ndarray, over: np.ndarray, mos
     fresh = jnp.isnan(row.step_time[0])
     along = pacing.Shared(
         step_time=jnp.where(fresh, _NAN, carry.step_time[0]),
-        transfers=jnp.where(stamped & ~fresh, (carry.transfers * weight).sum(axis=0), _NAN),
+        transfers=jnp.where(timestamped & ~fresh, (carry.transfers * weight).sum(axis=0), _NAN),
         waits=jnp.where(over, (waits * weight).sum(axis=0), _NAN))
     decision, states, transfers = jax.vmap(
         of_one, in_axes=(None, 0, None, None, 0, 0, None, 0, None))(

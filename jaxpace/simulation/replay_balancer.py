@@ -57,7 +57,8 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
     What it would have come to; None where no step counts.
 
   Raises:
-    RunError: the run's work was shared by speed when it was recorded, or no collective was stamped.
+    RunError: the run's work was shared by speed when it was recorded, or no collective was
+      timestamped.
   """
   run = stamped_alone(run)
   if not run.collectives:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import pacing
-from jaxpace.core.elapsed import measured
+from jaxpace.core.durations import elapsed_seconds
 from jaxpace.core.types import Pacer
 from jaxpace.runs.run import MISSING, Run
 
@@ -76,8 +76,8 @@ def nothing_on_record(count: int, slots: int, places: int = 1) -> OnRecord:
 def on_record(run: Run, ranks: np.ndarray, slots: int, part: slice, places: int) -> OnRecord:
   """Rebuilds what was held and heard in the steps of `part`.
 
-  Of a run that does not say where its pacer was asked, every stamped collective that can be held
-  back counts, from an attempt's second step on.
+  Of a run that does not say where its pacer was asked, every timestamped collective that can be
+  held back counts, from an attempt's second step on.
 
   Args:
     run: the recorded run.
@@ -149,7 +149,8 @@ def _put_readings(run: Run, made: OnRecord, part: slice) -> None:
   made.begins.reshape(-1)[cell] = place[first]
   np.add.at(flat, cell[sound], 1)
   for i, values in enumerate((heard.heard_ns[keep], heard.told_ns[keep])):
-    seconds = np.where(values == MISSING, _NAN, measured(np.where(values == MISSING, 0, values)))
+    seconds = np.where(values == MISSING, _NAN,
+                       elapsed_seconds(np.where(values == MISSING, 0, values)))
     made.readings[at[sound], place[sound], i] = seconds[sound]
 
 

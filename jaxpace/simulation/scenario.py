@@ -70,7 +70,7 @@ def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, fl
   Args:
     settings: of the job.
     step_times: [K] s.
-    means: `transfer`, `earliness`, `delay`, `cost`: mean seconds a step.
+    means: `transfer`, `earliness`, `delay`, `cost`: mean seconds per step.
     seed: of failures.
   """
   mean = float(step_times.mean())
@@ -82,7 +82,7 @@ def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, fl
 
 
 def alone(settings: JobSettings) -> float:
-  """Seconds a step takes where nothing varies, nothing is paced and no other job is there."""
+  """Seconds per step takes where nothing varies, nothing is paced and no other job is there."""
   job, overlap = settings.job, settings.shape.overlap
   begin = float(job.update) + float(job.gap) + float(job.forward)
   leave = 0.0

@@ -14,7 +14,7 @@ from tests.record.nccl.dumps import Job, batches
 from tests.synthetic import synthetic_observed, synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
 
-JOB = synthetic_runs.MadeUpJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
+JOB = synthetic_runs.SyntheticJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
                              sample_steps=5, faults=(Fault("compute", 8e-3, (1,)),
                                                      Fault("contention", 5e-3, begin=0.5)))
 

@@ -9,7 +9,7 @@ from jaxpace.cli.main import main
 from jaxpace.live import control_file
 from jaxpace.live.control_request import ControlRequest
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 def control(*arguments) -> int:
@@ -46,7 +46,7 @@ def test_changes_add_up_and_reset_undoes_them(tmp_path, capsys):
 
 
 def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=8, steps=20, processes=4, hosts=2))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=8, steps=20, processes=4, hosts=2))
   assert control(tmp_path, "--nodes", "1") == 0 and written(tmp_path)["ranks"] == [0, 1, 2, 3]
   assert control(tmp_path, "--nodes", "3") == 2 and "has 2 hosts, not 3" in capsys.readouterr().err
 
@@ -70,7 +70,7 @@ def test_no_run_and_a_broken_file_are_sentences(tmp_path, capsys):
 
 @pytest.mark.parametrize("what", ["broken", "pipe", "huge", "notes", "run"])
 def test_off_works_whatever_stands_there(tmp_path, what, capsys):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=2))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=2))
   target = tmp_path / "control.json"
   if what == "broken":
     target.write_text("[" * 100_000)

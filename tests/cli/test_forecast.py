@@ -8,13 +8,13 @@ import pytest
 from jaxpace.cli.main import main
 from jaxpace.diagnose.codes import Silence
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
   path = tmp_path_factory.mktemp("forecast") / "run"
-  synthetic_runs.write(path, MadeUpJob(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
+  synthetic_runs.write(path, SyntheticJob(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
   return path
 
 
@@ -57,7 +57,7 @@ def test_numbers_that_are_none_are_refused(text, run, capsys):
 
 
 def test_a_fabric_that_is_no_file_is_not_waited_for(tmp_path, capsys):
-  synthetic_runs.write(tmp_path / "run", synthetic_runs.MadeUpJob(steps=120))
+  synthetic_runs.write(tmp_path / "run", synthetic_runs.SyntheticJob(steps=120))
   os.mkfifo(tmp_path / "fabric.json")
   assert call(tmp_path / "run", "--floor", tmp_path / "fabric.json") == 2
   assert "is a FIFO, not a regular file" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 COMMANDS = {
     "report": ["report", "RUN", "--without", "rank:0", "--without", "jitter", "--json", "-"],
@@ -21,7 +21,8 @@ COMMANDS = {
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
   path = tmp_path_factory.mktemp("good") / "run"
-  synthetic_runs.write(path, MadeUpJob(ranks=3, steps=150, processes=3, noise=0.1, collectives=2))
+  synthetic_runs.write(path,
+                       SyntheticJob(ranks=3, steps=150, processes=3, noise=0.1, collectives=2))
   return path
 
 

@@ -148,11 +148,11 @@ def all_end_well(capsys, run, sound, commands=EVERY) -> list[str]:
   return sentences
 
 
-@pytest.mark.parametrize("stamps", [0, -2**40, 2**63 - 1], ids=["zero", "negative", "largest"])
-def test_stamps_that_no_clock_has_read(sound, tmp_path, capsys, stamps):
+@pytest.mark.parametrize("timestamps", [0, -2**40, 2**63 - 1], ids=["zero", "negative", "largest"])
+def test_stamps_that_no_clock_has_read(sound, tmp_path, capsys, timestamps):
   run = copied(sound, tmp_path)
-  alter(run, "collectives", enter_ns=stamps, exit_ns=stamps)
-  alter(run, "steps", start_ns=stamps, end_ns=stamps)
+  alter(run, "collectives", enter_ns=timestamps, exit_ns=timestamps)
+  alter(run, "steps", start_ns=timestamps, end_ns=timestamps)
   all_end_well(capsys, run, sound)
 
 

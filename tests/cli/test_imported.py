@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 _SLOW = {"jax", "numpy", "pyarrow", "rich"}
 _NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas",
@@ -14,7 +14,7 @@ _NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas"
 
 def test_commands_import_no_library_that_they_do_not_use(tmp_path):
   run = tmp_path / "run"
-  synthetic_runs.write(run, MadeUpJob(ranks=2, steps=30, collectives=2, host_columns=True))
+  synthetic_runs.write(run, SyntheticJob(ranks=2, steps=30, collectives=2, host_columns=True))
   said = subprocess.run(
       [sys.executable, "-c", f"""
 import sys

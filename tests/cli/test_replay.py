@@ -12,7 +12,7 @@ from jaxpace.cli.main import main
 from jaxpace.core.types import Pacer
 from tests.multiprocess.jobs import ROOT
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 OWN = """
 import jax.numpy as jnp
@@ -35,7 +35,8 @@ broken = jaxpace.Pacer(lambda ranks: (), lambda seen, state: (jnp.float32(0), st
 
 @pytest.fixture
 def run(tmp_path):
-  synthetic_runs.write(tmp_path / "run", MadeUpJob(ranks=3, steps=80, noise=0.01, late={2: 10e-3}))
+  synthetic_runs.write(tmp_path / "run",
+                       SyntheticJob(ranks=3, steps=80, noise=0.01, late={2: 10e-3}))
   (tmp_path / "my_pacers.py").write_text(OWN)
   return tmp_path / "run"
 

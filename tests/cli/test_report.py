@@ -16,10 +16,10 @@ from jaxpace.diagnose.floor import SHARES
 from jaxpace.files.folders import Folder
 from jaxpace.runs import reader
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 ROOT = pathlib.Path(__file__).parents[2]
-LATE = MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
+LATE = SyntheticJob(ranks=4, steps=120, processes=4, noise=0.02, late={3: 20e-3}, compile=2.0)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def late(tmp_path_factory):
 def large(tmp_path_factory):
   path = tmp_path_factory.mktemp("runs") / "large"
   synthetic_runs.write(path,
-                     MadeUpJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
+                     SyntheticJob(ranks=200, steps=60, processes=4, noise=0.02, late={150: 20e-3}))
   return path
 
 

@@ -10,7 +10,7 @@ from jaxpace.cli.main import main
 from jaxpace.hang import read_rings
 from tests.hang.test_read import Directory
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 ENDED = "What the job waited for last"
 """The section of a job that no longer writes."""
@@ -42,7 +42,7 @@ def test_a_job_that_hung_before_any_row_was_written_is_told_from_its_rings(tmp_p
 
 def test_a_recorded_run_that_was_killed_in_a_hang_says_so_above_its_report(tmp_path, capsys):
   run, report = tmp_path / "run", tmp_path / "report.json"
-  synthetic_runs.write(run, MadeUpJob(ranks=4, steps=120, processes=4, noise=0.02))
+  synthetic_runs.write(run, SyntheticJob(ranks=4, steps=120, processes=4, noise=0.02))
   assert main(["report", str(run), "--json", str(report)]) == 0
   words, _ = shown(capsys)
   assert ENDED not in words and json.loads(report.read_text())["hang"] is None

@@ -22,9 +22,9 @@ from tests.lib.said import numbers
 from tests.multiprocess.jobs import ROOT
 from tests.show.growing import Growing
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
+JOB = SyntheticJob(ranks=4, steps=120, processes=2, noise=0.02, late={3: 5e-3})
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_a_real_terminal_and_ctrl_c(growing):
 
 
 def test_files_of_other_names_are_named(tmp_path, capsys):
-  synthetic_runs.write(tmp_path / "run", synthetic_runs.MadeUpJob(steps=30))
+  synthetic_runs.write(tmp_path / "run", synthetic_runs.SyntheticJob(steps=30))
   for table in ("steps", "collectives"):
     for at, file in enumerate(sorted((tmp_path / "run" / table).glob("*.parquet"))):
       file.rename(file.with_name(f"part-{at}.parquet"))
@@ -161,7 +161,7 @@ def test_files_of_other_names_are_named(tmp_path, capsys):
 
 def test_rows_of_attempts_that_never_came_to_collectives_are_waited_for(tmp_path, capsys):
   """Steps of a newer attempt than any collective's: nobody's place in it is known yet."""
-  synthetic_runs.write(tmp_path / "run", synthetic_runs.MadeUpJob(steps=30))
+  synthetic_runs.write(tmp_path / "run", synthetic_runs.SyntheticJob(steps=30))
   for file in (tmp_path / "run" / "steps").glob("*.parquet"):
     table = pq.read_table(file)
     pq.write_table(table.set_column(table.column_names.index("attempt"), "attempt",

@@ -1,4 +1,4 @@
-"""Trials on made-up step times: what they decide, when, at what cost, and from what."""
+"""Trials on synthetic step times: what they decide, when, at what cost, and from what."""
 
 import functools
 import itertools

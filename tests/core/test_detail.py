@@ -1,4 +1,4 @@
-"""Which steps are written in full."""
+"""Which steps are written in detail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The plan of an observed step survives a trip through JSON, and counts its marks."""
+"""The plan of an observed step survives a trip through JSON, and counts its timestamps."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
-from jaxpace.core.plan import Unstamped
+from jaxpace.core.plan import Untimed
 
 GATHER = ObservedCollective(
     index=0, name="all-gather.11", kind="all-gather", bytes=4096, operands=2, dtypes=("float32",),
@@ -19,7 +19,7 @@ SEND = dataclasses.replace(
 PROGRAM = ObservedProgram(
     number=3, name="step", ranks=(2, 3, 0, 1), mesh_axes={"data": 2, "fsdp": 2},
     collectives=(GATHER, SEND), notices=("said",), bare_compile_s=0.5, stamped_compile_s=0.25,
-    unstamped=(Unstamped("all-reduce.4", "all-reduce", 8, "because"),))
+    unstamped=(Untimed("all-reduce.4", "all-reduce", 8, "because"),))
 
 
 def test_a_plan_comes_back_from_json_as_it_was():
@@ -34,15 +34,15 @@ def test_what_is_no_plan_is_refused(data):
 
 
 def test_marks_are_counted_over_turns_and_tags():
-  # Start and end; 4 x 8 turns of two enter and two exit marks; two marks of the permute.
+  # Start and end; 4 x 8 turns of two enter and two exit timestamps; two timestamps of the permute.
   assert PROGRAM.marks == 2 + 4 * 8 * 4 + 2
-  assert GATHER.turns == 32
-  assert SEND.turns == 1
+  assert GATHER.iterations == 32
+  assert SEND.iterations == 1
 
 
 def test_marks_of_a_loop_of_unknown_length_are_not_counted():
   unknown = dataclasses.replace(GATHER, loops=(Loop("while.3", None),))
   program = dataclasses.replace(PROGRAM, collectives=(unknown,))
-  assert unknown.turns is None
+  assert unknown.iterations is None
   assert program.marks is None
   assert dataclasses.replace(program, bare="as it was.").marks == 0

@@ -46,7 +46,7 @@ def close(one, other):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-  """A live run with two stamped collectives, the first of which carries what is shared."""
+  """A live run with two timestamped collectives, the first of which carries what is shared."""
   path = tmp_path_factory.mktemp("runs") / "live"
   mesh = jax.make_mesh((RANKS,), ("data",), devices=jax.devices()[:RANKS],
                        axis_types=(jax.sharding.AxisType.Auto,))

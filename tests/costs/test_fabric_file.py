@@ -77,7 +77,7 @@ def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
 def test_kinds():
   assert ({fabric.kind_of(n) for n in ("psum", "pmean", "gradients", "psum_invariant")}
           == {"all_reduce"})
-  truth = synthetic_runs.simulate(synthetic_runs.MadeUpJob(steps=5))
+  truth = synthetic_runs.simulate(synthetic_runs.SyntheticJob(steps=5))
   run = make_run(truth.enter, truth.exit)
   assert fabric.kind_in(run, run.collectives[0]) == "all_reduce"
   run.info["plan"] = {"collectives": [3, {"slot": 0, "primitives": ["reduce_scatter"]}]}

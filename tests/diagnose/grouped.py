@@ -1,4 +1,4 @@
-"""Made-up runs in whose collectives not all ranks meet, recorded as files."""
+"""Synthetic runs in whose collectives not all ranks meet, recorded as files."""
 
 import json
 import pathlib
@@ -40,7 +40,7 @@ def play(arrivals, transfers, groups=None, sources=None):
 def write(directory, enter, leave, *, settings=None, collectives=None, ranks=None, gap=None,
           run="made-up", processes=None, plan=None, left_out=(), start=None, end=None,
           present=None, columns=None):
-  """Writes [C, R, K] stamps as a run of a process for each rank, whose clocks have nothing in
+  """Writes [C, R, K] timestamps as a run of a process for each rank, whose clocks have nothing in
   common.
 
   Args:

@@ -6,7 +6,7 @@ step; a collective lets the ranks of a group out together,
     exit = max over the group of (time + busy) + transfer,
 
 and a point-to-point transfer its target alone, which waits for its source; the source goes on.
-Causes are amounts added to what ranks do, so the job can be played again without any of them: what
+Causes are amounts added to what ranks do, so the job can be replayed without any of them: what
 each is worth is known exactly, whatever a diagnosis makes of the timestamps.
 """
 
@@ -118,7 +118,7 @@ def along(mesh: dict[str, int], axes: str) -> tuple[tuple[int, ...], ...]:
   return tuple(map(tuple, rows.tolist()))
 
 
-def meeting(mesh: dict[str, int], axes: str, busy: float, transfer: float) -> Place:
+def rank_groups(mesh: dict[str, int], axes: str, busy: float, transfer: float) -> Place:
   """A collective along some axes that all ranks of the mesh go through."""
   groups = along(mesh, axes)
   return Place(axes, groups, {rank: busy for group in groups for rank in group}, transfer)

@@ -1,4 +1,4 @@
-"""Made-up jobs as runs in memory, and what their step time was really spent on."""
+"""Synthetic jobs as runs in memory, and what their step time was really spent on."""
 
 import dataclasses
 
@@ -6,17 +6,17 @@ import numpy as np
 
 from jaxpace.diagnose.floor import find_floor
 from jaxpace.diagnose.lateness import find_late
-from jaxpace.diagnose.modes.inputs import Case
+from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.phases import phase_medians
 from jaxpace.diagnose.selected_steps import count_steps
-from jaxpace.diagnose.totals import Summed, add_up
+from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.runs.dense import HOST_COLUMNS
 from jaxpace.runs.run import HostCauses, HostSamples, Run
 from tests.diagnose.traces import make_run
-from tests.synthetic.synthetic_runs import MadeUpJob, _host_columns, _host_samples, simulate
+from tests.synthetic.synthetic_runs import SyntheticJob, _host_columns, _host_samples, simulate
 
 
-def run_of(job: MadeUpJob):
+def run_of(job: SyntheticJob):
   """The run and its truth. Every rank reads a clock of its own."""
   truth = simulate(job)
   origin = (np.arange(job.ranks) * 7 * 10**14)[:, None]
@@ -46,13 +46,14 @@ def run_of(job: MadeUpJob):
   return run, truth
 
 
-def case_of(run: Run) -> Case:
+def case_of(run: Run) -> EvidenceInputs:
   """What failure modes are looked for in."""
   selected = count_steps(run)
   totals = add_up(run, selected)
   step = float(totals.per_step["step"][selected.mask].mean())
-  summed = Summed(run, selected, totals, step)
-  return Case(**vars(summed), lateness=find_late(summed), phases=phase_medians(run, selected.mask),
+  run_totals = RunTotals(run, selected, totals, step)
+  return EvidenceInputs(**vars(run_totals), lateness=find_late(run_totals),
+                        phases=phase_medians(run, selected.mask),
               floor=find_floor(run, totals.transfer, None))
 
 

@@ -31,8 +31,10 @@ def traces(draw):
   stretches = random.integers(0, 50 * MS, (ranks, size * slots * 2))
   if draw(st.booleans()):
     stretches -= random.integers(0, 20 * MS, stretches.shape)  # overlapping collectives
-  stamps = np.cumsum(stretches, axis=1).reshape(ranks, size, slots, 2)
-  enter, leave = stamps[..., 0].transpose(2, 0, 1).copy(), stamps[..., 1].transpose(2, 0, 1).copy()
+  timestamps = np.cumsum(stretches, axis=1).reshape(ranks, size, slots, 2)
+  enter, leave = timestamps[..., 0].transpose(2, 0, 1).copy(), timestamps[...,
+                                                                          1].transpose(2, 0,
+                                                                                       1).copy()
   attempt = np.zeros((ranks, size), np.int16)
   if draw(st.booleans()):
     attempt[:, random.integers(0, size):] = 1

@@ -13,7 +13,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.what_if_request import parse
 from jaxpace.runs.reader import read_run
-from tests.diagnose.recurrence import Cause, Job, Place, gain, meeting, pipeline, play, write
+from tests.diagnose.recurrence import Cause, Job, Place, gain, pipeline, play, rank_groups, write
 from tests.quick import examples
 
 STEPS = 120
@@ -35,7 +35,7 @@ def meshes(draw):
   mesh = dict(zip(("data", "fsdp", "tensor"), sizes, strict=False))
   more = draw(st.lists(st.sampled_from(sorted(mesh)), max_size=3))
   axes = draw(st.permutations([*mesh, *more]))
-  places = tuple(meeting(mesh, axis, draw(st.sampled_from([5e-3, 15e-3, 30e-3])),
+  places = tuple(rank_groups(mesh, axis, draw(st.sampled_from([5e-3, 15e-3, 30e-3])),
                          draw(st.sampled_from([1e-3, 4e-3]))) for axis in axes)
   return Job(mesh, places, steps=STEPS, noise=draw(st.sampled_from([1e-3, 0.01, 0.02])),
              missing=draw(st.sampled_from([0.0, 0.0, 0.05])), seed=draw(st.integers(0, 99)))

@@ -10,9 +10,10 @@ from jaxpace.diagnose.clock_alignment import align
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=8, steps=900, processes=4, hosts=4, noise=0.1, collectives=2, late={3: 4e-3})
+JOB = SyntheticJob(ranks=8, steps=900, processes=4, hosts=4, noise=0.1, collectives=2,
+                   late={3: 4e-3})
 RANKS_EACH = 2
 
 
@@ -24,14 +25,14 @@ def recorded(tmp_path_factory):
 
 
 def on_clocks(run, truth, clock, late=None):
-  """The run as ranks with these clocks would have stamped it."""
+  """The run as ranks with these clocks would have timestamped it."""
   late = np.zeros(truth.exit.shape, np.int64) if late is None else late
-  stamped = []
+  timestamped = []
   for c, collective in enumerate(run.collectives):
     enter, leave = (np.stack([clock(rank // RANKS_EACH, times[rank]) for rank in range(JOB.ranks)])
                     for times in (truth.enter[c], truth.exit[c] + late[c]))
-    stamped.append(dataclasses.replace(collective, enter_ns=enter, exit_ns=leave))
-  return dataclasses.replace(run, collectives=tuple(stamped))
+    timestamped.append(dataclasses.replace(collective, enter_ns=enter, exit_ns=leave))
+  return dataclasses.replace(run, collectives=tuple(timestamped))
 
 
 def error(run, truth):
@@ -129,7 +130,7 @@ def test_attempts_follow_each_other_and_what_is_missing_stays_missing(recorded):
 
 
 def test_processes_of_one_host_that_read_one_clock_share_its_correction(tmp_path):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=4, hosts=2),
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=4, steps=50, processes=4, hosts=2),
                      origins=[10**9, 10**9, 5 * 10**15,
                               10**9])
   assert align(read_run(tmp_path)).clock.tolist() == [0, 0, 2, 3]

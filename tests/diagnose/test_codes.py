@@ -15,7 +15,7 @@ from jaxpace.diagnose.modes import inputs
 from jaxpace.hang import describe
 from tests.diagnose.synthetic import run_of
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 ROOT = pathlib.Path(__file__).parents[2]
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
@@ -30,7 +30,7 @@ def test_every_code_says_what_it_means():
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_code_has_a_use(kind):
   """A code that nothing says, or a cause without a code, is a mistake in the table."""
-  files = (ROOT / "jaxpace" / "diagnosis").rglob("*.py")
+  files = (ROOT / "jaxpace" / "diagnose").rglob("*.py")
   source = "".join(path.read_text() for path in files if path.name != "codes.py")
   modes = {inputs.PERSISTENT, inputs.AMPLIFICATION, inputs.CONTENTION, inputs.LOCALITY,
            inputs.JITTER}
@@ -52,7 +52,7 @@ def test_a_sentence_is_a_string_and_keeps_its_code():
     Fault("compute", 4e-3, (3,)), Fault("rotating", 8e-3), Fault("contention", 8e-3, begin=.4),
     Fault("pause", 30e-3, probability=.1, mechanism="gc"), None])
 def test_every_sentence_of_a_diagnosis_has_a_code(fault):
-  job = MadeUpJob(ranks=8, steps=600, processes=4, hosts=4, noise=0.02, host_columns=True,
+  job = SyntheticJob(ranks=8, steps=600, processes=4, hosts=4, noise=0.02, host_columns=True,
                   faults=(fault,) if fault else ())
   found = diagnose(run_of(job)[0])
   sentences = [found.verdict, *found.notes,

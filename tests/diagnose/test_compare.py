@@ -19,7 +19,7 @@ from jaxpace.runs.run import RunError
 from tests.diagnose.traces import make_run
 from tests.lib.said import numbers, only
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 @given(st.integers(2, 40), st.integers(2, 40), st.integers(0, 10**6), st.floats(0.1, 10))
@@ -59,7 +59,7 @@ def recorded(job, **options):
                            **options))
 
 
-JOB = MadeUpJob(ranks=4, steps=400, noise=0.1)
+JOB = SyntheticJob(ranks=4, steps=400, noise=0.1)
 
 
 @pytest.mark.parametrize(("fault", "share", "seconds"), [

@@ -1,4 +1,4 @@
-"""Slow transfers in made-up jobs: what they cost, and what is no crowded fabric beside a late
+"""Slow transfers in synthetic jobs: what they cost, and what is no crowded fabric beside a late
 rank."""
 
 import dataclasses
@@ -15,7 +15,7 @@ from tests.diagnose.test_findings import job, with_bytes
 from tests.diagnose.test_tcp import sampled
 from tests.lib.said import only
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 BURSTS = (Fault("contention", 9e-3, probability=0.2), Fault("contention", 22e-3, probability=0.2))
 
@@ -37,7 +37,7 @@ def test_slow_steps_now_and_then_cost_their_mean(hosts):
 @pytest.mark.parametrize("switches", [0, 8])
 def test_transfers_between_two_hosts_that_vary_are_the_fabric_s_unless_processors_are_crowded(
     switches):
-  run, _ = run_of(MadeUpJob(ranks=4, steps=400, processes=2, hosts=2, noise=0.01, transfer=1e-3,
+  run, _ = run_of(SyntheticJob(ranks=4, steps=400, processes=2, hosts=2, noise=0.01, transfer=1e-3,
                             transfer_noise=10.0, host_columns=True))
   columns = {**run.host_causes.columns,
              "nivcsw": np.full_like(run.host_causes.columns["nivcsw"], switches)}
@@ -77,7 +77,7 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   slow = job(Fault("contention", 3e-3, (6, 7)))
   run = with_bytes(run_of(slow)[0], 4096)
   (estimated,) = diagnose(run).findings
-  # connections of the others are busy for 2.2 ms a step: by those it would cost 3 ms
+  # connections of the others are busy for 2.2 ms per step: by those it would cost 3 ms
   floor = 2.8e-3
   quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
   fabric = MeasuredFabric((Level("all", None, None,

@@ -1,4 +1,4 @@
-"""Every failure mode in made-up jobs: found, blamed on the right rank or host, with the share it
+"""Every failure mode in synthetic jobs: found, blamed on the right rank or host, with the share it
 really has."""
 
 import dataclasses
@@ -18,14 +18,14 @@ from tests.diagnose.synthetic import run_of, true_shares
 from tests.lib.said import numbers, only
 from tests.quick import examples
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}
 
 
-def job(*faults, **kwargs) -> MadeUpJob:
-  return MadeUpJob(**{**BASE, **kwargs}, faults=faults)
+def job(*faults, **kwargs) -> SyntheticJob:
+  return SyntheticJob(**{**BASE, **kwargs}, faults=faults)
 
 
 STRAGGLER = Fault("compute", 5e-3, (5,), mechanism="work")
@@ -215,7 +215,7 @@ def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows(
   pauses = Fault("pause", 25e-3, (4, 5), probability=0.1, aligned=True)
   (finding,) = diagnose(run_of(job(pauses, host_columns=False))[0]).findings
   assert (finding.mode, finding.ranks, finding.causes) == (JITTER, (4, 5), ())
-  # The same on all processes, by turns, may be load on the hosts as well.
+  # The same on all processes, intermittently, may be load on the hosts as well.
   everywhere = Fault("pause", 8e-3, probability=0.1)
   assert JITTER not in {f.mode
                         for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
@@ -300,7 +300,7 @@ def test_a_clock_that_jumps_is_left_out_and_named():
 def test_many_hosts_are_counted_and_the_document_names_them_all():
   late = dict.fromkeys(range(0, 64, 2), 0.008)
   diagnosis = diagnose(
-      run_of(MadeUpJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
+      run_of(SyntheticJob(ranks=64, steps=200, processes=64, hosts=64, noise=0.01, late=late))[0])
   (finding,) = diagnosis.findings
   assert set(finding.ranks) == set(late) and len(finding.hosts) == 32
   sentences = [diagnosis.verdict, finding.advice, *finding.evidence]

@@ -15,7 +15,7 @@ from jaxpace.diagnose.floor import find_floor, running_minimum
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_contention import with_bytes
 from tests.lib.said import numbers, only
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 @pytest.mark.parametrize("freaks", [[100], [100, 101]])
@@ -55,7 +55,7 @@ def test_transfer_is_split_exactly_and_never_negatively(values):
                          [({"ranks": 2}, 2), ({}, 4), ({"ranks": 0}, 4), ({"ranks": "2"}, 4)])
 def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joined):
   """On a data x model mesh of four devices the sums join two."""
-  run = with_bytes(run_of(MadeUpJob(ranks=4, steps=40))[0], 4096)
+  run = with_bytes(run_of(SyntheticJob(ranks=4, steps=40))[0], 4096)
   costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING)
            for count in (2, 4)}
   fabric = MeasuredFabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost})
@@ -67,7 +67,7 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
 
 
 def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_for():
-  run = with_bytes(run_of(MadeUpJob(ranks=4, steps=200))[0], 4096)
+  run = with_bytes(run_of(SyntheticJob(ranks=4, steps=200))[0], 4096)
   run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
   one = MeasuredFabric((Level("one", 1, None, {}),), "made up")
   assert numbers(only(diagnose(run, fabric=one).notes, Note.FABRIC_UNUSED)) == [2]

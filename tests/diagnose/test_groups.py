@@ -9,12 +9,12 @@ import pytest
 from jaxpace.__main__ import main
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.codes import Note, Verdict
-from jaxpace.diagnose.groups import meetings_of
+from jaxpace.diagnose.groups import join_groups
 from jaxpace.diagnose.step_times import busy
-from jaxpace.runs.groups import Meeting
+from jaxpace.runs.groups import RankGroups
 from tests.diagnose import grouped, synthetic
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEPS = 240
 TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
@@ -87,8 +87,8 @@ def test_the_late_rank_of_one_group_is_named_and_the_other_group_is_not(tmp_path
 
 
 def test_each_group_has_a_floor_of_its_own(tmp_path):
-  """Contended by turns: each group's transfers are quick in one half of the run, the mean never
-  is."""
+  """Contended intermittently: each group's transfers are quick in one half of the run, the mean
+  never is."""
   arrivals, size = noisy([[10e-3] * 4], noise=0), STEPS // 2
   parts = []
   for contended in ((0, 1), (2, 3)):
@@ -161,8 +161,8 @@ def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):
 
 
 def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_path, capsys):
-  """A pipeline whose transfers begin before their entry stamps: what is recorded there says nothing
-  of who is late."""
+  """A pipeline whose transfers begin before their entry timestamps: what is recorded there says
+  nothing of who is late."""
   random = np.random.default_rng(3)
   slots = 10
   busy = np.full((slots, 4, STEPS), 3e-3) + random.exponential(1e-3, (slots, 4, STEPS))
@@ -258,12 +258,12 @@ def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
 
 def test_one_group_of_all_is_accounted_for_as_without_groups():
   """The way by groups and the one where all ranks meet, on the same noisy run with delays."""
-  job = MadeUpJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3,
+  job = SyntheticJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3,
                   transfer_noise=0.3, late={2: 3e-3},
                   delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
   run, _ = synthetic.run_of(job)
   work = busy(run, slice(0, STEPS))
-  found = meetings_of((Meeting(np.zeros(5, np.int64)),) * 3)
+  found = join_groups((RankGroups(np.zeros(5, np.int64)),) * 3)
   plain, by_group = account(work), account(work._replace(meetings=found))
   for name in plain._fields[:-4]:
     np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12,

@@ -49,7 +49,7 @@ def test_only_long_waits_are_said(seconds, running, call, said):
 def test_long_steps_need_long_waits():
   slow = late()
   for events in slow.events.values():
-    # A hundred times as slow: 17 marks of 100 ms a step.
+    # A hundred times as slow: 17 timestamps of 100 ms per step.
     events[:] = [(ns if tag & 0xFFFFF == 0xFFFFE else ns * 100, tag) for ns, tag in events]
   slow.time *= 100
   usual = flight(slow, 0).usual

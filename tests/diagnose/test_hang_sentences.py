@@ -44,7 +44,7 @@ def stopped_at(operation, **more):
 
 
 def evaluating(stop):
-  """Rank 2 runs an evaluation with marks instead of the next call."""
+  """Rank 2 runs an evaluation with timestamps instead of the next call."""
   evaluation = Machine(EVALUATION, 4, 2, stop=stop)
   evaluation.events = {2: evaluation.events[2]}
   return flight(Machine(TRAIN, 4, 20, stop={2: (CALL, -1)}), after=evaluation)

@@ -10,7 +10,7 @@ from jaxpace.diagnose.notes import hung
 from jaxpace.runs.alarms import Late, LateProcess, read_events
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 def event(step, waited, *late, arrived=(0, 1)):
@@ -42,7 +42,7 @@ def test_what_is_no_event_is_left_out_and_many_are_cut():
 
 
 def test_they_reach_the_report(tmp_path):
-  run, _ = run_of(MadeUpJob(ranks=4, steps=60, processes=2))
+  run, _ = run_of(SyntheticJob(ranks=4, steps=60, processes=2))
   (tmp_path / "watchdog").mkdir()
   line = {**event(30, 12.0, LateProcess(1, "outside", phase="data")), "run": run.id}
   (tmp_path / "watchdog" / "0.jsonl").write_text(json.dumps(line) + "\n"

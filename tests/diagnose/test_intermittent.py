@@ -1,4 +1,5 @@
-"""Waiting by turns: what is said of how rare it is, and of who pauses when few pauses were seen."""
+"""Intermittent waiting: what is said of how rare it is, and of who pauses when few pauses were
+  seen."""
 
 import itertools
 
@@ -12,7 +13,7 @@ from jaxpace.diagnose.modes.jitter import LongGaps
 from tests.diagnose.synthetic import case_of, run_of
 from tests.lib.said import only
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEPS = 300
 
@@ -23,7 +24,7 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
   """Chance by counting all ways in which eight processes can have these pauses."""
   pauses = [Fault("pause", 0.1, (2 * process, 2 * process + 1), begin=(60 + 20 * i) / STEPS,
                   end=(61 + 20 * i) / STEPS, mechanism="gc") for i, process in enumerate(struck)]
-  run, _ = run_of(MadeUpJob(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02,
+  run, _ = run_of(SyntheticJob(ranks=16, steps=STEPS, processes=8, hosts=8, noise=0.02,
                             host_columns=True, faults=tuple(pauses)))
   most = struck.count(2)
   ways = itertools.product(range(8), repeat=len(struck))
@@ -33,7 +34,7 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
 
 @pytest.mark.parametrize("fault", [Fault("rotating", 8e-3), Fault("jitter", 6e-3)])
 def test_the_worst_tenth_of_the_steps_holds_what_is_said(fault):
-  run, truth = run_of(MadeUpJob(ranks=8, steps=STEPS, processes=4, noise=0.02, faults=(fault,)))
+  run, truth = run_of(SyntheticJob(ranks=8, steps=STEPS, processes=4, noise=0.02, faults=(fault,)))
   found = diagnose(run)
   (finding,) = (f for f in found.findings if f.mode == AMPLIFICATION)
   waited = np.sort((truth.busy[0].max(axis=0) - truth.busy[0].mean(axis=0))[found.selected.mask])

@@ -15,7 +15,7 @@ from jaxpace.runs.links import Culprit, ProbedLinks
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import barrier, make_run
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 BASE = {"ranks": 8, "steps": 300, "processes": 4, "hosts": 4, "noise": 0.02, "transfer_noise": 0.1,
         "host_columns": True}
@@ -29,7 +29,7 @@ def probe(*culprits, cannot_tell="") -> ProbedLinks:
 
 @pytest.fixture(scope="module")
 def crowded():
-  run, _ = run_of(MadeUpJob(**BASE, faults=(Fault("contention", 8e-3, begin=0.5),)))
+  run, _ = run_of(SyntheticJob(**BASE, faults=(Fault("contention", 8e-3, begin=0.5),)))
   return dataclasses.replace(run, host_samples=None)
 
 
@@ -50,19 +50,19 @@ def test_a_link_probe_names_the_slow_host_or_link(crowded, culprits, hosts, rank
 
 
 def test_a_probe_alone_makes_no_finding():
-  run, _ = run_of(MadeUpJob(**BASE))
+  run, _ = run_of(SyntheticJob(**BASE))
   assert diagnose(run, links=probe(Culprit("host", ("host2",), (2,), 2.5, 0.99))).findings == ()
 
 
 def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
   late = Fault("compute", 8e-3, (5,), mechanism="preempted")
-  run, _ = run_of(MadeUpJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
+  run, _ = run_of(SyntheticJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
   report = diagnose(run, asked=[parse("rank:5"), parse("rank:5,contention"), parse("rank:4")])
   (found,) = report.findings
   assert (found.mode, found.ranks) == (PERSISTENT, (5,))
   assert Evidence.SLOW_AS_WELL in codes(found.evidence)
   # One fault: mending the host mends its transfers, too. Another rank's mending doesn't.
-  healthy = diagnose(run_of(MadeUpJob(**BASE))[0]).step_time.mean
+  healthy = diagnose(run_of(SyntheticJob(**BASE))[0]).step_time.mean
   alone, both, other = [after.step_time for _, after in report.asked]
   assert alone == pytest.approx(healthy, rel=0.01) == both
   assert other > healthy + 10e-3
@@ -73,7 +73,7 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
   named = []
   for probability, ranks in ((0.1, (4, 5)), (0.008, (0, 1, 2, 3, 4, 5, 6, 7))):
     for seed in range(4):
-      run, _ = run_of(MadeUpJob(**BASE, seed=seed,
+      run, _ = run_of(SyntheticJob(**BASE, seed=seed,
                                 faults=(Fault("pause", 40e-3 / probability / 10, ranks,
                                               mechanism="gc",
                                               probability=probability),)))
@@ -85,7 +85,7 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
 @pytest.mark.parametrize("kind", ["uneven", "load"])
 def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kind):
   random, shape = np.random.default_rng(2), (8, 300)
-  _, truth = run_of(MadeUpJob(**BASE))
+  _, truth = run_of(SyntheticJob(**BASE))
   more = (random.gamma(2.0, 0.5e6, shape) if kind == "uneven"
           else (random.random(shape) < 0.01) * 9e6)
   ragged = (random.random(shape) < 0.01) * 12e6
@@ -100,7 +100,7 @@ def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kin
 def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
   """What connections say of two hosts, one of which stands still now and then: the other seems to
   have a slow link."""
-  run, _ = run_of(MadeUpJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
+  run, _ = run_of(SyntheticJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
                             faults=(Fault("compute", 15e-3, (2, 3)),)))
   said = {}
   for slow in (0, 1):

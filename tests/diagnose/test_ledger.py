@@ -7,23 +7,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.diagnose.groups import Meetings, meetings_of, step_through
+from jaxpace.diagnose.groups import RunGroups, join_groups, step_through
 from jaxpace.diagnose.ledger import charges
-from jaxpace.runs.groups import Meeting
+from jaxpace.runs.groups import RankGroups
 from tests.quick import examples
 
 TENSOR, DATA = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
-def meet(groups: list[list[list[int]]], ranks: int) -> Meetings:
+def meet(groups: list[list[list[int]]], ranks: int) -> RunGroups:
   """Who meets in collectives of these groups."""
   of = []
   for some in groups:
     own = np.full(ranks, -1, np.int64)
     for number, members in enumerate(some):
       own[members] = number
-    of.append(Meeting(own))
-  return meetings_of(tuple(of))
+    of.append(RankGroups(own))
+  return join_groups(tuple(of))
 
 
 def played(groups: list[list[list[int]]], busy: np.ndarray, transfer: float = 1e-3) -> np.ndarray:

@@ -11,7 +11,7 @@ from jaxpace.hang.watchdog import EventFile
 from jaxpace.runs.alarms import Late, LateProcess
 from tests.lib.said import numbers
 from tests.show.growing import Growing
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 UNIX = 1.7e9
 
@@ -131,7 +131,8 @@ def test_many_processes_files_are_read_every_few_seconds_but_seen_at_once(tmp_pa
 
 
 def test_age_of_the_newest_rows(tmp_path):
-  growing = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=1), tmp_path / "whole")
+  growing = Growing(tmp_path / "run", SyntheticJob(ranks=2, steps=60, processes=1),
+                    tmp_path / "whole")
   growing.write(30)
   for file in growing.directory.rglob("*.parquet"):
     os.utime(file, (UNIX, UNIX))

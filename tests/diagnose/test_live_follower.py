@@ -23,9 +23,9 @@ from tests.lib.said import numbers, only
 from tests.quick import examples
 from tests.show.growing import Growing
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2,
+JOB = SyntheticJob(ranks=4, steps=320, processes=2, noise=0.02, transfer_noise=0.1, collectives=2,
                 late={2: 4e-3})
 
 
@@ -181,13 +181,13 @@ def test_a_restart_begins_anew_and_says_so(tmp_path):
   follower = Follower(tmp_path / "run", 50)
   first.write(200)
   assert follower.poll(0.0, 0.0).attempt == 0
-  slow = MadeUpJob(ranks=4, steps=100, processes=2, forward=30e-3, collectives=2)
+  slow = SyntheticJob(ranks=4, steps=100, processes=2, forward=30e-3, collectives=2)
   again = Growing(tmp_path / "run", slow, tmp_path / "b", attempt=1, first_step=120)
   again.write(160)
   look = follower.poll(1.0, 0.0)
   assert (look.attempt, look.step, look.numbers.first) == (1, 159, 121)
   assert look.numbers.mean == pytest.approx(55.5e-3, rel=0.01)
-  assert [numbers(told.sentence) for told in look.told] == [[79, 2, 10, 19], [2, 120]]
+  assert [numbers(alerts.sentence) for alerts in look.alerts] == [[79, 2, 10, 19], [2, 120]]
   late_comer = Follower(tmp_path / "run", 50).poll(1.0, 0.0)
   assert ((late_comer.attempt, late_comer.step, late_comer.numbers.mean)
           == (1, 159, pytest.approx(look.numbers.mean)))
@@ -199,23 +199,23 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   first.write(200)
   assert follower.poll(0.0, 0.0).step == 199
   first.remove()
-  other = Growing(tmp_path / "run", MadeUpJob(ranks=2, steps=50, processes=1), tmp_path / "b",
+  other = Growing(tmp_path / "run", SyntheticJob(ranks=2, steps=50, processes=1), tmp_path / "b",
                   run="other")
   assert follower.poll(1.0, 0.0).state.kind == "waiting"
   other.write(40)
   look = follower.poll(2.0, 0.0)
-  assert (look.run, look.step, look.ranks, look.told) == ("other", 39, 2, ())
+  assert (look.run, look.step, look.ranks, look.alerts) == ("other", 39, 2, ())
 
 
 def test_onsets_are_told_as_they_begin(tmp_path):
-  job = MadeUpJob(ranks=4, steps=400, processes=2, noise=0.01,
+  job = SyntheticJob(ranks=4, steps=400, processes=2, noise=0.01,
             faults=(Fault("compute", 6e-3, (3,), begin=0.6), ))
   growing, found = Growing(tmp_path / "run", job, tmp_path / "whole"), {}
   follower = Follower(growing.directory, 50)
   for step in range(20, 401, 20):
     growing.write(step)
-    for told in follower.poll(float(step), 0.0).told:
-      found.setdefault(told.sentence, step)
+    for alerts in follower.poll(float(step), 0.0).alerts:
+      found.setdefault(alerts.sentence, step)
   late = [(step, sentence) for sentence, step in found.items() if "rank 3 is late" in sentence]
   assert late and 240 < late[0][0] <= 300
   assert not [sentence for sentence, step in found.items() if step <= 240]
@@ -248,7 +248,7 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
             "decision_pairs": (step // 40).astype(np.float32),
             "decision_guard_pair": (step // 40).astype(np.float32)}
 
-  job = MadeUpJob(ranks=4, steps=200, processes=2, delays={0: 1e-3})
+  job = SyntheticJob(ranks=4, steps=200, processes=2, delays={0: 1e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole", extra=guard)
   follower, seen = Follower(growing.directory, 50), []
   for step in (50, 70, 100):
@@ -263,19 +263,19 @@ def test_the_guard_is_that_of_the_lowest_rank_now(tmp_path):
 
 def test_what_is_told_live_is_what_a_replay_of_the_run_tells(tmp_path):
   """Pauses with a cause that the processes measure too, of which most parts hold none."""
-  job = MadeUpJob(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
+  job = SyntheticJob(ranks=4, steps=320, processes=2, noise=0.02, host_columns=True,
                   faults=(Fault("pause", 60e-3, (2, 3), begin=0.6, probability=0.1, aligned=True,
                                 mechanism="checkpoint"),))
   growing = Growing(tmp_path / "run", job, tmp_path / "written")
   follower, state, replayed = Follower(growing.directory), stream.init(4), []
   for step in range(20, 321, 20):
     growing.write(step)
-    told = [told.sentence for told in follower.poll(float(step), 0.0).told]
+    alerts = [alerts.sentence for alerts in follower.poll(float(step), 0.0).alerts]
   run = read_run(tmp_path / "written")
   assert run.host_causes.columns["checkpoint"].max() > 0.05
   state = state._replace(until=WARMUP_STEPS - 1)
   replayed = [alarm.sentence() for alarm in stream.follow(state, run)[1]]
-  assert told == replayed and "pause" in told[0]
+  assert alerts == replayed and "pause" in alerts[0]
 
 
 def test_without_collectives_the_step_time_is_still_told(growing):
@@ -302,7 +302,7 @@ def test_damaged_numbers_are_left_out(growing, column, value):
 
 
 def test_lateness_is_told_after_the_typical_rank(tmp_path):
-  job = MadeUpJob(ranks=4, steps=60, processes=2, late={1: 2e-3, 2: 4e-3, 3: 6e-3})
+  job = SyntheticJob(ranks=4, steps=60, processes=2, late={1: 2e-3, 2: 4e-3, 3: 6e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   growing.write(60)
   late = Follower(growing.directory, 20).poll(0.0, 0.0).numbers.late
@@ -311,7 +311,7 @@ def test_lateness_is_told_after_the_typical_rank(tmp_path):
 
 
 def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_path):
-  job = MadeUpJob(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
+  job = SyntheticJob(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   follower = Follower(growing.directory, 50)
   growing.write(90)

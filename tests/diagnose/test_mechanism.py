@@ -9,7 +9,7 @@ from jaxpace.diagnose.mechanism import of_lateness, of_pauses
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import case_of, run_of
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEPS = 100
 
@@ -17,7 +17,7 @@ STEPS = 100
 def shown(causes=None, samples=None, processes=4):
   """A run with these columns of each process, per step. Samples' columns: what a counter rises by,
   or a gauge is."""
-  run, _ = run_of(MadeUpJob(ranks=processes, steps=STEPS, processes=processes, noise=0.01,
+  run, _ = run_of(SyntheticJob(ranks=processes, steps=STEPS, processes=processes, noise=0.01,
                             host_columns=True, sample_steps=1))
   columns = {name: np.broadcast_to(np.array(values, np.float32).reshape(processes, -1),
                                    (processes, STEPS))

@@ -1,12 +1,12 @@
 """Pauses, slow transfers and missing ranks on tensor x data meshes: reports against the recurrence
-played again without them."""
+replayed without them."""
 
 from __future__ import annotations
 
 import pytest
 
 from jaxpace.diagnose.codes import Verdict
-from tests.diagnose.recurrence import Cause, Job, meeting, play, write
+from tests.diagnose.recurrence import Cause, Job, play, rank_groups, write
 from tests.diagnose.test_groups import check_shares, report
 
 MESH = {"data": 4, "tensor": 4}
@@ -15,7 +15,7 @@ MESH = {"data": 4, "tensor": 4}
 def job(slots: str, *causes: Cause, **settings) -> Job:
   """Tensor-parallel and data-parallel collectives in this order, 120 ms of work in all."""
   axes = {"t": "tensor", "d": "data"}
-  places = tuple(meeting(MESH, axes[slot], 120e-3 / len(slots), 2e-3) for slot in slots)
+  places = tuple(rank_groups(MESH, axes[slot], 120e-3 / len(slots), 2e-3) for slot in slots)
   return Job(dict(MESH), places, causes, **settings)
 
 
@@ -91,7 +91,7 @@ def test_where_the_late_ranks_rows_are_missing_no_rank_of_its_groups_is_blamed(
 @pytest.mark.parametrize("noise", [0.001, 0.02])
 def test_a_rank_in_time_is_not_named_beside_the_late_one_nor_has_it_causes(tmp_path, noise):
   mesh = {"data": 4, "tensor": 2}
-  places = tuple(meeting(mesh, axis, 30e-3, 2e-3) for axis in ("tensor", "tensor", "data"))
+  places = tuple(rank_groups(mesh, axis, 30e-3, 2e-3) for axis in ("tensor", "tensor", "data"))
   write(tmp_path / "run", Job(mesh, places, (Cause("late", 20e-3, (1,), 0),), noise=noise))
   (finding,) = report(tmp_path / "run")["findings"]
   assert finding["ranks"] == [1] and not set(finding["causes"]) & {"throttled", "steal", "gc"}

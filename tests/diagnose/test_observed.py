@@ -1,4 +1,4 @@
-"""Observed runs: hundreds of collectives of mixed groups, some steps in full, the others by their
+"""Observed runs: hundreds of collectives of mixed groups, some steps in detail, the others by their
 sums."""
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_a_step_in_full_on_some_ranks_only_is_not_in_the_shares(tmp_path):
 
 @pytest.mark.parametrize(("stretch", "taken"), [(3, 80), (10, 100)])
 def test_slow_steps_that_are_in_full_as_well_count_for_no_more(tmp_path, stretch, taken):
-  """With few drawn steps all that are in full are taken: those drawn, and here the first 84."""
+  """With few drawn steps all that are in detail are taken: those drawn, and here the first 84."""
   job = dataclasses.replace(JOB, every=1)
   drawn = is_detailed(np.arange(240), stretch)
   info = lambda info: {**info, "plan": {**info["plan"], "detail": {"every": stretch}}}  # noqa: E731
@@ -274,7 +274,7 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
   assert (numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(),
                                         rel=0.01))
   assert sum(numbers.shares.values()) == pytest.approx(1)
-  assert numbers.silent == () and numbers.untold == ""
+  assert numbers.silent == () and numbers.inconclusive == ""
 
 
 def test_one_that_stays_open_through_a_step_hides_nothing(tmp_path):

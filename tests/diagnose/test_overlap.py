@@ -77,7 +77,7 @@ def test_comes_back_exactly_where_all_buckets_are_entered_before_the_first_is_ov
                  transfer=st.floats(1e-3, 25e-3), tail=st.floats(0, 5e-3),
                  noise=st.floats(0, 0.05), seed=st.integers(0, 99)))
 def test_is_a_bound_and_what_is_under_way_is_exact(job):
-  """That a rank waited for an early bucket before it went on, no stamp excludes."""
+  """That a rank waited for an early bucket before it went on, no timestamp excludes."""
   truth = simulate(job)
   found = diagnose(make_run(truth.enter, truth.exit)).overlap
   exposed, hidden = (x[:, 1:].mean() * 1e-9 for x in (truth.exposed, truth.hidden))

@@ -103,7 +103,8 @@ def test_windows_and_restarts():
 def test_the_report_of_a_recorded_run(tmp_path):
   """Through the files: decision columns are read back, of the lowest rank that has them."""
   path = tmp_path / "run"
-  synthetic_runs.write(path, synthetic_runs.MadeUpJob(ranks=2, steps=300, processes=2, noise=0.02))
+  synthetic_runs.write(path,
+                       synthetic_runs.SyntheticJob(ranks=2, steps=300, processes=2, noise=0.02))
   rng = np.random.default_rng(0)
   on = rng.random(150).repeat(2) < 0.5
   columns = {"guard_on": on,

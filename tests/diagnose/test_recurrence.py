@@ -1,4 +1,4 @@
-"""The recurrence by itself, and reports of what it wrote held against it played again without the
+"""The recurrence by itself, and reports of what it wrote held against it replayed without the
 causes."""
 
 import json
@@ -13,9 +13,9 @@ from tests.diagnose.recurrence import (
   Cause,
   Job,
   gain,
-  meeting,
   pipeline,
   play,
+  rank_groups,
   work,
   write,
 )
@@ -35,8 +35,9 @@ def report(path, job, *arguments):
 def even(mesh=MESH, **settings):
   """Two collectives along the quickest axis and one along the slowest, 10 ms before each."""
   first, last = next(iter(mesh)), next(reversed(mesh))
-  return Job(dict(mesh), (meeting(mesh, last, 10e-3, 1e-3), meeting(mesh, last, 10e-3, 1e-3),
-                          meeting(mesh, first, 10e-3, 2e-3)), **settings)
+  return Job(dict(mesh),
+             (rank_groups(mesh, last, 10e-3, 1e-3), rank_groups(mesh, last, 10e-3, 1e-3),
+                          rank_groups(mesh, first, 10e-3, 2e-3)), **settings)
 
 
 def test_ranks_that_do_the_same_take_the_sum_of_what_they_do():
@@ -48,7 +49,7 @@ def test_a_rank_that_is_late_holds_up_all_that_collectives_join():
   late = Cause("late", 20e-3, (1,), 0)
   job = even(causes=(late,))
   assert gain(job, late) == pytest.approx(54.5 / 34.5)
-  apart = Job(MESH, (meeting(MESH, "tensor", 10e-3, 1e-3),), (late,))
+  apart = Job(MESH, (rank_groups(MESH, "tensor", 10e-3, 1e-3),), (late,))
   # Two groups that never meet: each takes its own time, and the mean of both is the job's.
   assert play(apart).step_time() == pytest.approx(((31.5 + 11.5) / 2) * 1e-3)
 

@@ -7,10 +7,10 @@ import pytest
 
 from jaxpace.diagnose.codes import Note, Verdict, codes
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.findings import never_meet, turns
+from jaxpace.diagnose.findings import never_grouped, turns
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Locality
-from jaxpace.runs.groups import Meeting
+from jaxpace.runs.groups import RankGroups
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 
@@ -96,7 +96,7 @@ def test_ranks_that_never_meet_are_not_compared_in_earnest():
   one, other = barrier(slow, 2 * MS), barrier(quick, 2 * MS)
   enter, leave = (np.concatenate([a, b], axis=1) for a, b in zip(one, other, strict=True))
   run = sampled(enter, leave, cores="0-15")
-  assert never_meet(run) == ["psum0"]
+  assert never_grouped(run) == ["psum0"]
   found = diagnose(run)
   assert not found.findings and found.verdict.code == Verdict.DOUBT
   assert "psum0" in only(found.notes, Note.NEVER_MEET)
@@ -107,11 +107,11 @@ def test_ranks_whose_groups_are_recorded_are_compared_within_them():
   one, other = barrier(slow, 2 * MS), barrier(quick, 2 * MS)
   enter, leave = (np.concatenate([a, b], axis=1) for a, b in zip(one, other, strict=True))
   run = sampled(enter, leave, cores="0-15")
-  known = Meeting(np.array([0, 0, 1, 1]))
+  known = RankGroups(np.array([0, 0, 1, 1]))
   run = dataclasses.replace(run,
-                            collectives=tuple(dataclasses.replace(c, meeting=known)
+                            collectives=tuple(dataclasses.replace(c, rank_groups=known)
                                               for c in run.collectives))
-  assert never_meet(run) == []
+  assert never_grouped(run) == []
   found = diagnose(run)
   assert (not found.findings and not found.doubt
           and found.verdict.code not in (Verdict.DOUBT, Verdict.UNTOLD))
@@ -120,7 +120,7 @@ def test_ranks_whose_groups_are_recorded_are_compared_within_them():
 def test_ranks_of_two_processes_are_not_compared_by_their_clocks():
   enter, leave = late_rank(1.0, ranks=4)
   shift = np.array([0, 0, 10**12, 10**12])[None, :, None]
-  assert never_meet(sampled(enter + shift, leave + shift, processes=[0, 0, 1, 1])) == []
+  assert never_grouped(sampled(enter + shift, leave + shift, processes=[0, 0, 1, 1])) == []
 
 
 def test_a_session_is_no_attempt_that_warms_up():

@@ -26,9 +26,10 @@ from jaxpace.runs.run import MISSING
 from tests.diagnose.traces import barrier, make_run
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2, late={4: 6e-3},
+JOB = SyntheticJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2,
+                   late={4: 6e-3},
                 contention=4e-3, contended=(0.5, 1.0),
                 faults=(Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),))
 
@@ -60,12 +61,12 @@ def arrivals(run):
   result = np.full(run.attempt.shape, np.nan)
   for rank in range(run.ranks):
     for k in range(1, len(run.steps)):
-      stamps = [(int(c.enter_ns[rank, k]), int(c.exit_ns[rank, k])) for c in run.collectives]
+      timestamps = [(int(c.enter_ns[rank, k]), int(c.exit_ns[rank, k])) for c in run.collectives]
       before = int(run.collectives[-1].exit_ns[rank, k - 1])
-      if MISSING in (before, *(t for pair in stamps for t in pair)):
+      if MISSING in (before, *(t for pair in timestamps for t in pair)):
         continue
       total = 0
-      for enter, leave in stamps:
+      for enter, leave in timestamps:
         total += enter - before
         before = leave
       delay = run.durations.get("delay_applied")

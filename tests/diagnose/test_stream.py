@@ -12,7 +12,7 @@ from jaxpace.diagnose.stream import GAP, LATE, TRANSFER, WAITING, NewSteps
 from tests.diagnose.synthetic import run_of
 from tests.quick import examples
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 BASE = 20e-3
 
@@ -123,7 +123,7 @@ def test_a_few_long_steps_do_not_raise_what_is_usual():
 
 
 def test_it_follows_a_recorded_run_window_by_window():
-  job = MadeUpJob(ranks=4, steps=260, processes=2, noise=0.02, transfer_noise=0.1,
+  job = SyntheticJob(ranks=4, steps=260, processes=2, noise=0.02, transfer_noise=0.1,
             faults=(Fault("compute", 5e-3, (3,), begin=0.6),))
   run, _ = run_of(job)
   state, found = stream.follow(stream.init(4), run)

@@ -1,4 +1,5 @@
-"""What TCP busy times tell of slow transfers, on rings worked out by hand, and on made-up runs."""
+"""What TCP busy times tell of slow transfers, on rings worked out by hand, and on synthetic
+runs."""
 
 import dataclasses
 from types import SimpleNamespace
@@ -17,14 +18,14 @@ from jaxpace.diagnose.tcp import BusyConnections
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_findings import job
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 CASE = SimpleNamespace(step_time=25e-3)
 WINDOWS = 12
 
 
 def ring(ranks: int, usual: float, slow: dict[int, float]) -> np.ndarray:
-  """[P] seconds a step for which each host of a ring is busy; `slow` adds to what is sent over a
+  """[P] seconds per step for which each host of a ring is busy; `slow` adds to what is sent over a
   host's link each way.
 
   A host sends to the next one over both their links, and acknowledges nothing by itself.
@@ -127,7 +128,7 @@ def test_processes_of_one_host_have_no_network_between_them():
   crowded."""
   crowded = tuple(Fault("contention", seconds, probability=0.4)
                   for seconds in (2e-3, 4e-3, 6e-3, 8e-3))
-  run, _ = run_of(MadeUpJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02,
+  run, _ = run_of(SyntheticJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02,
                             transfer_noise=0.2, host_columns=True, faults=crowded))
   (finding,) = diagnose(run).findings
   assert finding.mode == CONTENTION
@@ -188,7 +189,7 @@ def links_of(*busy: float) -> tcp.BusyLinks:
 
 
 def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else():
-  """Busy times in ms a step as measured, hosts in the ring's order."""
+  """Busy times in ms per step as measured, hosts in the ring's order."""
   stopped = links_of(3.0, 10.5, 4.9, 11.3)
   assert tcp.taken_slowly(stopped, {0}) and not tcp.taken_slowly(stopped, {3})
   assert tcp.taken_slowly(links_of(8.0, 3.1, 7.3, 2.6), {3})
@@ -206,8 +207,8 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
 
 
 def test_of_two_hosts_the_one_that_waits_for_a_stopped_process_seems_to_have_a_slow_link():
-  """Busy times in ms a step as measured with an observed step of many small collectives, a process
-  stopped."""
+  """Busy times in ms per step as measured with an observed step of many small collectives, a
+  process stopped."""
   for busy, late in (((17.3, 6.8), 1), ((6.5, 16.5), 0)):
     links = links_of(*busy)
     assert links.slow == (1 - late,) and tcp.waits_for(links, {late})

@@ -11,9 +11,9 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.run import MISSING
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers, only
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})
+JOB = SyntheticJob(ranks=4, processes=2, hosts=2, steps=300, noise=0.02, late={2: 8e-3, 3: 8.2e-3})
 
 
 def without_rows(run, ranks, first):

@@ -20,7 +20,7 @@ from tests.lib.said import numbers, only
 from tests.quick import examples, long
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEP = 0.1
 NOISES = ("quiet", "lm1b", "slow start")
@@ -253,7 +253,7 @@ def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
 @pytest.mark.parametrize("late", [{}, {5: 0.4e-3}, {5: 8e-3}, {2: 4e-3, 3: 4e-3}])
 def test_recorded_runs_through_the_command(tmp_path, late):
   synthetic_runs.write(tmp_path,
-                     MadeUpJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
+                     SyntheticJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
                                host_columns=True))
   document = report(tmp_path)
   assert contradictions(document) == []
@@ -325,7 +325,7 @@ def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, wai
                          [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,
                                           "reason": "inside scan"}]}, {"overflow": 2}])
 def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=4, steps=200, noise=0.01))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=4, steps=200, noise=0.01))
   info = json.loads((tmp_path / "run.json").read_text())
   info["plan"] |= plan
   (tmp_path / "run.json").write_text(json.dumps(info))
@@ -335,7 +335,7 @@ def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan
 
 def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
   synthetic_runs.write(tmp_path,
-                       MadeUpJob(ranks=4, steps=200, noise=0.01, host_columns=True, faults=(
+                       SyntheticJob(ranks=4, steps=200, noise=0.01, host_columns=True, faults=(
       Fault("gap", 25e-3, mechanism="data"),)), part_steps=100)
   document = report(tmp_path)
   assert document["waiting_for_data"] == pytest.approx(25e-3, rel=0.03)

@@ -22,7 +22,7 @@ from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import make_run
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 TICK = 3e-9
 """Durations are float32 seconds beside whole nanoseconds."""
@@ -48,7 +48,7 @@ def played(run, *scenarios):
 
 
 jobs = st.builds(
-    MadeUpJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3),
+    SyntheticJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3),
     noise=st.sampled_from([0.0,
                            0.3]),
     late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2),
@@ -188,7 +188,7 @@ def test_several_things_at_once(job, rank):
 
 def test_missing_ranks_and_holes():
   """A rank counts where it was recorded; a hole is no long step."""
-  job = MadeUpJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
+  job = SyntheticJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
   truth = synthetic_runs.simulate(job)
   run = recorded(truth)
   for rank, steps in ((2, slice(10, 21)), (0, slice(30, 41)), (1, slice(30, 41))):
@@ -209,7 +209,7 @@ def test_missing_ranks_and_holes():
 
 def test_without_all_of_the_late_hosts_ranks():
   """Two equally late ranks of a host are worth nothing one by one, and everything together."""
-  truth = synthetic_runs.simulate(MadeUpJob(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
+  truth = synthetic_runs.simulate(SyntheticJob(ranks=4, steps=80, late={2: 10e-3, 3: 10e-3}))
   run = recorded(truth, hosts={0: "a", 1: "b"}, processes=[0, 0, 1, 1])
   report = diagnose(run, asked=[parse("rank:2"), parse("host:b"), parse("rank:2-3")])
   mean = report.step_time.mean
@@ -222,7 +222,7 @@ def test_without_all_of_the_late_hosts_ranks():
 
 
 def test_jitter_is_not_known_where_no_gap_was_recorded():
-  truth = synthetic_runs.simulate(MadeUpJob())
+  truth = synthetic_runs.simulate(SyntheticJob())
   run = make_run(truth.enter, truth.exit)
   assert diagnose(run).no_runtime_jitter is None
   with pytest.raises(RunError, match="gaps between steps were not recorded"):
@@ -241,7 +241,7 @@ def test_what_cannot_be_taken_out_is_said(text):
     ("rank:0-3", "leaves no rank"), ("host:zzz", "there are host0, host1"),
     ("rank:x", "names no rank")])
 def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
-  synthetic_runs.write(tmp_path, MadeUpJob())
+  synthetic_runs.write(tmp_path, SyntheticJob())
   assert main(["report", str(tmp_path), "--without", text]) == 2
   captured = capsys.readouterr()
   assert words in captured.err and captured.err.count("\n") == 1 and not captured.out
@@ -249,7 +249,7 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
   synthetic_runs.write(tmp_path / "run",
-                     MadeUpJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+                     SyntheticJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
   target = tmp_path / "report.json"
   arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0",
                "--json", str(target)]
@@ -269,7 +269,8 @@ def test_the_command_answers_in_text_and_json(tmp_path, capsys):
 def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragged(pause, seed):
   ragged = Fault("pause", 3e-3, probability=0.3)
   collects = Fault("pause", pause, (1,), probability=0.1, mechanism="gc")
-  job = MadeUpJob(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True, seed=seed)
+  job = SyntheticJob(ranks=3, steps=60, processes=3, hosts=3, noise=0.05, host_columns=True,
+                     seed=seed)
   (run, _), (still, _) = (run_of(dataclasses.replace(job, faults=own))
                           for own in ((ragged, collects), (ragged,)))
   assume(count_steps(run).warmup.size == 0)
@@ -282,7 +283,7 @@ def test_without_pauses_is_the_job_simulated_without_them_though_gaps_stay_ragge
 
 
 def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
-  run, _ = run_of(MadeUpJob(ranks=4, steps=200, noise=0.02,
+  run, _ = run_of(SyntheticJob(ranks=4, steps=200, noise=0.02,
                             faults=(Fault("contention", 8e-3, begin=0.5),)))
   report = diagnose(run, asked=[parse("fabric_contention"), parse("locality"),
                                 parse("fabric_contention,rank:0")])
@@ -296,13 +297,13 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
 def test_pauses_are_not_known_where_none_was_measured():
   with pytest.raises(RunError,
                      match="neither garbage collection nor data nor checkpoints were measured"):
-    resolve(parse("pauses"), recorded(synthetic_runs.simulate(MadeUpJob())), None)
+    resolve(parse("pauses"), recorded(synthetic_runs.simulate(SyntheticJob())), None)
 
 
 def test_work_shared_by_speed():
   """Against the same sum written out; and where all ranks' work is constant, against the mean of
   their speeds."""
-  truth = synthetic_runs.simulate(MadeUpJob(ranks=4, steps=80, late={2: 10e-3}))
+  truth = synthetic_runs.simulate(SyntheticJob(ranks=4, steps=80, late={2: 10e-3}))
   run = make_run(truth.enter, truth.exit)
   selected = count_steps(run)
   busy = truth.busy[:, :, 1:] * 1e-9
@@ -313,5 +314,5 @@ def test_work_shared_by_speed():
   assert selected.size == 79 and found == pytest.approx(expected, abs=TICK) and found > 5e-3
   report = diagnose(run)
   assert report.work_shared.step_time == pytest.approx(report.step_time.mean - found, abs=1e-8)
-  healthy = synthetic_runs.simulate(MadeUpJob(ranks=4, steps=80))
+  healthy = synthetic_runs.simulate(SyntheticJob(ranks=4, steps=80))
   assert diagnose(make_run(healthy.enter, healthy.exit)).work_shared is None

@@ -24,7 +24,7 @@ SHARED, EFFECT = "Work was shared", "Effect on the mean step:"
 
 def report(path, columns):
   synthetic_runs.write(path,
-                       synthetic_runs.MadeUpJob(ranks=2, steps=STEPS, processes=2, noise=0.02))
+                       synthetic_runs.SyntheticJob(ranks=2, steps=STEPS, processes=2, noise=0.02))
   for file in sorted((path / "steps").glob("*.parquet")):
     table = pq.read_table(file)
     steps = table.column("step").to_numpy()

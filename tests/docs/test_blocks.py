@@ -72,7 +72,8 @@ def test_a_prompt_is_nowhere_but_in_a_block_of_python():
 @pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
 def test_code_with_prompts_runs(page, tmp_path):
   # for the page on SQL
-  synthetic_runs.write(tmp_path, synthetic_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2))
+  synthetic_runs.write(tmp_path,
+                       synthetic_runs.SyntheticJob(ranks=4, steps=200, processes=2, hosts=2))
   prompts = sum(block.text.count(">>> ") for block in written("python") if block.page == page)
   # JAX's own promotion, as a reader has it
   with contextlib.chdir(tmp_path), jax.numpy_dtype_promotion("standard"):
@@ -116,7 +117,8 @@ def test_commands_that_would_fail_are_noticed(line):
 def test_queries_run(tmp_path):
   """Each answers something where there is something to tell; views answer nothing."""
   pause = Fault("pause", 20e-3, probability=0.1, mechanism="gc")
-  synthetic_runs.write(tmp_path, synthetic_runs.MadeUpJob(ranks=4, steps=200, processes=2, hosts=2,
+  synthetic_runs.write(tmp_path,
+                       synthetic_runs.SyntheticJob(ranks=4, steps=200, processes=2, hosts=2,
                                                       host_columns=True, faults=(pause,),
                                                       delays={1: 1e-3}))
   (tmp_path / "runs").mkdir()
@@ -129,7 +131,7 @@ def test_queries_run(tmp_path):
 
 def test_the_first_query_can_be_typed(tmp_path):
   """With what `pip install duckdb` brings: a module, and no command of that name."""
-  synthetic_runs.write(tmp_path / "runs" / "demo", synthetic_runs.MadeUpJob(ranks=2, steps=20))
+  synthetic_runs.write(tmp_path / "runs" / "demo", synthetic_runs.SyntheticJob(ranks=2, steps=20))
   lines = next(block.text for block in written("sh") if "duckdb" in block.text)
   environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
   typed = subprocess.run(["bash", "-ec", lines], cwd=tmp_path, env=environment, capture_output=True,

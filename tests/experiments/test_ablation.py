@@ -17,7 +17,7 @@ from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.spec import STRAGGLER
 from tests.experiments.faults_made_up import fault_of, spec_of
 from tests.experiments.test_fault_lab import write_run
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 def target(place: str) -> Any:
@@ -32,7 +32,8 @@ def rule(name: str) -> Any:
 
 @pytest.fixture
 def runs(tmp_path: pathlib.Path) -> pathlib.Path:
-  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0,
+  job = SyntheticJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0,
+                     update=0.0,
                   noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
   late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler",

@@ -1,4 +1,4 @@
-"""The fault lab's judge on made-up runs, and one tiny lab for real."""
+"""The fault lab's judge on synthetic runs, and one tiny lab for real."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from experiments.labs.faults.spec import AMPLIFICATION, LOCALITY, MODES, RUNTIME
 from tests.experiments.faults_made_up import fault_of, one, spec_of
 from tests.quick import examples
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
-def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:
+def write_run(root: pathlib.Path, spec: Spec, job: SyntheticJob) -> None:
   """A run of the lab as it would have been made, had the synthetic job run in it."""
   found = synthetic_runs.write(root / spec.name / "run", job)
   todo = schedule(spec)
@@ -36,7 +36,8 @@ def write_run(root: pathlib.Path, spec: Spec, job: MadeUpJob) -> None:
 
 
 def test_the_judge_reads_labelled_runs(tmp_path: pathlib.Path) -> None:
-  job = MadeUpJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0, update=0.0,
+  job = SyntheticJob(ranks=4, steps=200, processes=1, hosts=1, forward=10e-3, backward=0.0,
+                     update=0.0,
                   noise=0.02)
   twin = dataclasses.replace(spec_of(), name="in4-healthy-000", twin=None)
   late = dataclasses.replace(spec_of(fault_of("straggler", (2,), 6e-3)), name="in4-001-straggler",

@@ -23,7 +23,7 @@ def schedule(rounds: int) -> np.ndarray:
   return np.asarray(jax.vmap(lambda k: null_live.arm(k, WARM_UP))(steps)).reshape(rounds, 3, BLOCK)
 
 
-def made_up(harm: float, noise: float, rounds: int = 400) -> dict[str, Any]:
+def synthetic(harm: float, noise: float, rounds: int = 400) -> dict[str, Any]:
   rng = np.random.default_rng(0)
   arms = schedule(rounds)[..., 0]
   each = (rounds, 3, BLOCK)
@@ -40,7 +40,7 @@ def made_up(harm: float, noise: float, rounds: int = 400) -> dict[str, Any]:
     (0.0, 2e-3, "met"), (0.02, 2e-3, "MISSED"), (0.005, 2e-3, "not shown"),
     (0.0, 0.1, "inconclusive: A/A fails")])
 def test_judgement(harm: float, noise: float, expected: str) -> None:
-  result = null_live.judge(made_up(harm, noise))
+  result = null_live.judge(synthetic(harm, noise))
   assert result["verdict_percent"] == expected
   assert result["verdict_mean_percent"] == expected
   if noise < 0.01:

@@ -1,4 +1,5 @@
-"""Trainers of many kinds: with marks every array is the same, bit for bit, and no warning comes."""
+"""Trainers of many kinds: with timestamps every array is the same, bit for bit, and no warning
+  comes."""
 
 from __future__ import annotations
 

@@ -25,12 +25,12 @@ def program(collectives, ranks, number=3, name="train_step"):
 def script(of):
   """(place, turn) in the order in which a rank runs them; loops of the same name side by side are
   one loop."""
-  def body(places, depth, turns):
+  def body(places, depth, iterations):
     at = 0
     while at < len(places):
       loops = of.collectives[places[at]].loops
       if len(loops) <= depth:
-        yield places[at], turns
+        yield places[at], iterations
         at += 1
         continue
       inside = [places[at]]
@@ -39,8 +39,8 @@ def script(of):
         if len(other) <= depth or other[depth] != loops[depth]:
           break
         inside.append(places[at + len(inside)])
-      for turn in range(loops[depth].trips):
-        yield from body(inside, depth + 1, turns * loops[depth].trips + turn)
+      for iteration in range(loops[depth].trips):
+        yield from body(inside, depth + 1, iterations * loops[depth].trips + iteration)
       at += len(inside)
   return list(body(range(len(of.collectives)), 0, 0))
 
@@ -97,12 +97,12 @@ class Machine:
       self.mark(rank, self.program.end_tag)
       self.at[rank] = call + 1, -1
       return True
-    place, turn = self.scripts[rank][operation]
+    place, iteration = self.scripts[rank][operation]
     each = self.program.collectives[place]
     if self.inside[rank] is None:
       for tag in each.enter_tags:
         self.mark(rank, tag)
-      self.inside[rank] = call, place, turn, self.group(rank, place)
+      self.inside[rank] = call, place, iteration, self.group(rank, place)
       self.entered.setdefault(self.inside[rank], set()).add(rank)
       return True
     meeting = self.inside[rank]
@@ -135,10 +135,10 @@ class Machine:
         process, attempt, run.encode(), closed)
     header["wall_ns"] = wall
     header["alive_ns"] = 0 if alive is None else self.time + round(alive * 1e9)
-    for lane, rank in enumerate(ranks):
-      views.blocks["rank"][lane], views.blocks["head"][lane] = rank, len(self.events[rank])
+    for buffer, rank in enumerate(ranks):
+      views.blocks["rank"][buffer], views.blocks["head"][buffer] = rank, len(self.events[rank])
       for index, (ns, tag) in enumerate(self.events[rank]):
-        views.events[lane, index % capacity] = ns, tag, (index + 1) % 2**32
+        views.events[buffer, index % capacity] = ns, tag, (index + 1) % 2**32
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(data)
 

@@ -12,7 +12,7 @@ OF = program([collective(0, [(0, 1)]), collective(1, [(0, 1)], tags=((4, 6), (5,
 
 
 def after(*tags, now=None):
-  """Rank 0 after these marks of a call, one a millisecond."""
+  """Rank 0 after these timestamps of a call, one a millisecond."""
   programs = ProgramsByKey()
   keys = programs.add(ObservedPlan((OF,)))
   written = [(NUMBER, 8), *((tag, 1_000_000 * (i + 1)) for i, tag in enumerate(tags))]
@@ -22,8 +22,8 @@ def after(*tags, now=None):
 
 @pytest.mark.parametrize("tags, pending, last", [
     ((0,), [], None), ((0, 2), [(0, 0)], (0, 0, False)), ((0, 2, 3), [], (0, 0, True)),
-    # Two collectives that the compiler made one: entered at the last mark before it, left at the
-    # first after it.
+    # Two collectives that the compiler made one: entered at the last timestamp before it, left at
+    # the first after it.
     ((0, 2, 3, 4), [], (0, 0, True)), ((0, 2, 3, 6), [], (0, 0, True)),
     ((0, 2, 3, 4, 6), [(1, 0)], (1, 0, False)), ((0, 2, 3, 6, 4, 7), [], (1, 0, True)),
     ((0, 2, 3, 4, 6, 5, 7, 1), [], (1, 0, True)), ((0, 2, 1), [], (0, 0, False))])
@@ -42,7 +42,7 @@ def test_what_comes_after_an_end_is_of_the_next_call_before_its_start_is_written
   begun = after(*ended, 2, 3, NUMBER, 0, 4, 6)
   assert (begun.current.ended, begun.current.pending) == (False, [(1, 0)])
   assert begun.current.left == (1, 0)
-  # A call that raised has no end: whose the marks before the next start are can't be told.
+  # A call that raised has no end: whose the timestamps before the next start are can't be told.
   assert after(0, 2, 3, NUMBER, 0, 4, 6).current.left == (0, 0)
 
 
@@ -52,7 +52,7 @@ def test_times_are_from_its_own_clock():
   # Of two that it is in at once, the one entered last.
   found = after(0, 4, 6, 2, now=9_000_000)
   assert found.current.pending == [(0, 0), (1, 0)] and found.waiting == pytest.approx(5e-3)
-  # A clock that was read before the newest mark.
+  # A clock that was read before the newest timestamp.
   assert after(0, 2, now=1_000_000).quiet == 0.0
 
 

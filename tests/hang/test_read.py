@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from jaxpace.core import ring_layout
 from jaxpace.hang import read_rings
-from jaxpace.hang.describe import told
+from jaxpace.hang.describe import describe
 from jaxpace.hang.positions import ProgramsByKey
 from jaxpace.hang.read_rings import of_ring, read_flight
 from jaxpace.observation.clocks import host_ring as execution
@@ -55,19 +55,19 @@ class Directory:
         | more))
 
   def beat(self, process, marks_too=0):
-    """A living process writes that it lives, and new marks."""
+    """A living process writes that it lives, and new timestamps."""
     path = self.path / "marks" / f"{process}.ring"
     if not path.exists():
       return
     with open(path, "r+b") as file:
       data = bytearray(file.read(ring_layout.PAGE + ring_layout.BLOCK))
       np.frombuffer(data, ring_layout.HEADER, 1)["alive_ns"] += 250_000_000
-      np.frombuffer(data, ring_layout.LANE, 1, ring_layout.PAGE)["head"] += marks_too
+      np.frombuffer(data, ring_layout.BUFFER, 1, ring_layout.PAGE)["head"] += marks_too
       file.seek(0)
       file.write(data)
 
   def told(self):
-    return told(read_flight(self.path))
+    return describe(read_flight(self.path))
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def watched(job, monkeypatch):
 
 def test_the_late_rank_is_named_from_the_files_alone(job, watched):
   flight = read_flight(job.path)
-  first, = told(flight)
+  first, = describe(flight)
   assert ((first.cause.kind, first.cause.ranks, flight.running, flight.missing)
           == ("absent", (3,), True, ()))
   assert 30.0 <= flight.waited(first.cause) < 30.1 and watched.asleep == 1
@@ -133,7 +133,7 @@ def test_a_process_without_a_ring_leaves_its_rank_unknown(job, watched):
   os.unlink(job.path / "marks" / "3.ring")
   flight = read_flight(job.path)
   assert flight.missing == (3,) and "1 process (3) left no ring here" in flight.left_out[0]
-  cause, = told(flight)
+  cause, = describe(flight)
   assert (cause.cause.kind, cause.cause.ranks) == ("unknown", (3,))
 
 
@@ -161,7 +161,7 @@ def test_an_older_attempt_is_left_out_when_the_job_has_started_again(job, watche
 
 
 def codes(flight):
-  return [[each.code for each in one.said] for one in told(flight)]
+  return [[each.code for each in one.said] for one in describe(flight)]
 
 
 def test_who_writes_while_the_rings_are_watched_is_there_whatever_the_clocks_say(job, watched):
@@ -178,13 +178,13 @@ def test_who_writes_nothing_may_have_ended_or_stand_still(job, watched):
   flight = read_flight(job.path)
   assert flight.running and flight.positions[3].state == "silent"
   assert flight.watched == pytest.approx(read_rings.WATCHED_SECONDS, abs=read_rings._GLANCE)
-  (said,) = told(flight)
+  (said,) = describe(flight)
   assert [each.code for each in said.said] == ["absent", "in_call", "silent"]
   assert "30 s before its process last wrote" in said.sentences[1]
   assert " was " in said.sentences[1] or " had " in said.sentences[1]
   assert "as far as its last timestamps show" in said.sentences[0]
   job.process(3, ended_by="SIGTERM")
-  assert told(read_flight(job.path))[0].sentences[2].endswith("gives a reason: SIGTERM.")
+  assert describe(read_flight(job.path))[0].sentences[2].endswith("gives a reason: SIGTERM.")
   watched.living.clear()
   assert not read_flight(job.path).running
 
@@ -192,7 +192,7 @@ def test_who_writes_nothing_may_have_ended_or_stand_still(job, watched):
 def test_nobody_waits_who_has_gone_on_while_the_rings_were_watched(job, watched):
   """A checkpoint that is over at this moment."""
   watched.living.update({0: 1, 1: 1, 2: 1, 3: 1})
-  assert told(read_flight(job.path)) == ()
+  assert describe(read_flight(job.path)) == ()
 
 
 def test_the_late_rank_may_go_on_elsewhere_while_the_others_wait(job, watched):
@@ -210,7 +210,7 @@ def test_rings_are_watched_only_where_ranks_have_waited_for_seconds(job, watched
 def test_of_a_closed_recording_the_marks_tell_nothing_that_came_later(job, watched):
   for end in ({}, {"ended_by": "ValueError: no"}):
     job.process(3, alive=0.045, closed=1, closed_cleanly=True, **end)
-    said, = told(read_flight(job.path))
+    said, = describe(read_flight(job.path))
     assert [each.code for each in said.said] == ["absent", "in_call", "closed"]
     # It stays, however much later the report is made: 45 ms after the last event of all.
     assert re.search(r" (4\d|5\d) ms before its recording was closed", said.sentences[1])
@@ -247,6 +247,6 @@ def test_any_damage_is_read_or_left_out_with_a_sentence(tmp_path_factory, data):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(read_rings, "time", Watched(job))
     flight = read_flight(job.path)
-  for cause in told(flight):
+  for cause in describe(flight):
     assert all(isinstance(sentence, str) for sentence in cause.sentences)
     json.dumps(cause.document)

@@ -1,4 +1,4 @@
-"""Who waits for whom: made-up jobs that stop at a known place."""
+"""Who waits for whom: synthetic jobs that stop at a known place."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
-from jaxpace.hang.describe import Flight, told
+from jaxpace.hang.describe import Flight, describe
 from jaxpace.hang.positions import ProgramsByKey, position
 from jaxpace.hang.waits import causes, unfinished
 from tests.hang.machine import LOOP, MS, Machine, collective, program, script
@@ -73,10 +73,10 @@ def test_the_ranks_that_stopped_are_the_ends_of_all_chains(job, data):
           == blocked)
   for cause in result:
     for wait in cause.waits:
-      call, place, turn, group = wait.meeting[1:]
+      call, place, iteration, group = wait.meeting[1:]
       assert (set(wait.waiting) == {r for r in range(ranks)
-                                    if machine.inside[r] == (call, place, turn, group)})
-      assert set(wait.absent) == set(group) - machine.entered[call, place, turn, group]
+                                    if machine.inside[r] == (call, place, iteration, group)})
+      assert set(wait.absent) == set(group) - machine.entered[call, place, iteration, group]
       assert set(cause.ranks) <= set(wait.absent)
   assert [c.held for c in result] == sorted((c.held for c in result), reverse=True)
 
@@ -84,10 +84,10 @@ def test_the_ranks_that_stopped_are_the_ends_of_all_chains(job, data):
 @given(jobs(), st.data())
 def test_a_network_that_hangs_is_no_ranks_fault(job, data):
   of, ranks = job
-  place, turn = data.draw(st.sampled_from(script(of)))
+  place, iteration = data.draw(st.sampled_from(script(of)))
   rank = data.draw(st.integers(0, ranks - 1))
   empty = Machine(of, ranks, 0)
-  dead = (data.draw(st.integers(0, 1)), place, turn, empty.group(rank, place))
+  dead = (data.draw(st.integers(0, 1)), place, iteration, empty.group(rank, place))
   result = found(Machine(of, ranks, 2, dead=[dead]))
   assert [cause.kind for cause in result] == ["stuck"]
   assert result[0].waits[0].meeting[1:] == dead and result[0].ranks == dead[3]
@@ -105,7 +105,7 @@ def test_ranks_that_enter_different_collectives_wait_in_a_circle():
   assert cause.kind == "order" and cause.ranks == (0, 1, 2, 3)
   assert {(wait.meeting.place, wait.waiting, wait.absent) for wait in cause.waits} == {
       (0, (0, 1, 2), (3,)), (1, (3,), (0, 1, 2))}
-  said = told(flight_of(machine))[0].sentences[0]
+  said = describe(flight_of(machine))[0].sentences[0]
   assert "all-reduce.0" in said and "all-reduce.1" in said and {2, 3} <= {*numbers(said)}
 
 
@@ -125,7 +125,7 @@ def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
   machine = Machine(of, 4, 1, stop={2: (0, 0)})
   cause, = found(machine, ranks=[0, 1, 3])
   assert (cause.kind, cause.ranks, cause.waits[0].absent) == ("unknown", (2,), ())
-  assert 2 in numbers(told(flight_of(machine, ranks=[0, 1, 3]))[0].sentences[0])
+  assert 2 in numbers(describe(flight_of(machine, ranks=[0, 1, 3]))[0].sentences[0])
 
 
 def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said():
@@ -133,7 +133,7 @@ def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said()
                            loops=(LOOP,), axes=("fsdp",)),
                 collective(1, [(0, 2), (1, 3)], loops=(LOOP,))], 4)
   machine = Machine(of, 4, 9, stop={3: (6, script(of).index((1, 2)))})
-  first = told(flight_of(machine))[0]
+  first = describe(flight_of(machine))[0]
   # Call, rank, seconds, collective, turn of turns, line, the ranks that meet, others, and who is
   # missing.
   assert (numbers(first.sentences[0]) == [6, 1, 5, 1, 2, 4, 11, 1, 3, 1, 3]
@@ -152,7 +152,7 @@ def test_the_turn_of_the_loop_the_line_and_the_place_of_the_late_rank_are_said()
 def test_between_two_calls_a_process_may_be_in_python_or_in_a_program_without_marks():
   of = program([collective(0, [(0, 1)])], 2)
   machine = Machine(of, 2, 9, stop={1: (4, -1)})
-  first = told(flight_of(machine, per_process=1))[0]
+  first = describe(flight_of(machine, per_process=1))[0]
   assert numbers(first.sentences[0])[:8] == [4, 0, 5, 0, 10, 0, 1, 1]
   assert numbers(first.sentences[1])[:4] == [1, 1, 3, 5] and first.said[1].code == "not_begun"
   assert first.document["places"][0]["between_calls"] is True
@@ -172,12 +172,12 @@ def test_two_processes_may_number_the_same_program_differently():
   cause, = causes(unfinished(positions, programs), programs)
   assert ((cause.kind, cause.ranks) == ("absent", (1,))
           and Flight(positions, programs).waited(cause) is None)
-  assert 5 not in numbers(told(Flight(positions,
+  assert 5 not in numbers(describe(Flight(positions,
                                       programs))[0].sentences[0]), "for how long, nobody knows"
 
 
 def test_a_step_that_was_given_up_is_not_waited_in():
-  """Its marks end in the middle; another program has run to its end since."""
+  """Its timestamps end in the middle; another program has run to its end since."""
   train = program([collective(0, [(0, 1)])], 2)
   evaluation = program([collective(0, [(0, 1)], name="all-gather.0")], 2, number=4,
                        name="evaluation")

@@ -1,5 +1,5 @@
-"""The ways people write train steps, each as a case: the step, its state, and what can't be stamped
-in it."""
+"""The ways people write train steps, each as a case: the step, its state, and what can't be
+timestamped in it."""
 
 from typing import Any, NamedTuple
 

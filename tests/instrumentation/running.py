@@ -1,5 +1,5 @@
 """Runs a step bare and instrumented, and compares: results bit by bit, collectives of the compiled
-programs, stamps."""
+programs, timestamps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
-from jaxpace.record.decode import StampedSteps
+from jaxpace.record.decode import TimestampedSteps
 from jaxpace.record.ring.instrumented import held_in_ring
 
 P = PartitionSpec
@@ -181,10 +181,10 @@ def bytes_of(eqn: Any) -> int:
   return sum(int(np.prod(var.aval.shape)) * var.aval.dtype.itemsize for var in eqn.invars)
 
 
-# Stamps.
+# Timestamps.
 
 
-def seen(pace: Any, plan: Any) -> list[StampedSteps]:
+def seen(pace: Any, plan: Any) -> list[TimestampedSteps]:
   """What the ring holds of the steps of this process's ranks that led to a pace state, oldest
   first."""
   jax.block_until_ready(pace)
@@ -197,7 +197,7 @@ def seen(pace: Any, plan: Any) -> list[StampedSteps]:
 
 
 def times(pace: Any, plan: Any) -> np.ndarray:
-  """Stamps of the steps in the ring, oldest first: [ranks, steps, marks] int64 ns."""
+  """Timestamps of the steps in the ring, oldest first: [ranks, steps, timestamps] int64 ns."""
   return np.stack([own.times for own in seen(pace, plan)])
 
 
@@ -210,17 +210,18 @@ def column(pace: Any, plan: Any, name: str) -> np.ndarray:
   return np.stack([own.decisions[:, plan.decisions.index(name)] for own in every])
 
 
-def segments(stamps: np.ndarray, plan: Any) -> dict[str, np.ndarray]:
+def segments(timestamps: np.ndarray, plan: Any) -> dict[str, np.ndarray]:
   """Time of every phase: name -> [ranks, steps] ns; the gap and the delay left out."""
   totals: dict[str, np.ndarray] = {}
   for i, mark in enumerate(plan.marks):
     if i and mark.segment != "delay":
-      totals[mark.segment] = totals.get(mark.segment, 0) + stamps[:, :, i] - stamps[:, :, i - 1]
+      totals[mark.segment] = totals.get(mark.segment, 0) + timestamps[:, :, i] - timestamps[:, :,
+                                                                                            i - 1]
   return totals
 
 
 def at(plan: Any, kind: str, slot: int | None = None) -> int:
-  """Place of a mark."""
+  """Place of a timestamp."""
   return next(i for i, mark in enumerate(plan.marks) if mark.kind == kind
               and slot in (None, mark.collective))
 
@@ -228,7 +229,7 @@ def at(plan: Any, kind: str, slot: int | None = None) -> int:
 def arrivals(pace: Any, plan: Any) -> np.ndarray:
   """DESIGN 2: enter[r,k] - exit[r,k-1] - delay applied: [ranks, steps - 1] s, of the step's first
   collective."""
-  stamps = times(pace, plan)
+  timestamps = times(pace, plan)
   last = max(i for i, mark in enumerate(plan.marks) if mark.kind == "exit")
-  busy = (stamps[:, 1:, at(plan, "enter", 0)] - stamps[:, :-1, last]) * 1e-9
+  busy = (timestamps[:, 1:, at(plan, "enter", 0)] - timestamps[:, :-1, last]) * 1e-9
   return busy - column(pace, plan, "applied")[:, 1:]

@@ -1,5 +1,5 @@
-"""Gradients summed in a loop where no marks can time them: it is said at tracing, with the line
-that mends it."""
+"""Gradients summed in a loop where no timestamps can time them: it is said at tracing, with the
+line that mends it."""
 
 import logging
 

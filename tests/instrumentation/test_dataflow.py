@@ -1,4 +1,4 @@
-"""What each stamp waits for, and what waits for it, by the dataflow of the rewritten step.
+"""What each timestamp waits for, and what waits for it, by the dataflow of the rewritten step.
 
 On CPU nothing else orders a compiled step, and a small one runs in order anyway: times would show
 nothing.
@@ -71,38 +71,39 @@ def matrices(how):
 
 @pytest.mark.parametrize("how", ["jit", "remat", "decay", "clip", "cast"])
 def test_an_entry_waits_for_gradients_that_are_more_than_a_product(how):
-  marks, stamps, _, behind = rewritten(matrices(how), delayed=False)
-  (enter,) = [stamp for mark, stamp in zip(marks, stamps, strict=True) if mark.kind == "enter"]
-  assert count(behind(enter), PRODUCTS) == count(behind(stamps[-1]), PRODUCTS) >= 2
+  marks, timestamps, _, behind = rewritten(matrices(how), delayed=False)
+  (enter,) = [timestamp for mark,
+              timestamp in zip(marks, timestamps, strict=True) if mark.kind == "enter"]
+  assert count(behind(enter), PRODUCTS) == count(behind(timestamps[-1]), PRODUCTS) >= 2
 
 
 STEPS = [one_sum, with_a_norm, sharpness_aware]
 
 
 @jax.jit
-def _stamp(previous, *after, event=None):
-  return words.zero()  # typed as the same everywhere, as all clocks' stamps are
+def _timestamp(previous, *after, event=None):
+  return words.zero()  # typed as the same everywhere, as all clocks' timestamps are
 
 
 @jax.jit
-def _hold(stamp, values):
+def _hold(timestamp, values):
   return values
 
 
 def _delay(seconds, limit, previous, *after, events=None):
-  begun = _stamp(previous, *after)
-  return begun, _stamp(begun, seconds)
+  begun = _timestamp(previous, *after)
+  return begun, _timestamp(begun, seconds)
 
 
-CLOCK = Clock("fake", _stamp, _delay, _hold, lambda chain, *_: chain, lambda rank: None)
+CLOCK = Clock("fake", _timestamp, _delay, _hold, lambda chain, *_: chain, lambda rank: None)
 
 
 def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes):
   """The rewritten step with a clock of two calls that the tracer keeps apart.
 
   Returns:
-    The marks; the variable of each one's stamp; those of the step's own results; and all variables
-    that a variable depends on, itself among them, each with the equation that made it.
+    The timestamps; the variable of each one's timestamp; those of the step's own results; and all
+    variables that a variable depends on, itself among them, each with the equation that made it.
   """
   kept = SimpleNamespace()
 
@@ -120,8 +121,8 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
     kept.marks, kept.results = written.marks, len(outputs)
     if notices is not None:
       notices.extend(written.notices)
-    assert {varying(stamp) for stamp in taken.stamps} == {varying(last_exit)}
-    return outputs, taken.stamps, vary(taken.arrivals, varying(last_exit)) if share else None
+    assert {varying(timestamp) for timestamp in taken.timestamps} == {varying(last_exit)}
+    return outputs, taken.timestamps, vary(taken.arrivals, varying(last_exit)) if share else None
 
   # The state is each device's own, the parameters are the same everywhere: what is tracked differs
   # most.
@@ -150,9 +151,9 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
             and equation.primitive.name in ("pvary", "pcast") else var)
 
   end = kept.results + len(kept.marks)
-  stamps = [untyped(var) for var in jaxpr.outvars[kept.results:end]]
-  assert len(stamps) == len(kept.marks)
-  return kept.marks, stamps, [*jaxpr.outvars[:kept.results], *jaxpr.outvars[end:]], behind
+  timestamps = [untyped(var) for var in jaxpr.outvars[kept.results:end]]
+  assert len(timestamps) == len(kept.marks)
+  return kept.marks, timestamps, [*jaxpr.outvars[:kept.results], *jaxpr.outvars[end:]], behind
 
 
 PRODUCTS = {"dot_general", "checkpoint", "remat", "remat2", "loss"}
@@ -174,23 +175,23 @@ def name_of(equation):
 @pytest.mark.parametrize("delayed", [False, True])
 @pytest.mark.parametrize("step", STEPS)
 def test_stamps_are_chained(step, delayed):
-  """An exit comes after its collective and a boundary after its phase; all others after the stamp
-  before them, too."""
-  marks, stamps, _, behind = rewritten(step, delayed)
-  assert len(set(stamps)) == len(marks) > 4
-  for (a, earlier), (b, later) in itertools.pairwise(zip(marks, stamps, strict=True)):
+  """An exit comes after its collective and a boundary after its phase; all others after the
+  timestamp before them, too."""
+  marks, timestamps, _, behind = rewritten(step, delayed)
+  assert len(set(timestamps)) == len(marks) > 4
+  for (a, earlier), (b, later) in itertools.pairwise(zip(marks, timestamps, strict=True)):
     if b.kind not in ("exit", "phase"):
       assert earlier in behind(later), f"{b.kind} after {b.segment} does not wait for {a.kind}"
-  for mark, stamp in zip(marks, stamps, strict=True):
+  for mark, timestamp in zip(marks, timestamps, strict=True):
     if mark.kind == "phase" and "enter" not in {m.kind for m in marks[:marks.index(mark)]}:
-      assert stamps[0] in behind(stamp)
+      assert timestamps[0] in behind(timestamp)
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_what_boundaries_entries_and_exits_wait_for(step):
-  marks, stamps, _, behind = rewritten(step, delayed=False)
-  done = [count(behind(stamp), PRODUCTS) for stamp in stamps]
-  sums = [count(behind(stamp), SUMS) for stamp in stamps]
+  marks, timestamps, _, behind = rewritten(step, delayed=False)
+  done = [count(behind(timestamp), PRODUCTS) for timestamp in timestamps]
+  sums = [count(behind(timestamp), SUMS) for timestamp in timestamps]
   boundaries = [i for i, mark in enumerate(marks) if mark.kind == "phase"]
   assert boundaries
   for i in boundaries:
@@ -224,18 +225,18 @@ def test_a_sum_comes_after_its_entry_stamp_and_before_its_exit_stamp(
   """Under `check_vma` JAX has summed the gradients already that the steps average: one more
   collective."""
   notices = []
-  marks, stamps, results, behind = rewritten(step, False, share, check_vma, notices=notices,
+  marks, timestamps, results, behind = rewritten(step, False, share, check_vma, notices=notices,
                                              **LAYOUTS[layout])
   alive = {var: equation for var in [*results,
-                                     *stamps] for var, equation in behind(var).items()}.values()
+                                     *timestamps] for var, equation in behind(var).items()}.values()
   sums = [set().union(*map(behind, equation.invars)) for equation in alive
           if equation is not None and name_of(equation) in SUMS]
   entries = [i for i, mark in enumerate(marks) if mark.kind == "enter"]
   assert entries
   for i, later in itertools.zip_longest(entries, entries[1:]):
-    assert marks[i + 1].kind == "exit" and stamps[i] in behind(stamps[i + 1])
+    assert marks[i + 1].kind == "exit" and timestamps[i] in behind(timestamps[i + 1])
     # What waits for the exit, too, is of a later group. What nobody reads, XLA drops.
-    own = [waited for waited in sums if stamps[i] in waited and stamps[i + 1] not in waited]
+    own = [waited for waited in sums if timestamps[i] in waited and timestamps[i + 1] not in waited]
     said = (f"Collective {marks[i].collective} can start before its entry timestamp"
             in " ".join(notices))
     assert bool(own) != said

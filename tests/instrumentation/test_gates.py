@@ -1,4 +1,4 @@
-"""What is held back: enough that nothing significant starts before its stamp, and nothing that
+"""What is held back: enough that nothing significant starts before its timestamp, and nothing that
 would change a bit."""
 
 import jax

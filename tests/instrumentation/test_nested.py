@@ -1,5 +1,5 @@
-"""Collectives in loops of instrumented steps: timed by marks, the bits and the messages those of
-the bare step."""
+"""Collectives in loops of instrumented steps: timed by timestamps, the bits and the messages those
+of the bare step."""
 
 import time
 
@@ -102,7 +102,7 @@ def without_native_marks(monkeypatch):
 
 
 def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypatch):
-  """So a pacer sees the same: it is shown what is stamped, and only that."""
+  """So a pacer sees the same: it is shown what is timestamped, and only that."""
   made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(),
               share=True)
   without_native_marks(monkeypatch)

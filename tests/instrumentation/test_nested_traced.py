@@ -1,5 +1,5 @@
-"""Marks around collectives in loops, branches and jax.checkpoint: where they go in, and what they
-are of."""
+"""Timestamps around collectives in loops, branches and jax.checkpoint: where they go in, and what
+they are of."""
 
 import jax
 import jax.numpy as jnp
@@ -14,21 +14,21 @@ AXIS = ("data",)
 
 
 def tracing_mark(values, *waited, tag):
-  """In place of a mark: hands the values on, and leaves its tag in the jaxpr as a scale of
+  """In place of a timestamp: hands the values on, and leaves its tag in the jaxpr as a scale of
   nothing."""
   del waited
   return [jax.lax.optimization_barrier((value, jnp.int32(tag)))[0] for value in values]
 
 
 def both(step, *arguments, check_vma=False):
-  """What the program's equations give without marks and with them, on two devices; and the marked
-  program."""
+  """What the program's equations give without timestamps and with them, on two devices; and the
+  marked program."""
   found = []
 
   def run(*arguments):
     closed = jax.make_jaxpr(step)(*arguments)
     flat = program.flatten(closed, AXIS)
-    made = nested.marked(flat, AXIS, tracing_mark, 10)
+    made = nested.timestamped(flat, AXIS, tracing_mark, 10)
     found.append((flat, made))
     results = []
     for each in (flat, made.program):

@@ -49,7 +49,8 @@ def operands_of(hlo):
     *long((by_user, {}, None), (halves, {}, True), (averaged_twice, {}, True),
           (by_autodiff, {"model": 2}, True))])
 def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
-  """Without that it may start before the stamp; seldom enough to be missed by a test of times."""
+  """Without that it may start before the timestamp; seldom enough to be missed by a test of
+  times."""
   case = make()
   data = models.batches(2, dtype=jax.tree.leaves(case.state)[0].dtype)
   both = pair(case.step, mesh_of(data=2, **axes), case.state, data[0], check_vma=case.check_vma,
@@ -65,7 +66,7 @@ def test_every_all_reduce_is_held_back_by_its_entry_stamp(make, axes, share):
     # XLA on CPU adds up halves as float32: between what is held and the sum stands a conversion.
     names += [read for name in names if make is halves for read in reads[name]]
     assert held.intersection(names), f"none of {operands} is held"
-  # two sums for each leaf, which XLA interleaves; stamps between them leave two in all
+  # two sums for each leaf, which XLA interleaves; timestamps between them leave two in all
   if make is averaged_twice:
     both.check_bits(case.state, [data[0]], 2)
   else:

@@ -1,4 +1,4 @@
-"""`phases=False`: stamps at the collectives alone, the same bits, and compute in one piece."""
+"""`phases=False`: timestamps at the collectives alone, the same bits, and compute in one piece."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where the stamps go, and what they wait for."""
+"""Where the timestamps go, and what they wait for."""
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,8 @@ def written(step, slots=16, delayed=True):
 
 @pytest.mark.parametrize("step", [one_layer, with_a_norm])
 def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
-  """They are zeros that XLA sums ahead: a stamp that waits for them, or for their sums, waits for
-  nothing."""
+  """They are zeros that XLA sums ahead: a timestamp that waits for them, or for their sums, waits
+  for nothing."""
   result = written(step)
   constant = constant_values(result.program)
   last = result.stages[-2].bucket
@@ -43,24 +43,25 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
   assert len(operands & constant) == len(results & constant) == 2
   for stage in result.stages:
     if stage.bucket:
-      stamps = stage.bucket.stamps
-      assert stamps.operands and not constant.intersection(stamps.operands)
-      assert stamps.latest_result not in constant and stamps.gate not in constant
+      timestamps = stage.bucket.timestamps
+      assert timestamps.operands and not constant.intersection(timestamps.operands)
+      assert timestamps.latest_result not in constant and timestamps.gate not in constant
     for segment in stage.segments:
       assert not constant.intersection(segment.boundary or ())
 
 
 def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_bucket():
   result = written(with_a_norm)
-  stamped = [stage.bucket for stage in result.stages if stage.bucket and stage.bucket.stamps]
-  assert (len(stamped) >= 2
-          and [bucket.stamps.slot for bucket in stamped] == list(range(len(stamped))))
-  for bucket in stamped:
+  timestamped = [stage.bucket for stage in result.stages if stage.bucket
+                 and stage.bucket.timestamps]
+  assert (len(timestamped) >= 2
+          and [bucket.timestamps.slot for bucket in timestamped] == list(range(len(timestamped))))
+  for bucket in timestamped:
     equations = [result.program.equations[i] for i in bucket.equations]
-    assert set(bucket.stamps.operands) <= {v for e in equations for v in e.reads()}
-    assert bucket.stamps.latest_result in {v for e in equations for v in e.outputs}
-    assert (bucket.stamps.gate is None
-            or bucket.stamps.gate in {v for e in equations for v in e.reads()})
+    assert set(bucket.timestamps.operands) <= {v for e in equations for v in e.reads()}
+    assert bucket.timestamps.latest_result in {v for e in equations for v in e.outputs}
+    assert (bucket.timestamps.gate is None
+            or bucket.timestamps.gate in {v for e in equations for v in e.reads()})
 
 
 @pytest.mark.parametrize("delayed", [True, False])
@@ -116,9 +117,9 @@ def test_a_boundary_names_the_phase_that_ends_there():
       ("exit", "sync"), ("end", "update")]
 
 
-def stamps_of(result):
-  """The stamps of a script's buckets, in order of time."""
-  return [stage.stamps for stage in result.stages if stage.stamps is not None]
+def timestamps_of(result):
+  """The timestamps of a script's buckets, in order of time."""
+  return [stage.timestamps for stage in result.stages if stage.timestamps is not None]
 
 
 def kind(program, value):
@@ -135,14 +136,15 @@ def test_the_smallest_float32_operand_is_gated_and_no_matrix_or_half():
     return jax.lax.psum(sums, "data")
 
   result = written(step)
-  (stamps,) = stamps_of(result)
-  assert kind(result.program, stamps.gate) == ("float32", ())
+  (timestamps,) = timestamps_of(result)
+  assert kind(result.program, timestamps.gate) == ("float32", ())
 
   def without(params, x):
     return jax.lax.psum((x @ params["w"], x.sum().astype(jnp.bfloat16)), "data")
 
-  (stamps,) = stamps_of(written(without))
-  assert stamps.gate is None and not stamps.may_begin_early, "an operand of our own holds it back"
+  (timestamps,) = timestamps_of(written(without))
+  assert timestamps.gate is None and not timestamps.may_begin_early, (
+      "an operand of our own holds it back")
 
 
 def test_what_joins_is_of_the_dtype_of_most_bytes_and_of_a_sum_over_all_ranks():
@@ -152,10 +154,10 @@ def test_what_joins_is_of_the_dtype_of_most_bytes_and_of_a_sum_over_all_ranks():
   def in_groups(params, x):
     return jax.lax.psum(x @ params["w"], "data", axis_index_groups=[[0], [1]])
 
-  assert stamps_of(written(mixed))[0].joinable == piggyback.Carrier(0, "bfloat16", ("data",))
+  assert timestamps_of(written(mixed))[0].joinable == piggyback.Carrier(0, "bfloat16", ("data",))
   result = written(in_groups)
-  assert stamps_of(result)[0].joinable is None and result.carrier is None
-  assert stamps_of(result)[0].may_begin_early
+  assert timestamps_of(result)[0].joinable is None and result.carrier is None
+  assert timestamps_of(result)[0].may_begin_early
   assert [notice for notice in result.notices if notice.startswith("Collective 0 can start before")]
 
 
@@ -176,7 +178,7 @@ def test_an_exit_waits_for_what_comes_after_the_most_collectives_and_holds_back_
 
   arguments = {**ARGUMENTS[0], "count": jnp.int32(1)}, ARGUMENTS[1]
   result = script.write_script(flat(step, *arguments), ("data",), slots=16, delayed=True)
-  last = stamps_of(result)[-1]
+  last = timestamps_of(result)[-1]
   assert last.last and kind(result.program, last.latest_result) == ("float32", (8,))
   assert [kind(result.program, value) for value in last.held_after] == [("int32", ())]
 

@@ -1,5 +1,5 @@
-"""What was injected is what the stamps say: which rank, how long, in which phase. Loose bounds: no
-benchmark."""
+"""What was injected is what the timestamps say: which rank, how long, in which phase. Loose bounds:
+no benchmark."""
 
 import time
 
@@ -99,10 +99,10 @@ def test_a_late_rank_s_arrival(slow, settings):
   late = arrivals(pace, plan)
   assert SURELY * INJECTED <= excess(late) <= 3 * INJECTED
   # The others wait that long, and the late one does not: its wait is the transfer.
-  stamps = times(pace, plan)
-  waits = (stamps[:, :, at(plan, "exit", 0)] - stamps[:, :, at(plan, "enter", 0)]) * 1e-9
+  timestamps = times(pace, plan)
+  waits = (timestamps[:, :, at(plan, "exit", 0)] - timestamps[:, :, at(plan, "enter", 0)]) * 1e-9
   assert excess(waits) <= -SURELY * INJECTED
-  phases = {name: excess(value * 1e-9) for name, value in segments(stamps, plan).items()}
+  phases = {name: excess(value * 1e-9) for name, value in segments(timestamps, plan).items()}
   if "forward" in phases and "backward" in phases:
     busy, idle = ("forward", "backward") if slow is slow_forward else ("backward", "forward")
     assert phases[busy] >= SURELY * INJECTED and phases[idle] < INJECTED / 2
@@ -113,12 +113,12 @@ def test_a_late_rank_s_arrival(slow, settings):
 
 def test_stamps_are_in_order_on_every_rank():
   pace, plan = run(late_step(slow_forward))
-  stamps = times(pace, plan)
-  assert (stamps > 0).all()
-  assert (np.diff(stamps, axis=2) >= 0).all()
-  assert (stamps[:, 1:, 0] >= stamps[:, :-1,
+  timestamps = times(pace, plan)
+  assert (timestamps > 0).all()
+  assert (np.diff(timestamps, axis=2) >= 0).all()
+  assert (timestamps[:, 1:, 0] >= timestamps[:, :-1,
                                      -1]).all(), "a step starts before the one before it ends"
-  enter, leave = stamps[:, :, at(plan, "enter", 0)], stamps[:, :, at(plan, "exit", 0)]
+  enter, leave = timestamps[:, :, at(plan, "enter", 0)], timestamps[:, :, at(plan, "exit", 0)]
   assert (leave.min(axis=0) >= enter.max(axis=0)).all(), ("a rank left the collective before the "
                                                           "last had entered")
 
@@ -156,14 +156,15 @@ def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   np.testing.assert_array_equal(np.delete(applied, LATE, axis=0), 0)
   assert abs(excess(arrivals(pace, plan))) < INJECTED / 2
   np.testing.assert_array_equal(np.asarray(pace.delays)[0], applied[:, -1])
-  stamps = times(pace, plan)
-  entered = (stamps[:, 1:, at(plan, "enter", 0)] - stamps[:, :-1, at(plan, "exit", 0)]) * 1e-9
+  timestamps = times(pace, plan)
+  entered = (timestamps[:, 1:, at(plan, "enter", 0)]
+             - timestamps[:, :-1, at(plan, "exit", 0)]) * 1e-9
   assert excess(entered) >= SURELY * INJECTED, "the delay did not delay"
 
 
 @pytest.mark.parametrize("clock", ["native", *long("callback")])
 def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
-  """What is stamped later would look delayed even if the work had been done meanwhile."""
+  """What is timestamped later would look delayed even if the work had been done meanwhile."""
   begun = {rank: [] for rank in range(RANKS)}
 
   def note(x, rank):

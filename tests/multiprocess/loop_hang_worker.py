@@ -1,5 +1,5 @@
 """A job of two processes whose instrumented step has a sum in a scan: in turn 5 of call 6 process
-1 is stopped, in what comes before the sum, once its marks are in their file."""
+1 is stopped, in what comes before the sum, once its timestamps are in their file."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ turns = itertools.count()
 
 
 def copied():
-  """When the marks were last copied."""
+  """When the timestamps were last copied."""
   return os.stat("runs/hang/marks/1.ring").st_mtime_ns
 
 

@@ -1,4 +1,4 @@
-"""One process of a job whose steps write marks: process 1 is late in one layer of one step."""
+"""One process of a job whose steps write timestamps: process 1 is late in one layer of one step."""
 
 import json
 import os

@@ -29,7 +29,7 @@ PARTS = {
     "clock": [(host_ring, "unavailable")], "agree": [(observe.distributed, "barrier")],
     "vote": [(program, "text_of"), (observe.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
-    "record": [(steps.MarkedSteps, "record")], "collect": [(collect.Collector, "collect")],
+    "record": [(steps.ObservedSteps, "record")], "collect": [(collect.Collector, "collect")],
     "observe": [],
 }
 second = jax.process_index() == 1

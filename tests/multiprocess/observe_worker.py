@@ -65,13 +65,14 @@ jitted = jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P())), do
 observed = jaxpace.observe(jitted)
 bits = [run(jitted), run(observed)]
 [program] = observed.plan.programs
-counted = [host_ring.executions(lane, program.number) for lane in range(jax.local_device_count())]
+counted = [host_ring.executions(buffer, program.number)
+           for buffer in range(jax.local_device_count())]
 
-# One process can't put marks in: then none does, or they would not run the same program.
+# One process can't put timestamps in: then none does, or they would not run the same program.
 if jax.process_index() == 1:
   def refuse(data, number):
     raise OSError("no space left")
-  thunks.marked = refuse
+  thunks.timestamped = refuse
 other = jaxpace.observe(jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P()))))
 bits.append(run(other))
 [alone] = other.plan.programs

@@ -1,4 +1,4 @@
-"""Marks of a job of two processes: each in its own ring, the ranks those of the whole job."""
+"""Timestamps of a job of two processes: each in its own ring, the ranks those of the whole job."""
 
 import json
 import pathlib

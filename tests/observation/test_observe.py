@@ -1,4 +1,4 @@
-"""An observed step gives the same bits as the bare one, and a mark around every collective."""
+"""An observed step gives the same bits as the bare one, and a timestamp around every collective."""
 
 import collections
 import logging
@@ -28,16 +28,17 @@ def _promoting():
 
 
 def events_of(call):
-  """What one call adds to the rings, by lane: (tag within the program, ns), oldest first."""
+  """What one call adds to the rings, by device buffer: (tag within the program, ns), oldest
+    first."""
   jax.effects_barrier()
   ring = host_ring.current()
   before = ring.heads()
   jax.block_until_ready(call())
   after = ring.heads()
   found = []
-  for lane in range(ring.layout.lanes):
-    places = [at % ring.layout.capacity for at in range(int(before[lane]), int(after[lane]))]
-    events = ring.events[lane][places]
+  for buffer in range(ring.layout.buffers):
+    places = [at % ring.layout.capacity for at in range(int(before[buffer]), int(after[buffer]))]
+    events = ring.events[buffer][places]
     tags = events["tag"] & ((1 << 20) - 1)
     found.append([(int(tag), int(ns)) for tag, ns in zip(tags, events["ns"], strict=True)
                   if tag != layout.NUMBER])
@@ -48,11 +49,11 @@ def expected_events(program):
   """How often each tag is written in one step of one device."""
   wanted = collections.Counter({program.start_tag: 1, program.end_tag: 1})
   for one in program.collectives:
-    assert one.turns is not None
+    assert one.iterations is not None
     for tag in (*one.enter_tags, *one.exit_tags):
-      # Where the exit of several is one mark, they are in one loop.
-      assert wanted[tag] in (0, one.turns)
-      wanted[tag] = one.turns
+      # Where the exit of several is one timestamp, they are in one loop.
+      assert wanted[tag] in (0, one.iterations)
+      wanted[tag] = one.iterations
   return wanted
 
 
@@ -74,11 +75,11 @@ def test_twenty_steps_have_the_same_bits_and_every_mark_is_there(make, caplog):
   assert not first.bare and not program.notices and not program.unstamped
   events = events_of(lambda: observed(two, *rest))
   devices = len(program.ranks)
-  for lane in events[:devices]:
-    assert collections.Counter(tag for tag, _ in lane) == expected_events(program)
-    assert len(lane) == program.marks
-    assert min(ns for tag, ns in lane if tag == program.start_tag) == min(ns for _, ns in lane)
-    assert max(ns for tag, ns in lane if tag == program.end_tag) == max(ns for _, ns in lane)
+  for buffer in events[:devices]:
+    assert collections.Counter(tag for tag, _ in buffer) == expected_events(program)
+    assert len(buffer) == program.marks
+    assert min(ns for tag, ns in buffer if tag == program.start_tag) == min(ns for _, ns in buffer)
+    assert max(ns for tag, ns in buffer if tag == program.end_tag) == max(ns for _, ns in buffer)
   assert not any(events[devices:])
   assert sum(host_ring.executions(0, one.number) for one in observed.plan.programs) == 21
   assert ObservedPlan.from_json(observed.plan.to_json()) == observed.plan

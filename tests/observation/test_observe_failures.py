@@ -23,7 +23,7 @@ from tests.observation import observed_steps
 
 POINTS = {
     "read": (program, "text_of"), "find": (collectives, "found_in"),
-    "serialize": (compiling.Request, "serialized"), "put timestamps in": (thunks, "marked"),
+    "serialize": (compiling.Request, "serialized"), "put timestamps in": (thunks, "timestamped"),
     "load": (compiling.Request, "load"), "describe": (program, "_described"),
     "plan": (observe.Observed, "_add"), "own": (observe.Observed, "_is_own"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"), "copy": (own_context, "on"),
@@ -32,13 +32,13 @@ POINTS = {
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"),
     "process": (describe, "process"), "share": (describe, "share"),
-    "sample": (HostSampler, "__init__"), "intake": (intake.MarksIntake, "__init__"),
-    "begin": (ExecutionOrder, "__init__"), "record": (steps.MarkedSteps, "record"),
+    "sample": (HostSampler, "__init__"), "intake": (intake.ObservedIntake, "__init__"),
+    "begin": (ExecutionOrder, "__init__"), "record": (steps.ObservedSteps, "record"),
     "causes": (step_causes.StepCauseMeter, "sample"), "collect": (collect.Collector, "collect"),
     "order": (ExecutionOrder, "settle"), "lay out": (intake, "device"),
     "meet": (intake, "write_plan"), "write": (PartStore, "append"),
     "process file": (rundir, "write_json"),
-    "end": (steps.MarkedSteps, "bring_in_last"), "close ring": (RingCopier, "close"),
+    "end": (steps.ObservedSteps, "bring_in_last"), "close ring": (RingCopier, "close"),
 }
 
 

@@ -1,5 +1,5 @@
 """Steps of every kind that is jitted keep their bits when they are observed, and have their
-marks."""
+timestamps."""
 
 
 import jax
@@ -267,7 +267,7 @@ def test_a_function_that_is_called_twice_has_a_mark_for_each():
                        check_vma=False)
   programs = both(step, *arrays(mesh))
   tags = [tag for one in programs[0].collectives for tag in (*one.enter_tags, *one.exit_tags)]
-  # The compiler joins two of the three, as it does without marks.
+  # The compiler joins two of the three, as it does without timestamps.
   assert len(tags) == len(set(tags)) == 4
 
 
@@ -305,5 +305,5 @@ def test_collectives_that_wait_for_nothing_but_arguments_are_entered_after_the_s
   assert len([tag for one in gathers for tag in one.enter_tags]) == 6
   observed = jaxpace.observe(jax.jit(step))
   jax.block_until_ready(observed(weights, x))
-  for lane in events_of(lambda: observed(weights, x))[:4]:
-    assert lane[0][0] == program.start_tag and lane[-1][0] == program.end_tag
+  for buffer in events_of(lambda: observed(weights, x))[:4]:
+    assert buffer[0][0] == program.start_tag and buffer[-1][0] == program.end_tag

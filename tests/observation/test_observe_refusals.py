@@ -1,4 +1,4 @@
-"""Where marks can't go in, or a comparison finds a difference: the step as it was, and a
+"""Where timestamps can't go in, or a comparison finds a difference: the step as it was, and a
 sentence."""
 
 import itertools
@@ -51,8 +51,8 @@ def test_a_program_of_another_compiler_is_refused(monkeypatch, caplog, data):
 
 
 def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, caplog):
-  put_in = thunks.marked
-  monkeypatch.setattr(thunks, "marked", lambda *given: put_in(*given)._replace(enter_tags={}))
+  put_in = thunks.timestamped
+  monkeypatch.setattr(thunks, "timestamped", lambda *given: put_in(*given)._replace(enter_tags={}))
   run_as_it_was("none of its collectives is found", caplog)
 
 

@@ -49,7 +49,7 @@ def install(folder: pathlib.Path, *options: str, **environment: str) -> pathlib.
 
 
 def clock_of(site: pathlib.Path) -> tuple[str, str]:
-  """Takes a stamp with the package in `site`; returns the clock's name and notice."""
+  """Takes a timestamp with the package in `site`; returns the clock's name and notice."""
   environment = {**os.environ, "PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
   result = subprocess.run(
       [sys.executable, "-c", PROGRAM], env=environment, cwd=site, capture_output=True, text=True,

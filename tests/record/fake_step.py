@@ -1,4 +1,4 @@
-"""A step that writes events by itself, with stamps known in advance: an oracle for all that is
+"""A step that writes events by itself, with timestamps known in advance: an oracle for all that is
 recorded."""
 
 import dataclasses
@@ -10,31 +10,32 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core.plan import Collective, Mark, Plan
-from jaxpace.core.recordable import Stamped
-from jaxpace.core.ring_layout import STEP_VALUE, stamp_tags
+from jaxpace.core.plan import Collective, Plan, Timestamp
+from jaxpace.core.recordable import InstrumentedFunction
+from jaxpace.core.ring_layout import STEP_VALUE, timestamp_tags
 from jaxpace.observation.clocks import host_ring, native, words
 from jaxpace.observation.clocks.events import Events
-from jaxpace.record.decode import StampedSteps
+from jaxpace.record.decode import TimestampedSteps
 
 ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
 
 PLAN = Plan(
     axis="data", ranks=8, clock="fake",
-    marks=(Mark("start", "gap"), Mark("delay", "delay"), Mark("phase", "forward"),
-           Mark("phase", "backward"), Mark("enter", "sync", 0), Mark("exit", "sync", 0),
-           Mark("phase", "my_loss"), Mark("end", "update")),
+    marks=(Timestamp("start", "gap"), Timestamp("delay", "delay"), Timestamp("phase", "forward"),
+           Timestamp("phase", "backward"), Timestamp("enter", "sync", 0),
+           Timestamp("exit", "sync", 0),
+           Timestamp("phase", "my_loss"), Timestamp("end", "update")),
     collectives=(Collective(0, "psum.grads", ("psum",), "data", 4096, 3, ("float32",),
                             "backward"),),
     decisions=("slack",))
 
 DURATIONS = (0, 10_000, 200_000, 300_000, 5_000, 40_000, 7_000, 60_000)
-"""ns from the mark before, in the order of the marks."""
+"""ns from the timestamp before, in the order of the timestamps."""
 PERIOD = 1_000_000
 
 
-def stamp(step: int, rank: int, mark: int) -> int:
-  """Time in ns of a mark."""
+def timestamp(step: int, rank: int, mark: int) -> int:
+  """Time in ns of a timestamp."""
   return ORIGIN + step * PERIOD + rank * 11 + sum(DURATIONS[:mark + 1])
 
 
@@ -50,7 +51,7 @@ def number() -> int:
   return host_ring.next_program()
 
 
-class FakePaced(Stamped):
+class FakePaced(InstrumentedFunction):
   """Stands for the instrumented function: has a plan and settings."""
 
   def __init__(self, plan: Plan | None = PLAN):
@@ -69,7 +70,7 @@ def advance(pace: FakePace) -> FakePace:
   step, chain = pace.step[0], pace.end[0]
   # step * PERIOD + rank * 11 stays below 2**32 for the steps used here.
   late = step * jnp.uint32(PERIOD) + pace.rank[0].astype(jnp.uint32) * jnp.uint32(11)
-  tags = stamp_tags(PLAN.marks)
+  tags = timestamp_tags(PLAN.marks)
   numbers = [words.of_bits(step), words.of_bits(jnp.float32(0.25e-3)),
              words.of_bits(step.astype(jnp.float32) * jnp.float32(0.5))]
   for mark, tag in enumerate(tags):
@@ -106,11 +107,12 @@ def mesh() -> Mesh:
   return Mesh(np.array(jax.devices()), ("data",))
 
 
-def stamped(steps: list[int], rank: int = 0) -> StampedSteps:
+def timestamped(steps: list[int], rank: int = 0) -> TimestampedSteps:
   """The same steps made without JAX."""
   count = len(steps)
-  times = np.array([[stamp(step, rank, mark) for mark in range(len(DURATIONS))] for step in steps],
+  times = np.array([[timestamp(step, rank, mark) for mark in range(len(DURATIONS))]
+                    for step in steps],
                    np.int64).reshape(count, len(DURATIONS))
-  return StampedSteps(np.array(steps, np.int64), times, np.full(count, 0.25e-3, np.float32),
+  return TimestampedSteps(np.array(steps, np.int64), times, np.full(count, 0.25e-3, np.float32),
                       np.full(count, DURATIONS[1] * 1e-9, np.float32),
                       np.array(steps, np.float32)[:, None] * np.float32(0.5))

@@ -43,18 +43,18 @@ def train(recorder: Recorder, steps: int, pause: float = 0.0, every: int = 1,
 
 
 def assert_complete(directory: pathlib.Path, steps: range) -> None:
-  """Every row of every rank, with the stamps the step wrote."""
+  """Every row of every rank, with the timestamps the step wrote."""
   rows = table(directory)
   found = sorted((r["rank"], r["step"]) for r in rows)
   assert found == [(r, s) for r in range(jax.device_count()) for s in steps], found
   for r in rows:
-    assert r["start_ns"] == fake.stamp(r["step"], r["rank"], 0)
-    assert r["end_ns"] == fake.stamp(r["step"], r["rank"], 7)
+    assert r["start_ns"] == fake.timestamp(r["step"], r["rank"], 0)
+    assert r["end_ns"] == fake.timestamp(r["step"], r["rank"], 7)
     gap = None if r["step"] == steps[0] else fake.PERIOD - sum(fake.DURATIONS)
     assert ((r["forward_ns"], r["sync_ns"], r["gap_ns"], r["compute_ns"])
             == (200_000, 45_000, gap, None))
   for r in table(directory, "collectives"):
-    assert r["exit_ns"] == fake.stamp(r["step"], r["rank"], 5)
+    assert r["exit_ns"] == fake.timestamp(r["step"], r["rank"], 5)
   assert len(table(directory, "collectives")) == len(rows)
 
 

@@ -5,31 +5,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.plan import Mark, Plan
+from jaxpace.core.plan import Plan, Timestamp
 from jaxpace.record import decode
-from jaxpace.record.decode import StampedSteps
+from jaxpace.record.decode import TimestampedSteps
 from jaxpace.record.intake import Batch, Intake, Losses
 from jaxpace.runs.step_causes import HOST_CAUSES
 from tests.record import fake_step as fake
 
 
-def simple_plan(*marks: Mark) -> Plan:
+def simple_plan(*marks: Timestamp) -> Plan:
   return Plan(axis="data", ranks=1, clock="test", marks=marks, collectives=())
 
 
-def rows_of(times: list[list[int]], steps: list[int]) -> StampedSteps:
+def rows_of(times: list[list[int]], steps: list[int]) -> TimestampedSteps:
   zeros = np.zeros(len(steps), np.float32)
-  return StampedSteps(np.array(steps, np.int64), np.array(times, np.int64), zeros, zeros,
+  return TimestampedSteps(np.array(steps, np.int64), np.array(times, np.int64), zeros, zeros,
                       zeros[:, None])
 
 
 def test_every_column_of_a_known_step():
-  steps, collectives = decode.decode(fake.stamped([4, 5], rank=3), fake.PLAN, rank=3, process=1,
+  steps, collectives = decode.decode(fake.timestamped([4, 5], rank=3), fake.PLAN, rank=3, process=1,
                                      attempt=2)
   expected = {
       "step": [4, 5], "rank": [3, 3], "process": [1, 1], "attempt": [2, 2],
-      "start_ns": [fake.stamp(4, 3, 0), fake.stamp(5, 3, 0)],
-      "end_ns": [fake.stamp(4, 3, 7), fake.stamp(5, 3, 7)], "forward_ns": [200_000] * 2,
+      "start_ns": [fake.timestamp(4, 3, 0), fake.timestamp(5, 3, 0)],
+      "end_ns": [fake.timestamp(4, 3, 7), fake.timestamp(5, 3, 7)], "forward_ns": [200_000] * 2,
       "backward_ns": [300_000] * 2, "sync_ns": [45_000] * 2, "update_ns": [60_000] * 2,
       "phase_my_loss_ns": [7_000] * 2, "gap_ns": [None, fake.PERIOD - sum(fake.DURATIONS)],
       "delay_ns": [250_000] * 2, "delay_applied_ns": [10_000] * 2, "decision_slack": [2.0, 2.5],
@@ -38,12 +38,13 @@ def test_every_column_of_a_known_step():
   assert {name: values.tolist() for name, values in collectives.items()} == {
       "step": [4, 5], "rank": [3, 3], "process": [1, 1], "attempt": [2, 2], "collective": [0, 0],
       "name": ["psum.grads"] * 2, "axis": ["data"] * 2, "bytes": [4096] * 2,
-      "enter_ns": [fake.stamp(4, 3, 4), fake.stamp(5, 3, 4)],
-      "exit_ns": [fake.stamp(4, 3, 5), fake.stamp(5, 3, 5)]}
+      "enter_ns": [fake.timestamp(4, 3, 4), fake.timestamp(5, 3, 4)],
+      "exit_ns": [fake.timestamp(4, 3, 5), fake.timestamp(5, 3, 5)]}
 
 
 def test_phases_that_were_not_told_apart_are_absent_and_not_zero():
-  plan = simple_plan(Mark("start", "gap"), Mark("phase", "compute"), Mark("end", "update"))
+  plan = simple_plan(Timestamp("start", "gap"), Timestamp("phase", "compute"),
+                     Timestamp("end", "update"))
   steps, _ = decode.decode(rows_of([[100, 350, 400]], [0]), plan, 0, 0, 0)
   assert steps["compute_ns"].tolist() == [250]
   assert steps["update_ns"].tolist() == [50]
@@ -53,8 +54,10 @@ def test_phases_that_were_not_told_apart_are_absent_and_not_zero():
 def test_two_collectives_make_two_rows_a_step():
   first, = fake.PLAN.collectives
   plan = dataclasses.replace(
-      simple_plan(Mark("start", "gap"), Mark("enter", "sync", 0), Mark("exit", "sync", 0),
-                  Mark("enter", "compute", 1), Mark("exit", "sync", 1), Mark("end", "update")),
+      simple_plan(Timestamp("start", "gap"), Timestamp("enter", "sync", 0),
+                  Timestamp("exit", "sync", 0),
+                  Timestamp("enter", "compute", 1), Timestamp("exit", "sync", 1),
+                  Timestamp("end", "update")),
       collectives=(first, dataclasses.replace(first, slot=1, name="loss", bytes=4)))
   _, collectives = decode.decode(rows_of([[1, 2, 4, 8, 16, 32], [101, 102, 104, 108, 116, 132]],
                                          [0, 1]), plan, 0, 0, 0)
@@ -65,7 +68,8 @@ def test_two_collectives_make_two_rows_a_step():
 
 
 def test_a_stamp_not_taken_makes_null():
-  plan = simple_plan(Mark("start", "gap"), Mark("phase", "forward"), Mark("end", "update"))
+  plan = simple_plan(Timestamp("start", "gap"), Timestamp("phase", "forward"),
+                     Timestamp("end", "update"))
   steps, _ = decode.decode(rows_of([[10, 0, 30], [40, 50, 70]], [0, 1]), plan, 0, 0, 0)
   assert steps["forward_ns"].tolist() == [None, 10]
   assert steps["update_ns"].tolist() == [None, 20]
@@ -73,7 +77,7 @@ def test_a_stamp_not_taken_makes_null():
 
 
 def test_gap_is_carried_over_batches_but_not_over_holes():
-  plan = simple_plan(Mark("start", "gap"), Mark("end", "update"))
+  plan = simple_plan(Timestamp("start", "gap"), Timestamp("end", "update"))
   rows = rows_of([[100, 110], [125, 140], [300, 310]], [7, 8, 10])
   gap = decode.decode(rows, plan, 0, 0, 0, decode.Previous(6, 93))[0]["gap_ns"]
   assert gap.tolist() == [7, 15, None]
@@ -83,7 +87,7 @@ def test_gap_is_carried_over_batches_but_not_over_holes():
 
 
 def test_a_delay_that_is_not_a_number_is_null():
-  own = fake.stamped([1])._replace(delay=np.array([np.nan], np.float32))
+  own = fake.timestamped([1])._replace(delay=np.array([np.nan], np.float32))
   steps, _ = decode.decode(own, fake.PLAN, 0, 0, 0)
   assert steps["delay_ns"].tolist() == [None]
   assert steps["delay_applied_ns"].tolist() == [10_000]
@@ -92,17 +96,17 @@ def test_a_delay_that_is_not_a_number_is_null():
 @pytest.mark.parametrize(("asked", "recorded"),
                          [(1e30, 10**18), (-1e30, -10**18), (np.inf, None)])
 def test_a_delay_of_any_size_keeps_its_sign(asked, recorded):
-  own = fake.stamped([1])._replace(delay=np.array([asked], np.float32))
+  own = fake.timestamped([1])._replace(delay=np.array([asked], np.float32))
   steps, _ = decode.decode(own, fake.PLAN, 0, 0, 0)
   assert steps["delay_ns"].tolist() == [recorded]
 
 
 @given(st.integers(0, 6))
 def test_batching_does_not_matter(cut):
-  whole, _ = decode.decode(fake.stamped(list(range(6))), fake.PLAN, 0, 0, 0)
-  first, _ = decode.decode(fake.stamped(list(range(cut))), fake.PLAN, 0, 0, 0)
-  previous = decode.Previous(cut - 1, fake.stamp(cut - 1, 0, 7)) if cut else None
-  second, _ = decode.decode(fake.stamped(list(range(cut, 6))), fake.PLAN, 0, 0, 0, previous)
+  whole, _ = decode.decode(fake.timestamped(list(range(6))), fake.PLAN, 0, 0, 0)
+  first, _ = decode.decode(fake.timestamped(list(range(cut))), fake.PLAN, 0, 0, 0)
+  previous = decode.Previous(cut - 1, fake.timestamp(cut - 1, 0, 7)) if cut else None
+  second, _ = decode.decode(fake.timestamped(list(range(cut, 6))), fake.PLAN, 0, 0, 0, previous)
   joined = decode.concatenate([first, second])
   assert {n: v.tolist() for n, v in joined.items()} == {n: v.tolist() for n, v in whole.items()}
 
@@ -118,7 +122,7 @@ def test_host_columns_join_by_step():
 
 def batch(numbers, steps, ranks=(3, 5)):
   """Steps that all of these ranks ran, with what the host did in each."""
-  own = [(np.array(numbers), fake.stamped(steps, rank)) for rank in ranks]
+  own = [(np.array(numbers), fake.timestamped(steps, rank)) for rank in ranks]
   host = {number: ((number,) + (None,) * (len(HOST_CAUSES) - 1), {"load": number / 2})
           for number in numbers}
   return Batch(fake.PLAN, ranks, [number for number, _ in own], [each for _, each in own], host)
@@ -147,7 +151,7 @@ def test_a_step_with_an_earlier_number_begins_another_attempt_and_one_with_the_s
 
 def test_a_rank_that_lost_steps_lacks_their_rows_and_no_others():
   intake = Intake(process=0, attempt=0, losses=Losses())
-  whole, short = fake.stamped([0, 1, 2], 0), fake.stamped([0, 2], 1)
+  whole, short = fake.timestamped([0, 1, 2], 0), fake.timestamped([0, 2], 1)
   intake.plan_of(batch([3], [3], ranks=(0, 1)))
   intake.add(Batch(fake.PLAN, [0, 1], [np.arange(3), np.array([0, 2])], [whole, short], {}))
   steps, _ = intake.decode(fake.PLAN)

@@ -157,7 +157,7 @@ def test_nothing_is_recorded_while_jit_is_disabled(tmp_path, caplog):
 POINTS = {
     "watch": (compiling, "watch"), "read": (program, "text_of"),
     "find": (collectives, "found_in"), "serialize": (compiling.Request, "serialized"),
-    "put timestamps in": (thunks, "marked"), "load": (compiling.Request, "load"),
+    "put timestamps in": (thunks, "timestamped"), "load": (compiling.Request, "load"),
     "describe": (program, "_described"), "note": (everywhere, "add"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
     "begin": (observed, "Executed"), "usage": (host_ring.Usage, "take"),
@@ -165,7 +165,7 @@ POINTS = {
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
     "share": (describe, "share"), "sample": (HostSampler, "__init__"),
-    "intake": (intake.MarksIntake, "__init__"), "collect": (collect.Collector, "collect"),
+    "intake": (intake.ObservedIntake, "__init__"), "collect": (collect.Collector, "collect"),
     "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
     "cut": (finding.Step, "steps"),
     "lay out": (intake, "device"), "meet": (intake, "write_plan"), "write": (PartStore, "append"),

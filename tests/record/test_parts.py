@@ -16,7 +16,7 @@ from tests.record import fake_step as fake
 
 
 def columns(first: int, count: int, plan=fake.PLAN) -> decode.Columns:
-  return decode.decode(fake.stamped(list(range(first, first + count))), plan, 0, 0, 0)[0]
+  return decode.decode(fake.timestamped(list(range(first, first + count))), plan, 0, 0, 0)[0]
 
 
 def read(files: list[pathlib.Path]) -> list[dict]:
@@ -33,7 +33,7 @@ def test_part_names_read_back(name):
 
 
 def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
-  steps, collectives = decode.decode(fake.stamped([1, 2]), fake.PLAN, 0, 0, 0)
+  steps, collectives = decode.decode(fake.timestamped([1, 2]), fake.PLAN, 0, 0, 0)
   for table, data in (("steps", steps), ("collectives", collectives)):
     store = parts.PartStore(tmp_path, table, "run", 0)
     store.append(data)

@@ -6,9 +6,9 @@ import pytest
 from jaxpace.record.parts import PartStore
 from jaxpace.runs.reader import read_run
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=2, steps=20, processes=1, hosts=1)
+JOB = SyntheticJob(ranks=2, steps=20, processes=1, hosts=1)
 
 
 @pytest.mark.parametrize(("attempt", "counts"), [(0, True), (1, True), (-1, False)])

@@ -58,7 +58,7 @@ def test_the_late_rank_of_one_group_of_a_mesh_is_named_and_the_other_group_is_no
   state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P(("data", "model"))))
   record(tmp_path / "run", mesh, step, "data", state, P(("data", "model")))
   run = read_run(tmp_path / "run")
-  assert [c.meeting.groups.tolist() for c in run.collectives] == [[0, 1, 0, 1]]
+  assert [c.rank_groups.groups.tolist() for c in run.collectives] == [[0, 1, 0, 1]]
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
   document = json.loads((tmp_path / "report.json").read_text())
   assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
@@ -86,8 +86,8 @@ def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
   assert not plan.collectives[1].pairs
   first, second = read_run(tmp_path / "run").collectives
   assert first.point_to_point and not second.point_to_point
-  assert first.meeting.sources.tolist() == [[-1, 0, -1, 2]]
-  assert second.meeting.sources is None and second.meeting.groups.tolist() == [0, 0, 1, 1]
+  assert first.rank_groups.sources.tolist() == [[-1, 0, -1, 2]]
+  assert second.rank_groups.sources is None and second.rank_groups.groups.tolist() == [0, 0, 1, 1]
   assert plan == type(plan).from_json(json.loads(json.dumps(plan.to_json())))
   saved = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["collectives"][0]
   assert saved["may_begin_early"] == any("can start before" in notice for notice in plan.notices)
@@ -95,7 +95,7 @@ def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
 
 
 def test_all_of_an_instrumented_step_is_exposed_and_the_plan_says_what_runs_meanwhile(tmp_path):
-  """Its stamps come one after the other, so no collective is under way beside another."""
+  """Its timestamps come one after the other, so no collective is under way beside another."""
   mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
   def step(state):

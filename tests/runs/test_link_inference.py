@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from jaxpace.live import probe_pairs
+from jaxpace.live import probe
 from jaxpace.runs.links import infer
 from tests.quick import examples
 
@@ -102,7 +102,7 @@ def test_any_times_give_an_answer(n, seed, noise, per_host):
 
 @hypothesis.given(st.integers(2, 12), st.booleans(), st.integers(0, 5))
 def test_every_ordered_pair_once_and_no_end_twice_in_a_round(ends, at_once, seed):
-  rounds = probe_pairs.rounds(ends, at_once, seed)
+  rounds = probe.rounds(ends, at_once, seed)
   pairs = [pair for one in rounds for pair in one]
   assert sorted(pairs) == [(a, b) for a in range(ends) for b in range(ends) if a != b]
   for one in rounds:

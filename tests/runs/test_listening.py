@@ -6,11 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core import elapsed
-from jaxpace.core.plan import Collective, Mark, Plan
+from jaxpace.core import durations
+from jaxpace.core.plan import Collective, Timestamp, Plan
 from jaxpace.observation.clocks import words
 from jaxpace.record import decode
-from jaxpace.record.decode import Held, StampedSteps
+from jaxpace.record.decode import Held, TimestampedSteps
 from jaxpace.record.intake import Batch, Intake, Losses
 from jaxpace.record.parts import PartStore
 from jaxpace.runs.reader import read_run
@@ -18,8 +18,8 @@ from jaxpace.runs.run import MISSING
 
 PLAN = Plan(
     axis="data", ranks=2, clock="test", holds=True,
-    marks=(Mark("start", "gap"), *(Mark(kind, "sync", slot) for slot in range(3)
-                                   for kind in ("enter", "exit")), Mark("end", "update")),
+    marks=(Timestamp("start", "gap"), *(Timestamp(kind, "sync", slot) for slot in range(3)
+                                   for kind in ("enter", "exit")), Timestamp("end", "update")),
     collectives=tuple(Collective(slot, f"psum.{slot}", ("psum",), "data", 4, 1, ("float32",),
                                  "backward") for slot in range(3)))
 
@@ -28,7 +28,7 @@ def bits(value):
   return np.asarray(value, np.float32).view(np.uint32)
 
 
-def stamped_steps(*rows):
+def timestamped_steps(*rows):
   """Steps of (number, of each collective (lost ns, asked s, heard s, listened) or None, and s heard
   and told)."""
   number, held, readings = zip(*rows, strict=True)
@@ -40,7 +40,7 @@ def stamped_steps(*rows):
   of = np.array(turns, np.int64).reshape(-1, 3).T
   said = np.array([pair for own in readings for pair in own], np.float32).reshape(-1, 2).T
   zeros = np.zeros(len(rows), np.float32)
-  return StampedSteps(
+  return TimestampedSteps(
       np.array(number), np.array([[1000 * (step * 100 + i + 1) for i in range(len(PLAN.marks))]
                                   for step in number]), zeros, zeros, zeros[:, None],
       Held(lost.astype(np.int64), asked.astype(np.float32), heard.astype(np.float32), listened,
@@ -48,7 +48,7 @@ def stamped_steps(*rows):
 
 
 def test_every_column_of_known_steps():
-  rows = stamped_steps(
+  rows = timestamped_steps(
       (4, [(500, np.nan, np.nan, 0)] * 3, []),
       (5, [(2000, 3e-3, 4e-5, 2), None, (0, 1e-3, 7e-5, 1)],
        [(2e-5, 0), (4e-5, 1e-5), (7e-5, 0)]))
@@ -67,23 +67,23 @@ def test_every_column_of_known_steps():
 
 
 def test_a_plan_of_which_nothing_is_held_has_no_readings():
-  steps = stamped_steps((1, [None] * 3, []))._replace(held=None)
+  steps = timestamped_steps((1, [None] * 3, []))._replace(held=None)
   assert decode.listening(steps, PLAN, 0, 0, 0) == {}
 
 
 @given(st.integers(0, 2**32 - 1))
 def test_a_reading_is_kept_to_the_last_bit(nanoseconds):
   """Also where float32 has not room for every nanosecond."""
-  seconds = np.float32(elapsed.measured(np.int64(nanoseconds)))
+  seconds = np.float32(durations.elapsed_seconds(np.int64(nanoseconds)))
   assert seconds == np.float32(words.seconds_between(words.from_ns(0), words.from_ns(nanoseconds)))
   heard = decode.listening(
-      stamped_steps((1, [(0, 0.0, 0.0, 1), None, None], [(seconds, seconds)])), PLAN, 0, 0, 0)
+      timestamped_steps((1, [(0, 0.0, 0.0, 1), None, None], [(seconds, seconds)])), PLAN, 0, 0, 0)
   for name in ("heard_ns", "told_ns"):
-    assert bits(elapsed.measured(heard[name]))[0] == bits(seconds)
+    assert bits(durations.elapsed_seconds(heard[name]))[0] == bits(seconds)
 
 
 def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps():
-  own = stamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)]) for step in range(4)))
+  own = timestamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)]) for step in range(4)))
   for process, readings in ((0, 4), (1, 0)):
     intake = Intake(process, 0, Losses())
     batch = Batch(PLAN, [2 * process, 2 * process + 1], [np.arange(4)] * 2, [own] * 2, {})
@@ -99,7 +99,7 @@ def written(path, heard, attempts=(0,), **changed):
   (path / "process").mkdir(parents=True)
   (path / "run.json").write_text(json.dumps({"schema_version": 1, "run": "a", "ranks": 1}))
   for attempt in attempts:
-    rows = stamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)])
+    rows = timestamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)])
                            for step in range(3)))
     for table, columns in zip(("steps", "collectives"), decode.decode(rows, PLAN, 0, 0, attempt),
                               strict=True):

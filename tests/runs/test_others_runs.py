@@ -73,7 +73,7 @@ def test_a_gap_in_the_numbers_is_no_row_of_the_table(run, capsys):
 @pytest.mark.parametrize("column", ["tcp_busy_ns", "gpu_clock_mhz", "tcp_rtt_ns"])
 def test_a_column_of_host_samples_that_is_there_twice_is_said(tmp_path, capsys, column):
   synthetic_runs.write(tmp_path / "run",
-                     synthetic_runs.MadeUpJob(ranks=4, steps=60, processes=2, host_columns=True,
+                     synthetic_runs.SyntheticJob(ranks=4, steps=60, processes=2, host_columns=True,
                                             sample_steps=5))
   for file in parts(tmp_path / "run", "hosts"):
     rewrite(file, lambda t: t.append_column(column, pa.array(np.zeros(len(t), np.int64))))

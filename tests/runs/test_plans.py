@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
-from jaxpace.core.plan import Unstamped
+from jaxpace.core.plan import Untimed
 from jaxpace.files.reading import UnreadableError
 from jaxpace.runs import ring_file
 
@@ -20,7 +20,7 @@ def plan():
       conditional=True)
   return ObservedPlan((ObservedProgram(
       1, "train_step", (0, 1, 2, 3), {"data": 2, "tensor": 2}, (gather, permute),
-      notices=("as it is",), unstamped=(Unstamped("x", "psum", None, "why"),),
+      notices=("as it is",), unstamped=(Untimed("x", "psum", None, "why"),),
       bare_compile_s=1.5),))
 
 

@@ -12,7 +12,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
 from jaxpace.runs import ring_file
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.record.ring.executions import Lane
+from jaxpace.record.ring.executions import DeviceBuffer
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def test_a_file_comes_back_as_it_was_written(written):
   found, ring = ring_file.read_ring(written), execution.current()
   assert (found.run, found.attempt, found.closed) == ("r1", 2, True)
   assert found.heads.tolist() == ring.heads().tolist() and found.ranks.tolist() == ring.ranks
-  taken = Lane().take(found.events[1], lambda: int(found.heads[1]), final=True)
+  taken = DeviceBuffer().take(found.events[1], lambda: int(found.heads[1]), final=True)
   assert len(taken.ns) == 40 and set(taken.tag.tolist()) == {5 << 20 | 9}, "and none from before"
 
 
@@ -48,12 +48,12 @@ def test_any_damage_is_read_in_bounds_or_refused_in_a_sentence(written, tmp_path
     assert str(error)
     return
   assert found.events.shape == (len(found.ranks), found.capacity)
-  for lane in range(min(len(found.ranks), 4)):
-    follower, head = Lane(), int(found.heads[lane])
+  for buffer in range(min(len(found.ranks), 4)):
+    follower, head = DeviceBuffer(), int(found.heads[buffer])
     for _ in range(100):
       if follower.position >= head:
         break
-      follower.take(found.events[lane], lambda head=head: head, final=True)
+      follower.take(found.events[buffer], lambda head=head: head, final=True)
     assert follower.position >= head or head > 0
 
 

@@ -1,12 +1,12 @@
-"""A made-up run on disk, and what tests of the reader do with its files."""
+"""a synthetic run on disk, and what tests of the reader do with its files."""
 
 import pathlib
 
 import pyarrow.parquet as pq
 
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
+JOB = SyntheticJob(ranks=4, steps=60, processes=2, noise=0.05, late={3: 5e-3})
 
 
 def parts(path, table="steps"):

@@ -1,4 +1,4 @@
-"""Runs that grow: a synthetic run, written in full elsewhere, whose rows are handed out part by
+"""Runs that grow: a synthetic run, written in detail elsewhere, whose rows are handed out part by
 part."""
 
 import json
@@ -12,14 +12,14 @@ import pyarrow.parquet as pq
 from jaxpace.record.decode import Columns
 from jaxpace.record.parts import PartStore
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 class Growing:
   """Writes what the ranks of each process have done up to a step, as a recorder would: small parts,
   then merged."""
 
-  def __init__(self, directory: pathlib.Path, job: MadeUpJob, scratch: pathlib.Path, *,
+  def __init__(self, directory: pathlib.Path, job: SyntheticJob, scratch: pathlib.Path, *,
                run="growing", attempt=0, first_step=0, merge_parts=4, extra=None):
     self.directory, self.job, self.run = directory, job, run
     if not (scratch / "run.json").exists():

@@ -10,7 +10,7 @@ from rich.text import Text
 from jaxpace.cli.main import main
 from jaxpace.show.console import make_console
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 EVIL = "ev\x1b[31mil\u202e\x9b2J[red]x[/red]:smile:"
 # a table's cell, measured before, may be cut behind that
@@ -36,7 +36,7 @@ def test_what_is_ours_is_printed_as_it_is(capsys):
 @pytest.mark.parametrize("command", [["report"], ["watch", "--once"]])
 def test_hosts_of_a_report(tmp_path, capsys, command):
   synthetic_runs.write(tmp_path / "run",
-                     MadeUpJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
+                     SyntheticJob(ranks=2, steps=60, processes=2, hosts=2, late={1: 5e-3}))
   for process in range(2):
     path = tmp_path / "run" / "process" / f"{process}.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "hostname": EVIL}))

@@ -40,7 +40,7 @@ class Kept:
     self.closed += 1
 
 
-def made_up(ranks=2, steps=3, process=0, first=0, **more):
+def synthetic(ranks=2, steps=3, process=0, first=0, **more):
   """Rows of a process whose ranks take rank + 1 ms forward and wait 4 - rank ms in each of two
   collectives."""
   step, rank = np.tile(np.arange(first, first + steps), ranks), np.repeat(np.arange(ranks), steps)
@@ -67,7 +67,7 @@ def samples(exporter):
 
 
 def test_figures_are_sums_of_the_rows():
-  found = figures(*made_up())
+  found = figures(*synthetic())
   assert found.steps == {0: 3, 1: 3} and found.last_step == 2
   assert found.step_seconds[1] == pytest.approx([0.02, 0.02])  # the first step's gap is not known
   assert found.phases == pytest.approx(
@@ -81,7 +81,7 @@ def test_figures_are_sums_of_the_rows():
 
 def test_rows_with_nothing_known_give_nothing_made_up():
   nothing = np.ma.masked_all(6, np.int64)
-  found = figures(*made_up(gc_ns=nothing, nivcsw=nothing, forward_ns=nothing))
+  found = figures(*synthetic(gc_ns=nothing, nivcsw=nothing, forward_ns=nothing))
   assert (found.host == {} and found.switches is None
           and not any(name == "forward" for _, name in found.phases))
   assert figures({"step": np.zeros(0)}, {}) is None
@@ -89,8 +89,8 @@ def test_rows_with_nothing_known_give_nothing_made_up():
 
 def test_prometheus_counts_on_over_batches():
   exporter = Prometheus(textfile="unused.prom")
-  exporter._take(figures(*made_up()))
-  exporter._take(figures(*made_up(first=3)))
+  exporter._take(figures(*synthetic()))
+  exporter._take(figures(*synthetic(first=3)))
   found = samples(exporter)
   assert found["jaxpace_steps_total", (("rank", "1"),)] == 6
   assert (found["jaxpace_wait_seconds_total", (("collective", "a"), ("rank", "0"))]
@@ -108,7 +108,7 @@ def test_prometheus_counts_on_over_batches():
 
 def test_label_sets_are_bounded_and_nothing_is_lost():
   exporter = Prometheus(textfile="unused.prom")
-  steps, collectives = made_up(ranks=100, steps=2)
+  steps, collectives = synthetic(ranks=100, steps=2)
   names = np.array([f'"evil\n{{}}\\{i}' for i in range(len(collectives["name"]))])
   more = {f"phase_p{i}_ns": np.full(200, 1_000_000) for i in range(50)}
   decisions = {f"decision_d{i}": np.ones(200) for i in range(80)}
@@ -216,7 +216,7 @@ def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
 
 def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
   exporter = Prometheus(port=0)
-  exporter.export(*made_up())
+  exporter.export(*synthetic())
 
   def ask(request, slowly=False):
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
@@ -248,7 +248,7 @@ def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
 def test_who_says_nothing_is_hung_up_on(monkeypatch):
   monkeypatch.setattr(prometheus._Handler, "timeout", 0.2)
   exporter = Prometheus(port=0)
-  exporter.export(*made_up())
+  exporter.export(*synthetic())
   try:
     with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
       client.sendall(b"GET")
@@ -280,7 +280,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(caplog):
       release.wait(300)
 
   feed = Feed([Hanging()])
-  rows = made_up()
+  rows = synthetic()
   putting = threading.Thread(target=lambda: [feed.put(*rows) for _ in range(40)], daemon=True)
   putting.start()
   putting.join(300)
@@ -302,9 +302,9 @@ def test_scalars_are_means_a_step_of_process_0_only():
       written.append((step, scalars))
 
   exporter = Scalars(Writer())
-  exporter.export(*made_up(process=1))
+  exporter.export(*synthetic(process=1))
   assert not written
-  exporter.export(*made_up())
+  exporter.export(*synthetic())
   ((step, scalars),) = written
   assert step == 2 and scalars == pytest.approx({
       "jaxpace/step_ms": 20.0, "jaxpace/forward_ms": 1.5, "jaxpace/gap_ms": 4 / 6,
@@ -314,9 +314,9 @@ def test_scalars_are_means_a_step_of_process_0_only():
 
 def test_tensorboard_files_hold_the_scalars(tmp_path):
   exporter = TensorBoard(tmp_path / "tb")
-  exporter.export(*made_up(process=1))
+  exporter.export(*synthetic(process=1))
   assert not (tmp_path / "tb").exists()
-  exporter.export(*made_up())
+  exporter.export(*synthetic())
   exporter.close()
   (file,) = (tmp_path / "tb").iterdir()
   assert b"jaxpace/wait_ms" in file.read_bytes()
@@ -329,9 +329,9 @@ def test_opentelemetry_gets_the_same_figures():
   reader = InMemoryMetricReader()
   provider = MeterProvider([reader])
   exporter = OpenTelemetry(provider.get_meter("test"))
-  exporter.export(*made_up())
-  exporter.export(*made_up(first=3))
-  exporter.export(*made_up(ranks=100, steps=1, first=6))
+  exporter.export(*synthetic())
+  exporter.export(*synthetic(first=3))
+  exporter.export(*synthetic(ranks=100, steps=1, first=6))
   data = reader.get_metrics_data().resource_metrics[0].scope_metrics[0].metrics
   found = {(metric.name, tuple(sorted(point.attributes.items()))): point for metric in data
            for point in metric.data.data_points}
@@ -367,7 +367,7 @@ def test_mistakes_are_named():
 
 def test_the_dashboard_asks_for_what_is_exported():
   exporter = Prometheus(textfile="unused.prom")
-  exporter._take(figures(*made_up()))
+  exporter._take(figures(*synthetic()))
   exported = {}
   for name, labels in samples(exporter):
     exported.setdefault(name, set()).update(dict(labels))

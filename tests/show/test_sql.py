@@ -15,10 +15,11 @@ from tests.multiprocess.jobs import ROOT
 from tests.synthetic import synthetic_overlap, synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_overlap import OverlappingJob
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 PAGE = ROOT / "docs" / "sql.md"
-JOB = MadeUpJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+JOB = SyntheticJob(ranks=4, steps=200, processes=2, hosts=2, noise=0.05, collectives=2,
+                   late={3: 6e-3},
                 delays={0: 1e-3}, faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.05,
                                                 mechanism="gc"),), host_columns=True)
 
@@ -100,7 +101,7 @@ def test_exposed_time_of_collectives_is_the_reports(tmp_path):
 
 
 def test_lateness_of_two_ranks_is_the_reports(tmp_path):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=200, noise=0.01, late={1: 15e-3}))
   report = to_json(diagnose(read_run(tmp_path)))["per_rank"]
   rows = asked(tmp_path, "lateness")
   assert [row[0] for row in rows] == [1, 0]
@@ -126,7 +127,8 @@ def test_code_with_a_prompt_runs(answers):
 
 def test_newest_attempts_count(answers, tmp_path):
   synthetic_runs.write(tmp_path, JOB)
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=4, steps=50, processes=2, forward=1e-3), attempt=1,
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=4, steps=50, processes=2, forward=1e-3),
+                       attempt=1,
                      first_step=150)
   view, *_ = re.findall(r"```sql\n(.*?)```", PAGE.read_text(), re.DOTALL)
   with contextlib.chdir(tmp_path), duckdb.connect() as database:

@@ -25,9 +25,10 @@ from jaxpace.show.timeline.write import encode_chrome
 from tests.quick import examples
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
-JOB = MadeUpJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+JOB = SyntheticJob(ranks=4, steps=60, processes=2, hosts=2, noise=0.05, collectives=2,
+                   late={3: 6e-3},
                 delays={0: 1e-3}, faults=(Fault("pause", 20e-3, ranks=(1,), probability=0.1,
                                                 mechanism="gc"),), host_columns=True)
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look " * 60,
@@ -184,7 +185,7 @@ def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target)
 
 def test_foreign_names_are_text(tmp_path):
   path = tmp_path / "run"
-  synthetic_runs.write(path, MadeUpJob(ranks=2, steps=30, processes=2))
+  synthetic_runs.write(path, SyntheticJob(ranks=2, steps=30, processes=2))
   evil = '../../<script>alert(1)</script>\x1b[31m\u202e"'
   for name in ("process/0.json", "process/1.json"):
     info = json.loads((path / name).read_text())
@@ -265,8 +266,8 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
 
 
 @pytest.mark.parametrize("job", [
-    MadeUpJob(ranks=1, steps=5, processes=1), MadeUpJob(ranks=2, steps=2, processes=2),
-    MadeUpJob(ranks=2, steps=40,
+    SyntheticJob(ranks=1, steps=5, processes=1), SyntheticJob(ranks=2, steps=2, processes=2),
+    SyntheticJob(ranks=2, steps=40,
               collectives=4)])
 def test_small_runs(tmp_path, job):
   synthetic_runs.write(tmp_path, job)
@@ -279,7 +280,7 @@ def test_small_runs(tmp_path, job):
 
 @pytest.mark.parametrize("table", ["steps", "collectives"])
 def test_a_run_of_one_table(tmp_path, table):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=30))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=30))
   shutil.rmtree(tmp_path / table)
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))
@@ -289,8 +290,8 @@ def test_a_run_of_one_table(tmp_path, table):
 
 
 def test_restarted_ranks_are_shown_once_a_step(tmp_path):
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=40))
-  synthetic_runs.write(tmp_path, MadeUpJob(ranks=2, steps=20), attempt=1, first_step=30,
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=40))
+  synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=20), attempt=1, first_step=30,
                      origins=[5, 10**14])
   run = read_run(tmp_path)
   timeline = build(run, read_bounds(run))

@@ -21,11 +21,12 @@ from jaxpace.show.timeline.build import build
 from jaxpace.show.timeline.write import encode_chrome
 from tests.show import chromium
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 CHROMIUM = chromium.find()
 _TRACK = "(select k.id, h.name from thread_track k join thread h using (utid))"
-JOB = MadeUpJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2, late={3: 6e-3},
+JOB = SyntheticJob(ranks=4, steps=40, processes=2, hosts=2, noise=0.05, collectives=2,
+                   late={3: 6e-3},
                 delays={0: 1e-3})
 LATE = Finding("persistent_straggler", 0.2, 0.9, (3,), ("host1",), ("it is late",), "look",
                first_step=20)
@@ -135,7 +136,7 @@ def test_it_knows_who_kept_whom_waiting(page, job):
   waits = query(page, """select t.name as track, sum(s.dur) / 1e6 as ms from slice s join {TRACK} t on s.track_id = t.id
       where s.name = 'wait for rank 3' group by t.name order by t.name""")  # noqa: E501
   assert [row["track"] for row in waits] == ["rank 0", "rank 1", "rank 2"]
-  # rank 0 is delayed by 1 ms a step
+  # rank 0 is delayed by 1 ms per step
   assert all(row["ms"] > 0.8 * 6 * JOB.steps - 1 for row in waits[1:])
   flows = query(page, """select a.name as begin, ta.name as source, tb.name as target, b.ts - a.ts as later from flow f
       join slice a on f.slice_out = a.id join slice b on f.slice_in = b.id

@@ -1,4 +1,4 @@
-"""The live view of runs in whose collectives not all ranks meet, or whose stamps don't tell."""
+"""The live view of runs in whose collectives not all ranks meet, or whose timestamps don't tell."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def test_groups_that_never_meet_are_not_compared(tmp_path):
   busy[:, 2:, STEPS // 2:] += 10e-3
   grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [ROWS]), settings=MESH)
   look = Follower(tmp_path / "run").poll(0.0, 0.0)
-  assert not look.told
+  assert not look.alerts
   assert max(abs(rank.lateness) for rank in look.numbers.late) < 0.5e-3
   shares = look.numbers.shares
   assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
@@ -36,8 +36,8 @@ def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):
   busy[:, 3, STEPS // 2:] += 5e-3
   grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [ROWS]), settings=MESH)
   look = Follower(tmp_path / "run", steps=100).poll(0.0, 0.0)
-  assert (look.told and all(numbers(told.sentence)[1] == 3
-                            for told in look.told)), "after the step, the rank"
+  assert (look.alerts and all(numbers(alerts.sentence)[1] == 3
+                            for alerts in look.alerts)), "after the step, the rank"
   assert (look.numbers.late[0].rank == 3
           and look.numbers.late[0].lateness == pytest.approx(5e-3, rel=0.1))
   assert [abs(rank.lateness) < 0.5e-3 for rank in look.numbers.late[1:]] == [True] * 3

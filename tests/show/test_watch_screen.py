@@ -9,11 +9,11 @@ from rich.console import Console
 
 from jaxpace.diagnose.live.alive import Event, Liveness
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.live.look import LateRank, Numbers, Pacing, Snapshot, Told
+from jaxpace.diagnose.live.look import Alert, LateRank, Numbers, Pacing, Snapshot
 from jaxpace.show.watch import live
 from jaxpace.show.watch.screen import Screen, binned, sparkline
 from tests.show.growing import Growing
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 EVIL = "h\x1b[2J[red]\x07\u202eab\r\nc\x9b1m"
 SHARES = {"compute": 0.5, "skew": 0.25, "transfer": 0.125, "contention": 0.0, "runtime": 0.125,
@@ -31,7 +31,7 @@ def look(**values):
   base = Snapshot("runs/demo", "20261121T000000-0b58106e", 1, 1024, 128, 128,
                   Liveness("running", "Running."), 12345, 1.2,
                   numbers(),
-                  (Told("Step 200: rank 3 is late, by 9 % of the step, since about step 190.",
+                  (Alert("Step 200: rank 3 is late, by 9 % of the step, since about step 190.",
                         False),), (), ("1 rank recorded nothing in the steps shown: 9.",))
   return base._replace(**values)
 
@@ -84,7 +84,8 @@ def test_a_terminal_without_unicode_can_show_it(encoding):
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_are_text(width):
   view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL),
-              state=Liveness("dead", f"Process 1 ({EVIL}) is silent."), told=(Told(EVIL, False), ),
+              state=Liveness("dead", f"Process 1 ({EVIL}) is silent."),
+              alerts=(Alert(EVIL, False), ),
               events=(Event(0.0, EVIL, False), ), notes=(EVIL, ))
   for text in ("\n".join(draw(view, width, 100)), live.line(view, [EVIL])):
     assert not [c for c in text if not c.isprintable() and c != "\n"]
@@ -94,7 +95,7 @@ def test_names_are_text(width):
 
 
 def test_hosts_of_a_real_directory_are_text(tmp_path):
-  job = MadeUpJob(ranks=4, steps=60, processes=2, noise=0.02, late={3: 5e-3})
+  job = SyntheticJob(ranks=4, steps=60, processes=2, noise=0.02, late={3: 5e-3})
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   growing.heartbeat(1, hostname=EVIL, stopped=EVIL, ended_by=EVIL)
   info = json.loads((growing.directory / "run.json").read_text())
@@ -126,6 +127,6 @@ def test_a_line_holds_what_the_screen_does_and_news_come_once():
       "rank 3 is late, by 9 % of the step, since about step 190. 1 rank recorded nothing in the "
       "steps shown: 9.")
   assert news.of(view) == []
-  assert news.of(view._replace(told=(*view.told, Told("Another.", True)))) == ["Another."]
+  assert news.of(view._replace(alerts=(*view.alerts, Alert("Another.", True)))) == ["Another."]
   waiting = look(numbers=None, step=-1, age=None, state=Liveness("waiting", "Nothing yet."))
   assert live.line(waiting, []) == "Nothing yet."

@@ -19,11 +19,11 @@ from tests.instrumentation import models
 from tests.instrumentation.running import P, mesh_of
 from tests.quick import QUICK, long
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 # Decisions of a compiled step and of its replay are compared bit by bit.
 pytestmark = pytest.mark.optimized
-LATE = MadeUpJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
+LATE = SyntheticJob(ranks=4, steps=1500, noise=0.02, late={3: 20e-3})
 @pytest.fixture
 def written(tmp_path):
   def write(job, name="run"):

@@ -17,7 +17,7 @@ from jaxpace.simulation.replay import replay
 from tests.instrumentation.running import P, mesh_of
 from tests.quick import QUICK, long
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 # Decisions of a compiled step and of its replay are compared bit by bit.
 pytestmark = pytest.mark.optimized
@@ -238,16 +238,16 @@ def test_no_more_is_held_in_a_step_than_the_run_was_instrumented_for(listened):
 
 def test_nobody_is_asked_where_nothing_is_shared_or_the_record_does_not_tell(listened, tmp_path):
   assert not np.isfinite(replay(listened, asks(1e-3), shared=False).holds.held).any()
-  synthetic_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=30))
-  made_up = read_run(tmp_path / "run")
-  assert not np.isfinite(replay(made_up, asks(1e-3), as_recorded=True).holds.held).any()
+  synthetic_runs.write(tmp_path / "run", SyntheticJob(ranks=2, steps=30))
+  synthetic = read_run(tmp_path / "run")
+  assert not np.isfinite(replay(synthetic, asks(1e-3), as_recorded=True).holds.held).any()
 
 
 @pytest.mark.parametrize("seconds", [*long(1e-3), 15e-3])
 def test_a_hold_costs_what_computing_does_not_hide(tmp_path, seconds):
   """Of a job whose last rank reaches the first collective 27.5 ms after the last exit, and the
   others 10 ms apart: a hold for longer than the pause before a collective is what is too long."""
-  job = MadeUpJob(ranks=2, steps=30, collectives=2, late={1: 6e-3})
+  job = SyntheticJob(ranks=2, steps=30, collectives=2, late={1: 6e-3})
   synthetic_runs.write(tmp_path / "run", job)
   run = read_run(tmp_path / "run")
   replayed = replay(run, asks(seconds), max_hold=1.0)

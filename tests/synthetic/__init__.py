@@ -1,1 +1,1 @@
-"""Made-up runs whose truth is known, for tests and experiments."""
+"""Synthetic runs whose truth is known, for tests and experiments."""

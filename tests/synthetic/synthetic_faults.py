@@ -1,4 +1,4 @@
-"""Faults of made-up jobs: what goes wrong, on which ranks, when, and what the host would show of
+"""Faults of synthetic jobs: what goes wrong, on which ranks, when, and what the host would show of
 it."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MECHANISMS = ("work", "preempted", "stopped", *PAUSES, "none")
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-  """One thing that goes wrong in a made-up job.
+  """One thing that goes wrong in a synthetic job.
 
   Kinds: "compute" and "gap" make the forward pass or the gap of `ranks` longer in every step;
   "pause" stops ranks in the gap now and then; "rotating" makes another rank's forward pass longer

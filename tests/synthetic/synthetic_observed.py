@@ -62,7 +62,7 @@ class LayerFault:
 
 @dataclasses.dataclass(frozen=True)
 class ObservedJob:
-  """What the ranks of a made-up observed job do. Durations in seconds, of a step."""
+  """What the ranks of a synthetic observed job do. Durations in seconds, of a step."""
 
   data: int = 2
   fsdp: int = 2
@@ -89,7 +89,7 @@ class ObservedJob:
   """Whether a sum over all ranks ends the step; without it nothing need join all ranks at once."""
   faults: tuple[LayerFault, ...] = ()
   every: int | None = None
-  """Steps of which one is written in full; None: as many as a recorder would choose."""
+  """Steps of which one is written in detail; None: as many as a recorder would choose."""
   seed: int = 0
 
   @property
@@ -345,7 +345,7 @@ def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.nd
     truth: of it.
     ranks: of the process.
     steps: [K] their numbers.
-    detailed: places in `steps` of those that are written in full.
+    detailed: places in `steps` of those that are written in detail.
     process: its number.
     attempt: number of the restart.
     origin: nanoseconds that the process's clock shows at the job's start.

@@ -1,4 +1,4 @@
-"""Made-up runs of a job that computes while it sends: what is exposed and hidden is known.
+"""Synthetic runs of a job that computes while it sends: what is exposed and hidden is known.
 
 Each rank's backward pass makes one bucket after the other and goes on without waiting. The buckets
 go over one channel in their order, each once all ranks have entered it; when the last one is over

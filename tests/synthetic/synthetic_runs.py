@@ -26,8 +26,8 @@ _NS = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
-class MadeUpJob:
-  """What the ranks of a made-up job do. Durations in seconds."""
+class SyntheticJob:
+  """What the ranks of a synthetic job do. Durations in seconds."""
 
   ranks: int = 4
   steps: int = 200
@@ -87,7 +87,7 @@ class Truth:
   extra: Extra  # what the faults added, seconds
 
 
-def simulate(job: MadeUpJob) -> Truth:
+def simulate(job: SyntheticJob) -> Truth:
   """Plays the job."""
   random = np.random.default_rng(job.seed)
   shape = job.ranks, job.steps
@@ -141,7 +141,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
   return np.rint(seconds * _NS).astype(np.int64)
 
 
-def write(directory: str | pathlib.Path, job: MadeUpJob, *, run: str = "synthetic",
+def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synthetic",
           attempt: int = 0, first_step: int = 0,
           origins: Iterable[int] | None = None, part_steps: int = 10_000, sync: bool = True,
           progress: Callable[[int, int], None] | None = None) -> Truth:
@@ -215,7 +215,7 @@ def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt:
           "collectives": _collective_rows(truth, keys, ranks, part, origin)}
 
 
-def _info(job: MadeUpJob, run: str) -> dict:
+def _info(job: SyntheticJob, run: str) -> dict:
   collectives = [{"slot": c, "name": "psum" if job.collectives == 1 else f"psum.{c}",
                   "primitives": ["psum"], "axis": "data", "bytes": 4096, "operands": 2,
                   "dtypes": ["float32"], "phase": "backward"}
@@ -264,7 +264,7 @@ def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
           "gc_ns": shown["gc"], **{f"{name}_ns": shown[name] for name in paused if name != "gc"}}
 
 
-def _host_samples(job: MadeUpJob, truth: Truth, ranks: np.ndarray, process: int, attempt: int,
+def _host_samples(job: SyntheticJob, truth: Truth, ranks: np.ndarray, process: int, attempt: int,
                   origin: int) -> Columns:
   """Samples of the process's host: the links are busy while a transfer runs, and for as long as a
   fault holds them."""

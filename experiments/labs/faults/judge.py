@@ -34,8 +34,8 @@ from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import HostCauses, Run, RunError
 
 WAYS = ("all", "counters", "bare")
-"""What a diagnosis may go by besides the stamps: hosts' counters, link probe and measured fabric;
-counters; nothing."""
+"""What a diagnosis may go by besides the timestamps: hosts' counters, link probe and measured
+fabric; counters; nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,9 +210,9 @@ def detection(run: Run, injected: Sequence[Injected]
 def _what_if(injected: Sequence[Injected], how: str) -> str | None:
   """What to take out of a run so that its healthy twin is left; None where nothing gives that.
 
-  Taking all skew out takes the twin's own out as well, so stragglers by turns have no such
-  question. By the stamps alone pauses can't be told from other gaps: then all jitter is taken out,
-  the twin's own as well.
+  Taking all skew out takes the twin's own out as well, so stragglers intermittently have no such
+  question. By the timestamps alone pauses can't be told from other gaps: then all jitter is taken
+  out, the twin's own as well.
   """
   if len(injected) != 1:
     return None

@@ -166,7 +166,7 @@ def fault_of(config: Mapping[str, Any], shape: Layout, twin: Spec, rng: np.rando
   """Puts numbers to a kind of fault, so that it costs about `severity` of the step while it
   lasts."""
   step = twin.work + 1e-3 * config["rest_ms"][shape.name]
-  cost = severity / (1 - severity) * step  # seconds a step
+  cost = severity / (1 - severity) * step  # seconds per step
   onset = round(config["onset"] * twin.steps) if later else 0
   # Nobody can tell a misplaced rank that is slow for its place from one that is slow for another
   # reason.

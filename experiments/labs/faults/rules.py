@@ -4,7 +4,7 @@
 A rule is a condition that makes a finding, keeps one back or names somebody. Measurements that
 findings are made of (arrivals, shares, floors) are none, nor is wording. Not here, for no run of
 the lab has what they are about: groups and chains of a mesh, sampled runs, steps in part, devices
-that take turns, ranks without rows, stamps that don't tell.
+that take turns, ranks without rows, timestamps that don't tell.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ RULES = (
     Rule("one.slowly",
          "a late process that is slow to take what it is sent makes its partners' connections busy",
          {"tcp:taken_slowly": _answer(False)}),
-    # By turns.
+    # Intermittent.
     Rule("turns.costly", "waiting by turns is a finding from 5 % of the step on",
          {"modes.amplification:COSTLY": 0.0}),
     Rule("confidence", "waiting by turns and slow transfers are findings only with 99 % confidence",

@@ -1,9 +1,9 @@
 """What the injected faults really cost, from what the injectors measured: never from what the
-recorder stamped. Pure.
+recorder timestamped. Pure.
 
 A rank's busy time before the collective is what it slept, computed and paused, each read off the
 monotonic clock where it was done. The accounting of docs/accounting.md, applied to these times,
-gives the shares a report should find; the steps played again without one fault give what that fault
+gives the shares a report should find; the steps replayed without one fault give what that fault
 costs.
 """
 
@@ -20,7 +20,7 @@ from experiments.labs.faults.spec import NETWORK, OUTSIDE, PAUSES, Fault, Spec, 
 
 GROUPS = ("chronic", "wandering", "runtime", "contention")
 """Shares that can be told apart by injection: of ranks late for good (whatever the reason), of
-ranks late by turns, of pauses between steps, of transfers that take longer."""
+ranks intermittently late, of pauses between steps, of transfers that take longer."""
 
 
 class Measured(NamedTuple):
@@ -182,7 +182,7 @@ def _began(fault: Fault, seconds: np.ndarray) -> int:
 
 
 def accounting(inside: np.ndarray, pauses: np.ndarray) -> dict[str, float]:
-  """Seconds a step by `GROUPS`, from busy times alone.
+  """Seconds per step by `GROUPS`, from busy times alone.
 
   Earliness (max over ranks of the busy time - own) is split by the positive differences (last rank
   - own) between work and pauses; what pauses take and make others wait is `runtime`. The waiting

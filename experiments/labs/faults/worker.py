@@ -4,8 +4,8 @@ of its own.
 Started by `cluster.Cluster`, which talks to it in JSON, a line each way: a run's spec on stdin; on
 stdout the steps at which a fault begins or ends, and the end. Work is sleep inside the compiled
 step, so that a machine with few cores does not set the pace. What was really slept, computed and
-paused is read off the clock by this process itself, apart from anything the recorder stamps, and
-written to `injected/<process>.npz`.
+paused is read off the clock by this process itself, apart from anything the recorder timestamps,
+and written to `injected/<process>.npz`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from jaxpace.costs.bench.fit import fit, to_json
 from jaxpace.costs.bench.measure import host_of_processes, levels, measure
 from jaxpace.costs.fabric_file import ALL_REDUCE
 from jaxpace.live import probe as links
-from jaxpace.observation.clocks import Clock, hold, resolve_clock, words
+from jaxpace.observation.clocks import Clock, gate, resolve_clock, words
 
 WORK, SPIN, EXTRA = range(3)
 _HEAP_SECONDS = 5e-3  # a collection of the heap built here takes about as long
@@ -52,7 +52,7 @@ def slept_in(clock: Clock, values: list[jax.Array],
   """Hands values on, with their gradients, after a sleep that begins once they are there; and how
   long it was: seconds between the delay's own two clock readings, float32 []."""
   before, after = clock.delay(seconds, _LIMIT, words.zero(), *map(jax.lax.stop_gradient, values))
-  return hold(clock, after, values), words.seconds_between(before, after)
+  return gate(clock, after, values), words.seconds_between(before, after)
 
 
 def make_step(clock: Clock) -> Callable[..., Any]:
@@ -64,12 +64,12 @@ def make_step(clock: Clock) -> Callable[..., Any]:
   """
 
   def spin(value: jax.Array, turns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    before = clock.stamp(words.zero(), value)
-    numbers, = hold(clock, before, [jnp.full(_SPUN, 0.5, jnp.float32) * value])
+    before = clock.timestamp(words.zero(), value)
+    numbers, = gate(clock, before, [jnp.full(_SPUN, 0.5, jnp.float32) * value])
     numbers = jax.lax.fori_loop(0, turns.astype(jnp.int32),
                                 lambda _, x: jnp.float32(3.7) * x * (1 - x), numbers)
-    after = clock.stamp(before, numbers)
-    value, = hold(clock, after, [value])
+    after = clock.timestamp(before, numbers)
+    value, = gate(clock, after, [value])
     return value, words.seconds_between(before, after)
 
   def step(state: dict[str, jax.Array], asked: jax.Array) -> dict[str, jax.Array]:

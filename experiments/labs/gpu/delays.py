@@ -1,5 +1,5 @@
-"""Delays asked for, against what stamps around them and the host's clock say; what is out of range;
-power."""
+"""Delays asked for, against what timestamps around them and the host's clock say; what is out of
+range; power."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ASKED_S = (0.0, 1e-6, 2e-6, 5e-6, 10e-6, 20e-6, 50e-6, 100e-6, 500e-6, 1e-3, 5e-
 
 
 def around(clock: Clock, limit_s: float) -> Callable[[jax.Array], jax.Array]:
-  """A program of a delay with stamps around it: seconds [] -> [4, 2] words: before, its own two,
-  after."""
+  """A program of a delay with timestamps around it: seconds [] -> [4, 2] words: before, its own
+  two, after."""
 
   def delayed(seconds: jax.Array) -> jax.Array:
     first = clock.stamp(words.zero(), seconds)

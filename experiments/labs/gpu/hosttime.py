@@ -1,4 +1,4 @@
-"""The GPU's timer against the host's monotonic clock: stamps taken between two readings of the
+"""The GPU's timer against the host's monotonic clock: timestamps taken between two readings of the
 host's."""
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def bracketed(before: np.ndarray, device: np.ndarray, after: np.ndarray) -> Offs
   """The offset that fits all readings, or, where the clocks drift too much for that, the narrowest
   one.
 
-  A stamp was taken after `before` and not later than `after`, so device − after <= offset <= device
-  − before.
+  A timestamp was taken after `before` and not later than `after`, so device − after <= offset <=
+  device − before.
 
   Args:
     before, device, after: [n] int64 ns, of the host's clock, the device's and the host's.
@@ -50,7 +50,7 @@ def bracketed(before: np.ndarray, device: np.ndarray, after: np.ndarray) -> Offs
 
 
 def reader(bench: Bench) -> Callable[[], int]:
-  """A function that takes one stamp and waits for it: device ns."""
+  """A function that takes one timestamp and waits for it: device ns."""
   timer = bench.timer()
   previous = jax.device_put(words.zero(), bench.device())
   read = jax.jit(timer.stamp)
@@ -59,10 +59,10 @@ def reader(bench: Bench) -> Callable[[], int]:
 
 
 def measure(read: Callable[[], int], times: int) -> tuple[Offset, np.ndarray]:
-  """Takes stamps between readings of the host's clock.
+  """Takes timestamps between readings of the host's clock.
 
   Returns:
-    The offset; and the widths of all brackets, [times] ns: a stamp's way there and back.
+    The offset; and the widths of all brackets, [times] ns: a timestamp's way there and back.
   """
   taken = np.empty((times, 3), np.int64)
   for k in range(times):

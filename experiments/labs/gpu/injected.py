@@ -1,5 +1,5 @@
 """Known lengths put into an instrumented step, and delays a pacer asks for: what the recorded
-stamps say of them."""
+timestamps say of them."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ def asking(table: Sequence[float]) -> jaxpace.Pacer:
 
 
 def readings(plan: Plan, times: np.ndarray) -> dict[str, np.ndarray]:
-  """What a recorded run says of its steps, from the stamps [n, marks] ns of steps that follow each
-  other.
+  """What a recorded run says of its steps, from the timestamps [n, timestamps] ns of steps that
+  follow each other.
 
   Returns:
     [n - 1] seconds each, from the second step on: `arrival`, `start to enter`, `wait` (enter to
-    exit), `exit to end`, `arrival of the next` (NaN at the last step), `delay` (by its stamps).
+    exit), `exit to end`, `arrival of the next` (NaN at the last step), `delay` (by its timestamps).
   """
   place = {kind: [i for i, mark in enumerate(plan.marks) if mark.kind == kind] for kind in
            ("start", "delay", "enter", "exit", "end")}

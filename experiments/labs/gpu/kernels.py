@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.observation.clocks import Clock, hold, stream, words
+from jaxpace.observation.clocks import Clock, gate, stream, words
 
 # The count of cycles ends the loop should the timer stand still: 5 s at 2 GHz.
 _SPIN = """
@@ -56,4 +56,4 @@ def busy(clock: Clock, platform: str, x: jax.Array, nanoseconds: jax.Array,
     return spin(x, nanoseconds, *after)
   _, after = clock.delay(nanoseconds.astype(jnp.float32) * np.float32(1e-9), 1.0, words.zero(), x,
                          *after)
-  return hold(clock, after, [x])[0]
+  return gate(clock, after, [x])[0]

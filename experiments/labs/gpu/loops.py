@@ -19,7 +19,7 @@ from experiments.labs.gpu.transformer import Size
 PACERS: dict[str, Callable[[], Any]] = {
     "paced": lambda: jaxpace.pace_early_ranks(),
     "guarded": lambda: jaxpace.guard(jaxpace.pace_early_ranks())}
-"""Arms with a pacer, by name; "stamped" has none, "bare" is not instrumented."""
+"""Arms with a pacer, by name; "timestamped" has none, "bare" is not instrumented."""
 
 
 def instrumented(bench: Bench) -> tuple[str, ...]:
@@ -36,7 +36,7 @@ class Program:
     Args:
       bench: where it runs.
       size: of model and batch.
-      arm: "bare", "stamped", or one of `PACERS`.
+      arm: "bare", "timestamped", or one of `PACERS`.
       clock: name of the clock; the one under test by default.
     """
     self.bench, self.size, self.arm = bench, size, arm

@@ -1,5 +1,5 @@
-"""Marks of observed programs on a GPU: whether they arrive, what they cost, whether they tell the
-truth."""
+"""Timestamps of observed programs on a GPU: whether they arrive, what they cost, whether they tell
+the truth."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OWN = (1 << TAG_BITS) - 1
 
 
 def launched(values: Sequence[jax.Array], tag: int) -> list[jax.Array]:
-  """A mark as programs have it: hands the first values on; the last is the device's block."""
+  """A timestamp as programs have it: hands the first values on; the last is the device's block."""
   count = len(values)
   kernel = kernels.mark(_PROGRAM, tag, count - 1, 2 * count)
   one = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), np.int32(1))
@@ -46,7 +46,8 @@ def lane() -> jax.Array:
 
 
 def chain(count: int) -> Callable[[jax.Array], jax.Array]:
-  """A program of `count` marks, one after the other, between a start mark and an end mark."""
+  """A program of `count` timestamps, one after the other, between a start timestamp and an end
+  timestamp."""
 
   def marked(x: jax.Array) -> jax.Array:
     x, block = launched([x, lane()], 0)
@@ -76,7 +77,7 @@ class Reader:
 
 
 def run(bench: Bench) -> None:
-  """Section marks."""
+  """Section timestamps."""
   if bench.platform == "cpu":
     bench.note("These marks are for GPUs.")
     return
@@ -154,7 +155,7 @@ def _truth(bench: Bench, x: jax.Array) -> None:
 
 
 def _meanwhile(bench: Bench, x: jax.Array) -> None:
-  """That a mark is read while the program goes on: nothing waits for the step."""
+  """That a timestamp is read while the program goes on: nothing waits for the step."""
   long_ns = 200_000_000
 
   def late(x: jax.Array, nanoseconds: jax.Array) -> jax.Array:
@@ -178,7 +179,7 @@ def _meanwhile(bench: Bench, x: jax.Array) -> None:
 
 
 def run_observed(bench: Bench) -> None:
-  """Section observed: several GPUs; bits, marks and overhead of steps that `jaxpace.observe`
+  """Section observed: several GPUs; bits, timestamps and overhead of steps that `jaxpace.observe`
   made."""
   devices = jax.devices(bench.platform)
   if bench.platform == "cpu" or len(devices) < 2:

@@ -1,5 +1,5 @@
-"""Steps as trainers write them, jitted as a whole, to be compiled with marks for GPUs that are not
-there."""
+"""Steps as trainers write them, jitted as a whole, to be compiled with timestamps for GPUs that are
+not there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Stamps back to back: resolution of the timer, cost of a stamp on the stream, order, the carry
-between the words."""
+"""Timestamps back to back: resolution of the timer, cost of a timestamp on the stream, order, the
+carry between the words."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import numpy as np
 from experiments.labs.gpu import hosttime
 from experiments.labs.gpu.bench import Bench
 from experiments.lib.paired import Estimate, estimate
-from jaxpace.observation.clocks import Clock, hold, words
+from jaxpace.observation.clocks import Clock, gate, words
 
 WANTED_US = 3.0
 
 
 def chain(clock: Any, count: int) -> Callable[[jax.Array], jax.Array]:
-  """A program of `count` stamps, each after the one before: uint32 [2] -> [count, 2]. `clock` needs
-  only `stamp`."""
+  """A program of `count` timestamps, each after the one before: uint32 [2] -> [count, 2]. `clock`
+  needs only `stamp`."""
 
   def stamps(previous: jax.Array) -> jax.Array:
     taken = []
@@ -35,27 +35,27 @@ def chain(clock: Any, count: int) -> Callable[[jax.Array], jax.Array]:
 
 def between_products(clock: Clock, count: int,
                      stamped: bool) -> Callable[[jax.Array, jax.Array], jax.Array]:
-  """A program of `count` small matrix products between two stamps, each followed, or not, by a
-  stamp that holds it.
+  """A program of `count` small matrix products between two timestamps, each followed, or not, by a
+  timestamp that holds it.
 
   Products, since XLA makes a kernel of each in either case.
   """
 
   def products(x: jax.Array, w: jax.Array) -> jax.Array:
     first = stamp = clock.stamp(words.zero(), x)
-    (x,) = hold(clock, stamp, [x])
+    (x,) = gate(clock, stamp, [x])
     for _ in range(count):
       x = x @ w
       if stamped:
         stamp = clock.stamp(stamp, x)
-        (x,) = hold(clock, stamp, [x])
+        (x,) = gate(clock, stamp, [x])
     return jnp.stack([first, clock.stamp(stamp, x)])
 
   return products
 
 
 def gaps(stamps: np.ndarray) -> np.ndarray:
-  """[n - 1] ns between stamps [n, 2] of words."""
+  """[n - 1] ns between timestamps [n, 2] of words."""
   return np.diff(words.to_ns(stamps))
 
 
@@ -89,7 +89,7 @@ def seconds_a_call(call: Callable[[], Any], times: int, rounds: int) -> np.ndarr
 
 
 def cost(bench: Bench, clock: Any, name: str, short: int, long: int, rounds: int) -> Estimate:
-  """Cost of a stamp, by the stamps themselves and by the host's clock; the former in us."""
+  """Cost of a timestamp, by the timestamps themselves and by the host's clock; the former in us."""
   previous = jax.device_put(words.zero(), bench.device())
   programs = {count: jax.jit(chain(clock, count)) for count in (short, long)}
   own = []
@@ -105,7 +105,7 @@ def cost(bench: Bench, clock: Any, name: str, short: int, long: int, rounds: int
 
 
 def run(bench: Bench) -> None:
-  """Section stamp: and once more, with command buffers off, stamp_no_graphs."""
+  """Section timestamp: and once more, with command buffers off, stamp_no_graphs."""
   read = hosttime.reader(bench)
   hosttime.note_offset(bench, read, bench.times(200, 100, 20))
   clock = bench.timer()
@@ -137,7 +137,8 @@ def _with_hold(bench: Bench, clock: Clock) -> None:
 
 
 def _order(bench: Bench, clock: Clock, count: int) -> None:
-  """Stamps until there are enough of them and the low word has come round; it does every 4.3 s."""
+  """Timestamps until there are enough of them and the low word has come round; it does every 4.3
+  s."""
   program = jax.jit(chain(clock, count))
   previous = jax.device_put(words.zero(), bench.device())
   wanted = bench.times(100_000, 100_000, 200)

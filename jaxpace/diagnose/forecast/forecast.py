@@ -52,7 +52,7 @@ class Point(NamedTuple):
   cv: Estimate | None = None  # standard deviation of a step over its mean
   efficiency: Estimate | None = None  # share of the step that a rank works on average
   change: Estimate | None = None  # step time over that recorded, less 1
-  waiting: float | None = None  # s a step waits for its last ranks, on average
+  waiting: float | None = None  # s per step waits for its last ranks, on average
   transfer: float | None = None  # s
   method: str | None = None
   transfer_source: str | None = None

@@ -20,7 +20,7 @@ from jaxpace.costs.fabric_file import (
 )
 from jaxpace.diagnose.codes import Note, Sentence, Silence
 from jaxpace.diagnose.floor import running_minimum
-from jaxpace.diagnose.groups import that_all_meet
+from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
@@ -86,7 +86,7 @@ def take_sample(run: Run) -> Sample:
     raise RunError(
         f"{run.path} holds no collective with timestamps, so nobody knows who waits for whom: no "
         "forecast.")
-  parts = that_all_meet(run)
+  parts = fully_grouped(run)
   if parts is None:
     raise RunError(f"{run.path} has collectives in which not all ranks meet that others join: "
                    "groups of several kinds, or transfers from rank to rank. A forecast is made of "

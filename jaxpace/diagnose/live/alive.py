@@ -35,10 +35,10 @@ class Seen(NamedTuple):
   """A process's file."""
 
   process: Process
-  stamp: int  # ns, when it was last written, by the file system's clock
+  timestamp: int  # ns, when it was last written, by the file system's clock
   changed: float  # s, the same on this machine's monotonic clock, as far as it is known
   read: float  # s, monotonic, when its contents were read
-  fresh: bool  # whether the contents are those of the stamp
+  fresh: bool  # whether the contents are those of the timestamp
 
   @property
   def closed(self) -> bool:
@@ -85,23 +85,24 @@ class ProcessFiles:
     for entry in self._entries():
       there.add(entry.name)
       try:
-        stamp = entry.stat().st_mtime_ns
+        timestamp = entry.stat().st_mtime_ns
       except OSError:
         continue
       before = self._seen.get(entry.name)
-      if before and before.stamp == stamp and before.fresh:
+      if before and before.timestamp == timestamp and before.fresh:
         continue
-      changed = now - max(0.0, unix - stamp / 1e9) if before is None else before.changed
-      if before and before.stamp != stamp:
+      changed = now - max(0.0, unix - timestamp / 1e9) if before is None else before.changed
+      if before and before.timestamp != timestamp:
         changed = now
       if before and len(self._seen) > _FEW and now - before.read < _REREAD:
-        self._seen[entry.name] = before._replace(stamp=stamp, changed=changed, fresh=False)
+        self._seen[entry.name] = before._replace(timestamp=timestamp, changed=changed, fresh=False)
         continue
       info = read_json(pathlib.Path(entry.path), ProcessFile)
       if info is None or (run is not None and info.get("run", run) != run):
         self._seen.pop(entry.name, None)
         continue
-      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info), stamp,
+      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info),
+                                    timestamp,
                                     changed, now, True)
     for name in set(self._seen) - there:
       del self._seen[name]
@@ -124,7 +125,7 @@ def judge(seen: Sequence[Seen], declared: int, age: float | None, step: int,
     declared: number of processes the run says it has; 0 where it doesn't.
     age: s since the newest rows were written; None where there are none yet.
     step: last step.
-    step_time: s a step usually takes; None where not known.
+    step_time: s per step usually takes; None where not known.
     now: s, monotonic.
   """
   open_ones = [s for s in seen if not s.closed]
@@ -214,14 +215,14 @@ class EventFollower:
   def __init__(self, directory: pathlib.Path) -> None:
     """Reads nothing yet."""
     self._directory = directory
-    self._stamps: dict[str, tuple[int, int]] = {}
+    self._timestamps: dict[str, tuple[int, int]] = {}
     self._events: tuple[Event, ...] = ()
 
   def poll(self, run: str | None) -> tuple[Event, ...]:
     """Returns what is known of the run `run` (None: of all), the oldest first."""
-    stamps = self._stat()
-    if stamps != self._stamps:
-      self._stamps = stamps
+    timestamps = self._stat()
+    if timestamps != self._timestamps:
+      self._timestamps = timestamps
       self._events = tuple(_event(values) for values in read_events(self._directory, run)[-50:])
     return self._events
 

@@ -15,7 +15,7 @@ from jaxpace.diagnose import stream
 from jaxpace.diagnose.codes import Note, Sentence
 from jaxpace.diagnose.limits import SAMPLED
 from jaxpace.diagnose.live.alive import Event, EventFollower, ProcessFiles, judge
-from jaxpace.diagnose.live.look import Numbers, Snapshot, Told, measure
+from jaxpace.diagnose.live.look import Alert, Numbers, Snapshot, measure
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
@@ -43,7 +43,7 @@ class Follower:
       steps: steps that the numbers shown are of.
     """
     self._path, self._steps = path, steps
-    self._stamp: tuple[int, int, int] | None = None
+    self._timestamp: tuple[int, int, int] | None = None
     self._info: dict[str, Any] = {}
     self._begin()
 
@@ -74,9 +74,9 @@ class Follower:
     self._events = EventFollower(self._path)
     self._window: windows.Window | None = None
     self._numbers: Numbers | None = None
-    self._stamped = False  # whether any collective is recorded
+    self._timestamped = False  # whether any collective is recorded
     self._newest: float | None = None  # s, monotonic, when the newest rows were written
-    self._told: collections.deque[Told] = collections.deque(maxlen=_TOLD)
+    self._told: collections.deque[Alert] = collections.deque(maxlen=_TOLD)
     self._restart(-1)
 
   def _restart(self, attempt: int) -> None:
@@ -92,13 +92,13 @@ class Follower:
       status = (self._path / RUN_FILE).stat()
     except OSError:
       return
-    stamp = status.st_mtime_ns, status.st_size, status.st_ino
-    if stamp == self._stamp:
+    timestamp = status.st_mtime_ns, status.st_size, status.st_ino
+    if timestamp == self._timestamp:
       return
     info = read_json(self._path / RUN_FILE)
     if info is None:
       return  # torn, on a file system without whole renames: next time
-    self._stamp, before, self._info = stamp, self._info, info
+    self._timestamp, before, self._info = timestamp, self._info, info
     if info.get("run") != before.get("run"):
       self._begin()
 
@@ -119,8 +119,8 @@ class Follower:
       return self._read_sums(window, now, unix)
     for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
       any_new, counts = window.add_collectives(rows, now) or any_new, True
-    self._stamped = self._stamped or counts
-    leads = not self._stamped
+    self._timestamped = self._timestamped or counts
+    leads = not self._timestamped
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *(("end_ns",) if leads else ()))
     for rows in _pieces(self._rows.poll(columns, window.size)):
       any_new = window.add_steps(rows, now, leads) or any_new
@@ -143,7 +143,7 @@ class Follower:
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *windows.SUMS_COLUMNS)
     for rows in _pieces(self._rows.poll(columns, window.size)):
       any_new = window.add_steps(rows, now, True) or any_new
-    self._stamped = True
+    self._timestamped = True
     if self._rows.newest_unix is not None:
       self._newest = (now if self._newest is not None
                       else now - max(0.0, unix - self._rows.newest_unix))
@@ -162,7 +162,7 @@ class Follower:
     window = self._window
     if window.attempt != self._attempt:
       if self._attempt >= 0:
-        self._told.append(Told(
+        self._told.append(Alert(
             f"Restarted: attempt {window.attempt + 1} goes on at step {window.first:,}.", True))
       self._restart(window.attempt)
     last = window.advance(now)
@@ -185,7 +185,7 @@ class Follower:
       return
     self._stream, alarms = stream.follow(self._stream, self._cut(first, last))
     self._tested = last
-    self._told.extend(Told(alarm.sentence(), alarm.over) for alarm in alarms)
+    self._told.extend(Alert(alarm.sentence(), alarm.over) for alarm in alarms)
 
   def _cut(self, first: int, last: int) -> Run:
     assert self._window is not None
@@ -206,7 +206,7 @@ class Follower:
         path=str(self._path), run=str(self._info.get("run") or ""),
         attempt=max(self._attempt, _number(self._info, "attempt")), ranks=ranks,
         processes=max(declared, len(seen)), hosts=len(hosts), state=state, step=step,
-        age=age if step >= 0 else None, numbers=numbers, told=tuple(self._told), events=events,
+        age=age if step >= 0 else None, numbers=numbers, alerts=tuple(self._told), events=events,
         notes=self._notes())
 
   def _notes(self) -> tuple[str, ...]:
@@ -221,8 +221,8 @@ class Follower:
         notes.append(Sentence(Note.NOT_CLEARED,
             "What the others wait for ranks without rows counts as transfer: nothing here "
             "clears them."))
-      if numbers.untold:
-        notes.append(Sentence(Note.UNTOLD, numbers.untold))
+      if numbers.inconclusive:
+        notes.append(Sentence(Note.UNTOLD, numbers.inconclusive))
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
         notes.append(Sentence(Note.STOPPED_EARLY,

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.floor import find_floor, shares_of
-from jaxpace.diagnose.inconclusive import sentence as untold_sentence
-from jaxpace.diagnose.inconclusive import untold
+from jaxpace.diagnose.inconclusive import find_inconclusive
+from jaxpace.diagnose.inconclusive import sentence as inconclusive_sentence
 from jaxpace.diagnose.live.alive import Event, Liveness
 from jaxpace.diagnose.selected_steps import count_steps, step_times
 from jaxpace.diagnose.totals import PARTS, Totals, add_up
@@ -54,10 +54,10 @@ class Numbers(NamedTuple):
   silent: tuple[int, ...]  # ranks without a row in the window
   pacing: Pacing
   floor: np.ndarray  # [C] lowest so far
-  untold: str = ""  # why it can't be told who is late, in a sentence
+  inconclusive: str = ""  # why it can't be told who is late, in a sentence
 
 
-class Told(NamedTuple):
+class Alert(NamedTuple):
   """Something that began or was over."""
 
   sentence: str
@@ -77,7 +77,7 @@ class Snapshot(NamedTuple):
   step: int  # last recorded; -1 for none
   age: float | None  # s since the newest rows were written
   numbers: Numbers | None
-  told: tuple[Told, ...]  # the newest last
+  alerts: tuple[Alert, ...]  # the newest last
   events: tuple[Event, ...]  # the newest last
   notes: tuple[str, ...]
 
@@ -100,14 +100,15 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
-  mean, doubt = float(steps.mean()), untold(run, selected)
+  mean, doubt = float(steps.mean()), find_inconclusive(run, selected)
   return Numbers(
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
       warmup=len(selected.warmup), mean=mean, median=float(np.median(steps)),
       p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
       series=step_times(run)[run.inside], shares=_shares(run, totals, selected.mask, own),
       late=_late(run, totals), silent=tuple(run.silent.tolist()), pacing=_pacing(run, totals),
-      floor=own, untold="" if doubt is None else untold_sentence(doubt, len(run.collectives)))
+      floor=own, inconclusive="" if doubt is None
+      else inconclusive_sentence(doubt, len(run.collectives)))
 
 
 def _shares(run: Run, totals: Totals, mask: np.ndarray,

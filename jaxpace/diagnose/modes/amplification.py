@@ -9,7 +9,7 @@ from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, Case, Finding
+from jaxpace.diagnose.modes.inputs import AMPLIFICATION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.runs.problems import list_ranks, plural
@@ -18,9 +18,9 @@ from jaxpace.runs.problems import list_ranks, plural
 # worth on others.
 
 
-def find(case: Case, seconds: float, suspected: float) -> Finding | None:
-  """Describes the waiting for ranks by turns; None where it costs little, throughout and in any
-  stretch.
+def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:
+  """Describes the waiting for intermittently late ranks; None where it costs little, throughout and
+  in any stretch.
 
   Args:
     case: the run.
@@ -90,7 +90,7 @@ def find(case: Case, seconds: float, suspected: float) -> Finding | None:
       evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
 
 
-def _stopping(case: Case) -> int | None:
+def _stopping(case: EvidenceInputs) -> int | None:
   """The one rank that holds nearly all of the waiting, in some long stops; None: there is none."""
   totals = case.totals
   rank = int(totals.blame.argmax())
@@ -100,7 +100,7 @@ def _stopping(case: Case) -> int | None:
   return rank if alone else None
 
 
-def _mostly_last(case: Case) -> int | None:
+def _mostly_last(case: EvidenceInputs) -> int | None:
   """The rank that is last in most of the steps, clearly more often than by chance, and holds most
   of the waiting; None: there is none.
 
@@ -115,7 +115,7 @@ def _mostly_last(case: Case) -> int | None:
           and 2 * totals.blame[rank] >= totals.blame.sum() and not case.lateness.episodes else None)
 
 
-def _last_rank(case: Case) -> Sentence:
+def _last_rank(case: EvidenceInputs) -> Sentence:
   """How the last rank changes, beside ranks that are late for good."""
   totals, late = case.totals, case.lateness.late
   last = totals.last.copy()
@@ -143,8 +143,8 @@ def _last_rank(case: Case) -> Sentence:
       f"{percent(last[worst] / waited)}.")
 
 
-def everyday(case: Case) -> float:
-  """Seconds that the median step waits for ranks that compute longer by turns."""
+def everyday(case: EvidenceInputs) -> float:
+  """Seconds that the median step waits for ranks that compute longer intermittently."""
   selected = case.selected
   waiting = (_for_work(case)[selected.mask]
              - case.lateness.held.by_block[selected.block[selected.mask]])
@@ -152,12 +152,12 @@ def everyday(case: Case) -> float:
   return float(np.median(waiting)) if waiting.size else 0.0
 
 
-def _for_work(case: Case) -> np.ndarray:
+def _for_work(case: EvidenceInputs) -> np.ndarray:
   """[K] waiting for ranks that compute longer, s."""
   return case.totals.earliness.sum(axis=0) - case.totals.waiting_gap
 
 
-def _stretch(case: Case) -> tuple[int, int]:
+def _stretch(case: EvidenceInputs) -> tuple[int, int]:
   """Blocks in which the waiting is much more than in the rest of the run; all where there are none
   such."""
   selected, whole = case.selected, (0, case.selected.blocks)
@@ -176,7 +176,7 @@ def _stretch(case: Case) -> tuple[int, int]:
   return (begin, end) if selected.within(begin, end).sum() >= PART * selected.size else whole
 
 
-def _blame_by_host(case: Case) -> list[tuple[str, float, float]]:
+def _blame_by_host(case: EvidenceInputs) -> list[tuple[str, float, float]]:
   """Host, its share of the waiting it caused, its share of the ranks."""
   run, blame = case.run, case.totals.blame
   hosts = [run.host_of_rank(r) for r in range(run.ranks)]

@@ -21,7 +21,7 @@ from jaxpace.diagnose.episodes import change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import crowded_processors, per_step
-from jaxpace.diagnose.modes.inputs import CONTENTION, Case, Finding
+from jaxpace.diagnose.modes.inputs import CONTENTION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
 
@@ -57,7 +57,7 @@ class SlowTransfers(NamedTuple):
     return self.trips is not None and self.trips[0] > tcp.LONGER * self.trips[1]
 
 
-def look(case: Case) -> SlowTransfers | None:
+def look(case: EvidenceInputs) -> SlowTransfers | None:
   """Finds out whether transfers are slow in a stretch of the run, now and then, or throughout.
 
   Throughout shows only against a known floor, by connections that are busy longer than the quickest
@@ -71,7 +71,8 @@ def look(case: Case) -> SlowTransfers | None:
           or _throughout(case, transfer, busy) or _bursts(case, transfer, busy))
 
 
-def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
+def _stretch(case: EvidenceInputs, transfer: np.ndarray,
+             busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow from a step on, up to one, or in between."""
   by_block = case.block_medians(transfer)
   spans = _spans(change_points(by_block[None])[0], case.selected.blocks)
@@ -96,7 +97,8 @@ def _stretch(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slo
                  by_block - float(np.median(outside)))
 
 
-def _slower(case: Case, busy: tcp.BusyConnections, spans: list[tuple[int, int]], slow: np.ndarray,
+def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, spans: list[tuple[int, int]],
+            slow: np.ndarray,
             beyond: np.ndarray
             ) -> SlowTransfers | None:
   """What some spans take longer than the others; None where these are few, or it is hardly
@@ -160,7 +162,7 @@ def _known(values: np.ndarray) -> np.ndarray:
   return values[np.isfinite(values)]
 
 
-def _throughout(case: Case, transfer: np.ndarray,
+def _throughout(case: EvidenceInputs, transfer: np.ndarray,
                 busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow in every step: above a floor known from elsewhere, by busy connections, or because of one
   host's link."""
@@ -202,11 +204,12 @@ def _throughout(case: Case, transfer: np.ndarray,
       quiet=mean - seconds, bursts=0.0, links=found)
 
 
-def _contention(case: Case) -> float:
+def _contention(case: EvidenceInputs) -> float:
   return float(case.floor.contention[:, case.selected.mask].sum(axis=0).mean())
 
 
-def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> SlowTransfers | None:
+def _bursts(case: EvidenceInputs, transfer: np.ndarray,
+            busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow now and then: two modes that can be told apart."""
   selected = case.selected
   known = transfer[selected.mask]
@@ -243,7 +246,7 @@ def _bursts(case: Case, transfer: np.ndarray, busy: tcp.BusyConnections) -> Slow
 # Set looking at the fault lab's runs of seeds 0 to 3, as those of `modes.contention`.
 
 
-def describe(case: Case, slow: SlowTransfers) -> Finding:
+def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""
   run, selected = case.run, case.selected
   first = (None if slow.begin == 0
@@ -289,7 +292,7 @@ def describe(case: Case, slow: SlowTransfers) -> Finding:
       evidence=tuple(evidence), advice=advice, causes=kinds, first_step=first, last_step=last)
 
 
-def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sentence]]:
+def _probed(case: EvidenceInputs, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sentence]]:
   """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
   if case.links is None:
     return slow.links.slow, []
@@ -305,13 +308,13 @@ def _probed(case: Case, slow: SlowTransfers) -> tuple[tuple[int, ...], list[Sent
   return slow.links.slow or tuple(dict.fromkeys(named)), said
 
 
-def _crowded(case: Case, slow: SlowTransfers) -> bool:
+def _crowded(case: EvidenceInputs, slow: SlowTransfers) -> bool:
   busy = slow.links.busy
   return (len(busy) > 2 and slow.links.everywhere
           and min(busy.values()) >= SHOWS * case.step_time)
 
 
-def _whose(case: Case, slow: SlowTransfers) -> list[Sentence]:
+def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
     return [Sentence(Evidence.NO_COUNTERS,

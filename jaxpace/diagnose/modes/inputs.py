@@ -10,7 +10,7 @@ import numpy as np
 from jaxpace.diagnose.codes import Sentence, codes
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
-from jaxpace.diagnose.totals import Summed
+from jaxpace.diagnose.totals import RunTotals
 from jaxpace.runs.links import ProbedLinks
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
@@ -56,7 +56,7 @@ class SilentStretches(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Case(Summed):
+class EvidenceInputs(RunTotals):
   """A run that was added up, with who is late, the phases and the quiet fabric."""
 
   lateness: Lateness

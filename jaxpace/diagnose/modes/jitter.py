@@ -17,7 +17,7 @@ from jaxpace.diagnose.mechanism import (
   of_pauses,
   strikes,
 )
-from jaxpace.diagnose.modes.inputs import JITTER, Case, Finding
+from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.runs.problems import list_ranks
@@ -33,12 +33,12 @@ mendable in it."""
 class LongGaps:
   """Gaps beyond each rank's usual one, and the waiting for them."""
 
-  def __init__(self, case: Case):
+  def __init__(self, case: EvidenceInputs):
     totals, selected = case.totals, case.selected
     self.case = case
     mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
     usual = case.phases.get("gap", np.zeros(len(mean)))
-    # [R] s a step
+    # [R] s per step
     self.excess = np.where(totals.present > 0, np.clip(mean - np.nan_to_num(usual), 0.0, None), 0.0)
     present = totals.present / max(1, int(totals.present.sum()))
     base = float((np.nan_to_num(usual) * present).sum())
@@ -129,7 +129,7 @@ class LongGaps:
     return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
 
 
-def find(case: Case, pauses: LongGaps) -> Finding | None:
+def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   """Describes the pauses; None where they cost little, or have no cause that shows and don't cost
   much."""
   run, ranks, struck = case.run, pauses.ranks(), pauses.struck

@@ -25,7 +25,7 @@ from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, s
 from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import Mechanism, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
-from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, Case, Finding
+from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
@@ -35,7 +35,7 @@ from jaxpace.runs.run import Run
 # worth on others.
 
 
-def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
+def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
   """Describes ranks that are late for good or for a long while.
 
   Args:
@@ -66,7 +66,7 @@ def find(case: Case, episodes: Sequence[Episode], held: WaitedFor) -> Finding | 
       advice=_advice(case, episodes, kinds), causes=kinds, first_step=first, last_step=last)
 
 
-def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
+def spell_of(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
   """First and last step of all the episodes together; None where they reach the run's beginning or
   end."""
   begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
@@ -79,7 +79,8 @@ def spell_of(case: Case, episodes: Sequence[Episode]) -> tuple[int | None, int |
   return first, last
 
 
-def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], list[Mechanism]]:
+def describe(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[list[Sentence],
+                                                                         list[Mechanism]]:
   """How late each of the costliest ranks is, when, where in the step, and what its host shows of
   it."""
   run, totals = case.run, case.totals
@@ -117,12 +118,12 @@ def describe(case: Case, episodes: Sequence[Episode]) -> tuple[list[Sentence], l
   return evidence, mechanisms
 
 
-def _stretch(case: Case, episode: Episode) -> int:
+def _stretch(case: EvidenceInputs, episode: Episode) -> int:
   """Steps of a block that its persistence is counted in."""
   return max(1, round(episode.steps / min(32, episode.end - episode.begin)))
 
 
-def excess(case: Case, episode: Episode) -> tuple[float, float]:
+def excess(case: EvidenceInputs, episode: Episode) -> tuple[float, float]:
   """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is
   late."""
   totals, span = case.totals, slice(episode.begin, episode.end)
@@ -133,7 +134,7 @@ def excess(case: Case, episode: Episode) -> tuple[float, float]:
   return episode.lateness - gap, gap
 
 
-def _where(case: Case, episode: Episode) -> str:
+def _where(case: EvidenceInputs, episode: Episode) -> str:
   """Which part of the step makes a rank late."""
   compute, gap = excess(case, episode)
   said = (f"Against the typical rank, its compute is {more(compute)} and its gap between steps "
@@ -154,14 +155,14 @@ def _where(case: Case, episode: Episode) -> str:
   return said
 
 
-def _typical_for(case: Case, rank: int) -> np.ndarray:
+def _typical_for(case: EvidenceInputs, rank: int) -> np.ndarray:
   """The typical ranks that a rank meets."""
   blocks = case.lateness.blocks
   return (case.lateness.typical if blocks.joined is None
           else blocks.typical(0, case.selected.blocks, rank))
 
 
-def _advice(case: Case, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
+def _advice(case: EvidenceInputs, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
   compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
@@ -202,7 +203,7 @@ _ADVICE = {
 }
 
 
-def _whole_host_late(case: Case, host: str, late: set[int]) -> bool:
+def _whole_host_late(case: EvidenceInputs, host: str, late: set[int]) -> bool:
   run = case.run
   ranks = [r for r in range(run.ranks) if run.host_of_rank(r) == host]
   return len(ranks) > 1 and len(ranks) < run.ranks and late.issuperset(ranks)
@@ -263,7 +264,7 @@ def _warnings(concerns: Sequence[Concern]) -> list[Concern]:
   return [c for c in concerns if c.level == WARNING]
 
 
-def late_in_place(case: Case, places: Sequence[Bad]) -> tuple[Bad, list[Episode]] | None:
+def late_in_place(case: EvidenceInputs, places: Sequence[Bad]) -> tuple[Bad, list[Episode]] | None:
   """The concern whose ranks are late, all of them and alike, and their episodes."""
   run = case.run
   everyone = [*case.lateness.episodes]
@@ -280,7 +281,7 @@ def late_in_place(case: Case, places: Sequence[Bad]) -> tuple[Bad, list[Episode]
   return None
 
 
-def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad | None:
+def slow_in_place(case: EvidenceInputs, places: Sequence[Bad], slow: SlowTransfers) -> Bad | None:
   """The concern whose ranks' processes have the slow links."""
   processes = set(slow.links.slow)
   for bad in places:
@@ -290,12 +291,12 @@ def slow_in_place(case: Case, places: Sequence[Bad], slow: SlowTransfers) -> Bad
   return None
 
 
-def chance(case: Case, bad: Bad) -> float:
+def chance(case: EvidenceInputs, bad: Bad) -> float:
   """That as many late ranks, picked blindly, are exactly those in a bad place."""
   return 1 / math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
 
 
-def find_late_in_place(case: Case, bad: Bad, episodes: Sequence[Episode],
+def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episode],
                        held: WaitedFor) -> Finding:
   """Describes ranks that are late because of their place."""
   lateness = float(np.mean([e.lateness for e in episodes]))
@@ -317,7 +318,7 @@ def find_late_in_place(case: Case, bad: Bad, episodes: Sequence[Episode],
       last_step=last)
 
 
-def find_slow(case: Case, bad: Bad, slow: Finding) -> Finding:
+def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
   lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"

@@ -12,7 +12,7 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
 from jaxpace.diagnose.forecast.sample import take_sample
-from jaxpace.diagnose.lateness import hold
+from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnose.pacing import compare, effect_of
@@ -155,13 +155,13 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
-  """[B] seconds a step by block: waiting for the late ranks or by turns, gaps and waiting for them,
-  contention."""
+  """[B] seconds per step by block: waiting for the late ranks or intermittently, gaps and waiting
+  for them, contention."""
   lateness, selected, totals = diagnosis.lateness, diagnosis.selected, diagnosis.totals
   own = [e for e in lateness.episodes if e.rank in finding.ranks]
   if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
     # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
-    return hold(totals, selected,
+    return attributed_wait(totals, selected,
                 [e._replace(begin=b, end=b + 1) for e in own
                  for b in range(e.begin, e.end)]).by_block
   if finding.mode == AMPLIFICATION:

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import BusyTimes, busy, chunks
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
 
@@ -74,7 +74,7 @@ def skew_map(diagnosis: Diagnosis,
           "most": None if single else _whole(most, unit)}
 
 
-def _late(work: BusyTimes) -> np.ndarray:
+def _late(work: StepTimes) -> np.ndarray:
   """[R, k] arrival after the median rank's, seconds; NaN where the rank's step is not known."""
   arrival = undelayed(work).sum(axis=0)
   found = work.meetings

@@ -1,6 +1,6 @@
 """The portable clock: host callbacks.
 
-Tens of microseconds a stamp, and dispatch becomes synchronous.
+Tens of microseconds a timestamp, and dispatch becomes synchronous.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from jaxpace.core.varying import vary, varying
-from jaxpace.observation.clocks import host_ring, limits, operands, words
+from jaxpace.observation.clocks import host_ring, operands, words
 from jaxpace.observation.clocks.events import Event
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
@@ -30,7 +30,7 @@ def place(rank: jax.Array) -> jax.Array:
   return rank
 
 
-def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.observation.clocks.Clock`."""
   *ready, previous = operands.prepare((*after, previous))
   given = operands.prepare((*_whose(event), *_sentinels(previous, ready), previous))
@@ -42,9 +42,9 @@ def delay(
     events: tuple[Event, Event] | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in a host callback; see `jaxpace.observation.clocks.Clock`."""
-  limit_ns = limits.nanoseconds(limit_s)
+  limit_ns = operands.nanoseconds(limit_s)
   first, last = events or (None, None)
-  before = stamp(previous, *after, seconds, event=first)
+  before = timestamp(previous, *after, seconds, event=first)
   seconds = jax.lax.stop_gradient(jnp.asarray(seconds, jnp.float32))
 
   def sleep(seconds, before):
@@ -72,18 +72,18 @@ def _named(event: Event | None) -> tuple[int, int]:
   return (event.to.program, event.tag) if event is not None else (0, 0)
 
 
-def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-  """Hands values through a loop that never turns, after the stamp; see
-  `jaxpace.observation.clocks.hold`.
+def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through a loop that never turns, after the timestamp; see
+  `jaxpace.observation.clocks.gate`.
 
   No callback: that would copy the values to the host and back. XLA can't tell that the loop never
   turns.
   """
-  never = stamp[0] == jnp.uint32(0xFFFFFFFF)
+  never = timestamp[0] == jnp.uint32(0xFFFFFFFF)
 
   def turn(carry):
     values, turning = carry
-    zeros = [vary(jnp.zeros_like(value), varying(stamp)) for value in values]
+    zeros = [vary(jnp.zeros_like(value), varying(timestamp)) for value in values]
     return zeros, jnp.logical_not(turning)
 
   return jax.lax.while_loop(lambda carry: carry[1], turn, (values, never))[0]

@@ -11,7 +11,7 @@ from jaxpace.observation.clocks import callback, native, stream
 from jaxpace.observation.clocks.events import Event
 
 
-class Stamp(Protocol):
+class TimestampCall(Protocol):
   def __call__(self, previous: jax.Array, *after: jax.Array, event: Event | None = None
                ) -> jax.Array: ...
 
@@ -27,52 +27,53 @@ class Note(Protocol):
   def __call__(self, chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array: ...
 
 
-class HoldCall(Protocol):
-  def __call__(self, stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]: ...
+class GateCall(Protocol):
+  def __call__(self, timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]: ...
 
 
 class Clock(NamedTuple):
   """A clock usable under `jax.jit`, `jax.shard_map` (either `check_vma`) and `jax.pmap`.
 
-  A stamp has no side effect that orders it: it is taken because its result is used, after
-  everything it is given, and two stamps stay distinct and ordered because each is given the one
-  before. What comes *after* a stamp in time must use its result
-  (`jaxpace.observation.clocks.hold`).
+  A timestamp has no side effect that orders it: it is taken because its result is used, after
+  everything it is given, and two timestamps stay distinct and ordered because each is given the one
+  before. What comes *after* a timestamp in time must use its result
+  (`jaxpace.observation.clocks.gate`).
 
-  Under `check_vma=True` stamps are typed as if they were the same on every device. They are not;
-  but so they can hold back a parameter, which must not vary. Where a stamp leaves the step,
-  `jaxpace.core.varying.vary` gives it its axes.
+  Under `check_vma=True` timestamps are typed as if they were the same on every device. They are
+  not; but so they can hold back a parameter, which must not vary. Where a timestamp leaves the
+  step, `jaxpace.core.varying.vary` gives it its axes.
 
   Attributes:
     name: "native", "stream" or "callback".
-    stamp: `stamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of nanoseconds of
-      this host's monotonic clock, read when `previous` (uint32 [2], the last stamp) and every array
-      of `after` is ready. Arrays of any shape and dtype, PRNG keys included; none is read or
-      copied, but XLA hands a native stamp its operands whole and in row-major layout: give a slice
-      where that would cost a transposition. With an event, it goes to the ring of marks, too.
-    delay: `delay(seconds, limit_s, previous, *after)` -> the stamps (uint32 [2] each) before and
-      after sleeping min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0; `limit_s`
-      a Python float. The second stamp is never earlier than the first plus the delay. Nothing
-      sleeps, and the two are equal, where it is 0. With `events`, both stamps go to the ring; the
-      second may not where nothing slept.
+    timestamp: `stamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of nanoseconds
+      of this host's monotonic clock, read when `previous` (uint32 [2], the last timestamp) and
+      every array of `after` is ready. Arrays of any shape and dtype, PRNG keys included; none is
+      read or copied, but XLA hands a native timestamp its operands whole and in row-major layout:
+      give a slice where that would cost a transposition. With an event, it goes to the ring of
+      timestamps, too.
+    delay: `delay(seconds, limit_s, previous, *after)` -> the timestamps (uint32 [2] each) before
+      and after sleeping min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0;
+      `limit_s` a Python float. The second timestamp is never earlier than the first plus the delay.
+      Nothing sleeps, and the two are equal, where it is 0. With `events`, both timestamps go to the
+      ring; the second may not where nothing slept.
     note: `note(chain, numbers, event)` -> `chain` (uint32 [2]), after the ring has `numbers`,
       uint32 [n, 2] of (high, low) words, as events with tags from the event's on.
     place: `place(rank)` -> what the clock must be given in `Events.place`, of the place of its
       device in the pace state; None where it needs nothing.
-    hold: `hold(stamp, values)` -> the values, once the stamp is there; all varying over the same
-      mesh axes. Use `jaxpace.observation.clocks.hold`, which sees to that.
+    hold: `hold(stamp, values)` -> the values, once the timestamp is there; all varying over the
+      same mesh axes. Use `jaxpace.observation.clocks.gate`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
     awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap`
-      that its last stamp can wait for without a change in how they are computed.
-    in_stream: whether what a stamp waits for is best given whole, and costs nothing: kernels that
-      run one after the other are given addresses, and to cut an element out would be one more
+      that its last timestamp can wait for without a change in how they are computed.
+    in_stream: whether what a timestamp waits for is best given whole, and costs nothing: kernels
+      that run one after the other are given addresses, and to cut an element out would be one more
       kernel.
   """
 
   name: str
-  stamp: Stamp
+  timestamp: TimestampCall
   delay: Delay
-  hold: HoldCall
+  gate: GateCall
   note: Note
   place: Callable[[jax.Array], jax.Array | None]
   notice: str = ""
@@ -86,9 +87,9 @@ class _ClockKind(NamedTuple):
   name: str
   platforms: tuple[str, ...] | None  # None: all
   unavailable: Callable[[], str]  # empty where it is available; registers what the clock needs
-  stamp: Stamp
+  timestamp: TimestampCall
   delay: Delay
-  hold: HoldCall
+  gate: GateCall
   note: Note
   place: Callable[[jax.Array], jax.Array | None]
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
@@ -98,11 +99,11 @@ class _ClockKind(NamedTuple):
 
 # Best first.
 _SOURCES = (
-    _ClockKind("native", ("cpu",), native.unavailable, native.stamp, native.delay, native.hold,
+    _ClockKind("native", ("cpu",), native.unavailable, native.timestamp, native.delay, native.gate,
                native.note, native.place),
-    _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.stamp, stream.delay,
-               stream.hold, stream.note, stream.place, in_stream=True, tried=False),
-    _ClockKind("callback", None, lambda: "", callback.stamp, callback.delay, callback.hold,
+    _ClockKind("stream", ("gpu", "cuda"), stream.unavailable, stream.timestamp, stream.delay,
+               stream.gate, stream.note, stream.place, in_stream=True, tried=False),
+    _ClockKind("callback", None, lambda: "", callback.timestamp, callback.delay, callback.gate,
                callback.note, callback.place, callback.awaited_under_pmap),
 )
 
@@ -141,7 +142,7 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
       notices.append(f"The {source.name} clock (clock={source.name!r}) has not been tried on such "
                      "a device yet.")
     else:
-      return Clock(source.name, source.stamp, source.delay, source.hold, source.note,
+      return Clock(source.name, source.timestamp, source.delay, source.gate, source.note,
                    source.place, " ".join(notices), source.awaited_under_pmap, source.in_stream)
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 

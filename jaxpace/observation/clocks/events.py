@@ -1,4 +1,5 @@
-"""Events of an instrumented step: its stamps and numbers, in the ring of marks of the process."""
+"""Events of an instrumented step: its timestamps and numbers, in the ring of timestamps of the
+  process."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Events(NamedTuple):
 
 
 class Event(NamedTuple):
-  """What a stamp leaves in the ring beside its value."""
+  """What a timestamp leaves in the ring beside its value."""
 
   to: Events
   tag: int

@@ -12,8 +12,8 @@ from jaxpace.core.varying import vary, varying
 from jaxpace.observation.clocks.clock import Clock
 
 
-def hold(clock: Clock, stamp: jax.Array, values: Sequence[jax.Array]) -> list[jax.Array]:
-  """Makes values available only once a stamp has been taken.
+def gate(clock: Clock, timestamp: jax.Array, values: Sequence[jax.Array]) -> list[jax.Array]:
+  """Makes values available only once a timestamp has been taken.
 
   They are the same, bit for bit, and so are gradients. Real dataflow: on CPU an
   `optimization_barrier` orders nothing at run time. And opaque to XLA: a mere `where(stamp_high ==
@@ -25,24 +25,24 @@ def hold(clock: Clock, stamp: jax.Array, values: Sequence[jax.Array]) -> list[ja
   cuts that kernel in two. The values get XLA's default layout: hold no transposed matrix.
 
   Args:
-    clock: the stamp's.
-    stamp: uint32 [2].
+    clock: the timestamp's.
+    timestamp: uint32 [2].
     values: any shapes and dtypes, PRNG keys included.
 
   Returns:
-    The values, each varying over the stamp's mesh axes too.
+    The values, each varying over the timestamp's mesh axes too.
   """
-  return _held(clock, stamp, list(values))
+  return _held(clock, timestamp, list(values))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _held(clock: Clock, stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-  axes = [varying(stamp) | varying(value) for value in values]
+def _held(clock: Clock, timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  axes = [varying(timestamp) | varying(value) for value in values]
   held = list(values)
   for kind in dict.fromkeys(axes):
     places = [i for i, own in enumerate(axes) if own == kind]
     data = [vary(_data(values[i]), kind) for i in places]
-    for place, value in zip(places, clock.hold(vary(stamp, kind), data), strict=True):
+    for place, value in zip(places, clock.gate(vary(timestamp, kind), data), strict=True):
       held[place] = _like(values[place], vary(value, kind))
   return held
 

@@ -1,4 +1,4 @@
-"""Marks on GPUs: where each GPU writes them, and how they come into the ring of the process.
+"""Timestamps on GPUs: where each GPU writes them, and how they come into the ring of the process.
 
 Each GPU has a ring of its own in the host's memory, of events as in `jaxpace.core.ring_layout` (the
 kernels are in `jaxpace.observation.clocks.kernels`). Whoever reads the process's ring first has
@@ -26,12 +26,12 @@ CAPACITY = 1 << 16
 _TRIES = 32
 _LONGEST_S = 5.0
 _FARTHEST_NS = 100_000
-"""Two clocks that are not told apart better than this are not told apart: stamps of a GPU come in
-microseconds."""
+"""Two clocks that are not told apart better than this are not told apart: timestamps of a GPU come
+in microseconds."""
 _TRY_TAG = 2
 
 
-class GpuLane(NamedTuple):
+class GpuBuffer(NamedTuple):
   """One GPU's ring, its counters and its block."""
 
   # [capacity] marks.EVENT, in the host's memory; the GPU writes it
@@ -43,7 +43,7 @@ class GpuLane(NamedTuple):
 
 
 class Source:
-  """The rings of this process's GPUs, in the order of its lanes."""
+  """The rings of this process's GPUs, in the order of its device buffers."""
 
   def __init__(self, devices: Sequence[GpuDevice], capacity: int = CAPACITY):
     """Makes them, and tries each with a kernel.
@@ -51,20 +51,20 @@ class Source:
     Raises:
       DriverError: there is no memory for them, or what a GPU writes does not come.
     """
-    self.lanes = [_lane(device, capacity) for device in devices]
+    self.buffers = [_buffer(device, capacity) for device in devices]
     self.shift_ns, self.uncertain_ns = [], []
-    for device, lane in zip(devices, self.lanes, strict=True):
-      shift, uncertain = _clocks(device, lane)
-      device.upload(lane.block, block_of(lane, shift))
+    for device, buffer in zip(devices, self.buffers, strict=True):
+      shift, uncertain = _clocks(device, buffer)
+      device.upload(buffer.block, block_of(buffer, shift))
       self.shift_ns.append(shift)
       self.uncertain_ns.append(uncertain)
-    # What was tried is no mark of a program.
-    self._read = [_TRIES] * len(self.lanes)
+    # What was tried is no timestamp of a program.
+    self._read = [_TRIES] * len(self.buffers)
 
   @property
   def blocks(self) -> list[int]:
     """Address of each GPU's block, in its memory."""
-    return [lane.block for lane in self.lanes]
+    return [buffer.block for buffer in self.buffers]
 
   def pour(self, blocks: np.ndarray, events: np.ndarray) -> None:
     """Puts what is new into the ring of the process. One thread at a time.
@@ -73,12 +73,12 @@ class Source:
     leave slots with an older number in the ring, by which its readers know that they are lost.
 
     Args:
-      blocks: [lanes] marks.LANE of that ring.
-      events: [lanes, capacity] marks.EVENT of it.
+      blocks: [buffers] marks.LANE of that ring.
+      events: [buffers, capacity] marks.EVENT of it.
     """
-    for place, lane in enumerate(self.lanes):
+    for place, buffer in enumerate(self.buffers):
       while True:
-        lost, new = _new(lane.events, self._read[place])
+        lost, new = _new(buffer.events, self._read[place])
         if not lost and not len(new):
           break
         head = int(blocks["head"][place]) + lost
@@ -94,41 +94,41 @@ class Source:
         self._read[place] += lost + len(new)
 
 
-def block_of(lane: GpuLane, shift_ns: int) -> bytes:
+def block_of(buffer: GpuBuffer, shift_ns: int) -> bytes:
   """A GPU's block, as its kernels read it."""
-  return struct.pack("<QQIIq", lane.ring, lane.counters, lane.capacity - 1, 0, shift_ns)
+  return struct.pack("<QQIIq", buffer.ring, buffer.counters, buffer.capacity - 1, 0, shift_ns)
 
 
-def _lane(device: GpuDevice, capacity: int) -> GpuLane:
+def _buffer(device: GpuDevice, capacity: int) -> GpuBuffer:
   here, there = device.host_memory(capacity * ring_layout.EVENT.itemsize)
   if there % ring_layout.EVENT.itemsize:
     raise DriverError("the driver gave memory that is not aligned to 16 bytes")
   memory: Any = (ctypes.c_char * (capacity * ring_layout.EVENT.itemsize)).from_address(here)
   counters = device.memory(kernels.COUNTERS_BYTES)
-  lane = GpuLane(np.frombuffer(memory, ring_layout.EVENT), there, counters,
+  buffer = GpuBuffer(np.frombuffer(memory, ring_layout.EVENT), there, counters,
                  device.memory(4 * kernels.BLOCK_WORDS), capacity)
-  device.upload(lane.block, block_of(lane, 0))
-  return lane
+  device.upload(buffer.block, block_of(buffer, 0))
+  return buffer
 
 
-def _clocks(device: GpuDevice, lane: GpuLane,
+def _clocks(device: GpuDevice, buffer: GpuBuffer,
             now: Callable[[], int] = time.monotonic_ns) -> tuple[int, int]:
   """What to add to a GPU's timer for the host's monotonic clock, and how far that may be off; ns.
 
-  A mark is taken on an idle stream between two readings of the host's clock; the closest pair
+  A timestamp is taken on an idle stream between two readings of the host's clock; the closest pair
   counts.
   """
   loaded = device.load(kernels.mark(0, _TRY_TAG, 0, 1))
   best: tuple[int, int] | None = None
   for number in range(_TRIES):
     before = now()
-    device.launch(loaded, [lane.block])
+    device.launch(loaded, [buffer.block])
     deadline = time.monotonic() + _LONGEST_S
-    while int(lane.events["seq"][number]) != number + 1:
+    while int(buffer.events["seq"][number]) != number + 1:
       if time.monotonic() > deadline:
         raise DriverError(f"a kernel wrote nothing within {_LONGEST_S:.0f} s")
     after = now()
-    event = lane.events[number]
+    event = buffer.events[number]
     if int(event["tag"]) != _TRY_TAG:
       raise DriverError("a kernel wrote something else than a timestamp")
     span = after - before

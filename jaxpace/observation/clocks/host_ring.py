@@ -1,10 +1,10 @@
 """The ring that events of programs go to: one a process, in memory of its own.
 
-On CPUs they are written by native handlers into the lane of their device. XLA tells the handler
-which device it runs on; that is `jax.Device.id`, for forced devices and in several processes alike
-(tried with jax 0.10). GPUs write to rings of their own, from which `current` takes what is new.
-Callbacks of an instrumented step write by `record`. No file is mapped: whoever cut it short would
-end the process.
+On CPUs they are written by native handlers into the device buffer of their device. XLA tells the
+handler which device it runs on; that is `jax.Device.id`, for forced devices and in several
+processes alike (tried with jax 0.10). GPUs write to rings of their own, from which `current` takes
+what is new. Callbacks of an instrumented step write by `record`. No file is mapped: whoever cut it
+short would end the process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jaxpace.observation.clocks import gpu_ring
 from jaxpace.observation.clocks.native import cuda, library
 
 MOST_PROGRAMS = 1 << 12
-"""Programs with marks that a process can tell apart."""
+"""Programs with timestamps that a process can tell apart."""
 USAGE = np.dtype([("ns", "<i8"), ("cpu_ns", "<i8"), ("switches", "<i8"), ("seq", "<u8")])
 """When an execution ended, and the processor time and involuntary switches of the process then."""
 _USAGE_ENTRIES = 1 << 15
@@ -36,15 +36,15 @@ _lock = threading.Lock()
 _current: Ring | None = None
 _fork_handled = False
 _source: gpu_ring.Source | None = None
-# Why GPUs can't write marks, once that has been tried.
+# Why GPUs can't write timestamps, once that has been tried.
 _no_source: str | None = None
 # Rings of the process that this one was forked from.
 _kept: list[Any] = []
 # The ring is one a process, and so are the numbers of the programs that write to it.
 _numbers = itertools.count(1)
-# By program whose callbacks write: the lane of each place of its pace state.
-_lane_of: dict[int, dict[int, int]] = {}
-# Executions by lane and program, where there is no native library to count them.
+# By program whose callbacks write: the device buffer of each place of its pace state.
+_buffer_of: dict[int, dict[int, int]] = {}
+# Executions by device buffer and program, where there is no native library to count them.
 _started: collections.Counter[tuple[int, int]] = collections.Counter()
 _writing = threading.Lock()
 
@@ -60,12 +60,12 @@ class Ring:
     _, self.blocks, self.events = ring_layout.views(self.memory, where)
 
   def heads(self) -> np.ndarray:
-    """[lanes] uint64: events written so far."""
+    """[buffers] uint64: events written so far."""
     return np.array(self.blocks["head"])
 
   @property
   def ranks(self) -> list[int]:
-    """Rank of each lane's device: its place in `jax.devices()`."""
+    """Rank of each device buffer's device: its place in `jax.devices()`."""
     return [int(rank) for rank in self.blocks["rank"]]
 
 
@@ -73,10 +73,11 @@ def unavailable(clock: str = "auto") -> str:
   """Registers the handler and makes the ring in memory, unless that has been done.
 
   Args:
-    clock: "auto", or "stream" for the marks of GPUs, which nothing uses unless it is asked for.
+    clock: "auto", or "stream" for the timestamps of GPUs, which nothing uses unless it is asked
+      for.
 
   Returns:
-    Empty where programs with marks can run; else a sentence that says why not, and what to do.
+    Empty where programs with timestamps can run; else a sentence that says why not, and what to do.
   """
   devices = jax.local_devices()
   if reason := _unfit(devices[0].platform, clock):
@@ -96,8 +97,8 @@ def unwritable(clock: str) -> str:
     Empty where they have a place to go to; else why not, in a sentence.
   """
   devices = jax.local_devices()
-  if len(devices) > ring_layout.MOST_LANES:
-    return f"Timestamps are kept for at most {ring_layout.MOST_LANES} devices of a process."
+  if len(devices) > ring_layout.MOST_BUFFERS:
+    return f"Timestamps are kept for at most {ring_layout.MOST_BUFFERS} devices of a process."
   if clock == "stream" and (reason := _gpus(devices)):
     return reason
   current()
@@ -112,9 +113,10 @@ def tell_places(program: int, devices: Sequence[int], first: int = 0) -> None:
     devices: by `jax.Device.id`.
     first: the first one's place.
   """
-  lanes = {int(device): lane for lane, device in enumerate(current().blocks["device"].tolist())}
-  _lane_of[program] = {place: lanes[device] for place, device in enumerate(devices, first)
-                       if device in lanes}
+  buffers = {int(device): buffer for buffer,
+             device in enumerate(current().blocks["device"].tolist())}
+  _buffer_of[program] = {place: buffers[device] for place, device in enumerate(devices, first)
+                       if device in buffers}
 
 
 def record(program: int, place: int, tag: int, ns: int) -> None:
@@ -126,29 +128,29 @@ def record(program: int, place: int, tag: int, ns: int) -> None:
     tag: the program's own.
     ns: of the monotonic clock, or a number.
   """
-  lane = _lane_of.get(program, {}).get(place)
+  buffer = _buffer_of.get(program, {}).get(place)
   ring = _current
-  if lane is None or ring is None:
+  if buffer is None or ring is None:
     return
   if not library.unavailable():
-    library.functions().jaxpace_record(lane, program, tag, ns)
+    library.functions().jaxpace_record(buffer, program, tag, ns)
     return
   with _writing:
     if tag == ring_layout.START_TAG:
-      _put(ring, lane, program, ring_layout.NUMBER, _started[lane, program])
-      _started[lane, program] += 1
-    _put(ring, lane, program, tag, ns)
+      _put(ring, buffer, program, ring_layout.NUMBER, _started[buffer, program])
+      _started[buffer, program] += 1
+    _put(ring, buffer, program, tag, ns)
 
 
-def _put(ring: Ring, lane: int, program: int, tag: int, ns: int) -> None:
-  index = int(ring.blocks["head"][lane])
-  ring.events[lane, index % ring.layout.capacity] = (
+def _put(ring: Ring, buffer: int, program: int, tag: int, ns: int) -> None:
+  index = int(ring.blocks["head"][buffer])
+  ring.events[buffer, index % ring.layout.capacity] = (
       ns, program << TAG_BITS | tag, (index + 1) % 2**32)
-  ring.blocks["head"][lane] = index + 1
+  ring.blocks["head"][buffer] = index + 1
 
 
 def _unfit(platform: str, clock: str) -> str:
-  """Why devices of a platform can't have marks by a clock; empty where they can."""
+  """Why devices of a platform can't have timestamps by a clock; empty where they can."""
   if platform == "cpu":
     return "" if clock != "stream" else (
         "clock=\"stream\" is the clock of NVIDIA GPUs, and the step runs on cpu: leave it out.")
@@ -236,19 +238,20 @@ class Usage:
 
 
 def next_program() -> int:
-  """Returns a number that no program with marks has in this process: 1, 2, ...."""
+  """Returns a number that no program with timestamps has in this process: 1, 2, ...."""
   return next(_numbers)
 
 
-def executions(lane: int, program: int) -> int:
-  """Returns how many executions of a program have started on a lane's device in this process."""
+def executions(buffer: int, program: int) -> int:
+  """Returns how many executions of a program have started on a device buffer's device in this
+  process."""
   if library.unavailable():
-    return _started[lane, program]
-  return int(library.functions().jaxpace_executions(lane, program))
+    return _started[buffer, program]
+  return int(library.functions().jaxpace_executions(buffer, program))
 
 
 def _made() -> Ring:
-  """Makes the ring, and sends marks there."""
+  """Makes the ring, and sends timestamps there."""
   devices = jax.local_devices()
   ring, rank = Ring(ring_layout.layout(len(devices))), ranks()
   for block, device in zip(ring.blocks, devices, strict=True):
@@ -257,12 +260,12 @@ def _made() -> Ring:
     ids = (ctypes.c_int32 * len(devices))(*(device.id for device in devices))
     library.functions().jaxpace_lanes(ids, len(devices))
     library.functions().jaxpace_ring(
-        ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.lanes)
+        ring.blocks.ctypes.data, ring.events.ctypes.data, ring.layout.capacity, ring.layout.buffers)
   return ring
 
 
 def _after_fork() -> None:
-  """A child has no part in its parent's ring: what it marks goes nowhere."""
+  """A child has no part in its parent's ring: what it timestamps goes nowhere."""
   global _current, _lock, _source
   _lock = threading.Lock()
   _source = None

@@ -1,11 +1,11 @@
-"""Kernels with which observed programs mark time on an NVIDIA GPU: PTX, one thread each.
+"""Kernels with which observed programs write timestamps on an NVIDIA GPU: PTX, one thread each.
 
-A mark takes the GPU's timer, a place in this device's ring, and stores one event there, 16 bytes in
-one store. The ring lies in the host's memory, which the GPU writes to past its caches, so nothing
-is copied and nobody waits. The place is counted in the GPU's own memory. All of this is found
-through a block of 8 words, which every mark is given:
+A timestamp takes the GPU's timer, a place in this device's ring, and stores one event there, 16
+bytes in one store. The ring lies in the host's memory, which the GPU writes to past its caches, so
+nothing is copied and nobody waits. The place is counted in the GPU's own memory. All of this is
+found through a block of 8 words, which every timestamp is given:
 
-  words 0, 1   address of the ring's events in the host's memory, low word first; 0: marks go
+  words 0, 1   address of the ring's events in the host's memory, low word first; 0: timestamps go
   nowhere words 2, 3   address of the counters in the GPU's memory word 4       events of the ring
   less one; their count is a power of two word 5       0 words 6, 7   what is added to the GPU's
   timer, so that times are of the host's monotonic clock
@@ -26,7 +26,7 @@ TARGET = "__gpu$xla.gpu.ptx"
 LANE = "jaxpace_lane"
 """The handler that gives a program its device's block; see native/lane.cc."""
 MARK = "jaxpace_mark_"
-"""How the kernel of a mark is called; its tag follows."""
+"""How the kernel of a timestamp is called; its tag follows."""
 BLOCK_WORDS = 8
 COUNTERS_BYTES = 16 + 4 * 4096
 MOST_OPERANDS = 200
@@ -83,7 +83,7 @@ _START = (_TIME.replace("low, high", "low, high, count")
 
 
 def mark(program: int, tag: int, block: int, parameters: int) -> Kernel:
-  """The kernel of a mark.
+  """The kernel of a timestamp.
 
   Args:
     program: number of the program.

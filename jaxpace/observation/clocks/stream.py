@@ -1,9 +1,9 @@
 """A clock for NVIDIA GPUs: kernels of one thread on the stream read the device's timer and wait on
 it.
 
-Nothing goes to the host and back: the stamps are kernels like any other, which XLA keeps in its
+Nothing goes to the host and back: the timestamps are kernels like any other, which XLA keeps in its
 command buffers. Times are nanoseconds of the GPU's own timer (PTX ISA, `%globaltimer`), which
-starts anywhere: only differences of stamps of one GPU mean something.
+starts anywhere: only differences of timestamps of one GPU mean something.
 
 The kernels are PTX, which XLA's custom call `__gpu$xla.gpu.ptx` takes as it is: no compiler, no
 CUDA toolkit, no language for kernels between. JAX doesn't document that target, so nothing else in
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.observation.clocks import kernels, limits, operands
+from jaxpace.observation.clocks import kernels, operands
 from jaxpace.observation.clocks.events import Event
 
 TARGET = "__gpu$xla.gpu.ptx"
@@ -110,7 +110,7 @@ def place(_rank: jax.Array) -> jax.Array:
   return call()
 
 
-def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the GPU's timer on the stream; see `jaxpace.observation.clocks.Clock`."""
   # In this order: see ORDER in jaxpace.observation.clocks.native.
   *ready, previous = operands.prepare((*after, previous))
@@ -144,7 +144,7 @@ def delay(
   Raises:
     ValueError: the limit is no delay, or longer than `LONGEST_S`.
   """
-  limit_ns = limits.nanoseconds(limit_s)
+  limit_ns = operands.nanoseconds(limit_s)
   if limit_s > LONGEST_S:
     raise ValueError(f"The limit of a delay is {limit_s} s, and on a GPU's stream none may be "
                      f"longer than {LONGEST_S} s. Delays are a few milliseconds: 20 ms is 20e-3. "
@@ -152,7 +152,7 @@ def delay(
   *ready, seconds, previous = operands.prepare(
       (*after, jnp.asarray(seconds, jnp.float32), previous))
   if len(ready) > _MOST_OPERANDS:
-    ready = [stamp(previous, *ready)]
+    ready = [timestamp(previous, *ready)]
   given = [*ready, seconds, previous]
   body = _DELAY.format(seconds=len(ready), before=len(given), end=len(given) + 1,
                        billion=_single(1e9),
@@ -162,16 +162,16 @@ def delay(
     first, last = events
     before = _put(before, before[None], first, timed=True)
     # After the first in the ring, too.
-    (end,) = hold(before, [end])
+    (end,) = gate(before, [end])
     end = _put(end, end[None], last, timed=True)
   return before, end
 
 
-def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-  """Hands values through in their own memory, after the stamp; see
-  `jaxpace.observation.clocks.hold`."""
+def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through in their own memory, after the timestamp; see
+  `jaxpace.observation.clocks.gate`."""
   return [held for lot in _lots(values) for held in launch(
-      "jaxpace_hold", _HOLD, [*lot, stamp],
+      "jaxpace_hold", _HOLD, [*lot, timestamp],
       [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in lot],
       {i: i for i in range(len(lot))})]
 

@@ -17,7 +17,7 @@ _SECONDS_PER_LOW = np.float32(1e-9)
 
 
 def zero() -> jax.Array:
-  """Returns the timestamp 0, uint32 [2]: what the first stamp of a program is chained to."""
+  """Returns the timestamp 0, uint32 [2]: what the first timestamp of a program is chained to."""
   return jnp.zeros((2,), jnp.uint32)
 
 

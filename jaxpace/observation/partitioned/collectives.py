@@ -1,4 +1,4 @@
-"""The collectives of a compiled program, and the marks around each."""
+"""The collectives of a compiled program, and the timestamps around each."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxpace.core.kinds import KINDS
-from jaxpace.core.observed import Loop
+from jaxpace.core.observed import KINDS, Loop
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.partitioned import groups, text
 from jaxpace.observation.partitioned.timestamps import FIRST_TAG, TARGET
@@ -46,7 +45,7 @@ class Found(NamedTuple):
     return tuple(dict.fromkeys(dtype(kind) for kind, _ in self.types))
 
   def same(self) -> tuple[object, ...]:
-    """What must be equal in the program with marks and the one without."""
+    """What must be equal in the program with timestamps and the one without."""
     return (self.kind, groups.canonical(self.groups), tuple(sorted(self.pairs)),
             tuple(sorted(self.types)), tuple(loop.trips for loop in self.loops), self.conditional)
 
@@ -88,8 +87,8 @@ def found_in(compiled: str, partitions: int) -> list[Found]:
           if (kind := _kind(placed.instruction)) is not None]
 
 
-def marks_in(compiled: str) -> list[int]:
-  """Tags of the marks in a compiled program, in the order of its text."""
+def timestamps_in(compiled: str) -> list[int]:
+  """Tags of the timestamps in a compiled program, in the order of its text."""
   return [tag for placed in text.CompiledText(compiled).run()
           if (tag := _tag(placed.instruction)) is not None]
 
@@ -156,10 +155,10 @@ def _pairs(said: str) -> tuple[tuple[int, int], ...]:
 
 
 def _reached(program: text.CompiledText, placed: text.Placed, *, forward: bool) -> tuple[int, ...]:
-  """Tags of the nearest marks before or after an instruction, along what it reads or gives.
+  """Tags of the nearest timestamps before or after an instruction, along what it reads or gives.
 
-  Between them the compiler may have put changes of type or layout, and tuples. Enter marks have
-  even tags, exit marks odd ones.
+  Between them the compiler may have put changes of type or layout, and tuples. Enter timestamps
+  have even tags, exit timestamps odd ones.
   """
   body = program.computations[placed.computation]
   uses = program.users[placed.computation]

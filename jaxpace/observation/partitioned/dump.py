@@ -13,7 +13,7 @@ from jax.extend.mlir import ir
 from jaxpace.observation.partitioned import collectives, mlir, wire
 from jaxpace.observation.partitioned.collectives import Found
 from jaxpace.observation.partitioned.compiling import Request, text_of
-from jaxpace.observation.partitioned.timestamps import StampingError
+from jaxpace.observation.partitioned.timestamps import TimestampError
 
 _PASS = "spmd-partitioning"
 _FLAGS = {
@@ -50,7 +50,7 @@ def partitioned(request: Request) -> Partitioned:
     seconds = time.monotonic() - began
     found = sorted(pathlib.Path(folder).glob(f"*after_{_PASS}*.hlo.pb"))
     if not found:
-      raise StampingError("the compiler left no program of a single partition")
+      raise TimestampError("the compiler left no program of a single partition")
     data = found[-1].read_bytes()
     written = found[-1].with_name(found[-1].name.removesuffix(".hlo.pb") + ".txt").read_text()
   module = ir.Module.parse(

@@ -1,4 +1,5 @@
-"""Gives a program that JAX is about to compile marks around its collectives, and compiles that."""
+"""Gives a program that JAX is about to compile timestamps around its collectives, and compiles
+that."""
 
 from __future__ import annotations
 
@@ -10,10 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
-from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Unstamped
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Untimed
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
-  broadcasts,
   calls,
   collectives,
   dump,
@@ -28,7 +28,7 @@ from jaxpace.observation.partitioned.compiling import Request, text_of
 
 
 class Stamped(NamedTuple):
-  """A program that was compiled with marks."""
+  """A program that was compiled with timestamps."""
 
   executable: Any
   program: ObservedProgram
@@ -46,12 +46,12 @@ class Mesh(NamedTuple):
 
 
 class Compiled(NamedTuple):
-  """A program with marks, and what the compiler's text says of it."""
+  """A program with timestamps, and what the compiler's text says of it."""
 
   executable: Any
   number: int
   found: Sequence[Found]
-  """Its collectives, with the tags of their marks."""
+  """Its collectives, with the tags of their timestamps."""
   notices: tuple[str, ...]
   differences: tuple[str, ...]
   bare_seconds: float
@@ -61,31 +61,32 @@ class Compiled(NamedTuple):
 
 
 class Put(NamedTuple):
-  """How marks are put into a program."""
+  """How timestamps are put into a program."""
 
   clock: str
   """As in `ObservedProgram`."""
   compiled: Callable[[Request, Callable[[], int]], Compiled | None]
-  """Compiles a program with marks that carry a number, which is asked for where the program has
-  collectives; None where it has none."""
+  """Compiles a program with timestamps that carry a number, which is asked for where the program
+  has collectives; None where it has none."""
 
 
-def stamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
+def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
             put: Put | None = None) -> Stamped | None:
-  """Compiles a program with marks.
+  """Compiles a program with timestamps.
 
   Args:
     request: what JAX is about to compile.
-    number: returns the number of the program, which its marks carry; called where it gets marks.
+    number: returns the number of the program, which its timestamps carry; called where it gets
+      timestamps.
     name: name of the function.
     ranks: rank of each device.
-    put: how marks are put in; by the handler for CPUs unless given.
+    put: how timestamps are put in; by the handler for CPUs unless given.
 
   Returns:
-    The executable and what its marks mean, or None where the program has no collectives.
+    The executable and what its timestamps mean, or None where the program has no collectives.
 
   Raises:
-    StampingError, GroupsError: it can't be given marks.
+    StampingError, GroupsError: it can't be given timestamps.
     Exception: whatever the compiler raises.
   """
   put = put or ON_HOST
@@ -98,7 +99,7 @@ def stamped(request: Request, number: Callable[[], int], name: str, ranks: Mappi
       number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
       collectives=_described(made.found, mesh, rank_of), clock=put.clock,
       start_tag=timestamps.START_TAG, end_tag=timestamps.END_TAG, notices=made.notices,
-      unstamped=tuple(Unstamped(one.name, one.kind, one.bytes, "no timestamp was left beside it")
+      unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)),
       bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
   return Stamped(made.executable, program, made.differences)
@@ -114,15 +115,15 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
     return None
   if "token[]" in text.partition("\n")[0]:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
-    raise timestamps.StampingError("it has an ordered effect, such as io_callback(ordered=True)")
+    raise timestamps.TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
   serialized, number = request.serialized(), numbered()
-  marked = thunks.marked(serialized, number)
+  marked = thunks.timestamped(serialized, number)
   executable = request.load(marked.data)
   tags = {name: iter(each) for name, each in marked.enter_tags.items()}
   named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
   if not any(map(_timed, named)):
-    raise timestamps.StampingError("none of its collectives is found among what it runs")
+    raise timestamps.TimestampError("none of its collectives is found among what it runs")
   return Compiled(executable, number, named, (), (), compiled - began, time.monotonic() - compiled)
 
 
@@ -134,14 +135,14 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None
   if not bare:
     return None
   calls.called_once(parts.module)
-  broadcasts.rejoin(parts.module)
+  calls.rejoin(parts.module)
   number = numbered()
-  marked = streaming.stamp(parts.module, number, parts.met)
+  marked = streaming.put_timestamps(parts.module, number, parts.met)
   executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
   text = text_of(executable)
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
-             *_notices(found, collectives.marks_in(text), marked))
+             *_notices(found, collectives.timestamps_in(text), marked))
   return Compiled(executable, number, _named(found, bare), notices, differences(bare, found),
                   parts.seconds, time.monotonic() - began)
 
@@ -179,7 +180,8 @@ def _timed(one: Found) -> bool:
 
 
 def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
-  """Collectives by the names they have in the program without marks, with where they come from."""
+  """Collectives by the names they have in the program without timestamps, with where they come
+  from."""
   by_key = counting.defaultdict(list)
   for one in bare:
     by_key[one.same()].append(one)
@@ -248,7 +250,7 @@ ROUNDING = "may round differently"
 
 
 def _rounding(before: str, after: str) -> tuple[str, ...]:
-  """Whether the compiler simplified sums and products otherwise than without marks."""
+  """Whether the compiler simplified sums and products otherwise than without timestamps."""
   one, two = collectives.arithmetic_in(before), collectives.arithmetic_in(after)
   if one == two:
     return ()
@@ -259,7 +261,7 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
 
 
 def _notices(found: Sequence[Found], tags: Sequence[int],
-             marked: Sequence[timestamps.MarkedCollective]) -> tuple[str, ...]:
+             marked: Sequence[timestamps.TimestampedCollective]) -> tuple[str, ...]:
   said = []
   ends = (timestamps.START_TAG, timestamps.END_TAG)
   if any(tags.count(tag) != 1 for tag in ends):

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, sdy
 
 from jaxpace.observation.partitioned import mlir, shardings
-from jaxpace.observation.partitioned.timestamps import StampingError
+from jaxpace.observation.partitioned.timestamps import TimestampError
 
 _MESH = "jaxpace_partitions"
 
@@ -64,7 +64,7 @@ def _axis(place: int) -> str:
 def _laid_out(local: Any, kinds: Sequence[Any], inputs: int, partitions: int) -> shardings.Digits:
   attributes = local.operation.attributes
   if "mhlo.spmd_output_sharding" not in attributes:
-    raise StampingError("the compiler does not say how its outputs are laid out")
+    raise TimestampError("the compiler does not say how its outputs are laid out")
   said = [str(ir.StringAttr(each).value) for each in attributes["mhlo.spmd_parameters_shardings"]
           ] if "mhlo.spmd_parameters_shardings" in attributes else []
   results = shardings.split(str(ir.StringAttr(attributes["mhlo.spmd_output_sharding"]).value))
@@ -73,19 +73,19 @@ def _laid_out(local: Any, kinds: Sequence[Any], inputs: int, partitions: int) ->
   if len(said) == 1:
     said = said * inputs
   if len(said) != inputs or len(said) + len(results) != len(kinds):
-    raise StampingError(f"the compiler says how {len(said)} inputs and {len(results)} outputs are "
+    raise TimestampError(f"the compiler says how {len(said)} inputs and {len(results)} outputs are "
                         f"laid out, of {inputs} and {len(kinds) - inputs}")
   for kind in kinds:
     if "token" in str(kind):
-      raise StampingError("it has an ordered effect, such as io_callback(ordered=True)")
+      raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
     if mlir.tensor(kind) is None:
-      raise StampingError(f"one of its inputs or outputs is no array, but {kind}")
+      raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
   try:
     return shardings.digits(
         [shardings.tiles(text, ir.RankedTensorType(kind).rank, partitions)
          for text, kind in zip([*said, *results], kinds, strict=True)], partitions)
   except shardings.ShardingError as error:
-    raise StampingError(str(error)) from error
+    raise TimestampError(str(error)) from error
 
 
 def _written(dims: Sequence[Sequence[int]], count: int) -> Any:

@@ -1,11 +1,12 @@
-"""Puts marks for GPUs into a partitioned program: kernels on the stream, which stay in CUDA graphs.
+"""Puts timestamps for GPUs into a partitioned program: kernels on the stream, which stay in CUDA
+  graphs.
 
-A mark hands on what it stands before or after, its memory aliased, so that order is kept by data.
-Layouts are pinned, row-major: left open, XLA may choose different ones for the two ends of one
-piece of memory, and the numbers are scrambled. A stream runs kernels in the order of the compiler's
-schedule, so the start mark must hold back what the step computes from; each mark is given the block
-that says where events of its device go; and the compiler still makes reduce-scatters of all-reduces
-that are cut right away, so nothing may come between those.
+A timestamp hands on what it stands before or after, its memory aliased, so that order is kept by
+data. Layouts are pinned, row-major: left open, XLA may choose different ones for the two ends of
+one piece of memory, and the numbers are scrambled. A stream runs kernels in the order of the
+compiler's schedule, so the start timestamp must hold back what the step computes from; each
+timestamp is given the block that says where events of its device go; and the compiler still makes
+reduce-scatters of all-reduces that are cut right away, so nothing may come between those.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from typing import Any
 from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
-from jaxpace.core.kinds import OF_OPERATION
+from jaxpace.core.observed import OF_OPERATION
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.partitioned import mlir, timestamps
 from jaxpace.observation.partitioned.timestamps import (
   END_TAG,
   FIRST_TAG,
   START_TAG,
-  MarkedCollective,
-  Met,
-  StampingError,
+  Grouped,
+  TimestampedCollective,
+  TimestampError,
 )
 
 _MOST_HELD = 64 << 20
-"""Bytes of an input that the start mark may hold back: where it isn't donated, it is copied."""
+"""Bytes of an input that the start timestamp may hold back: where it isn't donated, it is
+  copied."""
 _HEAVY = frozenset({
     *OF_OPERATION, "stablehlo.dot_general", "stablehlo.convolution", "stablehlo.while",
     "stablehlo.case", "stablehlo.if", "stablehlo.custom_call", "func.call"})
@@ -38,17 +40,18 @@ _MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 _ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
-def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollective]:
-  """Puts marks into a partitioned module, in place.
+def put_timestamps(module: Any, program: int,
+                   met: Sequence[Grouped]) -> list[TimestampedCollective]:
+  """Puts timestamps into a partitioned module, in place.
 
   Args:
     module: what one partition runs, in StableHLO, without functions called twice for one
       collective.
-    program: number that its marks carry.
+    program: number that its timestamps carry.
     met: its collectives, as the compiler's text has them.
 
   Returns:
-    What has marks, in the order of the module's text.
+    What has timestamps, in the order of the module's text.
 
   Raises:
     StampingError: it has collectives that can't be marked.
@@ -62,44 +65,44 @@ def stamp(module: Any, program: int, met: Sequence[Met]) -> list[MarkedCollectiv
   if not found:
     return []
   if FIRST_TAG + 2 * len(found) > timestamps.MOST_TAGS:
-    raise StampingError(f"it has {len(found)} collectives, more than can be told apart")
-  marked: list[MarkedCollective] = []
+    raise TimestampError(f"it has {len(found)} collectives, more than can be told apart")
+  marked: list[TimestampedCollective] = []
   exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():
-    lanes = _lanes(module, _begin(block, program))
+    buffers = _buffers(module, _begin(block, program))
     for place, op in enumerate(found):
       enter, leave = FIRST_TAG + 2 * place, FIRST_TAG + 2 * place + 1
-      lane, operands = lanes[_function(op)], list(op.operands)
+      buffer, operands = buffers[_function(op)], list(op.operands)
       with ir.InsertionPoint(op):
-        for at, value in enumerate(_mark(program, enter, operands, [], lane)):
+        for at, value in enumerate(_mark(program, enter, operands, [], buffer)):
           op.operands[at] = value
       last = _kept_with(op)
       shared = [tag for other, tag, _ in exits if other == last]
       if shared:
         leave = shared[0]
       else:
-        exits.append((last, leave, lane))
-      marked.append(MarkedCollective(OF_OPERATION[op.name], enter, leave))
-    # After all enter marks, so that what follows a collective was looked at as it was.
-    for last, leave, lane in exits:
-      _after(last, program, leave, lane)
-    _end(block, program, lanes["main"])
+        exits.append((last, leave, buffer))
+      marked.append(TimestampedCollective(OF_OPERATION[op.name], enter, leave))
+    # After all enter timestamps, so that what follows a collective was looked at as it was.
+    for last, leave, buffer in exits:
+      _after(last, program, leave, buffer)
+    _end(block, program, buffers["main"])
   return marked
 
 
 def _begin(block: Any, program: int) -> Any:
-  """The first operations: the device's block, and the start mark, which hands it on."""
+  """The first operations: the device's block, and the start timestamp, which hands it on."""
   held = _held(block)
   with ir.InsertionPoint.at_block_begin(block):
-    lane = _lane()
-    values = [lane.result] if held is None else [lane.result, held]
+    buffer = _buffer()
+    values = [buffer.result] if held is None else [buffer.result, held]
     start = _launch(kernels.mark(program, START_TAG, 0, 2 * len(values)), values, len(values))
   if held is not None:
     held.replace_all_uses_except(start.results[1], start)
   return start.results[0]
 
 
-def _lane() -> Any:
+def _buffer() -> Any:
   """The call that gives the program its device's block."""
   words = ir.RankedTensorType.get([kernels.BLOCK_WORDS], ir.IntegerType.get_unsigned(32))
   return ir.Operation.create(
@@ -110,13 +113,13 @@ def _lane() -> Any:
 
 
 def _mark(program: int, tag: int, values: list[Any], waited: list[Any], block: Any) -> list[Any]:
-  """A mark; returns the values it hands on.
+  """A timestamp; returns the values it hands on.
 
   Raises:
     StampingError: there are more values than a kernel takes.
   """
   if len(values) > kernels.MOST_OPERANDS // 2:
-    raise StampingError(f"one of its collectives has {len(values)} arrays, and a kernel takes "
+    raise TimestampError(f"one of its collectives has {len(values)} arrays, and a kernel takes "
                         f"{kernels.MOST_OPERANDS // 2}")
   # What there is no room for is waited for by kernels of its own.
   room = kernels.MOST_OPERANDS - len(values)
@@ -149,7 +152,7 @@ def _launch(kernel: kernels.Kernel, operands: list[Any], handed_on: int) -> Any:
 
 
 def _after(op: Any, program: int, tag: int, block: Any) -> None:
-  """A mark over all results of an operation."""
+  """A timestamp over all results of an operation."""
   following = list(op.block.operations)
   place = next(at for at, other in enumerate(following) if other.operation == op) + 1
   results = list(op.results)
@@ -161,11 +164,11 @@ def _after(op: Any, program: int, tag: int, block: Any) -> None:
 
 
 def _kept_with(op: Any) -> Any:
-  """What the exit mark follows: the last operation that the compiler joins with a collective, or
-  it.
+  """What the exit timestamp follows: the last operation that the compiler joins with a collective,
+  or it.
 
   It makes one all-reduce of the sum of several, a reduce-scatter of one that is cut, and it moves
-  changes of type to where fewer bytes are sent. A mark between them would keep it from that.
+  changes of type to where fewer bytes are sent. A timestamp between them would keep it from that.
   """
   now, found = op, op
   while len(now.results) == 1:
@@ -199,19 +202,19 @@ def _summed(value: Any) -> bool:
   return False
 
 
-def _end(block: Any, program: int, lane: Any) -> None:
-  """An end mark, which waits for all results."""
+def _end(block: Any, program: int, buffer: Any) -> None:
+  """An end timestamp, which waits for all results."""
   ending = list(block.operations)[-1].operation
   results = list(ending.operands)
   places = [place for place,
             value in enumerate(results) if timestamps.small(value.type) is not None]
   if not places:
-    raise StampingError("it returns no arrays, so its end can't be marked")
+    raise TimestampError("it returns no arrays, so its end can't be marked")
   smallest = min(places, key=lambda place: timestamps.small(results[place].type) or 0)
   value = results[smallest]
   others = timestamps.once([results[place] for place in places if results[place] != value])
   with ir.InsertionPoint(ending):
-    end = _mark(program, END_TAG, [value], others, lane)
+    end = _mark(program, END_TAG, [value], others, buffer)
   for place in places:
     if results[place] == value:
       ending.operands[place] = end[0]
@@ -224,11 +227,11 @@ def _function(op: Any) -> str:
   return mlir.text_attribute(op, "sym_name")
 
 
-def _lanes(module: Any, lane: Any) -> dict[str, Any]:
+def _buffers(module: Any, buffer: Any) -> dict[str, Any]:
   """The device's block in each function that has collectives, or calls one that has: one argument
   more."""
   functions = mlir.functions(module)
-  lanes = {"main": lane}
+  buffers = {"main": buffer}
 
   def visit(name: str) -> bool:
     """Whether it is needed in a function, after it was seen to in those that are called."""
@@ -238,9 +241,9 @@ def _lanes(module: Any, lane: Any) -> dict[str, Any]:
         needed = True
       elif op.name == "func.call":
         called = str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
-        if called in lanes:
+        if called in buffers:
           continue
-        lanes[called] = None
+        buffers[called] = None
         if visit(called):
           calls.append((name, op, called))
           needed = True
@@ -253,27 +256,27 @@ def _lanes(module: Any, lane: Any) -> dict[str, Any]:
     function = functions[called]
     kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
     function.attributes["function_type"] = ir.TypeAttr.get(
-        ir.FunctionType.get([*kind.inputs, lane.type], list(kind.results)))
+        ir.FunctionType.get([*kind.inputs, buffer.type], list(kind.results)))
     if "arg_attrs" in function.attributes:
       function.attributes["arg_attrs"] = ir.ArrayAttr.get(
           [*function.attributes["arg_attrs"], ir.DictAttr.get({})])
-    lanes[called] = function.regions[0].blocks[0].add_argument(lane.type, ir.Location.unknown())
+    buffers[called] = function.regions[0].blocks[0].add_argument(buffer.type, ir.Location.unknown())
     with op.location, ir.InsertionPoint(op):
       new = ir.Operation.create(
           "func.call", results=[value.type for value in op.results],
-          operands=[*op.operands, lanes[name]],
+          operands=[*op.operands, buffers[name]],
           attributes={each: op.attributes[each] for each in _names(op)})
     for old, result in zip(op.results, new.results, strict=True):
       old.replace_all_uses_with(result)
     op.erase()
-  return lanes
+  return buffers
 
 
 def _names(op: Any) -> list[str]:
   return [str(each if isinstance(each, str) else each.name) for each in op.attributes]
 
 
-# What the start mark holds back.
+# What the start timestamp holds back.
 
 
 def _held(block: Any) -> Any | None:

@@ -1,16 +1,17 @@
-"""Puts marks into a program that XLA has compiled for CPUs: calls between what it runs.
+"""Puts timestamps into a program that XLA has compiled for CPUs: calls between what it runs.
 
 XLA compiles a program for CPUs to machine code and a list of thunks: kernels to call, collectives,
 loops with lists of their own. Its executables can be written as bytes and loaded again, which is
-how JAX's compilation cache keeps them. Marks are put into the list of thunks: the machine code, the
-order of everything else and each piece of memory stay as they were, and so do the results, bit for
-bit.
+how JAX's compilation cache keeps them. Timestamps are put into the list of thunks: the machine
+code, the order of everything else and each piece of memory stay as they were, and so do the
+results, bit for bit.
 
-A thunk runs when those before it that touch the same memory are done. A mark names the memory that
-it stands before or after as its own operand and result, and does not change it: the enter mark
-waits for all operands of its collective, which waits for the mark; what uses the results waits for
-the exit mark. The start mark names all memory that the program writes, so everything waits for it,
-and the end mark waits for everything.
+A thunk runs when those before it that touch the same memory are done. A timestamp names the memory
+that it stands before or after as its own operand and result, and does not change it: the enter
+  timestamp
+waits for all operands of its collective, which waits for the timestamp; what uses the results waits
+for the exit timestamp. The start timestamp names all memory that the program writes, so everything
+waits for it, and the end timestamp waits for everything.
 
 Numbers of fields are those of XLA's `CompilationResultProto`, `ThunkSequenceProto` and
 `BufferAssignmentProto` (xla/service/cpu/executable.proto, xla/backends/cpu/runtime/thunk.proto,
@@ -29,7 +30,7 @@ from jaxpace.observation.partitioned.timestamps import (
   MOST_TAGS,
   START_TAG,
   TARGET,
-  StampingError,
+  TimestampError,
 )
 
 _EXECUTABLE = 1
@@ -55,21 +56,21 @@ _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
 
 
-class Marked(NamedTuple):
-  """A compiled program with marks, as bytes."""
+class Timestamped(NamedTuple):
+  """A compiled program with timestamps, as bytes."""
 
   data: bytes
   enter_tags: Mapping[str, Sequence[int]]
-  """For the name of each collective's instruction the tag of its enter mark, once for each place
-  where it runs. The exit mark's tag is the next number."""
+  """For the name of each collective's instruction the tag of its enter timestamp, once for each
+  place where it runs. The exit timestamp's tag is the next number."""
 
 
-def marked(data: bytes, program: int) -> Marked:
-  """Puts marks into a compiled program.
+def timestamped(data: bytes, program: int) -> Timestamped:
+  """Puts timestamps into a compiled program.
 
   Args:
     data: what an executable's `serialize()` returned.
-    program: number that its marks carry.
+    program: number that its timestamps carry.
 
   Raises:
     StampingError: it is no such program, or has more collectives than there are tags.
@@ -82,14 +83,14 @@ def marked(data: bytes, program: int) -> Marked:
     lists = _Lists(program)
     sequence = lists.ends(lists.around(wire.first(executable, _SEQUENCE)), memory)
   except wire.WireError as error:
-    raise StampingError(f"the compiler's program can't be read: {error}") from error
+    raise TimestampError(f"the compiler's program can't be read: {error}") from error
   executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
   outer = wire.changed(outer, _EXECUTABLE, lambda _: wire.written(executable))
-  return Marked(header + wire.written(outer), lists.enter_tags)
+  return Timestamped(header + wire.written(outer), lists.enter_tags)
 
 
 class _Lists:
-  """Puts marks into lists of thunks, and counts their tags."""
+  """Puts timestamps into lists of thunks, and counts their tags."""
 
   def __init__(self, program: int):
     self._program = program
@@ -97,7 +98,7 @@ class _Lists:
     self.enter_tags: dict[str, list[int]] = {}
 
   def around(self, sequence: bytes) -> bytes:
-    """Marks around each collective of a list, and of the lists in it."""
+    """Timestamps around each collective of a list, and of the lists in it."""
     thunks: list[bytes] = []
     places: list[int] = []
     fields = wire.read(sequence)
@@ -114,11 +115,11 @@ class _Lists:
     return _list(thunks, fields, places)
 
   def ends(self, sequence: bytes, memory: Sequence[bytes]) -> bytes:
-    """Marks at the beginning and at the end of the program's list."""
+    """Timestamps at the beginning and at the end of the program's list."""
     fields = wire.read(sequence)
     thunks = wire.every(fields, _THUNKS)
     if not thunks:
-      raise StampingError("it runs nothing")
+      raise TimestampError("it runs nothing")
     info = wire.first(wire.read(thunks[0]), _INFO)
     start, end = (self._mark(info, tag, memory) for tag in (START_TAG, END_TAG))
     return _list([start, *thunks, end], fields, range(1, len(thunks) + 1))
@@ -138,7 +139,7 @@ class _Lists:
     sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
     tag, self._next = self._next, self._next + 2
     if self._next > MOST_TAGS:
-      raise StampingError("it has more collectives than can be told apart")
+      raise TimestampError("it has more collectives than can be told apart")
     name = wire.first(wire.read(info), _NAME).decode()
     self.enter_tags.setdefault(name, []).append(tag)
     # One operand is enough for the collective to wait by: what else reads the others need not.

@@ -1,4 +1,4 @@
-"""What marks are called and numbered by, and words that reading programs back needs."""
+"""What timestamps are called and numbered by, and words that reading programs back needs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from jax.extend.mlir import ir
 
-from jaxpace.core.kinds import OF_OPERATION
-from jaxpace.core.observed import TAG_BITS
+from jaxpace.core.observed import OF_OPERATION, TAG_BITS
 from jaxpace.observation.partitioned import groups, mlir
 
 TARGET = "jaxpace_mark"
@@ -19,11 +18,11 @@ START_TAG, END_TAG, FIRST_TAG = 0, 1, 2
 MOST_TAGS = (1 << TAG_BITS) - 2
 
 
-class StampingError(ValueError):
-  """Marks can't be put into this program; the message says why, as the end of a sentence."""
+class TimestampError(ValueError):
+  """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
 
 
-class Met(Protocol):
+class Grouped(Protocol):
   """A collective as the compiler's text has it: `collectives.Found`."""
 
   @property
@@ -36,8 +35,8 @@ class Met(Protocol):
   def types(self) -> tuple[tuple[str, tuple[int, ...]], ...]: ...
 
 
-class MarkedCollective(NamedTuple):
-  """A collective that has marks."""
+class TimestampedCollective(NamedTuple):
+  """A collective that has timestamps."""
 
   kind: str
   enter_tag: int
@@ -58,7 +57,7 @@ def small(kind: Any) -> int | None:
   return None if tensor is None else int(np.prod(tensor.shape, dtype=np.int64))
 
 
-def list_groups(op: Any, met: Sequence[Met]) -> None:
+def list_groups(op: Any, met: Sequence[Grouped]) -> None:
   """Writes groups that are axes of a mesh as lists.
 
   Reading a module back loses the order of a mesh's devices (jaxlib 0.10.2), and so which ranks
@@ -74,7 +73,7 @@ def list_groups(op: Any, met: Sequence[Met]) -> None:
            and one.kind == OF_OPERATION[op.name]
            and sorted(shape for _, shape in one.types) == sorted(sizes)}
   if len(found) != 1:
-    raise StampingError(
+    raise TimestampError(
         f"the compiler does not say who meets in its {OF_OPERATION[op.name]} of {sizes[:3]}")
   op.attributes["replica_groups"] = mlir.rows_attribute(found.pop())
 

@@ -1,9 +1,9 @@
 """What a profiler trace says of the executions of one program: when each device was in which
 collective.
 
-XLA marks every operation that runs with the program's name, a number of the execution (`run_id`,
-the same on all devices of a process), and the device. Times of a trace are its own; one annotation
-whose name holds the host's clock ties them to that.
+XLA timestamps every operation that runs with the program's name, a number of the execution
+(`run_id`, the same on all devices of a process), and the device. Times of a trace are its own; one
+annotation whose name holds the host's clock ties them to that.
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ def executions(found: Iterable[Operation], offset: int,
 def _execution(own: list[Operation], offset: int) -> Execution:
   """One device's operations as an execution.
 
-  An operation that a loop repeats is a collective of its own in each turn: what a device does
-  between two turns is no part of either. A start and its done are one, the first with the first.
+  An operation that a loop repeats is a collective of its own in each iteration: what a device does
+  between two iterations is no part of either. A start and its done are one, the first with the
+  first.
   """
   turns: dict[str, dict[str, list[tuple[int, int]]]] = collections.defaultdict(
       lambda: collections.defaultdict(list))
@@ -168,7 +169,7 @@ def _execution(own: list[Operation], offset: int) -> Execution:
 
 
 def turn_name(name: str, turn: int) -> str:
-  """Name of a collective in a turn of its loop; the first keeps the operation's own.
+  """Name of a collective in an iteration of its loop; the first keeps the operation's own.
 
   >>> turn_name("all-reduce.5", 0), turn_name("all-reduce.5", 2)
   ('all-reduce.5', 'all-reduce.5@2')

@@ -57,7 +57,7 @@ class _ProfiledIntake(Intake):
 
 
 class _ProfiledStep(Recordable):
-  """Stands in for an instrumented function: says where the stamps come from."""
+  """Stands in for an instrumented function: says where the timestamps come from."""
 
   def __init__(self, every: int, steps: int):
     self._settings = {"clock": timestamps.CLOCK, "pacer": None, "source": "jax.profiler",
@@ -75,7 +75,7 @@ class ProfiledRecorder(Recording):
           state, metrics = step(state, batch)
           recorder.record(metrics)
 
-  For a step in which nothing can be stamped, since the compiler puts the collectives in: plain
+  For a step in which nothing can be timestamped, since the compiler puts the collectives in: plain
   `jax.jit` over sharded arrays. Every `every` steps JAX's profiler runs for `steps` steps; a thread
   ends it, reads its trace and hands on when each device entered and left each collective. The
   tables and `jaxpace report` are those of `jaxpace.Recorder`; what they hold is a sample. At both
@@ -255,7 +255,7 @@ class ProfiledRecorder(Recording):
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    of_ranks = [timestamps.stamped(steps, groups, session.first_step)
+    of_ranks = [timestamps.timestamped(steps, groups, session.first_step)
                 for steps in timestamps.in_order(by_device, ordinals)]
     host = dict(enumerate(zip(session.samples, session.extra, strict=True),
                           session.first_step))

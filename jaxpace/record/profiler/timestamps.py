@@ -1,4 +1,4 @@
-"""Executions of a program as stamps of its steps: what an instrumented step would have left."""
+"""Executions of a program as timestamps of its steps: what an instrumented step would have left."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Mark, Plan
-from jaxpace.record.decode import StampedSteps
+from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Plan, Timestamp
+from jaxpace.record.decode import TimestampedSteps
 from jaxpace.record.profiler.executions import Execution
 
 MAX_SLOTS = 256
@@ -82,12 +82,12 @@ def _at_once(steps: Sequence[Execution], members: Sequence[str], name: str) -> b
 
 
 def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[str] = ()) -> Plan:
-  """Says what the stamps mean: start, entry and exit of each slot, end. What lies between is
+  """Says what the timestamps mean: start, entry and exit of each slot, end. What lies between is
   compute."""
-  marks = [Mark("start", GAP)]
+  marks = [Timestamp("start", GAP)]
   for slot in range(len(groups)):
-    marks += [Mark("enter", COMPUTE, slot), Mark("exit", SYNC, slot)]
-  marks.append(Mark("end", COMPUTE))
+    marks += [Timestamp("enter", COMPUTE, slot), Timestamp("exit", SYNC, slot)]
+  marks.append(Timestamp("end", COMPUTE))
   collectives = tuple(
       Collective(slot, _name(members), tuple(sorted({_kind(member) for member in members})), axis,
                  None, len(members), (), COMPUTE) for slot, members in enumerate(groups))
@@ -96,8 +96,8 @@ def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[
   return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
 
 
-def stamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> StampedSteps:
-  """Returns one device's steps by the stamps that `plan` tells of.
+def timestamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> TimestampedSteps:
+  """Returns one device's steps by the timestamps that `plan` tells of.
 
   Args:
     steps: executions, in order.
@@ -115,7 +115,7 @@ def stamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> Stam
       if known:
         times[k, 1 + 2 * slot:3 + 2 * slot] = min(t[0] for t in known), max(t[1] for t in known)
   unknown = np.full(len(steps), np.nan, np.float32)
-  return StampedSteps(np.arange(first_step, first_step + len(steps)), times, unknown, unknown,
+  return TimestampedSteps(np.arange(first_step, first_step + len(steps)), times, unknown, unknown,
                       np.zeros((len(steps), 0), np.float32))
 
 

@@ -9,17 +9,69 @@ executions carry and the counts of those that have started say how many are miss
 from __future__ import annotations
 
 import bisect
+import collections
 from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
+from jaxpace.core.detail import is_detailed
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.core.ring_layout import NUMBER, VALUES
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record.ring.executions import NOTHING, Executions, Lane, Splitter, join, part
+from jaxpace.record.ring.executions import NOTHING, DeviceBuffer, Executions, Splitter, join, part
+
+# Which steps are written in detail: one in so many, and what is unusual.
+
+SLOW = 1.5
+"""A step that takes so many times the running median opens the table for the next ones."""
+AROUND = 4
+"""Steps that are written in detail after a slow one."""
+_MEDIAN_OF = 64
+_LEAST = 8
+_SHARE = 0.1
+"""Of all steps, those written in detail because of slow ones."""
+FIRST = 64
+"""Steps at a recording's beginning that are written in detail, so that a short run can be
+judged."""
+
+
+class Detail:
+  """Chooses steps: those that all ranks draw, the first ones, and those around slow ones."""
+
+  def __init__(self, every: int = 1):
+    """Begins; `every` may be changed as programs are met."""
+    self.every = every
+    self._recent: collections.deque[float] = collections.deque(maxlen=_MEDIAN_OF)
+    self._until = -1
+    self._spent, self._seen = 0.0, 0
+
+  def choose(self, steps: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """[n] bool: which steps to write in detail.
+
+    Args:
+      steps: [n] numbers, rising.
+      seconds: [n] how long each took from the end of the one before; NaN where not known.
+    """
+    if self.every <= 1:
+      return np.ones(len(steps), bool)
+    chosen = is_detailed(steps, self.every) | (steps <= self._until)
+    chosen[:max(0, FIRST - self._seen)] = True
+    known = seconds[np.isfinite(seconds)]
+    recent = np.concatenate([np.array(self._recent), known])[-_MEDIAN_OF:]
+    usual = float(np.median(recent)) if len(recent) >= _LEAST else np.inf
+    for at in np.flatnonzero(seconds > SLOW * usual).tolist():
+      # A job that is always unusual has its share, and no more.
+      if self._spent <= _LEAST + _SHARE * (self._seen + at):
+        self._until = int(steps[at]) + AROUND
+        chosen |= (steps >= steps[at]) & (steps <= self._until)
+        self._spent += 1 + AROUND
+    self._seen += len(steps)
+    self._recent.extend(known.tolist())
+    return chosen
+
 
 MOST_MARKS = 1 << 22
-"""Marks of one program and device that wait for a `record` call, at most; the oldest are
+"""Timestamps of one program and device that wait for a `record` call, at most; the oldest are
 dropped."""
 _OWN = np.uint32((1 << TAG_BITS) - 1)
 
@@ -32,52 +84,52 @@ class Collector:
     self._ring = host_ring.current()
     self.ranks = self._ring.ranks
     held = self._ring.layout.capacity if before else 0
-    self._lanes = [Lane(max(0, head - held)) for head in self._ring.heads().tolist()]
+    self._buffers = [DeviceBuffer(max(0, head - held)) for head in self._ring.heads().tolist()]
     self._splitters: dict[tuple[int, int], Splitter] = {}
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
-    self._latest = [0] * len(self._lanes)
+    self._latest = [0] * len(self._buffers)
     self.gaps: list[int] = []
     """ns of the last event before each loss of some."""
 
   @property
   def devices(self) -> list[int]:
-    """`jax.Device.id` of each lane."""
+    """`jax.Device.id` of each device buffer."""
     return [int(device) for device in self._ring.blocks["device"]]
 
   @property
-  def lanes(self) -> int:
+  def buffers(self) -> int:
     """Devices of this process."""
-    return len(self._lanes)
+    return len(self._buffers)
 
   @property
   def lost(self) -> int:
     """Events that were written over before they were read."""
-    return sum(lane.lost for lane in self._lanes)
+    return sum(buffer.lost for buffer in self._buffers)
 
   def collect(self, programs: Callable[[], Container[int]]) -> None:
     """Reads what is new.
 
     Args:
-      programs: tells the numbers of the programs to read. It is asked after their marks were read:
-        a program may be compiled and run for the first time meanwhile.
+      programs: tells the numbers of the programs to read. It is asked after their timestamps were
+        read: a program may be compiled and run for the first time meanwhile.
     """
     host_ring.current()
     self._drain(programs)
 
-  def skip(self, lane: int, program: int) -> None:
+  def skip(self, buffer: int, program: int) -> None:
     """Counts what a program has run so far as over; what of it comes all the same is read."""
-    self._passed[lane, program] = host_ring.executions(lane, program)
+    self._passed[buffer, program] = host_ring.executions(buffer, program)
 
-  def passed(self, lane: int, program: int) -> int:
-    """Executions of a program that are over on a lane's device, lost ones counted."""
-    return self._passed.get((lane, program), 0)
+  def passed(self, buffer: int, program: int) -> int:
+    """Executions of a program that are over on a device buffer's device, lost ones counted."""
+    return self._passed.get((buffer, program), 0)
 
-  def began(self, lane: int, program: int, begin: int, end: int) -> np.ndarray:
+  def began(self, buffer: int, program: int, begin: int, end: int) -> np.ndarray:
     """[end - begin] int64 ns at which executions with these numbers began; 0 where lost, or
     taken."""
     found = np.zeros(end - begin, np.int64)
-    for each in self._ended.get((lane, program), ()):
+    for each in self._ended.get((buffer, program), ()):
       first, last = np.searchsorted(each.number, [begin, end])
       found[each.number[first:last] - begin] = each.start_ns[first:last]
     return found
@@ -85,74 +137,74 @@ class Collector:
   def seconds(self, program: int) -> float:
     """Time of a program's executions that were not taken, on the device that took longest."""
     return max(sum(int((each.end_ns - each.start_ns).sum())
-                   for each in self._ended.get((lane, program), ()))
-               for lane in range(self.lanes)) * 1e-9
+                   for each in self._ended.get((buffer, program), ()))
+               for buffer in range(self.buffers)) * 1e-9
 
-  def take(self, lane: int, program: int, before: int) -> Executions:
+  def take(self, buffer: int, program: int, before: int) -> Executions:
     """Takes out the executions with numbers below `before`."""
-    kept = self._ended.get((lane, program))
+    kept = self._ended.get((buffer, program))
     if not kept:
       return NOTHING
     joined = join(kept)
     count = int(np.searchsorted(joined.number, before))
-    self._ended[lane, program] = [part(joined, count, len(joined.number))]
+    self._ended[buffer, program] = [part(joined, count, len(joined.number))]
     return part(joined, 0, count)
 
   def _drain(self, programs: Callable[[], Container[int]]) -> None:
     # Before what is read: a start that was counted and does not come is lost.
     started = {key: host_ring.executions(*key) for key in self._splitters}
-    for lane, follower in enumerate(self._lanes):
-      slots, blocks = self._ring.events[lane], self._ring.blocks
+    for buffer, follower in enumerate(self._buffers):
+      slots, blocks = self._ring.events[buffer], self._ring.blocks
       since: dict[int, int] | None = None
 
-      def head(blocks: np.ndarray = blocks, lane: int = lane) -> int:
-        return int(blocks["head"][lane])
+      def head(blocks: np.ndarray = blocks, buffer: int = buffer) -> int:
+        return int(blocks["head"][buffer])
 
       # What is written meanwhile is for the next time.
       end = head()
       while follower.position < end:
         taken = follower.take(slots, head)
         if taken.lost:
-          self.gaps.append(self._latest[lane])
+          self.gaps.append(self._latest[buffer])
           since = {}
           for (own, _), splitter in self._splitters.items():
-            if own == lane:
+            if own == buffer:
               splitter.lose()
         if not len(taken.ns) and not taken.lost:
           break
         if len(taken.ns):
           if since is not None:
             _first_numbers(taken.ns, taken.tag, since)
-          self._split(lane, taken.ns, taken.tag, programs())
+          self._split(buffer, taken.ns, taken.tag, programs())
       if since is not None:
         for (own, program), count in started.items():
-          if own == lane:
-            self._pass(lane, program, min(count, since.get(program, count)))
+          if own == buffer:
+            self._pass(buffer, program, min(count, since.get(program, count)))
 
-  def _split(self, lane: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
+  def _split(self, buffer: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)
     times = ns[tag & _OWN < VALUES]
     if len(times):
-      self._latest[lane] = int(times[-1])
+      self._latest[buffer] = int(times[-1])
     for number in np.unique(program).tolist():
       if number not in programs:
         continue
       own = program == number
-      key = lane, number
+      key = buffer, number
       if key not in self._splitters:
         self._splitters[key] = Splitter()
       ended = self._splitters[key].feed(tag[own] & _OWN, ns[own])
       if not len(ended.number):
         continue
-      self._pass(lane, number, int(ended.number[-1]) + 1)
+      self._pass(buffer, number, int(ended.number[-1]) + 1)
       kept = self._ended.setdefault(key, [])
       kept.append(ended)
       while len(kept) > 1 and sum(len(each.ns) for each in kept) > MOST_MARKS:
         kept.pop(0)
 
 
-  def _pass(self, lane: int, program: int, count: int) -> None:
-    self._passed[lane, program] = max(count, self.passed(lane, program))
+  def _pass(self, buffer: int, program: int, count: int) -> None:
+    self._passed[buffer, program] = max(count, self.passed(buffer, program))
 
 
 def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> None:
@@ -165,26 +217,27 @@ def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> No
 class ExecutionOrder:
   """The executions of programs, in the order in which they began. Belongs to one thread."""
 
-  def __init__(self, collector: Collector, lanes: Mapping[int, Sequence[int]]):
+  def __init__(self, collector: Collector, buffers: Mapping[int, Sequence[int]]):
     """Begins where a recording does.
 
     Args:
       collector: reads the ring.
-      lanes: of each program that is known by now, the lanes whose devices it runs on.
+      device buffers: of each program that is known by now, the device buffers whose devices it runs
+        on.
     """
     self._collector = collector
-    for number, of in lanes.items():
-      for lane in of:
-        collector.skip(lane, number)
+    for number, of in buffers.items():
+      for buffer in of:
+        collector.skip(buffer, number)
     # By program, how many executions have a place in the order.
-    self._settled = {number: self._passed(number, of) for number, of in lanes.items()}
+    self._settled = {number: self._passed(number, of) for number, of in buffers.items()}
     self._latest: dict[int, int] = {}
 
-  def settle(self, lanes: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+  def settle(self, buffers: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
     """Returns what has ended on all devices since the last call: program and number of each
     execution, in their order. `lanes` as at the beginning, with newer programs."""
     fresh: list[tuple[int, int, int]] = []
-    for number, of in lanes.items():
+    for number, of in buffers.items():
       begin, end = self._settled.get(number, 0), self._passed(number, of)
       self._settled[number] = end
       if end > begin:
@@ -192,12 +245,13 @@ class ExecutionOrder:
                      range(begin, end), strict=True)
     return [(number, at) for _, number, at in sorted(fresh)]
 
-  def _passed(self, number: int, lanes: Sequence[int]) -> int:
-    return min((self._collector.passed(lane, number) for lane in lanes), default=0)
+  def _passed(self, number: int, buffers: Sequence[int]) -> int:
+    return min((self._collector.passed(buffer, number) for buffer in buffers), default=0)
 
-  def _times(self, number: int, lanes: Sequence[int], begin: int, end: int) -> list[int]:
+  def _times(self, number: int, buffers: Sequence[int], begin: int, end: int) -> list[int]:
     """When executions began, on the last device; of lost ones, when events were lost."""
-    began = np.max([self._collector.began(lane, number, begin, end) for lane in lanes], axis=0)
+    began = np.max([self._collector.began(buffer, number, begin, end) for buffer in buffers],
+                   axis=0)
     gaps, latest, times = sorted(self._collector.gaps), self._latest.get(number, 0), []
     for ns in began.tolist():
       if not ns:

@@ -1,4 +1,4 @@
-"""Copies this process's ring of marks to a file while programs write to it."""
+"""Copies this process's ring of timestamps to a file while programs write to it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COPY_SECONDS = 0.25
 _RETRY_SECONDS = 5.0
 _CLOSE_SECONDS = 5.0
 _BEHIND = 64
-"""Events that are written again, since marks may have been under way in them."""
+"""Events that are written again, since timestamps may have been under way in them."""
 
 
 class RingCopier:
@@ -74,7 +74,8 @@ class RingCopier:
   def _labelled(self, run: str, attempt: int) -> np.ndarray:
     header = np.zeros((), layout.HEADER)
     where = self._ring.layout
-    header["magic"], header["lanes"], header["capacity"] = layout.MAGIC, where.lanes, where.capacity
+    header["magic"], header["lanes"], header[
+        "capacity"] = layout.MAGIC, where.buffers, where.capacity
     header["process"], header["pid"] = jax.process_index(), os.getpid()
     header["run"], header["attempt"] = run.encode()[:255], attempt
     header["monotonic_ns"], header["wall_ns"] = time.monotonic_ns(), time.time_ns()
@@ -135,10 +136,10 @@ class RingCopier:
     self._file, self._written = made, written
 
   def _write(self, file: int, since: list[int]) -> list[int]:
-    """Writes what each lane has marked `since` then; returns how far it has come."""
+    """Writes what each device buffer has marked `since` then; returns how far it has come."""
     heads = self._ring.heads().tolist()
-    for lane, head in enumerate(heads):
-      self._write_lane(file, lane, since[lane], head)
+    for buffer, head in enumerate(heads):
+      self._write_buffer(file, buffer, since[buffer], head)
     self._header["alive_ns"] = time.monotonic_ns()
     blocks = self._ring.blocks.copy()
     blocks["head"] = heads
@@ -147,13 +148,13 @@ class RingCopier:
     _put(file, self._left, 0)
     return heads
 
-  def _write_lane(self, file: int, lane: int, since: int, head: int) -> None:
+  def _write_buffer(self, file: int, buffer: int, since: int, head: int) -> None:
     where, size = self._ring.layout, layout.EVENT.itemsize
-    at = max(self._began[lane], since - _BEHIND, head - where.capacity)
+    at = max(self._began[buffer], since - _BEHIND, head - where.capacity)
     while at < head:
-      # Up to the end of the lane's memory, then from its beginning.
+      # Up to the end of the device buffer's memory, then from its beginning.
       count = min(head - at, where.capacity - at % where.capacity)
-      begin = where.events + (lane * where.capacity + at % where.capacity) * size
+      begin = where.events + (buffer * where.capacity + at % where.capacity) * size
       _put(file, self._ring.memory[begin:begin + count * size], begin)
       at += count
 

@@ -19,7 +19,8 @@ from jaxpace.core.ring_layout import NUMBER, VALUES
 
 
 class Executions(NamedTuple):
-  """Executions of one program on one device that have ended, and their marks; n and m of them."""
+  """Executions of one program on one device that have ended, and their timestamps; n and m of
+  them."""
 
   # [n] int64, rising: how many had started on this device before
   number: np.ndarray
@@ -27,7 +28,7 @@ class Executions(NamedTuple):
   start_ns: np.ndarray
   # [n] int64
   end_ns: np.ndarray
-  # [m] int64, place of the mark's execution in the arrays above; rising
+  # [m] int64, place of the timestamp's execution in the arrays above; rising
   of: np.ndarray
   # [m] uint32, without the program's number
   tag: np.ndarray
@@ -42,7 +43,7 @@ class Executions(NamedTuple):
 
 
 MOST_MARKS = 1 << 21
-"""Marks of an execution that has not ended, at most: one with more is dropped."""
+"""Timestamps of an execution that has not ended, at most: one with more is dropped."""
 _NONE = np.empty(0, np.int64)
 NOTHING = Executions(_NONE, _NONE, _NONE, _NONE, np.empty(0, np.uint32), _NONE)
 
@@ -71,10 +72,11 @@ def part(whole: Executions, begin: int, end: int) -> Executions:
 class Splitter:
   """Splits the events of one program and device as they come.
 
-  A device ends an execution before it begins the next one, and the end mark waits for all results.
-  So what comes between two end marks belongs to one execution. What comes between an end mark and
-  the next start mark does too: the first collectives may wait for nothing but the program's
-  arguments, and so be entered before the start mark is written.
+  A device ends an execution before it begins the next one, and the end timestamp waits for all
+  results. So what comes between two end timestamps belongs to one execution. What comes between an
+  end timestamp and the next start timestamp does too: the first collectives may wait for nothing
+    but the program's
+  arguments, and so be entered before the start timestamp is written.
   """
 
   def __init__(self, start_tag: int = 0, end_tag: int = 1):
@@ -153,11 +155,12 @@ def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bo
          most: int | None = None) -> Taken:
   """Takes what was written since `position`.
 
-  A slot's `seq` tells which event is in it. One that a mark is just writing ends what is taken: the
-  next call goes on there. One that was written over counts as lost.
+  A slot's `seq` tells which event is in it. One that a timestamp is just writing ends what is
+  taken: the next call goes on there. One that was written over counts as lost.
 
   Args:
-    slots: [capacity] `core.marks.EVENT`, a lane's events; another thread may be writing them.
+    slots: [capacity] `core.marks.EVENT`, a device buffer's events; another thread may be writing
+      them.
     head: returns how many events were begun so far.
     position: events already dealt with.
     final: nobody writes any more, or the event at `position` has been awaited long enough: it is
@@ -189,8 +192,8 @@ def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bo
                begin - position + skipped, begin + stop)
 
 
-class Lane:
-  """Follows one lane; a slot that stays unfinished for long is given up."""
+class DeviceBuffer:
+  """Follows one device buffer; a slot that stays unfinished for long is given up."""
 
   def __init__(self, position: int = 0, patience: int = 8):
     """Begins at a position; `patience` is how many calls in a row wait for the same slot."""
@@ -217,7 +220,7 @@ class Occurrences(NamedTuple):
   # [m] int64, index of the `ObservedCollective`
   collective: np.ndarray
   # [m] int64, how often it had run before in this execution
-  turn: np.ndarray
+  iteration: np.ndarray
   # [m] int64
   enter_ns: np.ndarray
   # [m] int64, never before the entry
@@ -225,12 +228,13 @@ class Occurrences(NamedTuple):
 
 
 def occurrences(executions: Executions, collectives: Sequence[ObservedCollective]) -> Occurrences:
-  """Matches enter and exit marks.
+  """Matches enter and exit timestamps.
 
   The t-th mark with a tag belongs to the t-th time that its collective ran. Where a collective has
   several tags, since the compiler combined several into it, the device enters at the last of its
-  enter marks and leaves at the first of its exit marks. A tag may be the exit of several: of
-  all-reduces that are summed, which compilers for GPUs make one. One that lacks a mark is left out.
+  enter timestamps and leaves at the first of its exit timestamps. A tag may be the exit of several:
+  of all-reduces that are summed, which compilers for GPUs make one. One that lacks a timestamp is
+  left out.
   """
   marks = [(tag, place, leaves) for place, each in enumerate(collectives)
            for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags]
@@ -245,16 +249,16 @@ def occurrences(executions: Executions, collectives: Sequence[ObservedCollective
   tag = np.minimum(executions.tag, size).astype(np.int64)
   known = owners[tag] > 0
   execution, ns, tag = executions.of[known], executions.ns[known], tag[known]
-  turn = _count_before(execution * (size + 1) + tag)
+  iteration = _count_before(execution * (size + 1) + tag)
   owner = begin[tag]
   if owners.max() > 1:
     each = owners[tag]
     nth = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    execution, ns, turn = (np.repeat(column, each) for column in (execution, ns, turn))
+    execution, ns, iteration = (np.repeat(column, each) for column in (execution, ns, iteration))
     owner = np.repeat(owner, each) + nth
   # One number for each occurrence; entries at even places, exits at odd ones.
-  turns = int(turn.max(initial=0)) + 1
-  which = (execution * len(collectives) + place_of[owner]) * turns + turn
+  iterations = int(iteration.max(initial=0)) + 1
+  which = (execution * len(collectives) + place_of[owner]) * iterations + iteration
   key = 2 * which + side_of[owner]
   order = np.argsort(key, kind="stable")
   key, ns = key[order], ns[order]
@@ -265,18 +269,18 @@ def occurrences(executions: Executions, collectives: Sequence[ObservedCollective
   found, counts = key[first], np.diff(np.append(first, len(key)))
   last, earliest = np.maximum.reduceat(ns, first), np.minimum.reduceat(ns, first)
   tags = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives], np.int64)
-  place = found // 2 // turns % len(collectives)
+  place = found // 2 // iterations % len(collectives)
   whole = counts == tags[place, found % 2]
   pairs = np.flatnonzero(whole[:-1] & whole[1:] & (found[:-1] % 2 == 0)
                          & (found[1:] == found[:-1] + 1))
   number = found[pairs] // 2
   enter = last[pairs]
   leave = np.maximum(earliest[pairs + 1], enter)
-  own = number // turns // len(collectives)
+  own = number // iterations // len(collectives)
   by_time = np.lexsort((leave, enter, own))
   index = np.array([each.index for each in collectives], np.int64)
-  return Occurrences(own[by_time], index[number // turns % len(collectives)][by_time],
-                     (number % turns)[by_time], enter[by_time], leave[by_time])
+  return Occurrences(own[by_time], index[number // iterations % len(collectives)][by_time],
+                     (number % iterations)[by_time], enter[by_time], leave[by_time])
 
 
 def _count_before(values: np.ndarray) -> np.ndarray:

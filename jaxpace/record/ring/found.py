@@ -13,14 +13,14 @@ import jax
 import numpy as np
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.intake import Losses
 from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector, ExecutionOrder
 from jaxpace.record.ring.finding import Step
-from jaxpace.record.ring.intake import MarksIntake
+from jaxpace.record.ring.intake import ObservedIntake
 from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 from jaxpace.runs.step_causes import Sample
 
@@ -71,10 +71,10 @@ class Agreement:
     return found if last else None
 
 
-class Together(Marked):
+class Together(ObservedFunction):
   """Observed functions whose programs make up one step."""
 
-  def __init__(self, observed: Sequence[Marked]):
+  def __init__(self, observed: Sequence[ObservedFunction]):
     """Prepares."""
     self._observed = tuple(observed)
 
@@ -93,13 +93,13 @@ class Together(Marked):
 class Executed:
   """What programs of this process have executed from now on. Made before the first of them runs."""
 
-  def __init__(self, programs: Marked, earlier: Iterable[ObservedProgram]):
+  def __init__(self, programs: ObservedFunction, earlier: Iterable[ObservedProgram]):
     """Begins; `programs` are all that have timestamps and run, `earlier` those that have run
     before."""
     self.programs, self.collector = programs, Collector()
     ranks = self.collector.ranks
     self.order = ExecutionOrder(self.collector, {
-        one.number: [lane for lane, rank in enumerate(ranks) if rank in one.ranks]
+        one.number: [buffer for buffer, rank in enumerate(ranks) if rank in one.ranks]
         for one in earlier if not one.bare})
     self.host = HostUse()
     self._heads = host_ring.current().heads().tolist()
@@ -171,7 +171,7 @@ class HostUse:
       self._collected.append((self._collecting, now))
 
 
-class FoundIntake(MarksIntake):
+class FoundIntake(ObservedIntake):
   """Steps with timestamps: executions of what is the step, or was found to be. `over`, `underway`
   and `recorded` are for other threads.
   """
@@ -179,7 +179,7 @@ class FoundIntake(MarksIntake):
   def __init__(self, executed: Executed, directory: Any, run: str, process: int, attempt: int,
                ranks: int, losses: Losses, match: str, agree: Agree, detail: int | str = "auto",
                first_step: int = 0, each: bool = False):
-    """Begins; see `MarksIntake`.
+    """Begins; see `ObservedIntake`.
 
     Args:
       executed: what has been executed since the recording began.
@@ -211,8 +211,8 @@ class FoundIntake(MarksIntake):
   @property
   def underway(self) -> bool:
     """Whether something has begun that is not over, or not taken in."""
-    return any(host_ring.executions(lane, number) > self._collector.passed(lane, number)
-               for number, lanes in self._lanes().items() for lane in lanes)
+    return any(host_ring.executions(buffer, number) > self._collector.passed(buffer, number)
+               for number, buffers in self._buffers().items() for buffer in buffers)
 
   def reached(self, handed: int) -> bool:
     """Whether as many steps as the loop has recorded are over, and no other is under way."""
@@ -231,7 +231,7 @@ class FoundIntake(MarksIntake):
 
   def _finish(self) -> list[StepCalls]:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
-    steps = self._cut_steps(self._executed.order.settle(self._lanes()))
+    steps = self._cut_steps(self._executed.order.settle(self._buffers()))
     self._over += len(steps)
     return self._as_recorded(steps)
 
@@ -349,7 +349,7 @@ class FoundIntake(MarksIntake):
             for step, own in zip(steps, native, strict=True)]
 
   def _leave_others(self) -> None:
-    """Forgets the marks of programs that were never the step, but those since it last ran."""
+    """Forgets the timestamps of programs that were never the step, but those since it last ran."""
     if self._each:
       return
     steps = {name for one in self._taken for name in one["programs"]}
@@ -358,5 +358,5 @@ class FoundIntake(MarksIntake):
       kept.setdefault(number, execution)
     for number in self._observed.runs:
       if number in self._programs.by_number and self._name(number) not in steps:
-        for lane in range(self._collector.lanes):
-          self._collector.take(lane, number, kept.get(number, _ALL))
+        for buffer in range(self._collector.buffers):
+          self._collector.take(buffer, number, kept.get(number, _ALL))

@@ -1,5 +1,5 @@
-"""Steps with marks on the writer's side: collected from the ring, laid out by step, as rows of the
-tables."""
+"""Steps with timestamps on the writer's side: collected from the ring, laid out by step, as rows of
+the tables."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import numpy as np
 
 from jaxpace.core.detail import every
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.record import decode
 from jaxpace.record.intake import Losses, host_columns
-from jaxpace.record.ring.collect import Collector
-from jaxpace.record.ring.detail import Detail
-from jaxpace.record.ring.plan import MarkedPlan, PlannedProgram, PlannedPrograms
+from jaxpace.record.ring.collect import Collector, Detail
+from jaxpace.record.ring.plan import PlannedProgram, PlannedPrograms, TimestampPlan
 from jaxpace.record.ring.table import (
   DeviceSteps,
   StepCalls,
@@ -39,25 +38,26 @@ class Calls(NamedTuple):
   steps: list[StepCalls]
 
 
-class MarksIntake:
+class ObservedIntake:
   """What the writer's thread holds of steps with timestamps. Those that find steps inherit."""
 
   wait_seconds: float | None = _POLL_SECONDS
 
-  def __init__(self, collector: Collector, observed: Marked, directory: pathlib.Path, run: str,
+  def __init__(self, collector: Collector, observed: ObservedFunction, directory: pathlib.Path,
+               run: str,
                process: int, attempt: int, ranks: int, losses: Losses, detail: int | str):
     """Begins.
 
     Args:
       collector: reads the ring.
       observed: asked for its programs by the writer's thread.
-      directory: run directory; `marks/<process>.plan.json` says there what the marks mean.
+      directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
       run: id of the run.
       process: index of this process.
       attempt: attempt of the run.
       ranks: devices of the job.
       losses: what could not be recorded is counted there.
-      detail: write one step in so many in full, or "auto".
+      detail: write one step in so many in detail, or "auto".
     """
     self._collector, self._observed = collector, observed
     self._directory, self._run = directory, run
@@ -65,7 +65,7 @@ class MarksIntake:
     self._programs, self._ranks = PlannedPrograms(ranks), ranks
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
     self._steps: list[StepCalls] = []
-    self._previous: list[decode.Previous | None] = [None] * collector.lanes
+    self._previous: list[decode.Previous | None] = [None] * collector.buffers
     self._over = 0
     self._described = 0
     self.last_step: int | None = None
@@ -74,7 +74,7 @@ class MarksIntake:
   @property
   def rows(self) -> int:
     """Rows of `steps` that can be written."""
-    return len(self._steps) * self._collector.lanes
+    return len(self._steps) * self._collector.buffers
 
   @property
   def over(self) -> int:
@@ -90,10 +90,10 @@ class MarksIntake:
     known, self._described = self._described, len(self._programs.by_number)
     return Calls(steps) if steps or known < self._described else None
 
-  def _lanes(self) -> dict[int, list[int]]:
-    """Lanes whose devices each of the programs is on that steps may run."""
+  def _buffers(self) -> dict[int, list[int]]:
+    """Device buffers whose devices each of the programs is on that steps may run."""
     ranks = self._collector.ranks
-    return {number: [lane for lane, rank in enumerate(ranks) if rank in program.ranks]
+    return {number: [buffer for buffer, rank in enumerate(ranks) if rank in program.ranks]
             for number in self._observed.runs if (program := self._programs.by_number.get(number))}
 
   def _meet(self) -> dict[int, PlannedProgram]:
@@ -104,7 +104,7 @@ class MarksIntake:
                  ObservedPlan(programs))
     return self._programs.by_number
 
-  def plan_of(self, batch: Calls) -> MarkedPlan:
+  def plan_of(self, batch: Calls) -> TimestampPlan:
     """The plan with all slots that the steps of a batch need."""
     for step in batch.steps:
       for one, before in zip(step.ranges, calls_before(step.ranges, self._programs), strict=True):
@@ -118,7 +118,7 @@ class MarksIntake:
 
   @property
   def ranks(self) -> list[int]:
-    """Ranks of this process that a program with marks runs on."""
+    """Ranks of this process that a program with timestamps runs on."""
     used = set(self._programs.plan.used)
     return [rank for rank in self._collector.ranks if rank in used]
 
@@ -126,23 +126,25 @@ class MarksIntake:
     """Takes steps in."""
     self._steps += batch.steps
 
-  def decode(self, plan: MarkedPlan) -> tuple[decode.Columns, decode.Columns]:
+  def decode(self, plan: TimestampPlan) -> tuple[decode.Columns, decode.Columns]:
     """Lays the finished steps out as rows, and forgets them."""
     steps, self._steps = self._steps, []
     numbers = np.array([step.step for step in steps], np.int64)
-    devices = [device(steps, self._executions(lane, steps), self._programs, rank)
-               for lane, rank in enumerate(self._collector.ranks)]
+    devices = [device(steps, self._executions(buffer, steps), self._programs, rank)
+               for buffer, rank in enumerate(self._collector.ranks)]
     seconds = self._seconds(numbers, devices)
     chosen = self._detail.choose(numbers, seconds)
     rows, waits, missing = [], [], np.zeros(len(steps), np.int64)
-    for lane, (own, rank) in enumerate(zip(devices, self._collector.ranks, strict=True)):
-      columns = step_columns(numbers, own, rank, self._process, self._attempt, self._previous[lane])
+    for buffer, (own, rank) in enumerate(zip(devices, self._collector.ranks, strict=True)):
+      columns = step_columns(numbers, own, rank, self._process, self._attempt,
+                             self._previous[buffer])
       rows.append(columns)
       waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process,
                                       self._attempt))
       missing += own.missing
       if len(columns["step"]):
-        self._previous[lane] = decode.Previous(int(columns["step"][-1]), int(columns["end_ns"][-1]))
+        self._previous[buffer] = decode.Previous(int(columns["step"][-1]),
+                                                 int(columns["end_ns"][-1]))
     self._losses.lost_rows += int(missing.sum())
     lost = np.concatenate([[False], missing > 0])
     self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
@@ -161,19 +163,19 @@ class MarksIntake:
     """Takes out the steps that are over on all devices of this process, with what they ran."""
     raise NotImplementedError
 
-  def _executions(self, lane: int, steps: list[StepCalls]) -> dict[int, Any]:
+  def _executions(self, buffer: int, steps: list[StepCalls]) -> dict[int, Any]:
     ends: dict[int, int] = {}
     for step in steps:
       for one in step.ranges:
         ends[one.program] = max(ends.get(one.program, 0), one.end)
-    return {number: self._collector.take(lane, number, end) for number, end in ends.items()}
+    return {number: self._collector.take(buffer, number, end) for number, end in ends.items()}
 
   def _seconds(self, numbers: np.ndarray, devices: list[DeviceSteps]) -> np.ndarray:
     """[K] how long each step took, from the end of the one before it; the longest of this process's
     devices."""
     longest = np.full(len(numbers), np.nan)
-    for lane, own in enumerate(devices):
-      before = self._previous[lane]
+    for buffer, own in enumerate(devices):
+      before = self._previous[buffer]
       ends = np.where(own.whole, own.end_ns.astype(np.float64), np.nan)
       prior = np.concatenate([[np.nan if before is None else float(before.end_ns)], ends[:-1]])
       steps_before = np.concatenate([[-2 if before is None else before.step], numbers[:-1]])
@@ -182,7 +184,7 @@ class MarksIntake:
     return longest
 
   def _choose_detail(self) -> None:
-    """Says which steps are written in full; every process comes to the same, from the programs
+    """Says which steps are written in detail; every process comes to the same, from the programs
     alone."""
     if self._asked == "auto":
       rows = max((len(program.unrolled) * len(program.blocks)

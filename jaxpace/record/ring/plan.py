@@ -1,5 +1,5 @@
-"""What a recorded run says of the programs that its marks are of, and the slots of their
-collectives: a place for each turn of each, in unrolled order."""
+"""What a recorded run says of the programs that its timestamps are of, and the slots of their
+collectives: a place for each iteration of each, in unrolled order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
 
 class PlannedProgram:
-  """A program with marks: where its collectives lie in the table, and what to add up."""
+  """A program with timestamps: where its collectives lie in the table, and what to add up."""
 
   def __init__(self, program: ObservedProgram, of: int, alike: PlannedProgram | None = None):
     """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
@@ -36,11 +36,11 @@ class PlannedProgram:
 
   @property
   def loops_unknown(self) -> bool:
-    """Whether it has collectives in loops whose turns are not known."""
-    return any(each.turns is None for each in self.program.collectives)
+    """Whether it has collectives in loops whose iterations are not known."""
+    return any(each.iterations is None for each in self.program.collectives)
 
 
-class MarkedPlan:
+class TimestampPlan:
   """The plan of `run.json` for marked steps; made anew whenever a program or an execution is new.
 
   Attributes:
@@ -54,7 +54,7 @@ class MarkedPlan:
     """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
     have them, `step` which programs were found to be the step."""
     self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
-    """Ranks that a program with marks runs on."""
+    """Ranks that a program with timestamps runs on."""
     ranks = self.used[-1] + 1 if self.used else ranks
     streamed = any(each.program.clock == "stream" for each in programs)
     self.clock, self.ranks, self._detail = STREAM_CLOCK if streamed else CLOCK, ranks, detail
@@ -105,7 +105,7 @@ class PlannedPrograms:
     self._detail: dict[str, Any] = {}
     self._step: dict[str, Any] = {}
     self.by_number: dict[int, PlannedProgram] = {}
-    self._plan: MarkedPlan | None = None
+    self._plan: TimestampPlan | None = None
 
   def meet(self, programs: Iterable[ObservedProgram]) -> bool:
     """Takes note of programs; says whether one was new."""
@@ -134,7 +134,7 @@ class PlannedPrograms:
     return program.blocks[call]
 
   def tell_detail(self, detail: dict[str, Any]) -> None:
-    """Says which steps are written in full, for `run.json`."""
+    """Says which steps are written in detail, for `run.json`."""
     if detail != self._detail:
       self._detail = detail
       self._plan = None
@@ -144,10 +144,10 @@ class PlannedPrograms:
     self._step, self._plan = step, None
 
   @property
-  def plan(self) -> MarkedPlan:
+  def plan(self) -> TimestampPlan:
     """The plan of now; the same object as long as nothing is new."""
     if self._plan is None:
-      self._plan = MarkedPlan(list(self.by_number.values()), self._ranks, self._detail,
+      self._plan = TimestampPlan(list(self.by_number.values()), self._ranks, self._detail,
                               self._step)
     return self._plan
 
@@ -172,15 +172,15 @@ def _mesh(programs: Sequence[PlannedProgram], ranks: int) -> dict[str, int]:
 
 MOST = 4096
 """Slots of a program: what readers take of a step."""
-UNKNOWN_TURNS = 64
-"""Turns that have slots in a loop whose turns the compiler does not know."""
+UNKNOWN_ITERATIONS = 64
+"""Turns that have slots in a loop whose iterations the compiler does not know."""
 
 
 class Unrolled:
   """The slots of one program; the same in every process, since the program is."""
 
   def __init__(self, program: ObservedProgram, most: int = MOST):
-    """Lays them out. Where there would be more than `most`, only the first turns of loops have
+    """Lays them out. Where there would be more than `most`, only the first iterations of loops have
     slots."""
     self.program = program
     self.turns_kept: int | None = None
@@ -190,10 +190,10 @@ class Unrolled:
         self.turns_kept //= 2
     self.slots = _unroll(program.collectives, self.turns_kept)[:most]
     """(place of the collective, turn) of each slot."""
-    turns = max((turn for _, turn in self.slots), default=0) + 1
-    self._slot = np.full((len(program.collectives) + 1, turns + 1), -1, np.int64)
-    for slot, (place, turn) in enumerate(self.slots):
-      self._slot[place, turn] = slot
+    iterations = max((iteration for _, iteration in self.slots), default=0) + 1
+    self._slot = np.full((len(program.collectives) + 1, iterations + 1), -1, np.int64)
+    for slot, (place, iteration) in enumerate(self.slots):
+      self._slot[place, iteration] = slot
     self._place = {each.index: place for place, each in enumerate(program.collectives)}
     size = max(self._place, default=-1) + 2
     self._place_of = np.full(size, len(program.collectives), np.int64)
@@ -203,10 +203,10 @@ class Unrolled:
   def __len__(self) -> int:
     return len(self.slots)
 
-  def slot(self, collective: np.ndarray, turn: np.ndarray) -> np.ndarray:
+  def slot(self, collective: np.ndarray, iteration: np.ndarray) -> np.ndarray:
     """[m] slots of occurrences, by index of their collective and turn; -1 where there is none."""
     place = self._place_of[np.clip(collective, 0, len(self._place_of) - 1)]
-    return self._slot[place, np.minimum(turn, self._slot.shape[1] - 1)]
+    return self._slot[place, np.minimum(iteration, self._slot.shape[1] - 1)]
 
   def entry(self, slot: int, at: int, call: int = 0, of: int = 0) -> dict[str, Any]:
     """Describes a slot for `run.json`.
@@ -217,35 +217,35 @@ class Unrolled:
       call: how many executions of the program come before, in a step that has several.
       of: what to add to the collective's index, in a run of several programs.
     """
-    place, turn = self.slots[slot]
+    place, iteration = self.slots[slot]
     each = self.program.collectives[place]
     groups = each.groups or _together(each.pairs)
     return {
-        "slot": at, "name": slot_name(each.name, turn, call), "primitives": [each.kind],
+        "slot": at, "name": slot_name(each.name, iteration, call), "primitives": [each.kind],
         "kind": each.kind, "axis": ",".join(each.axes), "bytes": each.bytes,
         "operands": each.operands, "dtypes": list(each.dtypes), "phase": each.phase,
         "groups": [list(members) for members in groups],
         "rank_pairs": [list(pair) for pair in each.pairs] or None,
         "operation": each.operation, "source": each.source,
-        "loops": [*([["call", call, None]] if call else []), *turns_of(each.loops, turn)],
+        "loops": [*([["call", call, None]] if call else []), *iterations_of(each.loops, iteration)],
         "of": of + each.index, "program": self.program.number, "conditional": each.conditional,
     }
 
 
-def slot_name(name: str, turn: int, call: int = 0) -> str:
-  """Name of a collective in one turn of its loops and one of several executions.
+def slot_name(name: str, iteration: int, call: int = 0) -> str:
+  """Name of a collective in one iteration of its loops and one of several executions.
 
   >>> slot_name("all-gather.11", 0), slot_name("all-gather.11", 3), slot_name("all-reduce.2", 1, 2)
   ('all-gather.11', 'all-gather.11@3', 'all-reduce.2@1#2')
   """
-  return f"{name}{f'@{turn}' if turn else ''}{f'#{call}' if call else ''}"
+  return f"{name}{f'@{iteration}' if iteration else ''}{f'#{call}' if call else ''}"
 
 
-def turns_of(loops: Sequence[Loop], turn: int) -> list[list[Any]]:
-  """[name, turn, turns in all] of each loop, outermost first, at the turn-th time in all.
+def iterations_of(loops: Sequence[Loop], iteration: int) -> list[list[Any]]:
+  """[name, turn, iterations in all] of each loop, outermost first, at the iteration-th time in all.
 
-  Where a loop's turns are not known, which turn of the loops around it this is can't be told:
-  those are left out.
+  Where a loop's iterations are not known, which iteration of the loops around it this is can't be
+  told: those are left out.
 
   >>> turns_of([Loop("a", 3), Loop("b", 4)], 6)
   [['a', 1, 3], ['b', 2, 4]]
@@ -257,39 +257,40 @@ def turns_of(loops: Sequence[Loop], turn: int) -> list[list[Any]]:
   found: list[list[Any]] = []
   for depth, loop in reversed(list(enumerate(loops))):
     if depth == 0 or not loop.trips:
-      found.append([loop.name, turn, loop.trips])
+      found.append([loop.name, iteration, loop.trips])
       break
-    found.append([loop.name, turn % loop.trips, loop.trips])
-    turn //= loop.trips
+    found.append([loop.name, iteration % loop.trips, loop.trips])
+    iteration //= loop.trips
   return found[::-1]
 
 
-def turns_in_words(turns: Iterable[Sequence[Any]]) -> str:
-  """Puts what `turns_of` gives into words; empty outside of loops.
+def iterations_in_words(iterations: Iterable[Sequence[Any]]) -> str:
+  """Puts what `iterations_of` gives into words; empty outside of loops.
 
   >>> turns_in_words([["while.1", 2, 4], ["while.2", 17, None]])
   'iteration 2 of 4, in it iteration 17'
   """
-  return ", in it ".join(f"iteration {turn}" + ("" if trips is None else f" of {trips}")
-                         for _, turn, trips in turns)
+  return ", in it ".join(f"iteration {iteration}" + ("" if trips is None else f" of {trips}")
+                         for _, iteration, trips in iterations)
 
 
 def _trips(loop: Loop) -> int:
-  return UNKNOWN_TURNS if loop.trips is None else max(0, loop.trips)
+  return UNKNOWN_ITERATIONS if loop.trips is None else max(0, loop.trips)
 
 
 def _size(collectives: Sequence[ObservedCollective], kept: int | None) -> int:
   total = 0
   for each in collectives:
-    turns = 1
+    iterations = 1
     for loop in each.loops:
-      turns *= _trips(loop) if kept is None else min(kept, _trips(loop))
-    total += turns
+      iterations *= _trips(loop) if kept is None else min(kept, _trips(loop))
+    total += iterations
   return total
 
 
 def _unroll(collectives: Sequence[ObservedCollective], kept: int | None) -> list[tuple[int, int]]:
-  """(place, turn) in the order in which they run; turns of a loop from `kept` on are left out."""
+  """(place, turn) in the order in which they run; iterations of a loop from `kept` on are left
+  out."""
   slots: list[tuple[int, int]] = []
   # Turn of each collective's whole nest, as far as the loops around have come.
   def body(places: Sequence[int], depth: int, before: dict[int, int]) -> None:
@@ -309,8 +310,8 @@ def _unroll(collectives: Sequence[ObservedCollective], kept: int | None) -> list
           break
         inside.append(places[at + len(inside)])
       trips = _trips(loop)
-      for turn in range(trips if kept is None else min(kept, trips)):
-        body(inside, depth + 1, {each: before[each] * trips + turn for each in inside})
+      for iteration in range(trips if kept is None else min(kept, trips)):
+        body(inside, depth + 1, {each: before[each] * trips + iteration for each in inside})
       at += len(inside)
 
   body(range(len(collectives)), 0, dict.fromkeys(range(len(collectives)), 0))

@@ -12,14 +12,14 @@ from typing import Any
 import jax
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import Marked, Stamped
+from jaxpace.core.recordable import InstrumentedFunction, ObservedFunction
 from jaxpace.files.folders import Folder
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import describe
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.found import Agreement, Executed, FoundIntake, Together
-from jaxpace.record.ring.instrumented import StampedIntake
+from jaxpace.record.ring.instrumented import InstrumentedIntake
 from jaxpace.record.writer import Writer
 from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.step_causes import Sample
@@ -41,11 +41,11 @@ class RingSteps:
     """Prepares; `detail` as for `jaxpace.Recorder`."""
     self._detail = detail
     self._handed = 0
-    self._intake: FoundIntake | StampedIntake | None = None
+    self._intake: FoundIntake | InstrumentedIntake | None = None
     self._copier: RingCopier | None = None
 
   @property
-  def lanes(self) -> int:
+  def buffers(self) -> int:
     """Ranks of this process of which steps are recorded."""
     raise NotImplementedError
 
@@ -75,7 +75,7 @@ class RingSteps:
     over: Any = None
     while not intake.reached(self._handed) and writer.stopped is None:
       now = time.monotonic()
-      # A long step finishes nothing for a while, and yet its marks come.
+      # A long step finishes nothing for a while, and yet its timestamps come.
       reached = intake.over, host_ring.current().heads().tolist()
       if reached != over:
         over, since = reached, now
@@ -97,19 +97,20 @@ class RingSteps:
     self.bring_in(writer, deadline)
     left = self._handed - intake.over
     if left > 0 and intake.underway:
-      writer.add_lost(left, self.lanes)
+      writer.add_lost(left, self.buffers)
 
   def close(self) -> None:
-    """Copies the last marks; the file stays."""
+    """Copies the last timestamps; the file stays."""
     if self._copier is not None:
       self._copier.close()
       self._copier = None
 
 
-class MarkedSteps(RingSteps):
+class ObservedSteps(RingSteps):
   """Steps of observed functions: what the devices executed of them."""
 
-  def __init__(self, observed: Sequence[Marked], detail: int | str, first_step: int | None):
+  def __init__(self, observed: Sequence[ObservedFunction], detail: int | str,
+               first_step: int | None):
     """Prepares; see `jaxpace.Recorder`."""
     super().__init__(detail)
     self._observed = tuple(observed)
@@ -119,7 +120,7 @@ class MarkedSteps(RingSteps):
     self._ranks: list[int] = []
 
   @property
-  def lanes(self) -> int:
+  def buffers(self) -> int:
     """Devices of this process."""
     return len(self._ranks)
 
@@ -171,7 +172,7 @@ class MarkedSteps(RingSteps):
       self._executed.host.close()
 
   def _ranks_with_marks(self) -> int:
-    """Ranks of this process of which a step with marks gives rows."""
+    """Ranks of this process of which a step with timestamps gives rows."""
     ranks = {rank for program in self.programs() if not program.bare for rank in program.ranks}
     return len(ranks.intersection(self._ranks))
 
@@ -184,14 +185,14 @@ class InstrumentedSteps(RingSteps):
   """Steps of an instrumented function: its executions, by the number that the pace state gives
   them."""
 
-  def __init__(self, paced: Stamped, detail: int | str):
+  def __init__(self, paced: InstrumentedFunction, detail: int | str):
     """Prepares; see `jaxpace.Recorder`."""
     super().__init__(detail)
     self._paced = paced
-    self._intake: StampedIntake | None = None
+    self._intake: InstrumentedIntake | None = None
 
   @property
-  def lanes(self) -> int:
+  def buffers(self) -> int:
     """Devices of this process that have a place in the pace state."""
     mine = {device.id for device in jax.local_devices()}
     return len(mine.intersection(self._paced.devices))
@@ -202,7 +203,7 @@ class InstrumentedSteps(RingSteps):
     if self._paced.number is not None:
       _wait_for_earlier_steps()
     self._copier = copied_ring(directory, identity)
-    self._intake = StampedIntake(self._paced, directory, identity.run, jax.process_index(),
+    self._intake = InstrumentedIntake(self._paced, directory, identity.run, jax.process_index(),
                                  identity.attempt, writer.losses, self._detail)
     writer.set_intake(self._intake)
 

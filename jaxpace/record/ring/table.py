@@ -17,7 +17,7 @@ from jaxpace.record.ring.executions import (
   occurrences,
   sums,
 )
-from jaxpace.record.ring.plan import MarkedPlan, PlannedProgram, PlannedPrograms
+from jaxpace.record.ring.plan import PlannedProgram, PlannedPrograms, TimestampPlan
 from jaxpace.runs.step_causes import Sample
 
 _PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", COMPUTE),
@@ -85,7 +85,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   Args:
     steps: in order.
     executions: by number of the program; those of other steps are left out.
-    programs: what the marks mean.
+    programs: what the timestamps mean.
     rank: the device's. Programs that don't run on it are not awaited.
   """
   count = len(steps)
@@ -114,7 +114,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
     spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
     ran = occurrences(all_of_it, program.program.collectives)
     phase = program.phase[np.searchsorted([each.index for each in program.program.collectives],
-                                          ran.collective)] if len(ran.turn) else ran.turn
+                                          ran.collective)] if len(ran.iteration) else ran.iteration
     counted = inside[ran.execution]
     np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
     total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns,
@@ -138,7 +138,7 @@ def _slots(number: int, program: PlannedProgram, programs: PlannedPrograms, ran,
   """(step, slot, entry, exit) of a program's occurrences that have a slot."""
   calls = int(call[inside].max(initial=-1)) + 1
   bases = np.array([programs.block(number, each) for each in range(calls)] or [-1], np.int64)
-  own = program.unrolled.slot(ran.collective, ran.turn)
+  own = program.unrolled.slot(ran.collective, ran.iteration)
   base = bases[np.clip(call[ran.execution], 0, len(bases) - 1)]
   kept = inside[ran.execution] & (own >= 0) & (base >= 0)
   return step[ran.execution][kept], (base + own)[kept], ran.enter_ns[kept], ran.exit_ns[kept]
@@ -189,7 +189,7 @@ def step_columns(steps: np.ndarray, own: DeviceSteps, rank: int, process: int, a
   return columns
 
 
-def collective_columns(steps: np.ndarray, own: DeviceSteps, chosen: np.ndarray, plan: MarkedPlan,
+def collective_columns(steps: np.ndarray, own: DeviceSteps, chosen: np.ndarray, plan: TimestampPlan,
                        rank: int, process: int, attempt: int) -> Columns:
   """Rows of the table `collectives` of one device, for the chosen steps that are whole."""
   kept = (chosen & own.whole)[own.row]

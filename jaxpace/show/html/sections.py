@@ -6,7 +6,7 @@ from typing import Any
 
 from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import MEANING, SHARES
-from jaxpace.record.ring.plan import turns_in_words
+from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
 from jaxpace.show.html.markup import Markup, element, joined, prose, table
@@ -202,7 +202,7 @@ def _most_in(figures: DocumentFigures, place: int) -> Markup | str:
   worst = figures.document["waits"][place]["worst_turn"]
   if not worst:
     return ""
-  return element("span", f"{turns_in_words(worst['loops'])}: ",
+  return element("span", f"{iterations_in_words(worst['loops'])}: ",
                  figures.time(f"waits/{place}/worst_turn/waiting"))
 
 

@@ -86,7 +86,7 @@ MOST_SLICES = 2_000_000
 _PAUSE_THREAD = 1 << 24
 """Tracks of a process from this number on show its pauses; those below, its ranks."""
 _FAR = 10_000_000_000
-"""ns off the other ranks' exits of a step from which on a rank's stamps are damaged."""
+"""ns off the other ranks' exits of a step from which on a rank's timestamps are damaged."""
 _BRIEF = 2_000
 """ns: being asked, and not held back, takes no longer than this."""
 _FLOW = 100_000
@@ -111,7 +111,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     findings: what was found in it.
 
   Returns:
-    The timeline, from 0 on; empty where nothing was stamped.
+    The timeline, from 0 on; empty where nothing was timestamped.
   """
   alignment = align(run)
   gathered = Slices()
@@ -130,7 +130,7 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
   for c, collective in enumerate(run.collectives):
     enter, leave = edges.enter[c], edges.exit[c]
     size = "" if collective.bytes is None else f" ({collective.bytes:,} bytes)"
-    there = inside & known & edges.stamped[c]
+    there = inside & known & edges.timestamped[c]
     gathered.add(of_rank[:, None], edges.ready[c], enter, gathered.name("held back"), run.steps, 1,
                  there & (enter - edges.ready[c] > _BRIEF))
     gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size),
@@ -174,7 +174,7 @@ class _Edges:
   enter: np.ndarray  # [C, R, K]
   exit: np.ndarray  # [C, R, K]
   end: np.ndarray  # [R, K]
-  stamped: np.ndarray  # [C, R, K] whether entry and exit are known
+  timestamped: np.ndarray  # [C, R, K] whether entry and exit are known
   started: np.ndarray  # [R, K] whether the start is known
 
 
@@ -217,36 +217,38 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
     raw_enter.append(common(c.enter_ns, both))
     raw_exit.append(common(c.exit_ns, both))
   start, end = common(bounds.start), common(bounds.end)
-  stamps = [start, *(t for pair in zip(raw_enter, raw_exit, strict=True) for t in pair), end]
-  late = np.stack(stamps).max(axis=0)
-  known = (late != MISSING) & _sane(np.stack(stamps))
+  timestamps = [start, *(t for pair in zip(raw_enter, raw_exit, strict=True) for t in pair), end]
+  late = np.stack(timestamps).max(axis=0)
+  known = (late != MISSING) & _sane(np.stack(timestamps))
   started = (start != MISSING) & known
-  first = stamps[-1]
-  for times in reversed(stamps[:-1]):
+  first = timestamps[-1]
+  for times in reversed(timestamps[:-1]):
     first = np.where(times != MISSING, times, first)
   start = np.where(started, start, first)
   gap, delay = (np.where(started, _nanoseconds(run, name), 0) for name in ("gap", "delay_applied"))
-  rows = np.stack([start - gap, start, start + delay, *stamps[1:]], axis=2)  # [R, K, B]
+  rows = np.stack([start - gap, start, start + delay, *timestamps[1:]], axis=2)  # [R, K, B]
   rows = np.where(known[..., None], rows, MISSING)
   rising = np.maximum.accumulate(rows.reshape(run.ranks, -1), axis=1).reshape(rows.shape)
   pairs = rising[..., 3:-1].transpose(2, 0, 1)
-  stamped = (np.stack([e != MISSING for e in raw_enter]) if raw_enter
+  timestamped = (np.stack([e != MISSING for e in raw_enter]) if raw_enter
              else np.zeros((0, *known.shape), bool))
   work, enter, leave = rising[..., 2], pairs[0::2], pairs[1::2]
   ready = enter.copy()
   for i, c in enumerate(run.collectives):
     if c.held is not None:
-      held = np.where(stamped[i] & (c.held.held_ns != MISSING), c.held.held_ns, 0)
+      held = np.where(timestamped[i] & (c.held.held_ns != MISSING), c.held.held_ns, 0)
       ready[i] = np.maximum(enter[i] - np.maximum(held, 0), leave[i - 1] if i else work)
-  return _Edges(rising[..., 0], rising[..., 1], work, ready, enter, leave, rising[..., -1], stamped,
+  return _Edges(rising[..., 0], rising[..., 1], work, ready, enter, leave, rising[..., -1],
+                timestamped,
                 started), known
 
 
-def _sane(stamps: np.ndarray) -> np.ndarray:
-  """[R, K] whether all stamps of a rank's step lie near the other ranks' latest ones, or its
+def _sane(timestamps: np.ndarray) -> np.ndarray:
+  """[R, K] whether all timestamps of a rank's step lie near the other ranks' latest ones, or its
   own."""
-  late = np.where(stamps.max(axis=0) == MISSING, np.nan, stamps.max(axis=0).astype(np.float64))
-  earliest = np.where(stamps == MISSING, np.inf, stamps.astype(np.float64)).min(axis=0)
+  late = np.where(timestamps.max(axis=0) == MISSING, np.nan,
+                  timestamps.max(axis=0).astype(np.float64))
+  earliest = np.where(timestamps == MISSING, np.inf, timestamps.astype(np.float64)).min(axis=0)
   some = np.isfinite(late).any(axis=0)
   middle = np.full(late.shape[1], np.nan)
   middle[some] = np.nanmedian(late[:, some], axis=0)
@@ -269,7 +271,7 @@ def _phases(run: Run, edges: _Edges, gathered: Slices, of_rank: np.ndarray,
   names = order(run)
   begins = np.concatenate([edges.work[None], edges.exit])
   ends = np.concatenate([edges.ready, edges.end[None]])
-  free_known = np.concatenate([edges.stamped, np.ones_like(edges.started)[None]])
+  free_known = np.concatenate([edges.timestamped, np.ones_like(edges.started)[None]])
   free = np.where(free_known, ends - begins, 0)
   before = [np.full(run.attempt.shape, -1, np.int64) for _ in run.collectives]
   for interval, phase, begin, end in pour(free, [_nanoseconds(run, name) for name in names]):
@@ -371,7 +373,7 @@ def _late_flows(run: Run, edges: _Edges, waits: list[TimelineWaits], work: list[
   steps = np.arange(len(run.steps))
   for c, wait in enumerate(waits):
     source = work[c][wait.last, steps]
-    waited = (np.where(edges.stamped[c], edges.exit[c] - edges.enter[c], -1)
+    waited = (np.where(edges.timestamped[c], edges.exit[c] - edges.enter[c], -1)
               - np.maximum(wait.transfer, 0))
     if wait.of_rank is not None:
       waited = np.where(wait.of_rank[0] == wait.last, waited, -1)

@@ -109,8 +109,8 @@ _SLIVER = 2_000
 
 
 def order(run: Run) -> list[str]:
-  """Phases recorded, in the order in which the plan's marks first name them; in the usual one where
-  there are none."""
+  """Phases recorded, in the order in which the plan's timestamps first name them; in the usual one
+  where there are none."""
   marks = run.plan.get("marks")
   named = ([str(mark.get("segment")) for mark in marks if isinstance(mark, dict)]
            if isinstance(marks, list) else [])

@@ -67,7 +67,7 @@ class News:
 
   def of(self, look: Snapshot) -> list[str]:
     """Returns new sentences, in their order."""
-    every = ([told.sentence for told in look.told] + [event.sentence for event in look.events]
+    every = ([alert.sentence for alert in look.alerts] + [event.sentence for event in look.events]
              + list(look.notes))
     fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._told]
     self._told = set(every)

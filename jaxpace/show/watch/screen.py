@@ -255,6 +255,6 @@ def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> lis
     ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
     rows.append(WrappedText(text(event.sentence) + ago, "bold red" if now else "dim"))
-  rows += [WrappedText(text(told.sentence), "dim" if told.over else "red")
-           for told in list(reversed(look.told))[:40]]
+  rows += [WrappedText(text(alert.sentence), "dim" if alert.over else "red")
+           for alert in list(reversed(look.alerts))[:40]]
   return [*rows, *(WrappedText(text(note), "yellow") for note in look.notes)]

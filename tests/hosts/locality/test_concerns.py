@@ -190,7 +190,8 @@ def test_no_place_is_an_error(places):
 
 
 def test_the_report_carries_the_warnings_of_where_the_run_ran(tmp_path):
-  synthetic_runs.write(tmp_path / "run", synthetic_runs.MadeUpJob(ranks=4, steps=30, processes=2))
+  synthetic_runs.write(tmp_path / "run",
+                       synthetic_runs.SyntheticJob(ranks=4, steps=30, processes=2))
   assert (to_json(diagnose(read_run(tmp_path / "run")))["locality"]
           == {"processes": 0, "warnings": []})
   place = read_locality(machines.laptop(tmp_path / "root"))._replace(hostname="host0")

@@ -11,8 +11,8 @@ import weakref
 import pytest
 
 import jaxpace
-from jaxpace.live import housekeeper as chores
 from jaxpace.live import housekeeper as module
+from jaxpace.live import housekeeper as tasks
 from jaxpace.live.collector import Ceiling
 from jaxpace.live.housekeeper import MODES
 from jaxpace.runs.reader import read_run
@@ -168,22 +168,22 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert not module._active
 
 
-def chore(every=10, hook=lambda: None):
-  return chores.Chore("it", hook, every)
+def task(every=10, hook=lambda: None):
+  return tasks.PeriodicTask("it", hook, every)
 
 
 def test_an_error_is_told_once_a_kind_and_counted(caplog):
-  errors, raised = (chores.Errors(),
+  errors, raised = (tasks.Errors(),
                     iter([OSError("disk full"), OSError("again"), ValueError("other"),
                           OSError("more")]))
 
   def hook():
     raise next(raised)
 
-  one = chore(1, hook)
+  one = task(1, hook)
   with caplog.at_level(logging.WARNING):
     for step in range(1, 5):
-      chores.run(one, step, errors)
+      tasks.run(one, step, errors)
   assert errors.counts == {"it": 4}
   assert [record.message.split(". Training")[0] for record in caplog.records] == [
       "Housekeeping hook 'it' raised OSError at step 1: disk full",
@@ -196,7 +196,7 @@ def test_what_is_meant_to_end_the_program_passes(kind):
     raise kind
 
   with pytest.raises(kind):
-    chores.run(chore(hook=hook), 1, chores.Errors())
+    tasks.run(task(hook=hook), 1, tasks.Errors())
 
 
 def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):

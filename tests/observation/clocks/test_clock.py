@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpace.core.varying import varying
-from jaxpace.observation.clocks import clock_notice, hold, resolve_clock, words
+from jaxpace.observation.clocks import clock_notice, gate, resolve_clock, words
 from tests import quick
 from tests.patience import patiently
 
@@ -30,8 +30,8 @@ def mesh():
   return jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,))
 
 
-def ns(stamps):
-  return words.to_ns(np.asarray(stamps))
+def ns(timestamps):
+  return words.to_ns(np.asarray(timestamps))
 
 
 def run(function, *arguments):
@@ -44,10 +44,10 @@ def run(function, *arguments):
 def test_a_stamp_comes_after_what_it_is_given(clock, size):
   @jax.jit
   def step(x):
-    first = clock.stamp(words.zero())
+    first = clock.timestamp(words.zero())
     _, slept = clock.delay(jnp.float32(20e-3), 0.1, first, x)
-    late = hold(clock, slept, [x])[0]
-    return first, clock.stamp(first, x), clock.stamp(first, x, late)
+    late = gate(clock, slept, [x])[0]
+    return first, clock.timestamp(first, x), clock.timestamp(first, x, late)
 
   first, prompt, second = map(ns, run(step, jnp.ones(size)))
   assert second - first >= 20e6
@@ -57,10 +57,10 @@ def test_a_stamp_comes_after_what_it_is_given(clock, size):
 def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
   @jax.jit
   def step(x):
-    first = clock.stamp(words.zero())
-    held, = hold(clock, first, [x])
+    first = clock.timestamp(words.zero())
+    held, = gate(clock, first, [x])
     total = jnp.sum(jnp.sin(held), axis=1)  # one element alone would take a thousandth of the time
-    return total, first, clock.stamp(first, total)
+    return total, first, clock.timestamp(first, total)
 
   x = jnp.ones((2000, 2000))
   run(step, x)
@@ -79,11 +79,11 @@ def test_operands_of_every_dtype_and_rank(clock):
 
   @jax.jit
   def step(*arrays):
-    first = clock.stamp(words.zero(), *arrays)
+    first = clock.timestamp(words.zero(), *arrays)
     return first, *clock.delay(jnp.float32(0.001), 0.1, first, *arrays)
 
-  stamps = ns(run(step, *arrays))
-  assert stamps[0] < stamps[1] and stamps[2] - stamps[1] >= 999_999
+  timestamps = ns(run(step, *arrays))
+  assert timestamps[0] < timestamps[1] and timestamps[2] - timestamps[1] >= 999_999
 
 
 @pytest.mark.parametrize("size", [10_000])
@@ -91,7 +91,7 @@ def test_a_delay_begins_after_what_it_is_given(clock, size):
   @jax.jit
   def step(x):
     first, slept = clock.delay(jnp.float32(20e-3), 0.1, words.zero(), x)
-    before, after = clock.delay(jnp.float32(0), 0.1, words.zero(), *hold(clock, slept, [x]))
+    before, after = clock.delay(jnp.float32(0), 0.1, words.zero(), *gate(clock, slept, [x]))
     return first, before, after
 
   first, before, after = map(ns, run(step, jnp.ones(size)))
@@ -114,21 +114,22 @@ def test_a_limit_that_is_no_delay_is_refused(clock, limit):
 
 
 def _exchange(clock, previous, seconds, x):
-  """One rank's step: a delay, its own work, a sum over the ranks with a stamp at either end."""
+  """One rank's step: a delay, its own work, a sum over the ranks with a timestamp at either end."""
   before, after = clock.delay(seconds, 0.5, previous, x)
-  x = hold(clock, after, [x])[0]
-  enter = clock.stamp(after, x)
-  total = jax.lax.psum(hold(clock, enter, [x])[0], "data")
-  leave = clock.stamp(enter, total)
+  x = gate(clock, after, [x])[0]
+  enter = clock.timestamp(after, x)
+  total = jax.lax.psum(gate(clock, enter, [x])[0], "data")
+  leave = clock.timestamp(enter, total)
   return jnp.stack([before, after, enter, leave]), total
 
 
-def _check_exchange(stamps, total):
-  stamps = ns(stamps)
+def _check_exchange(timestamps, total):
+  timestamps = ns(timestamps)
   delays = np.arange(RANKS) * 10e6
-  assert (np.diff(stamps, axis=1)[:, 1:] > 0).all()
-  assert (stamps[:, 1] - stamps[:, 0] >= delays - 1).all()
-  assert stamps[:, 3].min() >= stamps[:, 2].max(), ("no rank leaves the sum before the last "
+  assert (np.diff(timestamps, axis=1)[:, 1:] > 0).all()
+  assert (timestamps[:, 1] - timestamps[:, 0] >= delays - 1).all()
+  assert timestamps[:, 3].min() >= timestamps[:,
+                                              2].max(), ("no rank leaves the sum before the last "
                                                     "has entered")
   np.testing.assert_array_equal(total, np.full((4,), RANKS, np.float32))
 
@@ -141,8 +142,8 @@ def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(
   P = PartitionSpec
 
   def step(previous, seconds, x):
-    stamps, total = _exchange(clock, previous[0], seconds[0], x[0])
-    return stamps[None], total
+    timestamps, total = _exchange(clock, previous[0], seconds[0], x[0])
+    return timestamps[None], total
 
   step = jax.shard_map(
       step, mesh=mesh(), in_specs=(P("data"), P("data"), P("data")), out_specs=(P("data"), P()),
@@ -155,8 +156,8 @@ def test_under_shard_map_each_of_eight_devices_delays_by_its_own_amount(
 def test_under_pmap_each_of_eight_devices_delays_by_its_own_amount(clock):
   step = jax.pmap(lambda *arguments: _exchange(clock, *arguments), axis_name="data")
   seconds = jnp.arange(RANKS, dtype=jnp.float32) * jnp.float32(10e-3)
-  stamps, total = run(step, jnp.zeros((RANKS, 2), jnp.uint32), seconds, jnp.ones((RANKS, 4)))
-  _check_exchange(stamps, total[0])
+  timestamps, total = run(step, jnp.zeros((RANKS, 2), jnp.uint32), seconds, jnp.ones((RANKS, 4)))
+  _check_exchange(timestamps, total[0])
 
 
 @pytest.mark.parametrize("check_vma", [True, False])
@@ -164,47 +165,47 @@ def test_replicated_and_varying_operands_mix(clock, check_vma):
   P = PartitionSpec
 
   def step(previous, shared, own):
-    first = clock.stamp(previous, shared)  # nothing here varies over the ranks
-    second = clock.stamp(first, shared, own)
-    (kept,) = hold(clock, second, [shared])
+    first = clock.timestamp(previous, shared)  # nothing here varies over the ranks
+    second = clock.timestamp(first, shared, own)
+    (kept,) = gate(clock, second, [shared])
     assert (varying(first) == varying(second) == varying(kept)
             == frozenset()), "what is held keeps its type"
     return jnp.stack([first, second])[None]
 
   step = jax.jit(jax.shard_map(
       step, mesh=mesh(), in_specs=(P(), P(), P("data")), out_specs=P("data"), check_vma=check_vma))
-  stamps = ns(run(step, words.zero(), jnp.ones(3), jnp.ones(RANKS)))
-  assert stamps.shape == (RANKS, 2) and (stamps[:, 1] > stamps[:, 0]).all()
+  timestamps = ns(run(step, words.zero(), jnp.ones(3), jnp.ones(RANKS)))
+  assert timestamps.shape == (RANKS, 2) and (timestamps[:, 1] > timestamps[:, 0]).all()
 
 
 def test_stamps_inside_a_differentiated_function_leave_the_gradient_bitwise_equal(clock):
   def loss(w, x):
     return jnp.sum(jnp.tanh(x @ w) ** jnp.float32(2))
 
-  def stamped(w, x):
-    first = clock.stamp(words.zero(), w, x)
+  def timestamped(w, x):
+    first = clock.timestamp(words.zero(), w, x)
     hidden = jnp.tanh(x @ w)
     _, after = clock.delay(jnp.sum(hidden) * jnp.float32(1e-9), 0.01, first, hidden)
-    return jnp.sum(hold(clock, after, [hidden])[0] ** jnp.float32(2)), after
+    return jnp.sum(gate(clock, after, [hidden])[0] ** jnp.float32(2)), after
 
   w = jax.random.normal(jax.random.key(0), (7, 5))
   x = jax.random.normal(jax.random.key(1), (3, 7))
   plain = jax.jit(jax.grad(loss))(w, x)
-  timed, stamp = jax.jit(jax.grad(stamped, has_aux=True))(w, x)
+  timed, timestamp = jax.jit(jax.grad(timestamped, has_aux=True))(w, x)
   np.testing.assert_array_equal(np.asarray(plain), np.asarray(timed))
-  assert ns(stamp) > 0
+  assert ns(timestamp) > 0
 
 
 def test_stamps_leave_donation_as_it_is(clock):
-  def step(state, stamp):
-    stamp = clock.stamp(stamp, state)
-    return hold(clock, stamp, [state])[0] + jnp.float32(1), stamp
+  def step(state, timestamp):
+    timestamp = clock.timestamp(timestamp, state)
+    return gate(clock, timestamp, [state])[0] + jnp.float32(1), timestamp
 
   step = jax.jit(step, donate_argnums=(0, 1))
-  state, stamp = jnp.zeros(1000), words.zero()
+  state, timestamp = jnp.zeros(1000), words.zero()
   for _ in range(5):
     old = state
-    state, stamp = step(state, stamp)
+    state, timestamp = step(state, timestamp)
   np.testing.assert_array_equal(np.asarray(state), np.full(1000, 5, np.float32))
   assert old.is_deleted()
 
@@ -212,15 +213,16 @@ def test_stamps_leave_donation_as_it_is(clock):
 def test_holding_back_changes_no_value(clock):
   every = [jnp.asarray(np.arange(12).reshape(3, 4) % 5, dtype)
            for dtype in (jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_, jnp.complex64)]
-  held = jax.jit(lambda stamp: hold(clock, stamp, every))(jnp.array([3, 0xFFFFFFFF], jnp.uint32))
+  held = jax.jit(lambda timestamp: gate(clock, timestamp, every))(jnp.array([3, 0xFFFFFFFF],
+                                                                            jnp.uint32))
   chex.assert_trees_all_equal(list(held), every)
 
 
 def test_what_is_held_back_is_opaque_to_the_compiler(clock):
   """Else it would be fused with what stands around it, and results would differ in their last
   bits."""
-  def step(stamp, x):
-    (held,) = hold(clock, stamp, [x * x])
+  def step(timestamp, x):
+    (held,) = gate(clock, timestamp, [x * x])
     return held + x
 
   # Whatever options the tests are compiled with: what is asked is whether the fusion there would be
@@ -246,7 +248,7 @@ def test_dispatch_does_not_wait_for_the_native_clock():
   def step(seconds, w):
     _, after = clock.delay(seconds, 10.0, words.zero())
     # work enough that XLA does not run the program in the caller's thread
-    return hold(clock, after, [w])[0] @ w
+    return gate(clock, after, [w])[0] @ w
 
   w = jnp.ones((300, 300))
   seconds = jnp.float32(DELAYED)

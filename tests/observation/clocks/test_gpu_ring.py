@@ -1,5 +1,5 @@
-"""Marks of GPUs without a GPU: the very kernels run on memory of the host, and their events are
-read as in a job."""
+"""Timestamps of GPUs without a GPU: the very kernels run on memory of the host, and their events
+are read as in a job."""
 
 import ctypes
 import time
@@ -14,25 +14,25 @@ from jaxpace.observation.clocks import gpu_ring, kernels
 from jaxpace.observation.clocks import host_ring as process_marks
 from jaxpace.observation.clocks.native import cuda
 from jaxpace.observation.clocks.native.cuda import DriverError
-from jaxpace.record.ring.executions import Lane
+from jaxpace.record.ring.executions import DeviceBuffer
 from tests.observation.clocks.emulated_gpu import Gpu, run
 from tests.quick import examples
 
 PROGRAM = 7
 
 
-def ring(lanes, capacity=64):
-  where = layout.layout(lanes, capacity)
+def ring(buffers, capacity=64):
+  where = layout.layout(buffers, capacity)
   return layout.views(bytearray(where.size), where)
 
 
-def mark(gpu, source, tag, lane=0, program=PROGRAM):
-  gpu.launch(kernels.mark(program, tag, 1, 2), [0, source.lanes[lane].block])
+def mark(gpu, source, tag, buffer=0, program=PROGRAM):
+  gpu.launch(kernels.mark(program, tag, 1, 2), [0, source.buffers[buffer].block])
 
 
-def taken(views, lane=0, follower=None):
-  slots, follower = views.events[lane], follower or Lane()
-  found = follower.take(slots, lambda: int(views.blocks["head"][lane]))
+def taken(views, buffer=0, follower=None):
+  slots, follower = views.events[buffer], follower or DeviceBuffer()
+  found = follower.take(slots, lambda: int(views.blocks["head"][buffer]))
   return [(int(tag) >> 20, int(tag) & 0xFFFFF, int(ns))
           for tag, ns in zip(found.tag, found.ns, strict=True)]
 
@@ -43,7 +43,7 @@ def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_t
   for _ in range(2):
     before = time.monotonic_ns()
     for tag in (0, 2, 3, 1):
-      mark(gpus[1], source, tag, lane=1)
+      mark(gpus[1], source, tag, buffer=1)
     after = time.monotonic_ns()
   source.pour(views.blocks, views.events)
   assert int(views.blocks["head"][0]) == 0, "what was tried is no mark"
@@ -64,7 +64,7 @@ def put(gpu, source, tag, numbers, timed):
   chain = np.zeros(2, np.uint32)
   body = kernels.put(PROGRAM, tag, len(numbers), timed)
   run(".entry put(.param .u64 p0, .param .u64 p1, .param .u64 p2)\n{" + body + "}",
-      [chain.ctypes.data, words.ctypes.data, source.lanes[0].block], gpu.timer)
+      [chain.ctypes.data, words.ctypes.data, source.buffers[0].block], gpu.timer)
 
 
 def test_an_instrumented_steps_stamps_come_by_the_hosts_clock_and_its_numbers_as_they_are():
@@ -87,7 +87,7 @@ def test_an_event_that_is_not_there_yet_is_waited_for():
   for tag in (2, 3, 4):
     mark(gpu, source, tag)
   # The second kernel has counted its place and not stored its event.
-  slot = source.lanes[0].events[source._read[0] + 1:source._read[0] + 2]
+  slot = source.buffers[0].events[source._read[0] + 1:source._read[0] + 2]
   event = slot.copy()
   slot["seq"] = 0
   source.pour(views.blocks, views.events)
@@ -105,7 +105,7 @@ def test_nothing_is_read_twice_or_out_of_order_and_what_is_lost_is_counted(lots)
   gpu = Gpu(timer=time.monotonic_ns)
   source, views = gpu_ring.Source([gpu], capacity=64), ring(1, 64)
   gpu.timer = lambda: next(clock)
-  follower, seen, written = Lane(patience=0), [], 0
+  follower, seen, written = DeviceBuffer(patience=0), [], 0
   for lot in lots:
     for _ in range(lot):
       written += 1
@@ -176,10 +176,10 @@ def test_what_the_driver_says_is_told(monkeypatch):
 def test_times_survive_the_words_they_are_stored_in():
   for shift in (-1_763_000_000_123_456_789, 0, 2**62):
     gpu = Gpu(timer=lambda: 1_763_000_000_987_654_321)
-    lane = gpu_ring._lane(gpu, 64)
-    gpu.upload(lane.block, gpu_ring.block_of(lane, shift))
-    gpu.launch(kernels.mark(1, 5, 0, 1), [lane.block])
-    assert (int(lane.events["ns"][0])
+    buffer = gpu_ring._buffer(gpu, 64)
+    gpu.upload(buffer.block, gpu_ring.block_of(buffer, shift))
+    gpu.launch(kernels.mark(1, 5, 0, 1), [buffer.block])
+    assert (int(buffer.events["ns"][0])
             == np.int64((1_763_000_000_987_654_321 + shift + 2**63) % 2**64 - 2**63))
 
 

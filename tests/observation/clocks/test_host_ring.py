@@ -1,4 +1,4 @@
-"""Marks of running programs: which lane they go to, and in what order."""
+"""Timestamps of running programs: which device buffer they go to, and in what order."""
 
 import os
 import threading
@@ -24,11 +24,11 @@ def ring():
   return host_ring.current()
 
 
-def events(ring, lane, after=0):
-  """(tag, ns) of a lane's events of PROGRAM, oldest first."""
+def events(ring, buffer, after=0):
+  """(tag, ns) of a device buffer's events of PROGRAM, oldest first."""
   found = []
-  for index in range(after, int(ring.heads()[lane])):
-    event = ring.events[lane, index % ring.layout.capacity]
+  for index in range(after, int(ring.heads()[buffer])):
+    event = ring.events[buffer, index % ring.layout.capacity]
     assert int(event["seq"]) == (index + 1) % 2**32
     if int(event["tag"]) >> 20 == PROGRAM:
       found.append((int(event["tag"]) & 0xFFFFF, int(event["ns"])))
@@ -50,7 +50,7 @@ def test_each_device_marks_in_its_own_lane_in_the_order_of_the_program(ring):
   mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
   run, x = step(mesh), jnp.arange(16.0)
   before = ring.heads()
-  first = [host_ring.executions(lane, PROGRAM) for lane in range(4)]
+  first = [host_ring.executions(buffer, PROGRAM) for buffer in range(4)]
   for _ in range(3):
     began = time.monotonic_ns()
     y = jax.block_until_ready(run(x))
@@ -58,13 +58,14 @@ def test_each_device_marks_in_its_own_lane_in_the_order_of_the_program(ring):
   np.testing.assert_array_equal(y[:4], x.reshape(4, 4).sum(0))
   assert ring.ranks == list(range(jax.device_count()))
   assert (ring.heads() - before)[4:].sum() == 0
-  for lane in range(4):
-    found = events(ring, lane, int(before[lane]))
+  for buffer in range(4):
+    found = events(ring, buffer, int(before[buffer]))
     assert [tag for tag, _ in found] == [layout.NUMBER, 0, 2, 3, 1] * 3
-    assert [ns for tag, ns in found if tag == layout.NUMBER] == [first[lane] + k for k in range(3)]
+    assert [ns for tag,
+            ns in found if tag == layout.NUMBER] == [first[buffer] + k for k in range(3)]
     times = [ns for tag, ns in found[-4:]]
     assert began < times[0] and times == sorted(times) and times[-1] < ended
-    assert host_ring.executions(lane, PROGRAM) == first[lane] + 3
+    assert host_ring.executions(buffer, PROGRAM) == first[buffer] + 3
 
 
 def test_a_mark_waits_for_what_it_is_given(ring):
@@ -72,7 +73,7 @@ def test_a_mark_waits_for_what_it_is_given(ring):
 
   def program(x):
     began = native.start(PROGRAM)
-    slow = native.delay(jnp.float32(0.02), 1.0, native.stamp(jnp.zeros(2, jnp.uint32), began))
+    slow = native.delay(jnp.float32(0.02), 1.0, native.timestamp(jnp.zeros(2, jnp.uint32), began))
     y, = native.mark([x], *slow, program=PROGRAM, tag=7)
     return y * 2
 
@@ -109,6 +110,6 @@ def test_a_forked_child_marks_nowhere(ring):
 
 def test_marks_of_devices_that_nobody_named_are_counted(ring):
   before = library.functions().jaxpace_unheard()
-  library.functions().jaxpace_mark_here(layout.MOST_LANES, PROGRAM, 5, 2)
-  library.functions().jaxpace_mark_here(ring.layout.lanes, PROGRAM, 5, 1)
+  library.functions().jaxpace_mark_here(layout.MOST_BUFFERS, PROGRAM, 5, 2)
+  library.functions().jaxpace_mark_here(ring.layout.buffers, PROGRAM, 5, 1)
   assert library.functions().jaxpace_unheard() == before + 3

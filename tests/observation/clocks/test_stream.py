@@ -15,7 +15,7 @@ from jax.sharding import AxisType, PartitionSpec
 
 import jaxpace
 from jaxpace.core.varying import varying
-from jaxpace.observation.clocks import ClockError, hold, resolve_clock, words
+from jaxpace.observation.clocks import ClockError, gate, resolve_clock, words
 from tests.quick import long
 
 P = PartitionSpec
@@ -41,22 +41,23 @@ def calls(text):
 
 
 def test_stamps_are_kernels_on_the_stream_and_nothing_goes_to_the_host(clock):
-  text = lowered(lambda x: clock.stamp(clock.stamp(words.zero(), x)), jnp.ones(3))
+  text = lowered(lambda x: clock.timestamp(clock.timestamp(words.zero(), x)), jnp.ones(3))
   assert len(calls(text)) == 2 and text.count("custom_call") == 2
   assert "callback" not in text and "globaltimer" in text
 
 
 def test_a_stamp_is_given_what_it_comes_after_and_the_stamp_before_it(clock):
   (first, given, _), (_, again, _) = calls(lowered(
-      lambda x, y: clock.stamp(clock.stamp(words.zero(), x), y), jnp.ones((3, 5)), jnp.ones(2)))
+      lambda x, y: clock.timestamp(clock.timestamp(words.zero(), x), y), jnp.ones((3, 5)),
+      jnp.ones(2)))
   assert given[0] == "%arg0" and again == ["%arg1", first]
 
 
 def test_what_is_held_stays_in_its_memory_and_waits_for_the_stamp(clock):
-  text = lowered(lambda x, y: hold(clock, clock.stamp(words.zero()), [x, y]), jnp.ones(3),
+  text = lowered(lambda x, y: gate(clock, clock.timestamp(words.zero()), [x, y]), jnp.ones(3),
                  jnp.ones(7, jnp.int32))
-  (stamp, _, _), (_, given, line) = calls(text)
-  assert given == ["%arg0", "%arg1", stamp]
+  (timestamp, _, _), (_, given, line) = calls(text)
+  assert given == ["%arg0", "%arg1", timestamp]
   assert ("operand_index = 0" in line and "operand_index = 1" in line
           and "operand_index = 2" not in line)
 
@@ -65,8 +66,8 @@ def test_more_operands_than_a_kernel_takes(clock):
   many = [jnp.float32(i) for i in range(600)]
 
   def step(*xs):
-    before, _ = clock.delay(jnp.float32(0), 0.1, clock.stamp(words.zero(), *xs), *xs)
-    return hold(clock, before, xs)
+    before, _ = clock.delay(jnp.float32(0), 0.1, clock.timestamp(words.zero(), *xs), *xs)
+    return gate(clock, before, xs)
 
   found = calls(lowered(step, *many))
   assert max(len(given) for _, given, _ in found) < 300  # 512 addresses fill a kernel's parameters
@@ -81,8 +82,8 @@ def test_more_operands_than_a_kernel_takes(clock):
                                   jnp.complex64, jnp.float8_e4m3fn, jnp.int4))])
 def test_operands_of_every_dtype_and_rank(clock, dtype, shape):
   def step(x):
-    before, after = clock.delay(jnp.float32(1e-3), 0.1, clock.stamp(words.zero(), x), x)
-    return before, hold(clock, after, [x])
+    before, after = clock.delay(jnp.float32(1e-3), 0.1, clock.timestamp(words.zero(), x), x)
+    return before, gate(clock, after, [x])
 
   assert len(calls(lowered(step, jax.ShapeDtypeStruct(shape, dtype)))) == 3
 
@@ -90,9 +91,9 @@ def test_operands_of_every_dtype_and_rank(clock, dtype, shape):
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_under_shard_map_with_replicated_and_varying_operands(clock, check_vma):
   def step(previous, shared, own):
-    first = clock.stamp(previous, shared)
-    second = clock.stamp(first, shared, own)
-    (kept,) = hold(clock, second, [shared])
+    first = clock.timestamp(previous, shared)
+    second = clock.timestamp(first, shared, own)
+    (kept,) = gate(clock, second, [shared])
     assert (varying(first) == varying(second) == varying(kept)
             == frozenset()), "what is held keeps its type"
     return jnp.stack([first, second])[None], kept
@@ -212,5 +213,5 @@ def test_the_last_stamp_does_not_wait_for_what_a_step_hands_back_as_it_came(monk
       paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False),
       pace, (jnp.ones((3, 2)), jnp.ones(5)), jnp.ones((8, 3))))
   _, given, _ = [call for call in found if "jaxpace_stamp" in call[2]][-1]
-  # The entry stamp, what is new, and the stamp before it.
+  # The entry timestamp, what is new, and the timestamp before it.
   assert len(given) == 3 and not any(operand.startswith("%arg") for operand in given)

@@ -1,5 +1,5 @@
-"""Marks for GPUs as they are put into programs: here with the handler for CPUs in place of each
-kernel, so they run."""
+"""Timestamps for GPUs as they are put into programs: here with the handler for CPUs in place of
+each kernel, so they run."""
 
 import re
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.optimized
 
 
 def mark_on_cpu(number, tag, operands, handed_on):
-  """What the kernel of a mark is here: a call of the CPU's handler, in the same place."""
+  """What the kernel of a timestamp is here: a call of the CPU's handler, in the same place."""
   results = [value.type for value in operands[:handed_on]]
   aliases = [stablehlo.OutputOperandAlias.get(
       output_tuple_indices=[] if handed_on == 1 else [place], operand_index=place,
@@ -44,8 +44,8 @@ def mark_on_cpu(number, tag, operands, handed_on):
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch):
-  """Kernels that were put in: (name, operands, handed on, text); each a mark of the CPU, or nothing
-  but a wait."""
+  """Kernels that were put in: (name, operands, handed on, text); each a timestamp of the CPU, or
+  nothing but a wait."""
   found = []
 
   def launch(kernel, operands, handed_on):
@@ -60,13 +60,13 @@ def launched(monkeypatch):
       number = int(word[1]) >> 20
     return mark_on_cpu(number, tag, operands, handed_on)
 
-  def lane():
+  def buffer():
     words = np.zeros(kernels.BLOCK_WORDS, np.uint32)
     return stablehlo.ConstantOp(
         ir.DenseElementsAttr.get(words, type=ir.IntegerType.get_unsigned(32)))
 
   monkeypatch.setattr(streaming, "_launch", launch)
-  monkeypatch.setattr(streaming, "_lane", lane)
+  monkeypatch.setattr(streaming, "_lane", buffer)
   monkeypatch.setattr(program, "ON_HOST", program.ON_STREAM)
   # optax promotes.
   with jax.numpy_dtype_promotion("standard"):
@@ -85,9 +85,9 @@ def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
   (made,) = observed.plan.programs
   assert not made.bare and made.clock == "stream" and not made.unstamped
   wanted = expected_events(made)
-  lanes = events_of(lambda: observed(*args))
+  buffers = events_of(lambda: observed(*args))
   for rank in made.ranks:
-    tags = [tag for tag, _ in lanes[rank]]
+    tags = [tag for tag, _ in buffers[rank]]
     assert {tag: tags.count(tag) for tag in set(tags)} == wanted
     assert tags[0] == made.start_tag and tags[-1] == made.end_tag
   assert ObservedPlan.from_json(observed.plan.to_json()) == observed.plan
@@ -116,8 +116,8 @@ def test_marks_of_gpus_are_found_in_the_compiled_text():
           'backend_config={grid_x = 1 : i32, kernel_data = "'
           + kernel.text.replace("\n", "\\0A") + f'", name = "{kernel.name}"}}')
   text = f"ENTRY %main (a: f32[4]) -> f32[4] {{\n  ROOT {call}\n}}\n"
-  assert collectives.marks_in(text) == [12]
-  assert collectives.marks_in(text.replace("jaxpace_mark_12", "jaxpace_stamp")) == []
+  assert collectives.timestamps_in(text) == [12]
+  assert collectives.timestamps_in(text.replace("jaxpace_mark_12", "jaxpace_stamp")) == []
 
 
 def test_a_sum_of_all_reduces_is_left_to_become_one_and_has_one_exit(monkeypatch, launched):
@@ -151,7 +151,7 @@ def test_dumps_are_removed(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", [timestamps.StampingError])
+@pytest.mark.parametrize("wrong", [timestamps.TimestampError])
 def test_a_dump_that_fails(monkeypatch, caplog, wrong):
   monkeypatch.setattr(dump, "partitioned",
                       lambda request: (_ for _ in ()).throw(wrong("no space left on device")))

@@ -33,7 +33,7 @@ def test_collectives_are_found_where_they_run():
 
 
 def test_marks_are_counted_each_time_they_run():
-  assert collectives.marks_in(MODULE) == [2, 3, 2, 3]
+  assert collectives.timestamps_in(MODULE) == [2, 3, 2, 3]
 
 
 ASYNC = (pathlib.Path(__file__).parent / "pair.hlo").read_text()

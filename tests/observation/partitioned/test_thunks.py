@@ -1,4 +1,5 @@
-"""Marks in compiled programs of CPUs: only calls come between what is there, in their order."""
+"""Timestamps in compiled programs of CPUs: only calls come between what is there, in their
+  order."""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.observation.partitioned import thunks, wire
-from jaxpace.observation.partitioned.timestamps import StampingError
+from jaxpace.observation.partitioned.timestamps import TimestampError
 from tests.observation import observed_steps as steps
 
 
@@ -60,7 +61,7 @@ def lists_of(data):
 
 
 def test_all_but_the_marks_is_as_it_was(in_loops):
-  made = thunks.marked(in_loops, 7)
+  made = thunks.timestamped(in_loops, 7)
   before, after = lists_of(in_loops), lists_of(made.data)
   assert len(before) == len(after) > 3
   for (bare, _), (marked, _) in zip(before, after, strict=True):
@@ -78,7 +79,7 @@ def read(data):
 
 
 def test_every_collective_stands_between_its_marks(in_loops):
-  made = thunks.marked(in_loops, 7)
+  made = thunks.timestamped(in_loops, 7)
   tags = {tag for each in made.enter_tags.values() for tag in each}
   found = 0
   for marked, _ in lists_of(made.data):
@@ -96,7 +97,7 @@ def test_every_collective_stands_between_its_marks(in_loops):
 
 def test_what_is_kept_in_order_by_more_than_memory_keeps_its_places(in_loops):
   found = 0
-  before, after = lists_of(in_loops), lists_of(thunks.marked(in_loops, 7).data)
+  before, after = lists_of(in_loops), lists_of(thunks.timestamped(in_loops, 7).data)
   for (bare, fields), (marked, moved) in zip(before, after, strict=True):
     for one, two in zip(wire.every(fields, 2), wire.every(moved, 2), strict=True):
       places = [wire.numbers(wire.read(users), 1) for users in (one, two)]
@@ -116,7 +117,7 @@ def memory_of(parts):
 
 
 def test_the_first_and_the_last_mark_touch_all_memory_that_is_written(in_loops):
-  marked, _ = lists_of(thunks.marked(in_loops, 7).data)[-1]
+  marked, _ = lists_of(thunks.timestamped(in_loops, 7).data)[-1]
   sizes = []
   for _, _, parts in (marked[0], marked[-1]):
     taken, given = memory_of(parts)
@@ -134,7 +135,7 @@ def test_the_first_and_the_last_mark_touch_all_memory_that_is_written(in_loops):
 
 
 def test_marks_hand_on_what_they_stand_beside(in_loops):
-  for marked, _ in lists_of(thunks.marked(in_loops, 7).data):
+  for marked, _ in lists_of(thunks.timestamped(in_loops, 7).data):
     for place, (_, kind, parts) in enumerate(marked):
       if kind != "collective":
         continue
@@ -146,8 +147,8 @@ def test_marks_hand_on_what_they_stand_beside(in_loops):
 
 @given(st.binary(max_size=40))
 def test_bytes_of_anything_are_refused_in_a_sentence(data):
-  with pytest.raises(StampingError):
-    thunks.marked(data, 1)
+  with pytest.raises(TimestampError):
+    thunks.timestamped(data, 1)
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**29 - 1), st.one_of(

@@ -142,7 +142,8 @@ def test_every_time_comes_back_in_its_step_and_slot(run):
       truth = np.array([job.truth[rank, step, slot] for step in range(60)])
       np.testing.assert_array_equal(collective.enter_ns[rank], truth[:, 0])
       np.testing.assert_array_equal(collective.exit_ns[rank], truth[:, 1])
-  groups = [None if c.meeting is None else c.meeting.groups.tolist() for c in recorded.collectives]
+  groups = [None if c.rank_groups is None else c.rank_groups.groups.tolist()
+            for c in recorded.collectives]
   assert groups == [[0, 0, 1, 1]] * 3 + [None]
   assert [p.host for p in recorded.processes] == ["a", "a", "b", "b"]
 

@@ -142,7 +142,7 @@ def test_rows_decode_to_the_tables_they_came_from():
            for k in (0, 2000)]
   groups = timestamps.group(steps)
   plan = timestamps.plan("jit_step", groups, "data", 4)
-  rows = timestamps.stamped(steps, groups, 50)
+  rows = timestamps.timestamped(steps, groups, 50)
   assert rows.times.shape[1] == len(plan.marks)
   columns, collectives = decode.decode(rows, plan, 3, 0, 0)
   assert (columns["step"].tolist() == [50, 51]
@@ -158,7 +158,7 @@ def test_rows_decode_to_the_tables_they_came_from():
 def test_a_collective_that_did_not_run_is_null():
   steps = [Execution(10, 90, {"all-reduce.1": (20, 30)}), Execution(110, 190, {})]
   groups = timestamps.group(steps)
-  _, collectives = decode.decode(timestamps.stamped(steps, groups, 0),
+  _, collectives = decode.decode(timestamps.timestamped(steps, groups, 0),
                                  timestamps.plan("p", groups, "data", 1), 0, 0, 0)
   assert np.ma.getmaskarray(collectives["enter_ns"]).tolist() == [False, True]
 

@@ -1,4 +1,4 @@
-"""A step of four devices whose marks are put in by hand."""
+"""A step of four devices whose timestamps are put in by hand."""
 
 import jax
 import pytest

@@ -8,7 +8,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.core.observed import Loop, ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.observation.clocks import host_ring, native
 from tests.record.ring.programs import collective
 
@@ -16,7 +16,7 @@ from tests.record.ring.programs import collective
 _numbers = iter(range(3899, 99, -1))
 
 
-class Handmade(Marked):
+class Handmade(ObservedFunction):
   """`step(x, delays) -> x`, a scan of layers with an all-reduce each, and one after it.
 
   `delays` [layers + 1] seconds on each device before each all-reduce, by a sleep of the native
@@ -62,7 +62,7 @@ class Handmade(Marked):
   def __call__(self, x, delays=None):
     if delays is None:
       delays = jnp.zeros((self.mesh.size, self.layers + 1), jnp.float32)
-    # As with an observed step, what the marks mean is known before the first one is written.
+    # As with an observed step, what the timestamps mean is known before the first one is written.
     self.plan = ObservedPlan((self._program,))
     return self._run(x, delays)
 

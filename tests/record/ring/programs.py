@@ -1,4 +1,4 @@
-"""Programs and executions made up, for tests of reading marks."""
+"""Programs and executions made up, for tests of reading timestamps."""
 
 from hypothesis import strategies as st
 

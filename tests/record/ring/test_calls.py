@@ -1,4 +1,4 @@
-"""Executions in their order, from marks alone: several programs, some devices, events lost."""
+"""Executions in their order, from timestamps alone: several programs, some devices, events lost."""
 
 import pytest
 
@@ -13,41 +13,42 @@ def programs():
   return {name: host_ring.next_program() for name in ("a", "b", "other")}
 
 
-def ran(programs, names, lanes):
-  """Marks of executions, one after the other, on each of the lanes that a program has."""
+def ran(programs, names, buffers):
+  """Timestamps of executions, one after the other, on each of the device buffers that a program
+  has."""
   for name in names:
-    for lane in lanes[name]:
+    for buffer in buffers[name]:
       for tag in (0, 1):
-        library.functions().jaxpace_mark_here(lane, programs[name], tag, 1)
+        library.functions().jaxpace_mark_here(buffer, programs[name], tag, 1)
 
 
-def begun(programs, lanes):
+def begun(programs, buffers):
   collector = Collector()
-  return collector, ExecutionOrder(collector, {programs[name]: on for name, on in lanes.items()})
+  return collector, ExecutionOrder(collector, {programs[name]: on for name, on in buffers.items()})
 
 
-def settled(collector, order, programs, lanes):
+def settled(collector, order, programs, buffers):
   """Names of what has ended since the last call."""
   collector.collect(lambda: set(programs.values()))
   by_number = {number: name for name, number in programs.items()}
   return "".join(by_number[program] for program, _ in order.settle(
-      {programs[name]: on for name, on in lanes.items()}))
+      {programs[name]: on for name, on in buffers.items()}))
 
 
 BOTH = {"a": [0, 1], "b": [0, 1]}
 
 
-@pytest.mark.parametrize("lanes", [BOTH, {"a": [0, 1], "b": [1]}, {"a": [0], "b": [0, 1]}])
-def test_executions_come_in_their_order_without_those_before(programs, lanes):
-  ran(programs, "ab", lanes)
-  collector, order = begun(programs, lanes)
+@pytest.mark.parametrize("buffers", [BOTH, {"a": [0, 1], "b": [1]}, {"a": [0], "b": [0, 1]}])
+def test_executions_come_in_their_order_without_those_before(programs, buffers):
+  ran(programs, "ab", buffers)
+  collector, order = begun(programs, buffers)
   said = "abbabaab"
   for name in said:
-    ran(programs, name, lanes)
-    assert settled(collector, order, programs, lanes) == name
+    ran(programs, name, buffers)
+    assert settled(collector, order, programs, buffers) == name
   # All at once, read later.
-  ran(programs, said, lanes)
-  assert settled(collector, order, programs, lanes) == said
+  ran(programs, said, buffers)
+  assert settled(collector, order, programs, buffers) == said
 
 
 def test_an_execution_is_not_over_before_all_devices_have_ended_it(programs):
@@ -66,9 +67,9 @@ def test_lost_events_shift_no_execution(programs, before, lost):
   ran(programs, known, BOTH)
   assert settled(collector, order, programs, BOTH) == known
   ran(programs, lost, BOTH)
-  for lane in (0, 1):
+  for buffer in (0, 1):
     # More than the ring holds, before anybody reads it.
-    library.functions().jaxpace_mark_here(lane, programs["other"], 2, 70_000)
+    library.functions().jaxpace_mark_here(buffer, programs["other"], 2, 70_000)
   found = ""
   after = "aab"
   for name in after:

@@ -11,15 +11,15 @@ from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring import copier
-from jaxpace.record.ring.executions import Lane
+from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file
 
 PROGRAM, TAG = host_ring.next_program(), 7
 EVENT = PROGRAM << 20 | TAG
 
 
-def mark(lane, count):
-  library.functions().jaxpace_mark_here(lane, PROGRAM, TAG, count)
+def mark(buffer, count):
+  library.functions().jaxpace_mark_here(buffer, PROGRAM, TAG, count)
 
 
 @pytest.fixture
@@ -34,11 +34,11 @@ def copied(tmp_path):
   made.close()
 
 
-def marked(path, lane=0):
-  """How many events of this test a lane of the file holds, in order and without a hole."""
+def marked(path, buffer=0):
+  """How many events of this test a device buffer of the file holds, in order and without a hole."""
   found = ring_file.read_ring(path)
-  taken = Lane().take(found.events[lane], lambda: int(found.heads[lane]), final=True)
-  assert taken.position == int(found.heads[lane])
+  taken = DeviceBuffer().take(found.events[buffer], lambda: int(found.heads[buffer]), final=True)
+  assert taken.position == int(found.heads[buffer])
   assert set(taken.tag.tolist()) <= {EVENT}
   return len(taken.tag)
 
@@ -46,9 +46,9 @@ def marked(path, lane=0):
 def test_the_file_has_what_was_marked_since_it_was_begun(copied):
   ring, path = host_ring.current(), copied.path
   capacity, counts = ring.layout.capacity, {0: 10, 1: 0}
-  for lane, count in ((1, 20), (0, 5), (1, capacity - 3), (0, 0), (1, capacity + 7)):
-    mark(lane, count)
-    counts[lane] += count
+  for buffer, count in ((1, 20), (0, 5), (1, capacity - 3), (0, 0), (1, capacity + 7)):
+    mark(buffer, count)
+    counts[buffer] += count
     assert copied.copy()
     assert [marked(path, k) for k in counts] == [min(n, capacity) for n in counts.values()]
     found = ring_file.read_ring(path)

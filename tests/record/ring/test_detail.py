@@ -1,11 +1,11 @@
-"""Which steps are written in full."""
+"""Which steps are written in detail."""
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.detail import is_detailed
-from jaxpace.record.ring.detail import AROUND, FIRST, Detail
+from jaxpace.record.ring.collect import AROUND, FIRST, Detail
 
 
 def fed(detail, steps, seconds, cuts):

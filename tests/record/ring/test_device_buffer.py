@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxpace.core import ring_layout
 from jaxpace.observation.clocks import host_ring as execution
 from jaxpace.observation.clocks.native import library
-from jaxpace.record.ring.executions import Lane, take
+from jaxpace.record.ring.executions import DeviceBuffer, take
 
 
 class Written:
@@ -71,13 +71,13 @@ def test_slots_that_are_not_finished_are_awaited_and_at_the_end_lost(count, torn
 
 
 def test_a_slot_that_stays_unfinished_is_given_up_and_what_follows_comes():
-  ring, lane = Written(16), Lane(patience=3)
+  ring, buffer = Written(16), DeviceBuffer(patience=3)
   ring.write(5)
   ring.slots["seq"][2] = 0
-  assert lane.take(ring.slots, ring.head).ns.tolist() == [1000, 1001]
-  assert [len(lane.take(ring.slots, ring.head).ns) for _ in range(3)] == [0, 0, 0]
-  taken = lane.take(ring.slots, ring.head)
-  assert taken.ns.tolist() == [1003, 1004] and taken.lost == 1 and lane.lost == 1
+  assert buffer.take(ring.slots, ring.head).ns.tolist() == [1000, 1001]
+  assert [len(buffer.take(ring.slots, ring.head).ns) for _ in range(3)] == [0, 0, 0]
+  taken = buffer.take(ring.slots, ring.head)
+  assert taken.ns.tolist() == [1003, 1004] and taken.lost == 1 and buffer.lost == 1
 
 
 def test_what_is_written_over_while_it_is_copied_is_not_believed():
@@ -109,19 +109,19 @@ def test_numbers_beyond_32_bits_are_followed():
 def test_what_the_native_code_writes_meanwhile_is_taken_whole():
   assert execution.unavailable() == ""
   ring, program = execution.current(), execution.next_program()
-  lane = Lane(int(ring.heads()[3]))
+  buffer = DeviceBuffer(int(ring.heads()[3]))
   thread = threading.Thread(target=library.functions().jaxpace_mark_here,
                             args=(3, program, 9, 3_000_000))
   thread.start()
   count, newest, alive = 0, 0, True
   while alive:
     alive = thread.is_alive()
-    taken = lane.take(ring.events[3], lambda: int(ring.blocks["head"][3]))
+    taken = buffer.take(ring.events[3], lambda: int(ring.blocks["head"][3]))
     assert (taken.tag == (program << 20 | 9)).all()
     if taken.ns.size:
       assert taken.ns[0] >= newest and (np.diff(taken.ns) >= 0).all()
       newest, count = int(taken.ns[-1]), count + len(taken.ns)
-  assert count + lane.lost == 3_000_000
+  assert count + buffer.lost == 3_000_000
 
 
 @pytest.mark.parametrize("capacity", [2, 1024])

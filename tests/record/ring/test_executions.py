@@ -30,8 +30,8 @@ def test_executions_come_whole_however_the_events_are_cut(data):
   plan, ns = [], 100
   for number in range(data.draw(st.integers(0, 6))):
     kind = data.draw(st.sampled_from(["whole", "no end", "no start"]))
-    # Collectives that wait for nothing may be entered before the start mark is written; where the
-    # execution before has not ended nobody can tell whose they are.
+    # Collectives that wait for nothing may be entered before the start timestamp is written; where
+    # the execution before has not ended nobody can tell whose they are.
     known = not plan or plan[-1][2][-1][0] == 1
     tags = [*(data.draw(st.lists(st.integers(2, 9), max_size=3)) if known else []),
             NUMBER, *([0] if kind != "no start" else []),
@@ -79,8 +79,8 @@ def test_what_comes_after_a_loss_may_belong_to_another_execution_until_one_begin
 
 
 def run_of(program, draw):
-  """Marks of one execution as a device would write them, and each collective's times, by a plain
-  loop."""
+  """Timestamps of one execution as a device would write them, and each collective's times, by a
+  plain loop."""
   marks, truth, ns = [], [], 1000
   ran = collections.Counter()
 
@@ -124,7 +124,8 @@ def test_marks_of_loops_come_back_as_the_turns_that_were_run(data):
     events += [(NUMBER, number), (0, 900), *marks, (1, 10_000)]
   found = occurrences(fed(splitter, events), made.collectives)
   got = [tuple(row) for row in np.stack(
-      [found.execution, found.collective, found.turn, found.enter_ns, found.exit_ns], 1).tolist()]
+      [found.execution, found.collective, found.iteration, found.enter_ns, found.exit_ns],
+      1).tolist()]
   expected = [(k, *row) for k, (_, truth) in enumerate(runs) for row in truth]
   assert sorted(got) == sorted(expected)
   assert [row[0] for row in got] == sorted(row[0] for row in got)
@@ -146,16 +147,17 @@ def test_an_exit_that_several_share_is_that_of_each():
       (NUMBER, 0), (0, 10), (2, 11), (3, 12), (4, 14), (7, 20), (5, 21), (6, 25),
       (2, 31), (3, 32), (4, 33), (7, 40), (1, 50)])
   found = occurrences(executions, [one, other, alone])
-  assert list(zip(found.collective.tolist(), found.turn.tolist(), found.enter_ns.tolist(),
+  assert list(zip(found.collective.tolist(), found.iteration.tolist(), found.enter_ns.tolist(),
                   found.exit_ns.tolist(), strict=True)) == [
       (0, 0, 11, 20), (1, 0, 14, 20), (2, 0, 21, 25), (0, 1, 31, 40), (1, 1, 33, 40)]
 
 
 def test_no_collectives_and_no_marks():
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), ()).turn.size
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), (collective(0),)).turn.size
+  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), ()).iteration.size
+  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]),
+                         (collective(0),)).iteration.size
   assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (50, 1), (1, 2)]),
-                         (collective(0),)).turn.size
+                         (collective(0),)).iteration.size
 
 
 def plain_sums(start, end, rows):
@@ -238,4 +240,5 @@ def test_one_that_stays_open_hides_neither_computing_nor_others():
 
 def test_a_loop_that_ran_no_turn_is_no_trouble():
   made = program(collective(0, loops=[Loop("while.1", None)]))
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), made.collectives).turn.size
+  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]),
+                         made.collectives).iteration.size

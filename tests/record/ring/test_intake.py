@@ -3,7 +3,7 @@
 import jax
 
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.recordable import Marked
+from jaxpace.core.recordable import ObservedFunction
 from jaxpace.record.intake import Losses
 from jaxpace.record.ring.found import Executed, FoundIntake
 from tests.record.ring.handmade import Handmade
@@ -13,7 +13,7 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
   step = Handmade(jax.devices()[:2])
   asked = []
 
-  class Asked(Marked):
+  class Asked(ObservedFunction):
     """The loop compiles and runs the step just after the thread has asked what there is."""
 
     runs = step.runs
@@ -33,5 +33,5 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
                       lambda found, last, first: found, 1)
   (tmp_path / "marks").mkdir()
   assert taken.poll().steps == []
-  lanes = [collector.ranks.index(rank) for rank in step._program.ranks]
-  assert [collector.passed(lane, step.number) for lane in lanes] == [1, 1]
+  buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
+  assert [collector.passed(buffer, step.number) for buffer in buffers] == [1, 1]

@@ -1,4 +1,4 @@
-"""Marks joined to the stamps of an instrumented step, against a reading mark by mark."""
+"""Timestamps joined to the timestamps of an instrumented step, against a reading mark by mark."""
 
 import dataclasses
 import json
@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.core.plan import Collective, Loop, Mark, Plan
+from jaxpace.core.plan import Collective, Loop, Plan, Timestamp
 from jaxpace.core.ring_layout import slot_tags
 from jaxpace.record.ring import nested
 from jaxpace.record.ring.executions import Executions
@@ -15,8 +15,9 @@ from tests.quick import examples
 
 PLAN = Plan(
     axis="data", ranks=2, clock="native", program=7,
-    marks=(Mark("start", "gap"), Mark("phase", "forward"), Mark("enter", "backward", 0),
-           Mark("exit", "sync", 0), Mark("end", "update")),
+    marks=(Timestamp("start", "gap"), Timestamp("phase", "forward"),
+           Timestamp("enter", "backward", 0),
+           Timestamp("exit", "sync", 0), Timestamp("end", "update")),
     collectives=(Collective(0, "grads", ("psum",), "data", 64, 1, ("float32",), "backward"),),
     inside=(Collective(0, "psum.0", ("psum",), "data", 8, 1, ("float32",), "forward",
                        loops=(Loop("scan.0", 3),), enter_tags=(34,), exit_tags=(35,),
@@ -28,7 +29,7 @@ PLAN = Plan(
 
 @st.composite
 def recorded(draw):
-  """Stamps of some steps, and marks in their executions, each where its turn puts it."""
+  """Timestamps of some steps, and timestamps in their executions, each where its turn puts it."""
   now, times, runs, marks = 1000, [], [], []
   for _ in range(draw(st.integers(1, 4))):
     begin = now
@@ -55,7 +56,7 @@ def recorded(draw):
 @settings(max_examples=examples(60), deadline=None)
 def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
   times, ran = case
-  plan = nested.InsidePlan(PLAN, {})
+  plan = nested.NestedPlan(PLAN, {})
   found = nested.join(times, ran, plan)
   starts = ran.start_ns.tolist()
   expected = {phase: np.zeros(len(times), np.int64) for phase in ("forward", "backward", "update")}
@@ -67,13 +68,13 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
     for number, (enters, leaves) in enumerate((((34,), (35,)), ((36, 38), (37, 39)))):
       by_tag = {tag: ran.ns[(ran.of == run) & (ran.tag == tag)].tolist()
                 for tag in (*enters, *leaves)}
-      for turn in range(min(map(len, by_tag.values()))):
-        enter, leave = (choose(by_tag[tag][turn] for tag in tags)
+      for iteration in range(min(map(len, by_tag.values()))):
+        enter, leave = (choose(by_tag[tag][iteration] for tag in tags)
                         for choose, tags in ((max, enters), (min, leaves)))
-        occurrences.append((max(leave, enter), enter, number, turn))
+        occurrences.append((max(leave, enter), enter, number, iteration))
     waited = set()
-    for leave, enter, number, turn in occurrences:
-      rows.append((row, 1 + (turn if number == 0 else 3), enter, leave))
+    for leave, enter, number, iteration in occurrences:
+      rows.append((row, 1 + (iteration if number == 0 else 3), enter, leave))
       waited |= set(range(enter, leave))
     for instant in waited:
       place = int(np.searchsorted(times[row], instant, side="right"))
@@ -87,7 +88,7 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
 
 
 def test_columns_add_up_as_before():
-  plan = nested.InsidePlan(PLAN, {})
+  plan = nested.NestedPlan(PLAN, {})
   times = np.array([[0, 100, 200, 250, 260]], np.int64)
   ran = Executions(np.array([0]), np.array([0]), np.array([260]), np.array([0] * 4),
                    np.array([34, 35, 34, 35], np.uint32), np.array([10, 30, 90, 120]))
@@ -108,7 +109,7 @@ def test_columns_add_up_as_before():
 
 
 def test_run_json_tells_each_turn_and_stamped_slots_stay():
-  plan = nested.InsidePlan(PLAN, {"every": 1})
+  plan = nested.NestedPlan(PLAN, {"every": 1})
   told = plan.to_json()
   assert [entry["slot"] for entry in told["collectives"]] == [0, 1, 2, 3, 4]
   assert [(entry["name"], entry["of"], entry["loops"]) for entry in told["collectives"]] == [
@@ -119,8 +120,8 @@ def test_run_json_tells_each_turn_and_stamped_slots_stay():
   assert ({mark["collective"] for mark in told["marks"]} == {None, 0}
           and told["detail"] == {"every": 1})
   assert plan.rows == 5
-  [stamped] = json.loads(json.dumps(PLAN.to_json()))["collectives"]
-  assert stamped.keys().isdisjoint({"loops", "after"})
+  [timestamped] = json.loads(json.dumps(PLAN.to_json()))["collectives"]
+  assert timestamped.keys().isdisjoint({"loops", "after"})
 
 
 def test_who_meets_is_told_beside_the_ring():

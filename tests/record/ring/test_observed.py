@@ -83,9 +83,9 @@ def test_layers_under_remat_with_sharded_parameters(tmp_path, mesh, weights):
   waits = check(tmp_path, 8)
   program, = step.plan.programs
   gathers = [each for each in program.collectives if each.kind == "all-gather" and each.loops]
-  assert gathers and all(each.turns == LAYERS for each in gathers)
+  assert gathers and all(each.iterations == LAYERS for each in gathers)
   entries = json.loads((tmp_path / "run.json").read_text())["plan"]["collectives"]
-  assert len(entries) == sum(each.turns for each in program.collectives)
+  assert len(entries) == sum(each.iterations for each in program.collectives)
   assert all(sorted(row["collective"] for row in own) == list(range(len(entries)))
              for own in waits.values())
   for entry in entries:

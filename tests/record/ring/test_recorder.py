@@ -1,4 +1,4 @@
-"""The Recorder of observed steps, with programs whose marks are put in by hand."""
+"""The Recorder of observed steps, with programs whose timestamps are put in by hand."""
 
 import logging
 import os
@@ -173,7 +173,7 @@ def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(
       recorder.record()
       if k == 5:
         capacity = host_ring.current().layout.capacity
-        # of lane 1: steps 0 to 5 go
+        # of device buffer 1: steps 0 to 5 go
         library.functions().jaxpace_mark_here(1, observed.number, 900, capacity - 12)
     held[0] = False
   rows = table(tmp_path)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
-from jaxpace.record.ring.plan import UNKNOWN_TURNS, Unrolled
+from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, Unrolled
 from tests.record.ring.programs import collective, program, programs
 from tests.record.ring.test_executions import run_of
 
@@ -40,10 +40,10 @@ def test_layers_within_steps_are_named_by_their_turns():
 def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
   made = program(collective(0, loops=[Loop("while.1", None)]), collective(1))
   unrolled = Unrolled(made)
-  assert len(unrolled) == UNKNOWN_TURNS + 1
+  assert len(unrolled) == UNKNOWN_ITERATIONS + 1
   found = unrolled.slot(np.array([0, 0, 0, 0, 1, 9]),
-                        np.array([0, UNKNOWN_TURNS - 1, UNKNOWN_TURNS, 10**9, 0, 0]))
-  assert found.tolist() == [0, UNKNOWN_TURNS - 1, -1, -1, UNKNOWN_TURNS, -1]
+                        np.array([0, UNKNOWN_ITERATIONS - 1, UNKNOWN_ITERATIONS, 10**9, 0, 0]))
+  assert found.tolist() == [0, UNKNOWN_ITERATIONS - 1, -1, -1, UNKNOWN_ITERATIONS, -1]
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(2, 60))
@@ -54,10 +54,10 @@ def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
   assert len(unrolled) <= most
   if trips * inner + trips <= most:
     assert len(unrolled) == trips * inner + trips and unrolled.turns_kept is None
-  for slot, (place, turn) in enumerate(unrolled.slots):
+  for slot, (place, iteration) in enumerate(unrolled.slots):
     loops = unrolled.entry(slot, slot)["loops"]
-    assert unrolled.slot(np.array([place]), np.array([turn])).tolist() == [slot]
-    assert turn == (loops[0][1] * inner + loops[1][1] if place == 0 else loops[0][1])
+    assert unrolled.slot(np.array([place]), np.array([iteration])).tolist() == [slot]
+    assert iteration == (loops[0][1] * inner + loops[1][1] if place == 0 else loops[0][1])
 
 
 def test_permutes_meet_with_whom_they_are_connected():

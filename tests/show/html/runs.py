@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from jaxpace.cli.main import main
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEPS = 1300
-RICH = MadeUpJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2,
+RICH = SyntheticJob(ranks=6, steps=STEPS, processes=3, hosts=3, noise=0.05, collectives=2,
                  late={4: 6e-3}, compile=1.0, faults=(
     Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),
     Fault("contention", 4e-3, begin=0.5)))
@@ -60,7 +60,7 @@ def with_columns(path: pathlib.Path, table: str, columns: dict[str, np.ndarray])
 def hostile(folder: pathlib.Path) -> pathlib.Path:
   """A run in which everything that has a name is called `NASTY`."""
   path = folder / "<img src=x onerror=alert(1)>"
-  synthetic_runs.write(path, MadeUpJob(ranks=3, steps=130, processes=3, hosts=3, noise=0.05,
+  synthetic_runs.write(path, SyntheticJob(ranks=3, steps=130, processes=3, hosts=3, noise=0.05,
                                      late={1: 8e-3}))
   for file in [path / "run.json", *(path / "process").glob("*.json")]:
     text = file.read_text()

@@ -19,7 +19,7 @@ from jaxpace.show.html.markup import element, text
 from jaxpace.show.json_file import UnwritableError
 from tests.show.html.runs import NASTY, hostile, report, rich
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_runs import MadeUpJob
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 VOID = {"meta", "br"}
 SECTIONS = ["shares", "findings", "time", "ranks", "distribution", "pacing", "worth", "forecast",
@@ -232,10 +232,10 @@ def test_the_library_is_the_one_it_says_it_is():
 
 
 def test_runs_with_little_in_them_have_a_page(tmp_path):
-  for name, job, why in (("one", MadeUpJob(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
-                         ("short", MadeUpJob(ranks=3, steps=2, processes=3, compile=0.1),
+  for name, job, why in (("one", SyntheticJob(ranks=1, steps=60, processes=1, hosts=1), "one rank"),
+                         ("short", SyntheticJob(ranks=3, steps=2, processes=3, compile=0.1),
                           "stamped"),
-                         ("quiet", MadeUpJob(ranks=4, steps=300, noise=0.01), "Nothing found")):
+                         ("quiet", SyntheticJob(ranks=4, steps=300, noise=0.01), "Nothing found")):
     synthetic_runs.write(tmp_path / name, job)
     target = tmp_path / f"{name}.html"
     assert report(tmp_path / name, target) == 0, why
@@ -283,7 +283,7 @@ def test_a_pipe_can_take_it(tmp_path, made):
 
 
 def test_series_are_only_in_the_json_where_they_are_asked_for(tmp_path, made):
-  synthetic_runs.write(tmp_path / "run", MadeUpJob(ranks=2, steps=60, processes=2))
+  synthetic_runs.write(tmp_path / "run", SyntheticJob(ranks=2, steps=60, processes=2))
   assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "plain.json")]) == 0
   assert (main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "more.json"), "--series"])
           == 0)

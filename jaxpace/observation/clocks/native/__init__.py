@@ -1,4 +1,4 @@
-"""The native CPU clock, of XLA FFI handlers in C++: under a microsecond a stamp.
+"""The native CPU clock, of XLA FFI handlers in C++: under a microsecond a timestamp.
 
 Dispatch stays asynchronous.
 """
@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.observation.clocks import limits, operands
+from jaxpace.observation.clocks import operands
 from jaxpace.observation.clocks.events import Event
 from jaxpace.observation.clocks.native.library import DELAY, HOLD, MARK, NOTE, STAMP, unavailable
 
-__all__ = ["delay", "hold", "mark", "note", "place", "stamp", "start", "unavailable"]
+__all__ = ["delay", "gate", "mark", "note", "place", "start", "timestamp", "unavailable"]
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -21,17 +21,18 @@ _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 #
 # ORDER. XLA combines all-reduces in the order in which it meets them, walking from the step's
 # results through operands, first to last. What the step itself computes comes first among the
-# operands here, the chain of stamps last: so XLA meets the step's own collectives in the order it
-# would without the stamps. The last stamp is the first result and has the entry stamps as its first
-# operands, so that all that one of them waits for is met before what follows: else XLA combines
-# all-reduces of one collective with those of a later one, and some start before their stamp.
+# operands here, the chain of timestamps last: so XLA meets the step's own collectives in the order
+# it would without the timestamps. The last timestamp is the first result and has the entry
+# timestamps as its first operands, so that all that one of them waits for is met before what
+# follows: else XLA combines all-reduces of one collective with those of a later one, and some start
+# before their timestamp.
 
 
 def place(_rank: jax.Array) -> None:
   """What a handler must be given to know its device: nothing."""
 
 
-def stamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
   # In this order: see ORDER.
   arguments = operands.prepare((*after, previous))
@@ -45,7 +46,7 @@ def delay(
     events: tuple[Event, Event] | None = None
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
-  limit_ns = np.int64(limits.nanoseconds(limit_s))
+  limit_ns = np.int64(operands.nanoseconds(limit_s))
   arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
   first, last = events or (None, None)
@@ -63,19 +64,19 @@ def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
   return call(*given, program=np.int32(event.to.program), tag=np.int32(event.tag))
 
 
-def hold(stamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
-  """Hands values through in their own memory, after the stamp; see
-  `jaxpace.observation.clocks.hold`."""
+def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
+  """Hands values through in their own memory, after the timestamp; see
+  `jaxpace.observation.clocks.gate`."""
   call = jax.ffi.ffi_call(
       HOLD, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
       vmap_method="sequential",
       input_output_aliases={i: i for i in range(len(values))})
   # In this order: see ORDER.
-  return list(call(*values, stamp))
+  return list(call(*values, timestamp))
 
 
 def mark(values: list[jax.Array], *waited: jax.Array, program: int, tag: int) -> list[jax.Array]:
-  """Writes an event to the ring of marks once all operands are there; see
+  """Writes an event to the ring of timestamps once all operands are there; see
   `jaxpace.core.ring_layout`.
 
   Args:

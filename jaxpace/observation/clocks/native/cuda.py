@@ -1,5 +1,5 @@
-"""The few functions of NVIDIA's driver that marks on GPUs need, and the handler that tells them
-where to write.
+"""The few functions of NVIDIA's driver that timestamps on GPUs need, and the handler that tells
+them where to write.
 
 No CUDA toolkit: the driver's own library is there wherever a GPU is. What is called is its
 documented interface (CUDA Driver API: memory management, modules, streams).
@@ -17,7 +17,7 @@ import jax
 
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native import library
-from jaxpace.observation.clocks.native.elf import whole
+from jaxpace.observation.clocks.native.library import whole
 
 HANDLERS = 1
 """Version of the handler's results, as in lane.cc."""
@@ -101,7 +101,7 @@ class DriverGpu:
     number = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(number), ordinal)
     self._context = ctypes.c_void_p()
-    # The primary context is JAX's too. It is kept: marks go on until the process ends.
+    # The primary context is JAX's too. It is kept: timestamps go on until the process ends.
     driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
     self._stream = ctypes.c_void_p()
     self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
