@@ -75,7 +75,7 @@ def test_the_drawing_is_of_the_real_imports():
   assert drawn == architecture.data(), ("layers or imports have changed: python -m "
                                         "experiments.docs.architecture")
   level = {name: at for at, layer in enumerate(drawn["layers"]) for name in layer}
-  assert len(level) == 16 and drawn["imports"]["coordination"] == ["core"]
+  assert len(level) == 17 and drawn["imports"]["coordination"] == ["core"]
   assert all(level[name] <= level[used] for name, others in drawn["imports"].items()
              for used in others)
   picture = (DOCS / "figures" / "architecture.svg").read_text()

@@ -66,7 +66,7 @@ def launched(monkeypatch):
         ir.DenseElementsAttr.get(words, type=ir.IntegerType.get_unsigned(32)))
 
   monkeypatch.setattr(streaming, "_launch", launch)
-  monkeypatch.setattr(streaming, "_lane", buffer)
+  monkeypatch.setattr(streaming, "_buffer", buffer)
   monkeypatch.setattr(program, "ON_HOST", program.ON_STREAM)
   # optax promotes.
   with jax.numpy_dtype_promotion("standard"):
