@@ -39,7 +39,7 @@ class StepInputs:
   holder: Holder | None = None  # who is asked before collectives; None: nobody
   digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
   events: Events | None = None  # where timestamps go beside; None: nowhere
-  # uint32 [n, 2], what belongs in the ring as the step begins, from `marks.STEP_VALUE` on
+  # uint32 [n, 2], what belongs in the ring as the step begins, from `ring_layout.STEP_VALUE` on
   numbers: jax.Array | None = None
 
 

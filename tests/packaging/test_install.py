@@ -16,7 +16,7 @@ PROGRAM = (
     "import jaxpace, jax\n"
     "from jaxpace.observation.clocks import resolve_clock, words\n"
     "clock = resolve_clock()\n"
-    "stamp = jax.jit(clock.stamp)(words.zero())\n"
+    "stamp = jax.jit(clock.timestamp)(words.zero())\n"
     "assert int(words.to_ns(stamp)) > 0\n"
     "print(jaxpace.__file__, clock.name, clock.notice, sep='|')\n")
 

@@ -24,9 +24,9 @@ def around(clock: Clock, limit_s: float) -> Callable[[jax.Array], jax.Array]:
   two, after."""
 
   def delayed(seconds: jax.Array) -> jax.Array:
-    first = clock.stamp(words.zero(), seconds)
+    first = clock.timestamp(words.zero(), seconds)
     before, after = clock.delay(seconds, limit_s, first)
-    return jnp.stack([first, before, after, clock.stamp(after)])
+    return jnp.stack([first, before, after, clock.timestamp(after)])
 
   return delayed
 

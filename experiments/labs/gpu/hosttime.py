@@ -53,7 +53,7 @@ def reader(bench: Bench) -> Callable[[], int]:
   """A function that takes one timestamp and waits for it: device ns."""
   timer = bench.timer()
   previous = jax.device_put(words.zero(), bench.device())
-  read = jax.jit(timer.stamp)
+  read = jax.jit(timer.timestamp)
   jax.block_until_ready(read(previous))
   return lambda: int(words.to_ns(np.asarray(read(previous))))
 

@@ -21,12 +21,12 @@ WANTED_US = 3.0
 
 def chain(clock: Any, count: int) -> Callable[[jax.Array], jax.Array]:
   """A program of `count` timestamps, each after the one before: uint32 [2] -> [count, 2]. `clock`
-  needs only `stamp`."""
+  needs only `timestamp`."""
 
   def stamps(previous: jax.Array) -> jax.Array:
     taken = []
     for _ in range(count):
-      previous = clock.stamp(previous)
+      previous = clock.timestamp(previous)
       taken.append(previous)
     return jnp.stack(taken)
 
@@ -42,14 +42,14 @@ def between_products(clock: Clock, count: int,
   """
 
   def products(x: jax.Array, w: jax.Array) -> jax.Array:
-    first = stamp = clock.stamp(words.zero(), x)
+    first = stamp = clock.timestamp(words.zero(), x)
     (x,) = gate(clock, stamp, [x])
     for _ in range(count):
       x = x @ w
       if stamped:
-        stamp = clock.stamp(stamp, x)
+        stamp = clock.timestamp(stamp, x)
         (x,) = gate(clock, stamp, [x])
-    return jnp.stack([first, clock.stamp(stamp, x)])
+    return jnp.stack([first, clock.timestamp(stamp, x)])
 
   return products
 

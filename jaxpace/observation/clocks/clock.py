@@ -45,12 +45,12 @@ class Clock(NamedTuple):
 
   Attributes:
     name: "native", "stream" or "callback".
-    timestamp: `stamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of nanoseconds
-      of this host's monotonic clock, read when `previous` (uint32 [2], the last timestamp) and
-      every array of `after` is ready. Arrays of any shape and dtype, PRNG keys included; none is
-      read or copied, but XLA hands a native timestamp its operands whole and in row-major layout:
-      give a slice where that would cost a transposition. With an event, it goes to the ring of
-      timestamps, too.
+    timestamp: `timestamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of
+      nanoseconds of this host's monotonic clock, read when `previous` (uint32 [2], the last
+      timestamp) and every array of `after` is ready. Arrays of any shape and dtype, PRNG keys
+      included; none is read or copied, but XLA hands a native timestamp its operands whole and in
+      row-major layout: give a slice where that would cost a transposition. With an event, it goes
+      to the ring of timestamps, too.
     delay: `delay(seconds, limit_s, previous, *after)` -> the timestamps (uint32 [2] each) before
       and after sleeping min(max(seconds, 0), limit_s): `seconds` float32 [], NaN counts as 0;
       `limit_s` a Python float. The second timestamp is never earlier than the first plus the delay.
@@ -60,7 +60,7 @@ class Clock(NamedTuple):
       uint32 [n, 2] of (high, low) words, as events with tags from the event's on.
     place: `place(rank)` -> what the clock must be given in `Events.place`, of the place of its
       device in the pace state; None where it needs nothing.
-    hold: `hold(stamp, values)` -> the values, once the timestamp is there; all varying over the
+    gate: `gate(timestamp, values)` -> the values, once the timestamp is there; all varying over the
       same mesh axes. Use `jaxpace.observation.clocks.gate`, which sees to that.
     notice: why a better clock is not used; empty where there is none better.
     awaited_under_pmap: `awaited_under_pmap(results)` -> those results of a step under `jax.pmap`

@@ -235,7 +235,7 @@ class ExecutionOrder:
 
   def settle(self, buffers: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
     """Returns what has ended on all devices since the last call: program and number of each
-    execution, in their order. `lanes` as at the beginning, with newer programs."""
+    execution, in their order. `buffers` as at the beginning, with newer programs."""
     fresh: list[tuple[int, int, int]] = []
     for number, of in buffers.items():
       begin, end = self._settled.get(number, 0), self._passed(number, of)

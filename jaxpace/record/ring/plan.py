@@ -247,11 +247,11 @@ def iterations_of(loops: Sequence[Loop], iteration: int) -> list[list[Any]]:
   Where a loop's iterations are not known, which iteration of the loops around it this is can't be
   told: those are left out.
 
-  >>> turns_of([Loop("a", 3), Loop("b", 4)], 6)
+  >>> iterations_of([Loop("a", 3), Loop("b", 4)], 6)
   [['a', 1, 3], ['b', 2, 4]]
-  >>> turns_of([Loop("a", None), Loop("b", 4)], 6)
+  >>> iterations_of([Loop("a", None), Loop("b", 4)], 6)
   [['a', 1, None], ['b', 2, 4]]
-  >>> turns_of([Loop("a", 3), Loop("b", None)], 6)
+  >>> iterations_of([Loop("a", 3), Loop("b", None)], 6)
   [['b', 6, None]]
   """
   found: list[list[Any]] = []
@@ -267,7 +267,7 @@ def iterations_of(loops: Sequence[Loop], iteration: int) -> list[list[Any]]:
 def iterations_in_words(iterations: Iterable[Sequence[Any]]) -> str:
   """Puts what `iterations_of` gives into words; empty outside of loops.
 
-  >>> turns_in_words([["while.1", 2, 4], ["while.2", 17, None]])
+  >>> iterations_in_words([["while.1", 2, 4], ["while.2", 17, None]])
   'iteration 2 of 4, in it iteration 17'
   """
   return ", in it ".join(f"iteration {iteration}" + ("" if trips is None else f" of {trips}")
