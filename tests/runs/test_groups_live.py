@@ -88,7 +88,6 @@ def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
   assert first.point_to_point and not second.point_to_point
   assert first.rank_groups.sources.tolist() == [[-1, 0, -1, 2]]
   assert second.rank_groups.sources is None and second.rank_groups.groups.tolist() == [0, 0, 1, 1]
-  assert plan == type(plan).from_json(json.loads(json.dumps(plan.to_json())))
   saved = json.loads((tmp_path / "run" / "run.json").read_text())["plan"]["collectives"][0]
   assert saved["may_begin_early"] == any("can start before" in notice for notice in plan.notices)
   assert np.asarray(saved["pairs"]).tolist() == [[0, 1]]
