@@ -42,7 +42,7 @@ class Loop:
 @dataclasses.dataclass(frozen=True)
 class Collective:
   """A collective of an instrumented step: timestamped, or in a loop, a branch or `jax.checkpoint`,
-  where writes timestamps each iteration of it.
+  where timestamps time each iteration of it.
 
   Collectives of one body that depend on none of each other are one (XLA combines them, and a rank
   enters them together). A nested one then has several tags: a rank enters at the last of the enter

@@ -53,8 +53,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   """Takes as floor the lowest running median of the transfer over the run.
 
   A bare minimum hangs on one freak reading: two exits timestamped out of turn give a transfer of 0,
-    and
-  every other step would then count as contended. The median of 5 to 33 neighbouring steps, a
+  and every other step would then count as contended. The median of 5 to 33 neighbouring steps, a
   twentieth of the run's, asks that the fabric be quiet for some steps before it is believed. A
   fabric that is never quiet in the run keeps its contention inside the floor: contention is a lower
   bound.

@@ -98,9 +98,9 @@ def instrument(
     max_hold: seconds per step; a pacer that holds collectives back (`jaxpace.take_turns`) does so
       for no longer in all, the last time of listening apart. Before each timestamped collective
       that can be held back it is asked, and may listen: that is in the program, by its own
-        condition, only with
-      such a pacer. It needs `share`, which "auto" then is wherever an all-reduce can carry it;
-      where none can, it is never asked, with a notice. Collectives in loops are not held back.
+      condition, only with such a pacer. It needs `share`, which "auto" then is wherever an
+      all-reduce can carry it; where none can, it is never asked, with a notice. Collectives in
+      loops are not held back.
 
   Returns:
     A callable with `init`, and with `plan` once it has been traced.

@@ -56,8 +56,7 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
 
   Kept are the number of steps and what the pacer has learnt. Left behind is what belonged to the
   process that is gone: its timestamps (no clock of another process means anything here), the delay
-    it
-  was about to apply, and the last step's arrivals. On another number of ranks, or with another
+  it was about to apply, and the last step's arrivals. On another number of ranks, or with another
   pacer, the pacer starts anew, with a notice.
 
   Args:

@@ -1,9 +1,8 @@
 """Which phase of training an equation belongs to, told from its name stack.
 
-Differentiation leaves its timestamp there: `transpose(` is backward, `jvp(` forward. The stack must
-  be
-joined with those of all enclosing calls: an equation's own stack alone misclassifies what a nested
-`jit` holds.
+Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must
+be joined with those of all enclosing calls: an equation's own stack alone misclassifies what a
+nested `jit` holds.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ results, bit for bit.
 
 A thunk runs when those before it that touch the same memory are done. A timestamp names the memory
 that it stands before or after as its own operand and result, and does not change it: the enter
-  timestamp
-waits for all operands of its collective, which waits for the timestamp; what uses the results waits
-for the exit timestamp. The start timestamp names all memory that the program writes, so everything
-waits for it, and the end timestamp waits for everything.
+timestamp waits for all operands of its collective, which waits for the timestamp; what uses the
+results waits for the exit timestamp. The start timestamp names all memory that the program writes,
+so everything waits for it, and the end timestamp waits for everything.
 
 Numbers of fields are those of XLA's `CompilationResultProto`, `ThunkSequenceProto` and
 `BufferAssignmentProto` (xla/service/cpu/executable.proto, xla/backends/cpu/runtime/thunk.proto,

@@ -75,8 +75,7 @@ class Splitter:
   A device ends an execution before it begins the next one, and the end timestamp waits for all
   results. So what comes between two end timestamps belongs to one execution. What comes between an
   end timestamp and the next start timestamp does too: the first collectives may wait for nothing
-    but the program's
-  arguments, and so be entered before the start timestamp is written.
+  but the program's arguments, and so be entered before the start timestamp is written.
   """
 
   def __init__(self, start_tag: int = 0, end_tag: int = 1):
