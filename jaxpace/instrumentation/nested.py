@@ -33,8 +33,8 @@ from jaxpace.instrumentation.program import (
   Program,
   axes_of,
   bodies,
-  collectives_inside,
   is_collective,
+  nested_collectives,
   size_bytes,
 )
 from jaxpace.instrumentation.script import Script
@@ -121,11 +121,11 @@ class _Marker:
     """Parameters of an equation, the jaxprs among them with timestamps; itself where there are
     none."""
     if not any(True for body in bodies(params)
-               for _ in collectives_inside(body, self.axis, where.stack)):
+               for _ in nested_collectives(body, self.axis, where.stack)):
       return params
     if name in _UNOPENED:
       for body in bodies(params):
-        for inner, stack in collectives_inside(body, self.axis, where.stack):
+        for inner, stack in nested_collectives(body, self.axis, where.stack):
           self.leave(inner, stack, primitives.NOT_STAMPED[name])
       return params
     if name in _LOOPS:

@@ -115,23 +115,23 @@ def bodies(params: Mapping[str, Any]) -> Iterator[Any]:
         yield inner
 
 
-def collectives_inside(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
+def nested_collectives(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
   """Collectives of a body and of all bodies in it, each with its joined name stack."""
   for eqn in jaxpr.eqns:
     stack = phases.join(outer, str(eqn.source_info.name_stack))
     if is_collective(eqn.primitive, eqn.params, axis):
       yield eqn, stack
     for body in bodies(eqn.params):
-      yield from collectives_inside(body, axis, stack)
+      yield from nested_collectives(body, axis, stack)
 
 
-def _phases_inside(jaxpr: Any, outer: str) -> set[str]:
+def _nested_phases(jaxpr: Any, outer: str) -> set[str]:
   found: set[str] = set()
   for eqn in jaxpr.eqns:
     stack = phases.join(outer, str(eqn.source_info.name_stack))
     found.add(phases.classify(stack))
     for body in bodies(eqn.params):
-      found |= _phases_inside(body, stack)
+      found |= _nested_phases(body, stack)
   return found
 
 
@@ -176,7 +176,7 @@ class _Flattener:
       env.update(zip(eqn.outvars, outputs, strict=True))
       collective = is_collective(eqn.primitive, eqn.params, self.axis)
       if not collective:
-        self.note_hidden(eqn, stack)
+        self.note_untimed(eqn, stack)
       self.equations.append(Equation(
           eqn.primitive, eqn.params, refs, outputs, stack, getattr(eqn, "ctx", None), collective))
     return [read(var) for var in jaxpr.outvars]
@@ -189,13 +189,13 @@ class _Flattener:
     jaxpr, consts = (body.jaxpr, body.consts) if hasattr(body, "consts") else (body, ())
     if len(jaxpr.invars) != len(eqn.invars):
       return None
-    needed = (any(True for _ in collectives_inside(jaxpr, self.axis, stack))
-              or len(_phases_inside(jaxpr, stack) - {phases.OTHER}) > 1)
+    needed = (any(True for _ in nested_collectives(jaxpr, self.axis, stack))
+              or len(_nested_phases(jaxpr, stack) - {phases.OTHER}) > 1)
     return (jaxpr, consts) if needed else None
 
-  def note_hidden(self, eqn: Any, stack: str) -> None:
+  def note_untimed(self, eqn: Any, stack: str) -> None:
     for body in bodies(eqn.params):
-      for inner, inner_stack in collectives_inside(body, self.axis, stack):
+      for inner, inner_stack in nested_collectives(body, self.axis, stack):
         self.hidden.append(Untimed(
             name=inner_stack or inner.primitive.name,
             primitive=inner.primitive.name,

@@ -72,7 +72,7 @@ def _compile(request: compiling.Request) -> Any:
 
 
 def with_timestamps(request: compiling.Request, name: str, clock: str = "auto"
-                    ) -> program.Stamped | None:
+                    ) -> program.Timestamped | None:
   """A program compiled with timestamps, by a name; None where it has no collectives.
 
   Raises:

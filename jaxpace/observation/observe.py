@@ -272,7 +272,7 @@ class Observed(ObservedFunction):
     else:
       _LOG.info("%s", said)
 
-  def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Stamped | None]:
+  def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Timestamped | None]:
     """The program with timestamps, if all processes that run it have one; else why there is none,
     empty where it has no collectives.
 

@@ -31,7 +31,7 @@ def phase(name: str) -> Iterator[None]:
 
   The phase gets its own time in the trace, `phase_<name>_ns`. `forward`, `backward` and `update`
   are known by themselves; marking them by hand overrides that. Marking part of a loss function
-  timestamps its forward part: the gradient of it stays backward.
+  marks its forward part: the gradient of it stays backward.
 
   >>> import jaxpace
   >>> with jaxpace.phase("augment"):

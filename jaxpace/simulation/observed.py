@@ -28,7 +28,7 @@ class ObservedSteps(NamedTuple):
   step_time: np.ndarray  # [K, R] own last exit to own last exit
 
 
-def stamped_alone(run: Run) -> Run:
+def timestamped_alone(run: Run) -> Run:
   """The run without the collectives in loops of an instrumented step, which timestamps have timed:
   no pacer sees those."""
   marks = run.plan.get("marks")

@@ -24,7 +24,7 @@ from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
 from jaxpace.runs.run import MISSING, Run, RunError
 from jaxpace.simulation import replay_holds
-from jaxpace.simulation.observed import ObservedSteps, observe, stamped_alone
+from jaxpace.simulation.observed import ObservedSteps, observe, timestamped_alone
 
 _CHUNK_CELLS = 1 << 18
 _NAN = np.float32(np.nan)
@@ -113,7 +113,7 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     RunError: no collective was timestamped, so there are no arrivals.
     ValueError: the pacer doesn't return what a pacer must.
   """
-  run = stamped_alone(run)
+  run = timestamped_alone(run)
   if not run.collectives:
     raise RunError(f"{run.path} holds no collective with timestamps: without entries and exits "
                    "there are no arrivals to show a pacer. The report's notes say why none has "

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpace.core.types import Balancer, Pacer
 from jaxpace.runs.run import Run, RunError
-from jaxpace.simulation.observed import observe, stamped_alone
+from jaxpace.simulation.observed import observe, timestamped_alone
 from jaxpace.simulation.shared_work import play
 
 CANNOT_KNOW = (
@@ -60,7 +60,7 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
     RunError: the run's work was shared by speed when it was recorded, or no collective was
       timestamped.
   """
-  run = stamped_alone(run)
+  run = timestamped_alone(run)
   if not run.collectives:
     raise RunError(
         f"{run.path} holds no collective with timestamps: without entries and exits no rank's busy "

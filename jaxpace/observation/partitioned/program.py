@@ -27,7 +27,7 @@ from jaxpace.observation.partitioned.collectives import Found
 from jaxpace.observation.partitioned.compiling import Request, text_of
 
 
-class Stamped(NamedTuple):
+class Timestamped(NamedTuple):
   """A program that was compiled with timestamps."""
 
   executable: Any
@@ -71,7 +71,7 @@ class Put(NamedTuple):
 
 
 def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
-            put: Put | None = None) -> Stamped | None:
+            put: Put | None = None) -> Timestamped | None:
   """Compiles a program with timestamps.
 
   Args:
@@ -102,7 +102,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)),
       bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
-  return Stamped(made.executable, program, made.differences)
+  return Timestamped(made.executable, program, made.differences)
 
 
 def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
