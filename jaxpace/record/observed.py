@@ -147,6 +147,8 @@ class observed:
     assert executed is not None
     while not executed.anything and not self._over.wait(_LOOK_SECONDS):
       pass
+    if not executed.anything:
+      _wait_for_dispatched()
     if self.gives_way and Recording.opened:
       self._closed = True
       self._say("This program opens a recorder of its own: that alone records.")
@@ -155,6 +157,13 @@ class observed:
 
   def _at_exit(self) -> None:
     self.close(getattr(sys, "last_value", None))
+
+
+def _wait_for_dispatched() -> None:
+  """Waits until what has been dispatched is done, if the program still holds its results."""
+  for array in jax.live_arrays():
+    with contextlib.suppress(Exception):  # what fails, fails where the program reads it
+      array.block_until_ready()
 
 
 class FoundRecording(Recording):

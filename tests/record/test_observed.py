@@ -101,6 +101,36 @@ def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
     w = descend(w, x)
 
 
+def test_steps_that_have_not_begun_when_the_block_ends_are_recorded(tmp_path):
+  w, x = arrays()
+
+  @jax.jit
+  def descend(w, x):
+    return w - jnp.float32(1e-4) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
+
+  long = jax.jit(lambda w: jax.lax.fori_loop(0, 200, lambda _, w: jnp.tanh(w @ w), w)[:8, :8])
+  inputs = [jax.device_put(jnp.ones((200, 200)), device) for device in jax.devices()[:4]]
+  jax.block_until_ready([long(one) for one in inputs])
+  with jaxpace.observed(tmp_path / "run"):
+    step = descend.lower(w, x).compile()
+    # The steps wait for these on every device.
+    w = jax.make_array_from_single_device_arrays((8, 8), w.sharding, [long(one) for one in inputs])
+    for _ in range(5):
+      w = step(w, x)
+  assert len(read_run(tmp_path / "run").steps) == 5
+
+
+def test_another_process_asks_for_the_step_once_a_second(monkeypatch):
+  asked, now = [], [0.0]
+  monkeypatch.setattr(found.jax, "process_index", lambda: 1)
+  monkeypatch.setattr(found.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(found.distributed, "key_value_directory", lambda key: asked.append(key) or {})
+  agree = found.Agreement("key", print)
+  for now[0] in np.arange(0.0, 3.0, 0.05):
+    assert agree(None, False, 0) is None
+  assert len(asked) == 3
+
+
 def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
   devices = jax.devices()[:4]
   double = jax.pmap(lambda x: jax.lax.psum(x, "data") * 2, axis_name="data", devices=devices)

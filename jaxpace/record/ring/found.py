@@ -39,6 +39,8 @@ _MOST_PAUSES = 256
 """Collections of garbage that are remembered."""
 _UNKNOWN: Sample = (None, None, None, None, None)
 _AGREE_SECONDS = 5.0
+_ASK_SECONDS = 1.0
+"""How often a process asks process 0 for the step: each answer is traffic on its link."""
 _MOST_RECORDED = 65536
 """Calls of `record` that wait for their steps, at most."""
 
@@ -53,6 +55,7 @@ class Agreement:
   def __init__(self, key: str, say: Callable[[str], None]):
     """Prepares; `key` is the recording's, the same on all processes. `say` takes what is found."""
     self._key, self._say = key, say
+    self._asked = -_ASK_SECONDS
 
   def __call__(self, found: Step | None, last: bool, first: int) -> Step | None:
     """See `Agree`. In the writer's thread."""
@@ -64,6 +67,9 @@ class Agreement:
         if jax.process_count() > 1:
           distributed.key_value_set(key, found.to_json())
       return found
+    if not last and time.monotonic() - self._asked < _ASK_SECONDS:
+      return None
+    self._asked = time.monotonic()
     with contextlib.suppress(TimeoutError, ConnectionError):
       text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
               distributed.key_value_directory(self._key).get(key))

@@ -69,7 +69,13 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
 
   class Both(Handmade):
     def __init__(self):
-      self.plan, self.runs = observed.plan, observed.runs | other.runs
+      self.runs = observed.runs | other.runs
+
+    @property
+    def plan(self):
+      # As soon as a program is compiled, before it runs.
+      return ObservedPlan(tuple(program for one in (observed, other) if one.plan
+                                for program in one.plan.programs))
 
   both = Both()
   with Recorder(tmp_path, both) as recorder:
@@ -78,7 +84,6 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
         observed(observed.inputs())
       else:
         other(other.inputs())
-        both.plan = ObservedPlan((*observed.plan.programs, *other.plan.programs))
       recorder.record()
   found = {}
   for row in table(tmp_path, "collectives"):
