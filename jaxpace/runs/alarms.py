@@ -70,8 +70,8 @@ class Late:
     late: those that have not arrived; empty where all have.
     arrived: indices of those that have called the step.
     process: index of the process that says so.
-    timestamps: which collective of an observed step is not finished, who waits in it and for whom, in
-      sentences.
+    timestamps: which collective of an observed step is not finished, who waits in it and for whom,
+      in sentences.
     causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most
       ranks first.
   """

@@ -20,7 +20,7 @@ from jaxpace.core.fields import is_whole
 from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.groups import RankGroups, read_groups, sends
 from jaxpace.runs.problems import plural
-from jaxpace.runs.run import CollectiveTimes, HeldTimes, MISSING
+from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes
 from jaxpace.runs.table_reader import TableFiles
 
 _RANKS, _CELLS = 8, 1 << 20
@@ -217,8 +217,8 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
   partly = int((own > 0).sum()) - int(full.sum())
-  # Slow steps and the first ones are written in detail as well: with those alone that are drawn, none
-  # counts for more.
+  # Slow steps and the first ones are written in detail as well: with those alone that are drawn,
+  # none counts for more.
   alone = full & drawn
   steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]
   slots = np.array(sorted(slot for slot in seen

@@ -13,7 +13,7 @@ import pyarrow as pa
 from jaxpace.runs import schema
 from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.columns import filled, of_table
-from jaxpace.runs.run import HeldTimes, HostCauses, HostSamples, Listening, MISSING, Run, RunError
+from jaxpace.runs.run import MISSING, HeldTimes, HostCauses, HostSamples, Listening, Run, RunError
 from jaxpace.runs.step_causes import HOST_CAUSES
 from jaxpace.runs.table_reader import TableFiles, list_parts, open_table
 

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.runs import table_reader
 from jaxpace.runs.cells import Cells, Ring
 from jaxpace.runs.collectives import name_collectives
 from jaxpace.runs.columns import CAUSES, Columns, of_table, read_small
 from jaxpace.runs.dense import GUARD
-from jaxpace.runs.run import HeldTimes, HostCauses, MISSING, Process, Run
+from jaxpace.runs.run import MISSING, HeldTimes, HostCauses, Process, Run
 from jaxpace.runs.step_causes import PAUSES
-from jaxpace.runs.table_reader import (NEEDED, PartFile, TableFiles, is_temporary, open_table, others_left_out, outermost, parse_part_name)
+from jaxpace.runs.table_reader import NEEDED, PartFile, TableFiles, open_table
 
 
 class PartRows(NamedTuple):
@@ -68,7 +69,7 @@ class PartFollower:
     """
     self._list()
     for process, parts in sorted(self._pending.items()):
-      yield from self._catch_up(process, outermost(parts.values()), columns, steps)
+      yield from self._catch_up(process, table_reader.outermost(parts.values()), columns, steps)
       read = self._read.get(process, -1)
       self._pending[process] = {name: part for name, part in parts.items() if part.last > read}
     yield from self._mended(columns)
@@ -84,11 +85,13 @@ class PartFollower:
       names = set(os.listdir(self._folder))
     except (FileNotFoundError, NotADirectoryError):
       names = set()
-    found = [(name, part) for name in names - self._names if (part := parse_part_name(name))]
+    found = [(name, part) for name in names - self._names
+             if (part := table_reader.parse_part_name(name))]
     if names != self._names:
-      others = sorted(name for name in names if not is_temporary(name)
-                      and parse_part_name(name) is None)
-      self.unnamed = others_left_out(self._table, others[:3], len(others)) if others else ""
+      others = sorted(name for name in names if not table_reader.is_temporary(name)
+                      and table_reader.parse_part_name(name) is None)
+      self.unnamed = (table_reader.others_left_out(self._table, others[:3], len(others))
+                      if others else "")
     if self._run is None and found:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
     for name, part in found:

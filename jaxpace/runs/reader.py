@@ -24,9 +24,9 @@ from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, table_reader
 from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.collectives import Chosen, choose, name_collectives, unnamed
-from jaxpace.runs.ring_file import read_plan
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unreadable
+from jaxpace.runs.ring_file import read_plan
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION

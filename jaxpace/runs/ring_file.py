@@ -27,7 +27,8 @@ FOLDER = "marks"
 
 _NAME = re.compile(r"^(\d+)(\.previous)?\.(ring|plan\.json)$")
 _MOST_CAPACITY = 1 << 22
-_MOST = ring_layout.PAGE + ring_layout.MOST_BUFFERS * ring_layout.BLOCK + ring_layout.PAGE + 2 * ring_layout.MOST_BYTES
+_MOST = (2 * ring_layout.PAGE + ring_layout.MOST_BUFFERS * ring_layout.BLOCK
+         + 2 * ring_layout.MOST_BYTES)
 
 
 class RingFile(NamedTuple):
@@ -105,7 +106,8 @@ def read_pulse(path: pathlib.Path) -> Pulse | None:
       data = file.read(buffers * ring_layout.BLOCK)
   except OSError:
     return None
-  blocks = np.frombuffer(data.ljust(buffers * ring_layout.BLOCK, b"\0"), ring_layout.BUFFER, buffers)
+  data = data.ljust(buffers * ring_layout.BLOCK, b"\0")
+  blocks = np.frombuffer(data, ring_layout.BUFFER, buffers)
   return Pulse(int(found["alive_ns"]), np.array(blocks["head"]))
 
 
@@ -117,7 +119,8 @@ def header(path: pathlib.Path) -> np.void | None:
       data = file.read(ring_layout.HEADER.itemsize)
   except (OSError, UnreadableError):
     return None
-  if len(data) < ring_layout.HEADER.itemsize or not data.startswith(ring_layout.MAGIC.rstrip(b"\n")):
+  magic = ring_layout.MAGIC.rstrip(b"\n")
+  if len(data) < ring_layout.HEADER.itemsize or not data.startswith(magic):
     return None
   return np.frombuffer(data, ring_layout.HEADER, 1)[0]
 

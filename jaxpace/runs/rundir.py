@@ -18,9 +18,8 @@ from jaxpace.files import documents
 from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
-from jaxpace.files.schemas import RingPlanFile, ProcessFile, RunFile
-from jaxpace.runs import schema
-from jaxpace.runs import ring_file
+from jaxpace.files.schemas import ProcessFile, RingPlanFile, RunFile
+from jaxpace.runs import ring_file, schema
 from jaxpace.runs.problems import why_unreadable
 from jaxpace.runs.table_reader import parse_part_name
 

@@ -1,7 +1,7 @@
 import pytest
 
-from tests.synthetic import synthetic_runs
 from tests.runs.written import JOB
+from tests.synthetic import synthetic_runs
 
 
 @pytest.fixture

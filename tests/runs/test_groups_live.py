@@ -11,8 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.__main__ import main
-from jaxpace.runs.reader import read_run
 from jaxpace.record.recorder import Recorder
+from jaxpace.runs.reader import read_run
 from tests.patience import patiently
 
 STEPS, LATE = 60, 20e-3

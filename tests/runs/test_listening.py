@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core import durations
-from jaxpace.core.plan import Collective, Timestamp, Plan
+from jaxpace.core.plan import Collective, Plan, Timestamp
 from jaxpace.observation.clocks import words
 from jaxpace.record import decode
 from jaxpace.record.decode import Held, TimestampedSteps
@@ -83,7 +83,8 @@ def test_a_reading_is_kept_to_the_last_bit(nanoseconds):
 
 
 def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps():
-  own = timestamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)]) for step in range(4)))
+  own = timestamped_steps(*((step, [(0, 1e-4, 3e-5, 1), None, None], [(3e-5, 0)])
+                            for step in range(4)))
   for process, readings in ((0, 4), (1, 0)):
     intake = Intake(process, 0, Losses())
     batch = Batch(PLAN, [2 * process, 2 * process + 1], [np.arange(4)] * 2, [own] * 2, {})

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.cli.main import main
-from tests.synthetic import synthetic_runs
 from tests.runs.written import JOB, parts, rewrite
+from tests.synthetic import synthetic_runs
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from jaxpace.diagnose.codes import Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
+from tests.runs.written import JOB, parts, rewrite, said
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
-from tests.runs.written import JOB, parts, rewrite, said
 
 
 def test_every_value_comes_back(run_dir):
@@ -38,7 +38,8 @@ def test_every_value_comes_back(run_dir):
 
 
 def test_several_collectives_come_back_in_the_order_they_are_passed(tmp_path):
-  truth = synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=20, processes=1, collectives=3))
+  truth = synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=20, processes=1,
+                                                      collectives=3))
   # slots are numbered as they were found, not as they run
   for file in parts(tmp_path, "collectives"):
     rewrite(file, lambda t: t.set_column(t.schema.get_field_index("collective"), "collective",

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core import ring_layout
-from jaxpace.observation.clocks import host_ring as execution
-from jaxpace.observation.clocks.native import library
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
-from jaxpace.runs import ring_file
+from jaxpace.observation.clocks import host_ring as execution
+from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.executions import DeviceBuffer
+from jaxpace.runs import ring_file
 
 
 @pytest.fixture(scope="module")
