@@ -150,7 +150,7 @@ PROGRAM = """
 import os, pathlib, sys
 import jax, jax.numpy as jnp
 import jaxpace
-from jaxpace.live import file
+from jaxpace.live import control_file
 from jaxpace.live.control_request import ControlRequest
 directory, victims = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 victims.mkdir(); directory.mkdir(parents=True)
@@ -172,7 +172,7 @@ spec = jaxpace.spec(mesh)
 step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, jax.P(), jax.P("data")), out_specs=(spec, jax.P()),
                              check_vma=False))
 pace, w, x = paced.init(mesh), jnp.ones(3), jnp.ones((1, 3))
-file.write(directory / file.NAME, ControlRequest(enabled=False))
+control_file.write(directory / control_file.NAME, ControlRequest(enabled=False))
 with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, every_seconds=0.01) as control:
   with jaxpace.Watchdog(recorder=recorder) as watchdog:
     watchdog._events.write("late", 1, {})

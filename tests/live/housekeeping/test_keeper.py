@@ -11,8 +11,7 @@ import weakref
 import pytest
 
 import jaxpace
-from jaxpace.live import housekeeper as module
-from jaxpace.live import housekeeper as tasks
+from jaxpace.live import housekeeper
 from jaxpace.live.collector import Ceiling
 from jaxpace.live.housekeeper import MODES
 from jaxpace.runs.reader import read_run
@@ -165,15 +164,15 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
     keeper._pid = os.getpid() + 1
   assert gc.get_threshold() != (700, 10, 10) or not gc.isenabled()
   keeper._collector.restore()
-  assert not module._active
+  assert not housekeeper._active
 
 
 def task(every=10, hook=lambda: None):
-  return tasks.PeriodicTask("it", hook, every)
+  return housekeeper.PeriodicTask("it", hook, every)
 
 
 def test_an_error_is_told_once_a_kind_and_counted(caplog):
-  errors, raised = (tasks.Errors(),
+  errors, raised = (housekeeper.Errors(),
                     iter([OSError("disk full"), OSError("again"), ValueError("other"),
                           OSError("more")]))
 
@@ -183,7 +182,7 @@ def test_an_error_is_told_once_a_kind_and_counted(caplog):
   one = task(1, hook)
   with caplog.at_level(logging.WARNING):
     for step in range(1, 5):
-      tasks.run(one, step, errors)
+      housekeeper.run(one, step, errors)
   assert errors.counts == {"it": 4}
   assert [record.message.split(". Training")[0] for record in caplog.records] == [
       "Housekeeping hook 'it' raised OSError at step 1: disk full",
@@ -196,7 +195,7 @@ def test_what_is_meant_to_end_the_program_passes(kind):
     raise kind
 
   with pytest.raises(kind):
-    tasks.run(task(hook=hook), 1, tasks.Errors())
+    housekeeper.run(task(hook=hook), 1, housekeeper.Errors())
 
 
 def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
