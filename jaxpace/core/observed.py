@@ -125,13 +125,13 @@ class ObservedProgram:
   unstamped: tuple[Untimed, ...] = ()
   """Collectives that have no timestamps, and why."""
   bare: str = ""
-  """Why this program runs as it was, without timestamps, in a sentence; "" where it has
+  """Why this program runs unmodified, without timestamps, in a sentence; "" where it has
   timestamps."""
   clock: str = "host"
   """Whose clock its timestamps are of: "host", or "stream" for the GPU's own, set by the host's
     once."""
   bare_compile_s: float | None = None
-  """Seconds that compiling the step as it was took; None where not measured."""
+  """Seconds that compiling the step unmodified took; None where not measured."""
   stamped_compile_s: float | None = None
   """Seconds that putting marks in took; on GPUs it is compiled again for that."""
 

@@ -34,7 +34,7 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
 
   The step is compiled as it is, and on CPUs calls of a clock are put before and after every
   collective of what the compiler made: the same machine code, shardings, donation, and the same
-  bits. Where that can't be done the step runs as it was, and a warning says why.
+  bits. Where that can't be done the step runs unmodified, and a warning says why.
 
   >>> import jax, jaxpace
   >>> step = jaxpace.observe(jax.jit(lambda state, batch: state + batch.mean()))
@@ -47,11 +47,10 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
     check: True runs the first call twice, without timestamps and with them, on copies of its
       arguments where they are donated, and compares results bit for bit. By default the compiled
       programs' collectives are compared: kind, number, groups, operands, loops.
-    different: what to do where a comparison finds a difference: "bare" runs the step as it was,
+    different: what to do where a comparison finds a difference: "bare" runs the step unmodified,
       "marked" runs it with timestamps all the same, "raise" raises an error. All but the last warn.
-    clock: "auto" marks steps on CPUs; steps on other devices run as they were. "stream" timestamps
-      steps on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one
-      yet.
+    clock: "auto" times steps on CPUs; steps on other devices run unmodified. "stream" times steps
+      on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one yet.
 
   Returns:
     A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
@@ -200,7 +199,7 @@ class Observed(ObservedFunction):
     return said
 
   def _forget_marks(self, reason: str) -> None:
-    """From now on the step runs as it was."""
+    """From now on the step runs unmodified."""
     self.plan = ObservedPlan(tuple(
         dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
     self._token, self.runs, self._counting = None, frozenset(), False

@@ -33,7 +33,7 @@ class Partitioned(NamedTuple):
   met: tuple[Found, ...]
   """Its collectives, as the dump's text has them."""
   compiled: str
-  """Text of the program compiled as it was."""
+  """Text of the program compiled unmodified."""
   seconds: float
   """What compiling it took."""
 

@@ -33,7 +33,7 @@ class Timestamped(NamedTuple):
   executable: Any
   program: ObservedProgram
   differences: tuple[str, ...]
-  """In what its collectives differ from those of the program as it was, a sentence each."""
+  """In what its collectives differ from those of the unmodified program, a sentence each."""
 
 
 class Mesh(NamedTuple):
@@ -55,7 +55,7 @@ class Compiled(NamedTuple):
   notices: tuple[str, ...]
   differences: tuple[str, ...]
   bare_seconds: float
-  """What compiling it as it was took."""
+  """What compiling it unmodified took."""
   marked_seconds: float
   """What putting marks in took."""
 
