@@ -192,7 +192,7 @@ def _mean_steps(config: Mapping[str, Any], seeds: int) -> np.ndarray:
 
   def play(key: jax.Array) -> list[jax.Array]:
     starts = jax.random.uniform(jax.random.fold_in(key, 1), (len(jobs),), maxval=10e-3)
-    histories = plan.run(key, [j.job for j in jobs], links, starts,
+    histories = plan(key, [j.job for j in jobs], links, starts,
                          np.full(len(jobs), 2**30, np.int32))
     return [history.step_time for history in histories]
 

@@ -156,7 +156,7 @@ def launch(processes: int, dtypes: list[str], steps: int) -> list[dict[str, Any]
   """Runs this program as workers in several processes. Returns their rows, one a comparison: equal
   if on every process."""
   with tempfile.TemporaryDirectory() as root:
-    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+    command = [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(processes),
                "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m", __spec__.name,
                f"--worker={root}", f"--dtypes={','.join(dtypes)}", f"--steps={steps}"]
     subprocess.run(command, check=True)

@@ -231,7 +231,7 @@ def launch(processes: int, shape: str, rounds: int, warm_up: int) -> dict[str, A
   """Runs this program in several processes; process 0's blocks."""
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "found.json")
-    command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+    command = [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(processes),
                "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
                "experiments.measure.null_live", f"--worker={target}",
                f"--rounds={rounds}", f"--warm_up={warm_up}", f"--shapes={shape}"]

@@ -241,7 +241,7 @@ def launch(processes: int, delays: list[float], times: int) -> dict[str, Any]:
            f"--delays_ms={','.join(f'{d:g}' for d in delays)}", f"--times={times}"]
     devices = 4 if processes == 1 else 1
     command = own if processes == 1 else [
-        sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(processes),
+        sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(processes),
         "--logs", os.path.join(root, "logs"), "--", *own]
     subprocess.run(command, check=True, env={**os.environ, "JAX_PLATFORMS": "cpu",
                                              "XLA_FLAGS":

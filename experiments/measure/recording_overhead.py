@@ -229,7 +229,7 @@ def launch(processes: int) -> list[dict[str, Any]]:
   """Runs this program in several processes and returns process 0's rows."""
   with tempfile.TemporaryDirectory() as root:
     target = os.path.join(root, "rows.json")
-    subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc",
+    subprocess.run([sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc",
                     str(processes), "--logs", os.path.join(root, "logs"), "--", sys.executable,
                     "-m", MODULE, f"--worker={target}", *sys.argv[1:]], check=True)
     return list(json.loads(pathlib.Path(target).read_text()))

@@ -40,7 +40,7 @@ def one_step() -> dict[str, Any]:
                                                  noise.Pauses(np.float32(0.05), np.float32(5e-3))))
   other = Job(np.float32(17e-3), np.float32(0), np.float32(0), np.float32(0),
               np.full(1, 9e-3, np.float32))
-  histories = jax.jit(plan.run)(
+  histories = jax.jit(plan)(
       jax.random.key(4), [job, other],
       LinkShares(np.ones((2, 1), np.float32), np.ones(2, np.float32)),
       np.zeros(2, np.float32), np.full(2, 2**30, np.int32))

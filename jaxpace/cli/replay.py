@@ -10,7 +10,7 @@ from jaxpace.cli import running
 
 if TYPE_CHECKING:
   from jaxpace.runs.run import Run
-  from jaxpace.simulation.replay_summary import HeldSummary, ReplaySummary
+  from jaxpace.simulation.replay import HeldSummary, ReplaySummary
 
 EPILOG = """\
 The pacer's own code runs over the recorded arrivals, in the model in which a step lasts until its last rank has
@@ -100,8 +100,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   from jaxpace.diagnose.selected_steps import count_steps
   from jaxpace.runs.plain_text import write_plain
   from jaxpace.runs.run import RunError
-  from jaxpace.simulation import replay_summary
-  from jaxpace.simulation.replay import replay
+  from jaxpace.simulation.replay import replay, summarise, to_json
 
   named = args.pacer_from or args.pacer
   found = run.info.get("settings")
@@ -114,7 +113,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
                       max_hold=_number(settings.get("max_hold"), 0.25))
   except (ValueError, TypeError) as error:
     raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
-  summary = replay_summary.summarise(replayed, count_steps(run).mask)
+  summary = summarise(replayed, count_steps(run).mask)
   if summary is None:
     raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
                    "nothing can be replayed.")
@@ -122,7 +121,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
            *_notes(run, summary, laid_out, not args.no_share)]
   return running.Answer(
       lambda: write_plain(_text(args, run, summary, notes)),
-      lambda: replay_summary.to_json(summary, run=run.id, pacer=named, shared=not args.no_share,
+      lambda: to_json(summary, run=run.id, pacer=named, shared=not args.no_share,
                                      as_recorded=args.as_recorded, notes=notes))
 
 
@@ -132,9 +131,9 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   from jaxpace.diagnose.selected_steps import count_steps
   from jaxpace.runs.plain_text import plain, write_plain
   from jaxpace.runs.run import RunError
-  from jaxpace.simulation import replay_balancer
+  from jaxpace.simulation import shared_work
   try:
-    found = replay_balancer.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
+    found = shared_work.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
   except ValueError as error:
     raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   if found is None:
@@ -151,7 +150,7 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
            f"work shared by speed   {_ms(found.shared)}  {found.speedup:.2f}x",
            f"counts changed         {found.changes:>10} times; at the end {counts}"]
   lines += ["", "Notes", *(f"  - {note}" for note in notes)] if notes else []
-  lines += ["", "What this cannot know", *(f"  - {line}" for line in replay_balancer.CANNOT_KNOW)]
+  lines += ["", "What this cannot know", *(f"  - {line}" for line in shared_work.CANNOT_KNOW)]
   return running.Answer(
       lambda: write_plain("\n".join(lines)),
       lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes))
@@ -212,7 +211,7 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
 def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
   from jaxpace.runs.plain_text import plain
   from jaxpace.runs.problems import plural
-  from jaxpace.simulation.replay_summary import cannot_know
+  from jaxpace.simulation.replay import cannot_know
   ranks = len(summary.delay)
   lines = [
       f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, "

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
   from jaxpace.diagnose.forecast.forecast import Forecast
   from jaxpace.diagnose.hang import Hang
   from jaxpace.runs.run import Run
-  from jaxpace.show.progress import Progress
+  from jaxpace.show.console import Progress
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.

@@ -54,8 +54,8 @@ def call(name: str, command: Command, args: argparse.Namespace) -> int:
   Raises:
     BrokenPipeError: the reader of standard output has left.
   """
+  from jaxpace.show.console import Progress
   from jaxpace.show.json_file import check_target
-  from jaxpace.show.progress import Progress
 
   args.progress = Progress()
   try:

@@ -187,7 +187,7 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
   import numpy as np
 
   from jaxpace.files.plain import to_plain
-  from jaxpace.simulation import schedules, surroundings
+  from jaxpace.simulation import record, schedules
   from jaxpace.simulation.record import JobRecord
   fabric, shape = scenario.fabric, job.shape
   members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
@@ -207,10 +207,10 @@ def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> A
       forward=float(job.job.forward), backward=float(job.job.backward),
       update=float(job.job.update), max_delay=scenario.max_delay, pacer=job.pacer_text,
       config=json.loads(json.dumps(config, default=list)),
-      places=[to_plain(surroundings.place(fabric, process,
+      places=[to_plain(record.place(fabric, process,
                                           members[process * each:(process + 1) * each]))
               for process in range(shape.ranks // each)],
-      floor=surroundings.quiet(fabric, seconds, shape.ranks, size) if shape.ranks > 1 else None,
+      floor=record.quiet(fabric, seconds, shape.ranks, size) if shape.ranks > 1 else None,
       busy=[float(f"{share:.6g}") for share in busy] if busy.any() else [])
 
 

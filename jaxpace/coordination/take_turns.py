@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import knobs, order, windows
-from jaxpace.coordination.coin import checked, uniform
+from jaxpace.coordination import interleave, knobs, windows
+from jaxpace.coordination.keyed import checked, uniform
 from jaxpace.core.durations import valid
 from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
 
@@ -187,7 +187,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   learn, trial = knobs.steps("learn", learn, 4), knobs.steps("trial", trial, 4)
   retry, slots = knobs.steps("retry", retry, 1), knobs.slots(slots)
   sooner, half = max(1, retry // 8), max(1, retry // 2)
-  given = order.given_floor(floor, slots)
+  given = interleave.given_floor(floor, slots)
   lowest, noticed = windows.floor(window), windows.mean(_NOTICED)
   sharing, turning = windows.mean(2 * learn), windows.mean(2 * trial)
 
@@ -256,7 +256,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
         heard=state.heard | (busy & ~once))
 
   def update(observation: Observation, state: TakeTurns) -> tuple[Decision, TakeTurns]:
-    times = order.first(observation.job_transfers, slots)
+    times = interleave.first(observation.job_transfers, slots)
     state = state._replace(floor=lowest.update(times, state.floor))
     floors = floors_of(state)
     sent = valid(times) & valid(floors)
@@ -278,7 +278,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     contended = noticed.value(recent) > band
     silent = mode == SILENT
     # What is known of the step just done comes sooner; of its last buckets nothing is.
-    now = order.first(observation.job_transfers_now, slots)
+    now = interleave.first(observation.job_transfers_now, slots)
     late_now = jnp.where(valid(now) & valid(floors), jnp.maximum(now - floors, _ZERO), _ZERO)
     late = (contention > band) | (jnp.sum(late_now) > band * total)
     resumes = silent & state.proven & late
@@ -317,7 +317,8 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     proven = whole & (state.proven | (tried & ~fails)) & ~fails & ~notices
     own_patience = jnp.where(shorter, _SHORTER * most, jnp.where(begins, most, state.patience))
     none = jnp.zeros((slots,), jnp.float32)
-    holds = none if isinstance(observation.holds, tuple) else order.first(observation.holds, slots)
+    holds = (none if isinstance(observation.holds, tuple)
+             else interleave.first(observation.holds, slots))
     turns = (after == TRIES) | (after == TURNS)
     info = {"contention": contention, "turns": turns.astype(jnp.float32), "sharing_cost": without,
             "turns_cost": with_turns}

@@ -54,7 +54,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpace.coordination import coin, keyed, knobs, plain, sequential
+from jaxpace.coordination import keyed, knobs, plain, sequential
 from jaxpace.coordination.sequential import Number
 
 BLOCK = 16
@@ -221,7 +221,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
                   open_ended=True)
   patience, retry = knobs.steps("patience", patience, 1), knobs.steps("retry", retry, 1)
   lag, lean = knobs.steps("lag", lag, 0), knobs.steps("lean", lean, 0)
-  key = int(coin.checked(key))
+  key = int(keyed.checked(key))
   measured = block - settle
   real, where = xp.float32, xp.where
   either = _chosen if xp is plain else _either

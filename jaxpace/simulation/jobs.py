@@ -48,13 +48,10 @@ class LinkShares(NamedTuple):
   parts: Any = None
 
 
-class Several(NamedTuple):
-  """Jobs ready to run; pure, for `jax.jit` and `jax.vmap`."""
-
-  run: Callable[[jax.Array, Sequence[Job], LinkShares, Any, Any], tuple[Steps, ...]]
-  """(key, jobs, shares, starts [J] s idle before the first step, last [J] steps) -> what happened
-  to each job: leaves [steps, ...], NaN in rows a job never got to. A job leaves after its `last`
-  steps, others go on."""
+RunJobs = Callable[[jax.Array, Sequence[Job], LinkShares, Any, Any], tuple[Steps, ...]]
+"""Pure, for `jax.jit` and `jax.vmap`: (key, jobs, shares, starts [J] s idle before the first step,
+last [J] steps) -> what happened to each job: leaves [steps, ...], NaN in rows that a job never
+reached. A job leaves after its `last` steps, the others go on."""
 
 
 class _Playing(NamedTuple):
@@ -73,7 +70,7 @@ class _Playing(NamedTuple):
 
 
 def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets: Sequence[int],
-            steps: int | Sequence[int], max_delay: float = 0.25, by_rank: bool = False) -> Several:
+            steps: int | Sequence[int], max_delay: float = 0.25, by_rank: bool = False) -> RunJobs:
   """Prepares jobs that share a fabric.
 
   Args:
@@ -132,7 +129,7 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
     done, _ = jax.lax.while_loop(unfinished, turn, (playing, jnp.int32(0)))
     return tuple(p.steps for p in done)
 
-  return Several(run)
+  return run
 
 
 def _by_stretch(shares: LinkShares) -> tuple[jax.Array, jax.Array, jax.Array]:

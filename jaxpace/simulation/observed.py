@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,7 @@ class ObservedSteps(NamedTuple):
   asked: np.ndarray  # [K, R] asked for
   waits: np.ndarray  # [K, R, S]
   step_time: np.ndarray  # [K, R] own last exit to own last exit
+  record: Any = ()  # OnRecord of these steps; () where nothing was held and nobody is asked
 
 
 def timestamped_alone(run: Run) -> Run:

@@ -60,18 +60,6 @@ class Replayed(NamedTuple):
   readings: np.ndarray
 
 
-class _Row(NamedTuple):
-  """One step, as a scan sees it."""
-
-  step: Any  # [] int32
-  present: Any  # [R] bool
-  arrivals: Any  # [R] float32 s
-  delays: Any  # [R] float32 s, as recorded
-  waits: Any  # [R, S] float32 s, as recorded
-  step_time: Any  # [R] float32 s, as recorded
-  record: Any  # OnRecord, of one step; () where nothing was held and nobody is asked
-
-
 class _Carry(NamedTuple):
   states: Any  # the pacer's, every leaf [R, ...]
   delay: Any  # [R] float32 s, asked for the step to come
@@ -145,9 +133,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     seen = observe(run, ranks, slots, part)
     held = (replay_holds.on_record(run, ranks, slots, part, places) if recorded
             else replay_holds.nothing_on_record(len(seen.steps), slots))
-    row = _Row(seen.steps, seen.present, seen.arrivals, seen.delays, seen.waits, seen.step_time,
-               held if recorded else ())
-    carry, (asked, delays, columns, answers) = play(carry, row)
+    carry, (asked, delays, columns, answers) = play(
+        carry, seen._replace(record=held) if recorded else seen)
     found = (replay_holds.nothing_asked(len(seen.steps), slots) if not asks
              else jax.tree.map(np.asarray, answers))
     parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
@@ -170,7 +157,7 @@ def _carrier(run: Run) -> int | None:
 
 def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray, most: np.float32,
             shared: bool, as_recorded: bool, ask: Any, first: int
-            ) -> Callable[[_Carry, _Row], tuple[_Carry, Any]]:
+            ) -> Callable[[_Carry, ObservedSteps], tuple[_Carry, Any]]:
   numbers = np.arange(count, dtype=np.int32)
   weight = np.float32(1 / count)
 
@@ -184,7 +171,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
                                      holds)
     return (*pacing.decide(pacer, seen, state), transfers)
 
-  def step(carry: _Carry, row: _Row) -> tuple[_Carry, Any]:
+  def step(carry: _Carry, row: Any) -> tuple[_Carry, Any]:
     used = bounded(carry.delay, most)
     delays, waits, step_time = row.delays, row.waits, row.step_time
     if not as_recorded:
@@ -202,7 +189,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
       latest = _latest(row.arrivals, delays)
       each = jax.vmap(ask, in_axes=(None, None, None, 0), axis_size=count)
       states, every = each(
-          row.step, row.record, row.record.reached.at[first].set(latest), states)
+          row.steps, row.record, row.record.reached.at[first].set(latest), states)
       answers = jax.tree.map(lambda values: values[0], every)
       holds = jnp.nan_to_num(answers.held)
       if not as_recorded:
@@ -218,7 +205,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
         waits=jnp.where(over, (waits * weight).sum(axis=0), _NAN))
     decision, states, transfers = jax.vmap(
         of_one, in_axes=(None, 0, None, None, 0, 0, None, 0, None))(
-            row.step, numbers, row.arrivals, delays, waits, step_time, along, states, holds)
+            row.steps, numbers, row.arrivals, delays, waits, step_time, along, states, holds)
     return (_Carry(states, decision.delay, step_time, transfers),
             (carry.delay, used, decision.info, answers))
 
@@ -256,3 +243,141 @@ def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np
                   held_back(delays.astype(np.float64)), holding, agrees, columns, answers,
                   replay_holds.agree(answers, held), held.asked_ns != MISSING,
                   held.there.sum(axis=1, dtype=np.int64))
+
+
+CANNOT_KNOW = (
+    "Whether pacing helps. In this model no rank's delay makes another rank faster, so pacing "
+    "cannot gain: the figure is what it would cost.",
+    "Whether ranks that wait and poll slow the late ones down (CPU, SMs, power). That is where "
+    "pacing early ranks can gain, and only a live run with pacing on and off shows it.",
+    "Contention with other jobs: moving this job's phase changes what its collectives take, here "
+    "they stay as recorded.",
+    "Pauses (garbage collection, checkpoints) moved to other steps: they stay where they were.",
+    "What a delay costs on a GPU or a busy machine: delays are taken as applied exactly as asked, "
+    "at no cost of their own.",
+)
+NOT_OF_HOLDS = (
+    "Whether holding collectives back helps: they take as long as recorded, whoever else is held "
+    "back, and what is heard is what was heard then, whatever is done about it.",
+)
+"""Of a pacer with a `hold`, besides."""
+
+
+class HeldSummary(NamedTuple):
+  """What a pacer's `hold` asked for, over the steps that count. Seconds."""
+
+  mean: float  # asked for and listened, a step
+  longest: float  # the same in one step
+  active: float  # share of steps in which it asked for anything, or listened
+  cost: float  # sum of H
+  listened: int  # times it wanted to listen
+  unanswered: int  # of these, times of which there is no reading on record
+  on_record: int  # readings on record
+  asked: int  # questions: collectives before which it was asked
+  # share of questions to which the answer is as recorded; None where the record doesn't tell
+  agreement: float | None
+
+
+class ReplaySummary(NamedTuple):
+  """A replay over the steps that count: those whose every rank is known, without the warm-up. R
+  ranks; seconds."""
+
+  steps: int
+  left_out: int  # steps recorded that don't count
+  recorded: float  # mean step as recorded
+  bare: float  # mean step without any delay
+  replayed: float  # mean step with the replayed delays
+  cost: float  # sum of L
+  active: float  # share of steps in which some rank is delayed
+  longest: float  # longest delay
+  delay: np.ndarray  # [R] float64 mean delay of each rank
+  active_of_rank: np.ndarray  # [R] float64 share of steps in which it is delayed
+  columns: dict[str, float]  # mean over ranks and steps of the pacer's own columns, where known
+  agreement: float  # share of delays, over ranks and steps, that equal those recorded as asked
+  held: HeldSummary | None  # None where nobody was asked
+
+  @property
+  def change(self) -> float:
+    """Share by which the replayed pacer lengthens the step."""
+    return self.replayed / self.bare - 1 if self.bare > 0 else 0.0
+
+
+def summarise(replayed: Replayed, counted: np.ndarray) -> ReplaySummary | None:
+  """Adds a replay up.
+
+  Args:
+    replayed: what `replay` returned.
+    counted: [K] bool, the steps that count, as far as they are known.
+
+  Returns:
+    The summary; None where no step counts.
+  """
+  mask = counted & replayed.known
+  steps = int(mask.sum())
+  if not steps:
+    return None
+  delays = replayed.delays[mask].astype(np.float64)
+  bare, cost = float(replayed.bare[mask].mean()), float(replayed.cost[mask].sum())
+  columns = {}
+  for name, values in replayed.columns.items():
+    known = values[mask][np.isfinite(values[mask])]
+    if known.size:
+      columns[name] = float(known.mean(dtype=np.float64))
+  recorded = int(np.isfinite(replayed.recorded).sum())
+  paced = bare + (cost + float(replayed.hold_cost[mask].sum())) / steps
+  return ReplaySummary(
+      steps, recorded - steps, float(replayed.recorded[mask].mean()), bare,
+      paced, cost, float((delays > 0).any(axis=1).mean()), float(delays.max()),
+      delays.mean(axis=0), (delays > 0).mean(axis=0), columns, float(replayed.agrees[mask].mean()),
+      _held(replayed, mask))
+
+
+def _held(replayed: Replayed, mask: np.ndarray) -> HeldSummary | None:
+  """Adds up what was held in the steps that count."""
+  holds = replayed.holds
+  seconds = holds.held[mask].astype(np.float64)
+  asked = int(np.isfinite(seconds).sum())
+  if not asked:
+    return None
+  by_step = np.nan_to_num(seconds).sum(axis=1)
+  listened = holds.listened[mask]
+  told = replayed.holds_recorded[mask]
+  return HeldSummary(
+      float(by_step.mean()), float(by_step.max()),
+      float(((by_step > 0) | (listened > 0).any(axis=1)).mean()),
+      float(replayed.hold_cost[mask].sum()), int(listened.sum()), int(holds.unanswered[mask].sum()),
+      int(replayed.readings[mask].sum()), asked,
+      float(replayed.holds_agree[mask][told].mean()) if told.any() else None)
+
+
+def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool,
+            notes: list[str]
+            ) -> dict[str, Any]:
+  """Returns the document of `jaxpace replay --json`: seconds, and shares of one."""
+  return {
+      "schema": 1, "run": run, "pacer": pacer, "shared": shared, "as_recorded": as_recorded,
+      "ranks": len(summary.delay), "steps": summary.steps, "steps_left_out": summary.left_out,
+      "step_time": {"recorded": summary.recorded, "without": summary.bare,
+                    "with": summary.replayed},
+      "change": summary.change,
+      "cost": {"total": summary.cost, "share": summary.cost / (summary.bare * summary.steps)},
+      "active_share": summary.active,
+      "delay": {"mean": float(summary.delay.mean()), "longest": summary.longest, "by_rank": {
+          str(rank): {"mean": float(mean), "active_share": float(share)}
+          for rank, (mean, share) in enumerate(zip(summary.delay, summary.active_of_rank,
+                                                   strict=True))}},
+      "held": None if summary.held is None else _held_json(summary.held, summary, as_recorded),
+      "columns": summary.columns, "agreement": summary.agreement if as_recorded else None,
+      "cannot_know": cannot_know(summary), "notes": notes}
+
+
+def _held_json(held: HeldSummary, summary: ReplaySummary, as_recorded: bool) -> dict[str, Any]:
+  return {"mean": held.mean, "longest": held.longest, "active_share": held.active,
+          "cost": {"total": held.cost, "share": held.cost / (summary.bare * summary.steps)},
+          "listened": held.listened, "unanswered": held.unanswered, "on_record": held.on_record,
+          "agreement": held.agreement if as_recorded else None}
+
+
+def cannot_know(summary: ReplaySummary) -> list[str]:
+  """What a replay can't know, of this one."""
+  return [*CANNOT_KNOW, *(NOT_OF_HOLDS if summary.held is not None else ())]

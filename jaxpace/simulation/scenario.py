@@ -1,5 +1,11 @@
 """Runs a scenario: every job's steps, part by part, so that memory stays bounded and progress can
-be shown."""
+be shown.
+
+Failures: a segment is the work from one checkpoint to the next, the checkpoint included. A failure
+throws the job back to the last checkpoint; it restarts and tries the segment again. Failures come
+at a constant rate and none strikes during a restart: Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps" (2006).
+"""
 
 from __future__ import annotations
 
@@ -12,10 +18,53 @@ import jax
 import numpy as np
 
 from jaxpace.core.types import Pacer
-from jaxpace.simulation.failures import Survived, survive
 from jaxpace.simulation.job import Shape, Simulation, Steps, simulation
 from jaxpace.simulation.jobs import LinkShares, several
-from jaxpace.simulation.settings import JobSettings, Scenario
+from jaxpace.simulation.settings import Failures, JobSettings, Scenario
+from jaxpace.simulation.sharing import Stretch
+
+
+class Survived(NamedTuple):
+  """A run with failures. Seconds; G segments."""
+
+  elapsed: float
+  work: float  # of it, steps that lasted
+  checkpoints: float  # of it, checkpoints that were completed
+  lost: float  # of it, work and checkpoints that failures threw away
+  restarts: float  # of it, restarting
+  failures: int
+  segments: np.ndarray  # [G] s, each segment until it was done
+
+
+def survive(step_times: np.ndarray, failures: Failures, seed: int) -> Survived:
+  """Plays a run's steps with failures.
+
+  A segment that is tried again takes as long as the first time: the steps are the same.
+
+  Args:
+    step_times: [K] s.
+    failures: rate, interval, costs.
+    seed: of the failures.
+  """
+  steps = np.asarray(step_times, np.float64)
+  begins = np.arange(0, len(steps), failures.every)
+  work = np.add.reduceat(steps, begins) if len(steps) else np.zeros(0)
+  random = np.random.default_rng(seed)
+  need = work + failures.checkpoint
+  # Attempts that fail before the one that doesn't: geometric, since failures forget. How long each:
+  # exponential, cut.
+  chance = -np.expm1(-failures.rate * need)
+  count = (random.geometric(np.clip(1 - chance, 1e-12, 1)) - 1 if failures.rate > 0
+           else np.zeros(len(need), np.int64))
+  which = np.repeat(np.arange(len(need)), count)
+  until = (-np.log1p(-random.random(len(which)) * chance[which]) / failures.rate if len(which)
+           else np.zeros(0))
+  wasted = np.bincount(which, until, minlength=len(need))
+  segments = need + wasted + count * failures.restart
+  return Survived(float(segments.sum()), float(work.sum()), len(need) * failures.checkpoint,
+                  float(wasted.sum()), float(count.sum()) * failures.restart, int(count.sum()),
+                  segments)
+
 
 _PART_CELLS = 1 << 21
 """Rank-steps times buckets that are kept at once; about 100 bytes each."""
@@ -137,7 +186,7 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
                  steps=[scenario.steps] * len(jobs),
                  max_delay=scenario.max_delay, by_rank=True)
   last = [j.leaves or 2**30 for j in jobs]
-  histories = jax.jit(plan.run)(
+  histories = jax.jit(plan)(
       jax.random.fold_in(_key(scenario), group[0]), [j.job for j in jobs], shares(jobs),
       np.asarray([j.start for j in jobs], np.float32), np.asarray(last, np.int32))
   for index, steps in zip(group, histories, strict=True):
@@ -156,7 +205,7 @@ def shares(jobs: list[JobSettings]) -> LinkShares:
   common = (np.stack([j.load.usage for j in jobs]) > 0).sum(axis=0) > 1
   if not common.any():
     return LinkShares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
-  each = [_merged([_On(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches])
+  each = [_merged([Stretch(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches])
           for j in jobs]
   length = max(map(len, each))
   usage = np.zeros((len(jobs), length, int(common.sum())))
@@ -177,37 +226,31 @@ def shares(jobs: list[JobSettings]) -> LinkShares:
                     parts=parts.astype(np.float32))
 
 
-class _On(NamedTuple):
-  """A stretch of a job's collective on the links it shares."""
-
-  seconds: float
-  usage: np.ndarray
-  flows: np.ndarray
-
-  def like(self, other: _On) -> bool:
-    return (np.allclose(self.usage, other.usage, rtol=1e-6, atol=1e-9)
-            and bool((self.flows == other.flows).all()))
-
-  def joined(self, other: _On) -> _On:
-    seconds = self.seconds + other.seconds
-    mean = (self.usage * self.seconds + other.usage * other.seconds) / seconds
-    return _On(seconds, mean, np.maximum(self.flows, other.flows))
+def _alike(one: Stretch, other: Stretch) -> bool:
+  return (np.allclose(one.usage, other.usage, rtol=1e-6, atol=1e-9)
+          and bool((one.flows == other.flows).all()))
 
 
-def _merged(pieces: list[_On]) -> list[_On]:
+def _joined(one: Stretch, other: Stretch) -> Stretch:
+  seconds = one.seconds + other.seconds
+  mean = (one.usage * one.seconds + other.usage * other.seconds) / seconds
+  return Stretch(seconds, mean, np.maximum(one.flows, other.flows))
+
+
+def _merged(pieces: list[Stretch]) -> list[Stretch]:
   """Stretches that take the same of the shared links as the one before are one with it.
 
   Where that leaves too many, the shortest are joined to the shorter of their neighbours.
   """
-  kept: list[_On] = []
+  kept: list[Stretch] = []
   for piece in pieces:
-    if kept and kept[-1].like(piece):
-      kept[-1] = kept[-1].joined(piece)
+    if kept and _alike(kept[-1], piece):
+      kept[-1] = _joined(kept[-1], piece)
     else:
       kept.append(piece)
   while len(kept) > _MOST_STRETCHES:
     at = min(range(len(kept) - 1), key=lambda i: kept[i].seconds + kept[i + 1].seconds)
-    kept[at:at + 2] = [kept[at].joined(kept[at + 1])]
+    kept[at:at + 2] = [_joined(kept[at], kept[at + 1])]
   return kept
 
 

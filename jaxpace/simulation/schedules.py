@@ -16,8 +16,7 @@ import numpy as np
 
 from jaxpace.core.fields import SettingsError
 from jaxpace.simulation.fabric import Fabric
-from jaxpace.simulation.messages import Messages, Stretch, play
-from jaxpace.simulation.sharing import max_min
+from jaxpace.simulation.sharing import Messages, Stretch, max_min, play
 
 
 class MessageRound(NamedTuple):
@@ -168,7 +167,7 @@ def load(schedule: Sequence[MessageRound], fabric: Fabric,
   """Plays the rounds on a fabric that carries nothing else, or steady traffic of others.
 
   Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
-  `jaxpace.simulation.messages`. Where that has too many instants of its own they, too, end for all
+  `jaxpace.simulation.sharing`. Where that has too many instants of its own they, too, end for all
   ranks together.
 
   Args:
@@ -226,8 +225,9 @@ def _played(parts: list[MessageRound], fabric: Fabric, capacities: np.ndarray,
   played = play(sent, capacities)
   if played is None:
     return None
-  _count_busy(busy, sources, targets, played.flowing, fabric)
-  return played.stretches
+  stretches, flowing = played
+  _count_busy(busy, sources, targets, flowing, fabric)
+  return stretches
 
 
 def _together(part: MessageRound, fabric: Fabric, capacities: np.ndarray,

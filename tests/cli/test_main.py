@@ -13,7 +13,7 @@ from tests.multiprocess.jobs import ROOT
 
 
 def run(*arguments, **kwargs):
-  return subprocess.run([sys.executable, "-m", "jaxpace.cli", *arguments], cwd=ROOT,
+  return subprocess.run([sys.executable, "-m", "jaxpace", *arguments], cwd=ROOT,
                         capture_output=True, text=True, check=False, **kwargs)
 
 
@@ -106,7 +106,7 @@ def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsy
 def test_a_reader_that_leaves_early_is_no_error():
   read, write = os.pipe()
   os.close(read)
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "--help"], cwd=ROOT, stdout=write,
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "--help"], cwd=ROOT, stdout=write,
                         stderr=subprocess.PIPE, text=True, check=False)
   os.close(write)
   assert done.returncode == 141 and done.stderr == ""

@@ -68,7 +68,7 @@ def test_text_and_json_say_the_same_and_what_cannot_be_known(run, tmp_path, caps
 def test_a_module_of_the_users_own_in_a_process_of_its_own(run, tmp_path):
   environment = {**os.environ, "PYTHONPATH": str(ROOT)}
   command = ["replay", str(run), "--pacer-from", "my_pacers:last(2e-3)", "--json", "-"]
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", *command], cwd=tmp_path,
+  done = subprocess.run([sys.executable, "-m", "jaxpace", *command], cwd=tmp_path,
                         env=environment, capture_output=True, text=True, check=True)
   document = json.loads(done.stdout)
   assert document["cost"]["total"] == pytest.approx(2e-3 * document["steps"], rel=1e-4)

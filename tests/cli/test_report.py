@@ -44,7 +44,7 @@ def report(*arguments) -> int:
 def run_program(*arguments, **environment):
   variables = {k: v for k, v in os.environ.items()
                if k not in ("COLUMNS", "FORCE_COLOR", "NO_COLOR")}
-  return subprocess.run([sys.executable, "-m", "jaxpace.cli", "report", *map(str, arguments)],
+  return subprocess.run([sys.executable, "-m", "jaxpace", "report", *map(str, arguments)],
                         capture_output=True, text=True, encoding="utf-8", cwd=ROOT,
                         env={**variables, **environment}, check=False)
 

@@ -126,7 +126,7 @@ def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
 
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 def test_a_real_terminal_and_ctrl_c(growing):
-  command = [sys.executable, "-m", "jaxpace.cli", "watch", str(growing.directory), "--every", "60"]
+  command = [sys.executable, "-m", "jaxpace", "watch", str(growing.directory), "--every", "60"]
   with Terminal(command, columns=100, lines=40, cwd=ROOT) as terminal:
     process, shown = terminal.process, terminal.shown
 

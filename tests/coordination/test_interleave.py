@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.coordination import order
+from jaxpace.coordination import interleave
 from tests.coordination import jobs
 from tests.quick import examples
 
@@ -239,7 +239,7 @@ def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
   """As two jobs in step over TCP: the last bucket of the one, the first of the other is held up
   more."""
   first, last = [1.6, 2.0, 2.0, 2.4], [2.4, 2.0, 2.0, 1.6]
-  found = [order.look(jnp.asarray(n, jnp.float32) * FLOOR, jnp.full((4,), FLOOR))
+  found = [interleave.look(jnp.asarray(n, jnp.float32) * FLOOR, jnp.full((4,), FLOOR))
            for n in (first, last, [2.0] * 4)]
   assert [bool(look.leads) for look in found] == [True, False, False]
   assert [bool(look.trails) for look in found] == [False, True, False]

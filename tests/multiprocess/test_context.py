@@ -21,7 +21,7 @@ WORKER = pathlib.Path(__file__).with_name("context_worker.py")
 @pytest.mark.parametrize("context", ["set", "set for good", "explicit", "legacy", "abstract"])
 def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, context):
   process = subprocess.Popen(
-      [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", "2", "--logs",
+      [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", "2", "--logs",
        str(tmp_path / "logs"), "--", sys.executable, str(WORKER), str(tmp_path / "run"), context],
       cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT)

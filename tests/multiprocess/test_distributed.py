@@ -57,7 +57,7 @@ def assert_joined(results, source, devices_each=1):
 
 def launch(tmp_path, file, *options, nproc=2, env=None, before=()):
   process = subprocess.Popen(
-      [*before, sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(nproc),
+      [*before, sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(nproc),
        "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file)],
       cwd=jobs.ROOT, env=env or jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT)

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from jaxpace.hosts.distributed.place import Place, place_from_environment
+from jaxpace.hosts.distributed.joining import Place, place_from_environment
 from tests.multiprocess import jobs
 from tests.multiprocess.test_distributed import PSUM, assert_joined
 

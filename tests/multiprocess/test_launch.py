@@ -53,7 +53,7 @@ def start(tmp_path, script, *options, nproc=3, **kwargs):
   file = tmp_path / "worker.py"
   file.write_text(
       "import os, signal, subprocess, sys, time\ni = int(os.environ['JAX_PROCESS_ID'])\n" + script)
-  command = [sys.executable, "-m", "jaxpace.cli", "run", "--no-record", "--nproc", str(nproc),
+  command = [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(nproc),
              "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file)]
   process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                              text=True, **kwargs)
@@ -296,7 +296,7 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
     (["--nproc", "1", "--threads", "1000000"], "must be at most 4,096")])
 def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path, option, words):
   """A slip of the finger started processes until the machine gave up."""
-  done = subprocess.run([sys.executable, "-m", "jaxpace.cli", "run", "--no-record", *option,
+  done = subprocess.run([sys.executable, "-m", "jaxpace", "run", "--no-record", *option,
                          "--logs", str(tmp_path / "logs"), "--", sys.executable, "-c", "pass"],
                         cwd=ROOT, capture_output=True, text=True, timeout=WAIT)
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / "logs").exists()

@@ -55,7 +55,7 @@ def jaxpace_run(tmp_path, script, *options, python=("train.py",), **kwargs):
   (tmp_path / "train.py").write_text(script)
   environment = clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
   return subprocess.Popen(
-      [sys.executable, "-m", "jaxpace.cli", "run", *options, "--", sys.executable, *python],
+      [sys.executable, "-m", "jaxpace", "run", *options, "--", sys.executable, *python],
       cwd=tmp_path, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
       stderr=subprocess.PIPE, **kwargs)
 
@@ -124,7 +124,7 @@ def test_of_two_processes_the_late_one_is_named(tmp_path):
   script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")
   (tmp_path / "train.py").write_text(script)
   done = subprocess.run(
-      [sys.executable, "-m", "jaxpace.cli", "run", "--out", "seen", "--nproc", "2", "--",
+      [sys.executable, "-m", "jaxpace", "run", "--out", "seen", "--nproc", "2", "--",
        sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(), text=True,
       capture_output=True, timeout=240)
   assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ import io
 import threading
 import time
 
-from jaxpace.show.progress import Progress
+from jaxpace.show.console import Progress
 
 
 class Terminal(io.StringIO):

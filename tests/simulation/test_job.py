@@ -13,8 +13,9 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation import noise
-from jaxpace.simulation.failures import Failures, best_interval, expected, survive
 from jaxpace.simulation.job import Job, Shape, simulation
+from jaxpace.simulation.scenario import survive
+from jaxpace.simulation.settings import Failures
 from jaxpace.simulation.vmap_ranks import vmap_ranks
 from tests.quick import long
 
@@ -254,6 +255,12 @@ def test_impossible_shapes_are_refused():
     simulation(Shape(4, 3))
 
 
+def expected(work, failures):
+  """Expected seconds of a segment of `work` seconds (Daly 2006, equation 13, no approximation)."""
+  return ((1 / failures.rate + failures.restart)
+          * math.expm1(failures.rate * (work + failures.checkpoint)))
+
+
 @pytest.mark.parametrize("mtbf", [4000, 300])  # now and then, and twice in most segments
 def test_failures_take_what_daly_says(mtbf):
   failures = Failures(rate=1 / mtbf, every=100, checkpoint=30.0, restart=120.0)
@@ -266,7 +273,7 @@ def test_failures_take_what_daly_says(mtbf):
 
 def test_the_interval_of_young_is_the_best_for_rare_failures():
   checkpoint, mtbf = 30.0, 1e6
-  best = best_interval(checkpoint, mtbf)
+  best = math.sqrt(2 * checkpoint * mtbf)
 
   def overhead(work):
     return expected(work, Failures(1 / mtbf, 1, checkpoint, 0.0)) / work

@@ -23,7 +23,7 @@ NEVER = 2**30
 def compiled(count, steps, buckets=1, pacer=None, ranks=2, by_rank=False):
   shapes = [Shape(ranks, overlap=False)] * count
   plan = several(shapes, [pacer] * count, buckets=[buckets] * count, steps=steps, by_rank=by_rank)
-  return jax.jit(plan.run)
+  return jax.jit(plan)
 
 
 def play(jobs, steps, starts, *, usage=None, weights=None, coupled=True, last=None, **more):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.simulation import messages, schedules
+from jaxpace.simulation import schedules, sharing
 from jaxpace.simulation.fabric import Fabric
 from tests.quick import examples
 from tests.simulation import message_reference as reference
@@ -78,7 +78,7 @@ def test_stretches_say_what_each_round_takes_of_the_trunk():
 def test_where_it_would_take_too_long_rounds_end_for_all_ranks_together(monkeypatch):
   fabric = fields(18, 6, 1.5 * RATE)
   exact, _ = both("halving_doubling", 1e8, fabric)
-  monkeypatch.setattr(messages, "_MOST_WORK", 100)
+  monkeypatch.setattr(sharing, "_MOST_WORK", 100)
   coarse, _ = both("halving_doubling", 1e8, fabric)
   assert exact.seconds < coarse.seconds < 1.2 * exact.seconds
   # Either way the same bytes cross every link.

@@ -11,9 +11,8 @@ import jaxpace
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.runs.groups import groups
 from jaxpace.runs.reader import read_run
-from jaxpace.simulation import replay_summary
 from jaxpace.simulation.observed import observe
-from jaxpace.simulation.replay import replay
+from jaxpace.simulation.replay import replay, summarise
 from tests.coordination.test_live import late_step
 from tests.instrumentation import models
 from tests.instrumentation.running import P, mesh_of
@@ -47,7 +46,7 @@ def always(delays):
 
 
 def summary_of(run, pacer, **options):
-  summary = replay_summary.summarise(replay(run, pacer, **options), count_steps(run).mask)
+  summary = summarise(replay(run, pacer, **options), count_steps(run).mask)
   assert summary is not None
   return summary
 

@@ -12,8 +12,7 @@ from jaxpace.coordination import take_turns
 from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.runs.reader import read_run
-from jaxpace.simulation import replay_summary
-from jaxpace.simulation.replay import replay
+from jaxpace.simulation.replay import replay, summarise
 from tests.instrumentation.running import P, mesh_of
 from tests.quick import QUICK, long
 from tests.synthetic import synthetic_runs
@@ -203,7 +202,7 @@ def asks(seconds, times=0):
 
 
 def summary_of(run, pacer, **options):
-  summary = replay_summary.summarise(replay(run, pacer, **options), count_steps(run).mask)
+  summary = summarise(replay(run, pacer, **options), count_steps(run).mask)
   assert summary is not None
   return summary
 

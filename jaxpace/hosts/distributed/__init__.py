@@ -5,8 +5,7 @@
 """
 
 from jaxpace.hosts.distributed.client import asks_for_preemption, process_count, process_index
-from jaxpace.hosts.distributed.joining import initialize
-from jaxpace.hosts.distributed.place import Place, place_from_environment
+from jaxpace.hosts.distributed.joining import Place, initialize, place_from_environment
 from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
 from jaxpace.hosts.distributed.store import (
     barrier,

@@ -26,6 +26,7 @@ end is waited for."""
 _LEFTOVER_GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL for what outlives the worker that started it, if not less."""
 _PR_SET_PDEATHSIG = 1
+_SIGNALS = {int(one): one.name for one in signal.Signals}
 _LOST_PEER = re.compile(
     r"gloo .*failed|connection closed by peer|connection reset by peer|coordination service|"
     r"heartbeat timeout|shutdown barrier|socket closed|another task died|unavailable:",
@@ -100,19 +101,12 @@ def first_cause(failures: Sequence[Failure], last_words: Sequence[str]) -> Failu
   return min(causes or failures, key=lambda failure: (failure.when_ns, failure.worker))
 
 
-def signal_name(number: int) -> str:
-  """Returns "SIGKILL" for 9."""
-  return {int(one): one.name for one in signal.Signals}.get(number, f"signal {number}")
-
-
 def describe_status(status: int) -> str:
   """Returns "was killed by SIGKILL (signal 9)" for -9, "ended with exit status 3" for 3."""
   if status < 0:
-    return f"was killed by {signal_name(-status)} (signal {-status})"
-  # A shell in between reports a signal so.
-  if status > 128 and status - 128 in [int(number) for number in signal.Signals]:
-    return f"ended with exit status {status} (128 + {signal_name(status - 128)})"
-  return f"ended with exit status {status}"
+    return f"was killed by {_SIGNALS.get(-status)} (signal {-status})"
+  name = _SIGNALS.get(status - 128)  # a shell in between reports a signal so
+  return f"ended with exit status {status}" + (f" (128 + {name})" if name else "")
 
 
 def exit_status(status: int) -> int:
@@ -140,47 +134,35 @@ class Worker:
   """One process of the job, leader of its own session and process group."""
 
   def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path):
-    """Starts the process with stdout and stderr in `log`, which must not be there, and an empty
-    stdin.
+    """Starts the process with stdout and stderr in `log`, which must not exist, and an empty stdin.
 
     Raises:
-      OSError: if the program cannot be started or the log not be made.
+      OSError: the program can't be started or the log not be made.
     """
     self.index, self.log = index, log
-    self.status: int | None = None  # as `subprocess` has it
     # Appends, so that a log that is cut while it grows has no hole.
-    out = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    with os.fdopen(out, "wb") as file:
+    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "wb") as out:
       self._process = subprocess.Popen(
-          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=file,
+          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out,
           stderr=subprocess.STDOUT,
           start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
     self.pid = self._process.pid
 
+  @property
+  def status(self) -> int | None:
+    """Its exit status as `subprocess` has it; None while it runs, as far as `poll` has seen."""
+    return self._process.returncode
+
   def poll(self) -> bool:
-    """Returns whether the process ended since the last call; `status` is set then.
-
-    It stays a zombie until `release`: as long as it is one, the kernel gives its number, which is
-    that of its group, to nobody else, and signals to the group cannot reach a stranger.
-    """
-    if self.status is not None:
-      return False
-    if hasattr(os, "waitid"):
-      ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-      if ended:
-        self.status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-    else:
-      self.status = self._process.poll()
-    return self.status is not None
-
-  def release(self) -> None:
-    """Lets go of the process; call it when nothing more is sent to its group."""
-    self._process.wait()
+    """Returns whether the process has ended since the last call."""
+    return self.status is None and self._process.poll() is not None
 
   def send(self, number: int) -> None:
-    """Sends a signal to the process and to all others of its group."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.killpg(self.pid, number)
+    """Sends a signal to the process and its group while it runs: later the number may be another's.
+    """
+    if self.status is None:
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(self.pid, number)
 
 
 def clear_away(launch_id: str, grace: float) -> None:
@@ -224,11 +206,11 @@ class Launcher:
     self._workers: list[Worker] = []
     self._failures: list[Failure] = []
     self._received: list[int] = []  # signals that reached the launcher
-    self._stop_signal: int | None = None  # that of them which stopped the job
-    self._plan: list[tuple[float, int]] = []  # (monotonic time, signal) still to be sent
-    self._stopping = False
+    self._stop_signal: int | None = None  # the one of them that stopped the job
+    # (monotonic time, signal) still to be sent; None while the job runs
+    self._plan: list[tuple[float, int]] | None = None
     self._sent: set[int] = set()
-    self._killed: set[int] = set()  # workers that ended only by our SIGKILL
+    self._killed: set[int] = set()  # workers that only our SIGKILL ended
 
   def run(self) -> int:
     """Runs the job to its end.
@@ -238,7 +220,7 @@ class Launcher:
       that stopped it.
 
     Raises:
-      LaunchError: if it cannot be started.
+      LaunchError: it can't be started.
     """
     job, begun = self._job, time.monotonic()
     self._prepare_logs()
@@ -251,7 +233,7 @@ class Launcher:
       try:
         for index in range(job.nproc):
           self._start(index, port.getsockname()[1])
-        display = self._display()
+        display = Display(self._shown(), _screen())
         display.start()
         self._watch()
         display.finish()
@@ -261,7 +243,6 @@ class Launcher:
         clear_away(self._id, min(job.grace, _LEFTOVER_GRACE_SECONDS))
         for worker in self._workers:
           worker.send(signal.SIGKILL)
-          worker.release()
     return self._conclude(time.monotonic() - begun)
 
   @contextlib.contextmanager
@@ -301,13 +282,9 @@ class Launcher:
       raise LaunchError(
           f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
 
-  def _display(self) -> Display:
-    show = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
-    views = [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in show]
-    try:
-      return Display(views, sys.stdout.fileno())
-    except (AttributeError, OSError, ValueError):  # no stdout at all (`>&-`)
-      return Display(views, None)
+  def _shown(self) -> list[LogView]:
+    shown = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
+    return [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in shown]
 
   def _running(self) -> list[Worker]:
     return [worker for worker in self._workers if worker.status is None]
@@ -319,15 +296,16 @@ class Launcher:
       while self._received:
         self._on_signal(self._received.pop(0))
       for worker in self._workers:
-        # Once the job is being stopped only what the launcher cannot have done itself still counts.
-        if worker.poll() and worker.status and (
-            not self._stopping or (worker.status < 0 and -worker.status not in self._sent)):
-          self._failures.append(Failure(worker.index, time.monotonic_ns(), worker.status))
-      if self._failures and not self._stopping and not self._cause_may_come():
+        # While the job is being stopped only what the launcher cannot have done itself counts.
+        if worker.poll() and (status := worker.status) and (
+            self._plan is None or (status < 0 and -status not in self._sent)):
+          self._failures.append(Failure(worker.index, time.monotonic_ns(), status))
+      if self._failures and self._plan is None and not self._cause_may_come():
         if self._running():
           self._say(f"{self._describe(self._first())}; stopping the others.")
         self._stop((0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL))
-      self._send_due()
+      while self._plan and self._plan[0][0] <= time.monotonic():
+        self._send(self._plan.pop(0)[1])
 
   def _cause_may_come(self) -> bool:
     """Returns whether only followers have failed so far, a moment ago: then what they follow is
@@ -338,7 +316,7 @@ class Launcher:
 
   def _on_signal(self, number: int) -> None:
     grace, running = self._job.grace, len(self._running())
-    if self._stopping:
+    if self._plan is not None:
       if number == signal.SIGINT:
         self._say("killing all processes.")
         self._stop((0.0, signal.SIGKILL))
@@ -349,29 +327,26 @@ class Launcher:
       # What Ctrl-C does to a single program, so that `finally` and `with` run: JAX swallows SIGTERM
       self._stop((0.0, signal.SIGINT), (grace / 2, signal.SIGTERM), (grace, signal.SIGKILL))
     else:
-      self._say(f"{signal_name(number)} received, stopping {running} processes.")
+      self._say(f"{_SIGNALS[number]} received, stopping {running} processes.")
       self._stop((0.0, signal.SIGTERM), (grace, signal.SIGKILL))
 
   def _stop(self, *plan: tuple[float, int]) -> None:
     now = time.monotonic()
-    self._stopping = True
     self._plan = [(now + after, number) for after, number in plan]
 
-  def _send_due(self) -> None:
-    while self._plan and self._plan[0][0] <= time.monotonic():
-      _, number = self._plan.pop(0)
-      self._sent.add(number)
-      for worker in self._running():
-        worker.send(number)
-        if number == signal.SIGKILL:
-          self._killed.add(worker.index)
+  def _send(self, number: int) -> None:
+    self._sent.add(number)
+    for worker in self._running():
+      worker.send(number)
+      if number == signal.SIGKILL:
+        self._killed.add(worker.index)
 
   def _conclude(self, seconds: float) -> int:
     job = self._job
     if self._stop_signal is not None:
       killed = (f"; {len(self._killed)} of {job.nproc} processes had to be killed"
                 if self._killed else "")
-      self._say(f"stopped by {signal_name(self._stop_signal)} after {seconds:.1f} s"
+      self._say(f"stopped by {_SIGNALS[self._stop_signal]} after {seconds:.1f} s"
                 f"{killed}. Logs: {job.logs}")
       return 128 + self._stop_signal
     if not self._failures:
@@ -403,3 +378,11 @@ class Launcher:
   def _say(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):
       print(f"jaxpace run: {text}", file=sys.stderr, flush=True)
+
+
+def _screen() -> int | None:
+  """The descriptor of stdout; None where there is none (`>&-`)."""
+  try:
+    return sys.stdout.fileno()
+  except (AttributeError, OSError, ValueError):
+    return None

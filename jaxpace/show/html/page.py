@@ -21,8 +21,8 @@ from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import plural
 from jaxpace.show.html import sections
 from jaxpace.show.html.figures import DocumentFigures, patterns, swatch
-from jaxpace.show.html.findings import findings
 from jaxpace.show.html.markup import Markup, element, joined, prose
+from jaxpace.show.html.sections import findings
 from jaxpace.show.json_file import UnwritableError, check_target, write_file
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"

@@ -7,8 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.distributed.joining import address_of, better_address, is_own
-from jaxpace.hosts.distributed.place import Place, place_from_environment, refuse_to_split
+from jaxpace.hosts.distributed.joining import (
+  Place,
+  address_of,
+  better_address,
+  is_own,
+  place_from_environment,
+  refuse_to_split,
+)
 from jaxpace.hosts.distributed.store import missing_at_barrier
 
 A, N, IDX, POD = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",

@@ -1,8 +1,0 @@
-"""`python -m jaxpace.cli`, for where the `jaxpace` script is not on PATH."""
-
-import sys
-
-from jaxpace.cli.main import main
-
-if __name__ == "__main__":
-  sys.exit(main())
