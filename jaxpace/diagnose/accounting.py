@@ -23,6 +23,7 @@ from jaxpace.diagnose.groups import Grouped, RunGroups, Waits, step_through
 from jaxpace.diagnose.idea import last_pays, split_by_cause
 from jaxpace.diagnose.idea import transfer as shortest_wait
 from jaxpace.diagnose.ledger import Charge, beyond_bubbles, charges
+from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.step_times import InFlight, StepTimes
 
 
@@ -97,7 +98,7 @@ def _account_by_group(work: StepTimes, found: RunGroups) -> Account:
   else:
     chain = charges(found, waits, alone, np.full(work.valid.shape[1], not work.apart_steps))
   causes, for_whom = _causes(work, found), []
-  weight = np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
+  weight = ratio(1.0, number, 0.0)
   slow, slow_groups = np.zeros(work.valid.shape), np.zeros(work.arrival.shape)
   for c, charge in enumerate(chain):
     if charge.slow:
@@ -108,7 +109,7 @@ def _account_by_group(work: StepTimes, found: RunGroups) -> Account:
     waited = waits[c]
     own_transfer = np.where(waited.takes, waited.transfer, 0.0)
     transfers += own_transfer
-    np.divide(own_transfer.sum(axis=0), number, out=transfer[c], where=number > 0)
+    transfer[c] = ratio(own_transfer.sum(axis=0), number)
     earliness += waited.early
     for_whom.append(charge.by_culprit(len(work.valid), weight))
     _charge_causes(waiting, charge, waited, causes)
@@ -139,7 +140,7 @@ def _causes(work: StepTimes, found: RunGroups) -> np.ndarray:
   longer = np.stack([np.maximum(np.where(work.valid, x - joined.mean(x, work.valid), 0.0), 0.0)
                      for x in own])
   total = longer.sum(axis=0)
-  parts = np.divide(longer, total, out=np.zeros_like(longer), where=total > 0)
+  parts = ratio(longer, total, 0.0)
   parts[0] += total <= 0
   return parts
 
@@ -173,20 +174,13 @@ def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits,
 #
 # After `begin` a rank may compute as well, which no timestamp tells: hence at most, and at least.
 
-class Split(NamedTuple):
-  """In-flight time by what the rank did meanwhile; s. C collectives, R ranks, K steps.
+def split(flight: InFlight) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Divides the time in which collectives are under way by what the rank does meanwhile.
 
-  On every rank, in every step: exposed + hidden + behind = exit - entry.
+  Returns:
+    [C, R, K] s exposed, hidden and behind others: together, on every rank and in every step, exit -
+    entry. And [R, K] s of computing while any is under way: each instant once.
   """
-
-  exposed: np.ndarray  # [C, R, K]
-  hidden: np.ndarray  # [C, R, K]
-  behind: np.ndarray  # [C, R, K]
-  computing: np.ndarray  # [R, K] computing while any collective is under way: each instant once
-
-
-def split(flight: InFlight) -> Split:
-  """Divides the time in which collectives are under way."""
   size = len(flight.leave)
   order = np.argsort(flight.leave, axis=0, kind="stable")
   enter, leave = (np.take_along_axis(x, order, axis=0) for x in (flight.enter, flight.leave))
@@ -213,8 +207,8 @@ def split(flight: InFlight) -> Split:
     np.put_along_axis(placed, order, ordered * 1e-9, axis=0)
     return placed
 
-  return Split(by_collective(exposed), by_collective(hidden),
-               by_collective(leave - enter - exposed - hidden), computing * 1e-9)
+  return (by_collective(exposed), by_collective(hidden),
+          by_collective(leave - enter - exposed - hidden), computing * 1e-9)
 
 
 def _smaller(values: np.ndarray, of: np.ndarray) -> np.ndarray:
@@ -246,13 +240,12 @@ class OverlapSums:
   def add(self, work: StepTimes) -> None:
     """Adds the steps that are valid; those without a rank add nothing."""
     number = work.valid.sum(axis=0)
-    weight = np.divide(1.0, number, out=np.zeros(len(number)), where=number > 0)
+    weight = ratio(1.0, number, 0.0)
     if work.in_flight is None:
       for c, wait in enumerate(work.wait):
         self.exposed[c] += np.where(work.valid, wait, 0.0).sum(axis=0) @ weight
       return
-    found = split(work.in_flight)
-    for total, values in ((self.exposed, found.exposed), (self.hidden, found.hidden),
-                          (self.behind, found.behind)):
+    *found, computing = split(work.in_flight)
+    for total, values in zip((self.exposed, self.hidden, self.behind), found, strict=True):
       total += np.where(work.valid, values, 0.0).sum(axis=1) @ weight
-    self.computing += float(np.where(work.valid, found.computing, 0.0).sum(axis=0) @ weight)
+    self.computing += float(np.where(work.valid, computing, 0.0).sum(axis=0) @ weight)

@@ -16,11 +16,11 @@ from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, LOCALITY, PERSISTENT
+from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
 
 _OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
-# Chosen by hand; no measurement of them is published.
 
 
 class RankChange(NamedTuple):
@@ -106,7 +106,7 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
             f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
             f"{letters[1]} can't tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} "
             f"{list_ranks(hidden)} are missing there."))
-      elif other.inconclusive is not None and mode in _OF_RANKS:
+      elif other.inconclusive and mode in _OF_RANKS:
         said = (Sentence(Note.UNTOLD,
             f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
             f"{letters[1]} can't tell who waits for whom."))
@@ -140,11 +140,11 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
     return ()
   first, second = _lateness(a), _lateness(b)
   with np.errstate(invalid="ignore"):
-    moved = _means(second) - _means(first)
+    moved = mean_known(second) - mean_known(first)
   order = np.argsort(moved, kind="stable")[:int(np.isfinite(moved).sum())]
   cut = max(1, len(order) // 4) if len(order) > 2 else 0
   usual = order[cut:len(order) - cut]
-  first, second = (values - _means(values[usual].T) if len(usual) else values
+  first, second = (values - mean_known(values[usual], axis=0) if len(usual) else values
                    for values in (first, second))
   found = []
   for rank in range(a.run.ranks):
@@ -158,18 +158,7 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
 def _lateness(diagnosis: Diagnosis) -> np.ndarray:
   """[R, B] seconds by which a rank arrives after the mean rank, by block of neighbouring steps; NaN
   where absent."""
-  totals = diagnosis.totals
-  number = totals.block_steps
-  return np.divide(totals.lateness.sum(axis=0), number, out=np.full(number.shape, np.nan),
-                   where=number > 0)
-
-
-def _means(values: np.ndarray) -> np.ndarray:
-  """Mean of every row over what is known; NaN where nothing is."""
-  known = np.isfinite(values)
-  number = known.sum(axis=1)
-  total = np.where(known, values, 0.0).sum(axis=1)
-  return np.divide(total, number, out=np.full(len(values), np.nan), where=number > 0)
+  return ratio(diagnosis.totals.lateness.sum(axis=0), diagnosis.totals.block_steps)
 
 
 def _verdict(found: Comparison) -> Sentence:
@@ -286,8 +275,6 @@ def _listed(hosts: set[str]) -> str:
 
 
 # The comparison as a JSON document.
-
-
 
 def to_json(found: Comparison) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; seconds per step, and shares of A's step where it says

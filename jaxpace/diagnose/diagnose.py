@@ -12,10 +12,9 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.codes import Evidence, Note, Sentence, percent
 from jaxpace.diagnose.diagnosis import Diagnosis, Facts, step_time_of
-from jaxpace.diagnose.findings import Sampled, find, hold_back
+from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import (
-  Inconclusive,
   find_inconclusive,
   missing_ranks,
   missing_sentence,
@@ -70,7 +69,7 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   run_totals = add(counted, progress)
   late = who(run_totals, fabric, links)
   reasons = why(late)
-  saved = worth(reasons.case, reasons.findings, asked, reasons.inconclusive is not None)
+  saved = worth(reasons.case, reasons.findings, asked, bool(reasons.inconclusive))
   return tell(counted, reasons, saved, fabric, events)
 
 
@@ -78,8 +77,7 @@ class Counted(NamedTuple):
   """The events of a run: its rows, and which of its steps count."""
 
   run: Run
-  finished: Run  # without the last steps, of which rows of some ranks are missing
-  unfinished: np.ndarray  # their numbers
+  unfinished: np.ndarray  # numbers of the last steps, of which rows of some ranks are missing
   selected: SelectedSteps
   recorded: int  # step numbers of the window with a row of any rank
 
@@ -89,7 +87,7 @@ def count(run: Run) -> Counted:
   finished, unfinished = without_unfinished(run)
   every = run.all_steps
   recorded = int(((every.attempt >= 0).any(axis=0) & run.asked(every.steps)).sum())
-  return Counted(run, finished, unfinished, count_steps(finished), recorded)
+  return Counted(run, unfinished, count_steps(finished), recorded)
 
 
 def add(counted: Counted, progress: Callable[[int, int], None] | None = None) -> RunTotals:
@@ -120,8 +118,9 @@ class Reasons(NamedTuple):
 
   case: EvidenceInputs  # with whom the findings blame
   findings: tuple[Finding, ...]
-  sampled: Sampled  # what ranks that take turns on few cores leave in doubt
-  inconclusive: Inconclusive | None  # why timestamps don't tell who is late
+  doubt: str  # why findings of a sampled run were taken back, in a few words
+  notes: tuple[Sentence, ...]  # on what such a run can't tell
+  inconclusive: str  # why timestamps don't tell who is late; empty where they do
   unseen: tuple[int, ...]  # ranks of the job that nothing can be said of
 
 
@@ -133,15 +132,15 @@ def why(case: EvidenceInputs) -> Reasons:
   run, doubted = case.run, find_inconclusive(case.run, case.selected)
   never = tuple(unseen(case, case.away).tolist())
   if not case.selected.size:
-    return Reasons(case, (), Sampled(()), doubted, never)
-  sampled = hold_back(case, find(case))
-  if saves_nothing(case, named(case, sampled.findings), LEAST):
+    return Reasons(case, (), "", (), doubted, never)
+  findings, doubt, notes = hold_back(case, find(case))
+  if saves_nothing(case, named(case, findings), LEAST):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
-    sampled = hold_back(case, find(case))
+    findings, doubt, notes = hold_back(case, find(case))
   # who is last intermittently is told by the timestamps that are in doubt
-  found = tuple(_or_waiting(run, finding, never) for finding in sampled.findings
-                if doubted is None or finding.mode != AMPLIFICATION)
-  return Reasons(case, () if unrecorded(run) else found, sampled, doubted, never)
+  found = tuple(_or_waiting(run, finding, never) for finding in findings
+                if not doubted or finding.mode != AMPLIFICATION)
+  return Reasons(case, () if unrecorded(run) else found, doubt, notes, doubted, never)
 
 
 def tell(counted: Counted, reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
@@ -153,7 +152,7 @@ def tell(counted: Counted, reasons: Reasons, saved: Worth, fabric: MeasuredFabri
   away = case.away
   notes = (*_impossible(case.selected), *notes_on(facts, fabric, counted.unfinished),
            *([] if away is None else [missing_sentence(away.ranks, run.steps[away.steps])]),
-           *reasons.sampled.notes, *hung(events))
+           *reasons.notes, *hung(events))
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
 
@@ -163,8 +162,8 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
   run, case = counted.run, reasons.case
   selected, totals, floor = case.selected, case.totals, case.floor
   times, every = totals.per_step["step"][selected.mask], None
-  if selected.in_all is not None and times.size and selected.in_all.times.size:
-    times = selected.in_all.times
+  if selected.times_in_all is not None and times.size and selected.times_in_all.size:
+    times = selected.times_in_all
     every = len(times)
     saved = saved.scaled(float(times.mean()) / case.step_time)
   parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
@@ -179,7 +178,7 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
       spread=parts["spread"], floor=floor, totals=totals, lateness=case.lateness,
       phases=case.phases, findings=reasons.findings, measured=measured(run),
       work_moved=work_moved(run), preempted=switches(run, selected), links=case.links,
-      events=tuple(events), doubt=reasons.sampled.doubt, unseen=reasons.unseen,
+      events=tuple(events), doubt=reasons.doubt, unseen=reasons.unseen,
       inconclusive=reasons.inconclusive, stages=stages(case),
       waits=where_waits_are(run, selected, totals, floor) if times.size else (),
       overlap=overlap(run, totals.overlap, selected.size) if times.size else None)

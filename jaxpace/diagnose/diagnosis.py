@@ -12,7 +12,6 @@ from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnose.codes import Sentence, codes
 from jaxpace.diagnose.floor import Floor, by_host, by_rank
 from jaxpace.diagnose.hang import Hang
-from jaxpace.diagnose.inconclusive import Inconclusive, Stages
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Finding
@@ -76,11 +75,11 @@ class Facts(Worth):
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
   # ranks of the job that nothing can be said of: too few of their rows are there
   unseen: tuple[int, ...] = ()
-  inconclusive: Inconclusive | None = None  # why it can't be told who is late
+  inconclusive: str = ""  # why it can't be told who is late; empty where it can
   # what sharing work by speed did; None where no work was shared
   work_moved: WorkMoved | None = None
-  # signs that groups wait for each other as the stages of a pipeline do
-  stages: Stages | None = None
+  # on signs that groups wait for each other as the stages of a pipeline do
+  stages: tuple[Sentence, ...] = ()
   # of an observed step, by collective, those with most waiting first
   waits: tuple[CollectiveWaits, ...] = ()
   # what of the collectives is waited for, and what computing hides; None without any
@@ -110,8 +109,6 @@ class Diagnosis(Facts):
 
 
 # The diagnosis as the JSON document that `jaxpace report --json` writes.
-
-
 
 def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; durations in seconds; null where a value is not known,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.limits import CELLS, CONFIDENCE, EFFECT
-from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.selected_steps import mean_known, merged, ratio
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -29,15 +29,8 @@ class Episode(NamedTuple):
   confidence: float
   persistence: float  # share of the blocks in which it was late by half of `EFFECT` or more
 
-
-class Tested(NamedTuple):
-  """How late one rank is over some blocks."""
-
-  lateness: float
-  confidence: float
-  persistence: float
-
   def late(self, step_time: float) -> bool:
+    """Whether it is surely late there, and by enough to matter."""
     return self.lateness >= EFFECT * step_time and self.confidence >= CONFIDENCE
 
 
@@ -58,8 +51,7 @@ class Blocks(NamedTuple):
     """[R] mean of `usual` over the steps of some blocks; NaN where a rank was not there."""
     values, weights = self.usual[:, begin:end], self.steps[:, begin:end]
     total = np.where(weights > 0, values, 0.0) * weights
-    number = weights.sum(axis=1)
-    return np.divide(total.sum(axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
+    return ratio(total.sum(axis=1), weights.sum(axis=1))
 
   def typical(self, begin: int, end: int, rank: int | None = None) -> np.ndarray:
     """The ranks between the lower quartile and the lower median of mean arrival: half may be late
@@ -82,8 +74,8 @@ class Blocks(NamedTuple):
     order = known[np.argsort(mean[known], kind="stable")]
     return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
 
-  def test(self, ranks: Sequence[int], begin: int, end: int, tests: int) -> list[Tested]:
-    """Tests ranks against the typical one, Bonferroni over `tests`.
+  def test(self, ranks: Sequence[int], begin: int, end: int, tests: int) -> list[Episode]:
+    """Tests ranks over some blocks against the typical one, Bonferroni over `tests`.
 
     Blocks carry the noise, autocorrelated or not: one pause, however long, makes one block late,
     which is nothing persistent.
@@ -95,10 +87,11 @@ class Blocks(NamedTuple):
       if part is None or self.joined is not None and self.joined[rank] != part:
         part = 0 if self.joined is None else int(self.joined[rank])
         typical = self.typical(begin, end, rank)
-        level = mean_known(values[typical]) if typical.size else np.full(values.shape[1], np.nan)
+        level = mean_known(values[typical], axis=0)
       differences = merged(values[rank] - level, weights[rank])
       known = differences[np.isfinite(differences)]
-      result.append(Tested(
+      result.append(Episode(
+          rank, begin, end, int(weights[rank].sum()),
           float(overall[rank] - overall[typical].mean()) if typical.size else 0.0,
           confidence(known, tests), float((known >= EFFECT / 2 * self.step_time).mean())
           if known.size else 0.0))
@@ -133,15 +126,13 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
         joined.append([begin, end])
     if not joined and whole[rank].late(blocks.step_time):
       joined = [[0, size]]
-    for begin, end in joined:
-      number = int(blocks.steps[rank, begin:end].sum())
-      test = blocks.test([rank], begin, end, len(ranks))[0]
-      if end - begin >= min(SHORTEST, size) and number >= min(FEWEST_STEPS, steps):
-        found.append(Episode(rank, begin, end, number, *test))
+    own = [blocks.test([rank], begin, end, len(ranks))[0] for begin, end in joined]
+    found += [e for e in own if e.end - e.begin >= min(SHORTEST, size)
+              and e.steps >= min(FEWEST_STEPS, steps)]
   return found
 
 
-def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> list[int]:
+def _grown(late: Sequence[int], tested: Sequence[Episode], step_time: float) -> list[int]:
   """The late stretches with their neighbours that are late by half as much, but too short to be
   sure of.
 
@@ -156,14 +147,6 @@ def _grown(late: Sequence[int], tested: Sequence[Tested], step_time: float) -> l
         grown.add(at)
         at += step
   return sorted(grown)
-
-
-def mean_known(values: np.ndarray) -> np.ndarray:
-  """[B] mean over rows, NaN where none is known."""
-  known = np.isfinite(values)
-  number = known.sum(axis=0)
-  return np.divide(np.where(known, values, 0.0).sum(axis=0), number,
-                   out=np.full(values.shape[1], np.nan), where=number > 0)
 
 
 def confidence(values: np.ndarray, tests: int = 1) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
@@ -35,9 +34,6 @@ from jaxpace.diagnose.modes.inputs import (
 from jaxpace.diagnose.modes.straggler import excess
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.runs.run import MISSING, Run
-
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 
 
 def find(case: EvidenceInputs) -> tuple[Finding, ...]:
@@ -200,17 +196,8 @@ _STANDS_OUT = 3.0
 among themselves."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Sampled:
-  """Findings that hold, and what can't be told."""
-
-  findings: tuple[Finding, ...]
-  doubt: str = ""
-  """Why findings were taken back, in a few words; empty where none was."""
-  notes: tuple[Sentence, ...] = ()
-
-
-def hold_back(case: EvidenceInputs, findings: Sequence[Finding]) -> Sampled:
+def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
+              ) -> tuple[tuple[Finding, ...], str, tuple[Sentence, ...]]:
   """Takes back what a sampled run can't tell.
 
   Args:
@@ -218,23 +205,24 @@ def hold_back(case: EvidenceInputs, findings: Sequence[Finding]) -> Sampled:
     findings: what was found in it.
 
   Returns:
-    All findings, and no notes, of a run that was neither sampled nor observed.
+    Findings that hold; why others were taken back, in a few words, empty where none was; and notes
+    on what can't be told. All findings of a run that was neither sampled nor observed.
   """
   observed = case.run.observed
   if case.run.plan.get("clock") != CLOCK and not observed:
-    return Sampled(tuple(findings))
+    return findings, "", ()
   apart = [] if observed else never_grouped(case.run)
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
-    return Sampled((), "ranks don't all wait for each other", (
+    return (), "ranks don't all wait for each other", (
         Sentence(Note.NEVER_MEET,
             f"Ranks leave {named} before others have reached it: not all of them wait for each "
             "other there (an axis of a mesh with several, or from one rank to the next). Which "
             "wait for which, a trace doesn't say, so all are compared: who is late, and what "
-            "waiting costs, can't be told from that."),))
+            "waiting costs, can't be told from that."),)
   rounds, devices, cores = turns(case.run)
   if not rounds:
-    return Sampled(tuple(findings))
+    return findings, "", ()
   least = rounds * _busy(case)
   # Timestamps tell who waits for whom: of an observed run, only who is late for good, or in most of
   # the steps, may be whose turn comes last.
@@ -248,13 +236,13 @@ def hold_back(case: EvidenceInputs, findings: Sequence[Finding]) -> Sampled:
                  if f.mode == AMPLIFICATION and not f.ranks and f.share <= most else f
                  for f in kept)
   if observed and len(kept) == len(findings):
-    return Sampled(kept)
-  note = (Sentence(Note.TURNS,
+    return kept, "", ()
+  note = Sentence(Note.TURNS,
       f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of "
       f"up to {milliseconds(least)} may be for that, so it is no finding unless one rank stands "
-      "out from all others."))
-  return Sampled(kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
-                 else "", (note,))
+      "out from all others.")
+  return (kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
+          else "", (note,))
 
 
 def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:

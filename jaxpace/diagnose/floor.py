@@ -3,15 +3,16 @@ the run itself."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
 from jaxpace.diagnose.limits import CELLS
+from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.totals import ByGroup, Totals
-from jaxpace.runs.run import Run
+from jaxpace.runs.run import CollectiveTimes, Run
 
 RUNNING_MINIMUM = "running minimum"
 MEASURED = "measured fabric"
@@ -86,16 +87,22 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None,
   own = running_minimum(transfer)
   if fabric is None or not run.collectives:
     return own
-  joined = joined_ranks(run)
-  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, joined)
-          for c in run.collectives]
+  return _by_fabric(run, fabric, transfer, own,
+                    [(c, joined_ranks(run)) for c in run.collectives])
+
+
+def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floor,
+               sizes: Sequence[tuple[CollectiveTimes, int]]) -> Floor:
+  """The floors of transfers, where the fabric is slower than what the run itself has had: by the
+  collective of each and its ranks."""
+  told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, ranks)
+          for c, ranks in sizes]
+  if not any(seconds is not None for seconds in told):
+    return own
   floor = np.array([low if seconds is None or not seconds < low else seconds
                     for seconds, low in zip(told, own.floor, strict=True)])
   if None in told:
-    some = any(seconds is not None for seconds in told)
-    return _above(transfer, floor,
-                  f"{MEASURED} where it says, else {RUNNING_MINIMUM}" if some else own.source,
-                  own.width)
+    return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
 
@@ -103,17 +110,9 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
   """Floors of every group, and their means over the ranks."""
   own = running_minimum(groups.transfer)
   if fabric is not None:
-    sizes = [int((groups.row == row).sum()) for row in range(len(groups.collective))]
-    collectives = [run.collectives[c] for c in groups.collective]
-    told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, size)
-            for c, size in zip(collectives, sizes, strict=True)]
-    floor = np.array([low if seconds is None or not seconds < low else seconds
-                      for seconds, low in zip(told, own.floor, strict=True)])
-    if all(seconds is not None for seconds in told):
-      own = _above(groups.transfer, floor, f"{MEASURED}: {fabric.source}", 0)
-    elif any(seconds is not None for seconds in told):
-      own = _above(groups.transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}",
-                   own.width)
+    own = _by_fabric(run, fabric, groups.transfer, own,
+                     [(run.collectives[c], int((groups.row == row).sum()))
+                      for row, c in enumerate(groups.collective)])
   quiet_slow, contended_slow = _slow(groups, own)
   there = groups.number.sum(axis=1)
   present = groups.present
@@ -126,7 +125,7 @@ def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: 
                                (own.contention, contended_slow, contention)):
       total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
                        ).sum(axis=0)
-      np.divide(total, present, out=mean[c], where=present > 0)
+      mean[c] = ratio(total, present)
     known = np.isfinite(own.floor[rows])
     if known.any():
       floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
@@ -142,8 +141,7 @@ def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
     above[rows] = np.maximum(own.floor[rows] - own.floor[rows].mean(), 0.0)
   contention = np.nan_to_num(own.contention)
   contention[:, 1:] += contention[:, :-1]  # what is slow at a step's end is waited for in the next
-  part = np.divide(contention, contention + above[:, None],
-                   out=np.zeros_like(contention), where=contention > 0)
+  part = ratio(contention, contention + above[:, None], 0.0)
   return groups.slow * (1 - part), groups.slow * part
 
 

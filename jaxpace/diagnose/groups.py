@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.runs.groups import RankGroups
 from jaxpace.runs.run import Run
 
@@ -53,7 +54,7 @@ class Grouped:
     """[R, K] mean over the ranks of the group that are there; 0 where none is."""
     number = self.reduce(np.add, there.astype(np.int64))
     total = self.reduce(np.add, np.where(there, values, 0.0))
-    return self.spread(np.divide(total, number, out=np.zeros(total.shape), where=number > 0), 0.0)
+    return self.spread(ratio(total, number, 0.0), 0.0)
 
   def first(self, which: np.ndarray) -> np.ndarray:
     """[R, K] lowest rank of the group for which [R, K] `which` is true; R where there is none."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 import collections
 import re
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -20,24 +19,14 @@ from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Process, Run
 
-# Chosen by hand; no measurement of them is published.
 
-
-class Inconclusive(NamedTuple):
-  """Why a run's timestamps don't tell who is late."""
-
-  slots: tuple[int, ...]  # collectives that don't tell
-  early: bool  # some of them can begin before their entry timestamps
-  partners: bool  # some are point-to-point transfers without a word on who sends to whom
-
-
-def find_inconclusive(run: Run, selected: SelectedSteps) -> Inconclusive | None:
-  """Returns why it can't be told who is late; None where it can."""
+def find_inconclusive(run: Run, selected: SelectedSteps) -> str:
+  """Says why it can't be told who is late; nothing where it can."""
   if not any(map(any, _doubted(run))):
-    return None
+    return ""
   part = next((part for part in chunks(run) if selected.mask[part].any()), None)
   if part is None:
-    return None
+    return ""
   work = busy(run, part)
   return inconclusive_of(run, work._replace(valid=work.valid & selected.mask[part]))
 
@@ -50,32 +39,25 @@ def _doubted(run: Run) -> tuple[list[bool], list[bool]]:
            for c in run.collectives])
 
 
-def inconclusive_of(run: Run, work: StepTimes) -> Inconclusive | None:
+def inconclusive_of(run: Run, work: StepTimes) -> str:
   """The same of some steps."""
   early, alone = _doubted(run)
   which = np.array(early) | np.array(alone)
   if not which.any():
-    return None
+    return ""
   before = np.where(work.valid, work.arrival, 0.0).sum(axis=(1, 2))
   # Timestamps at the begin of the wait say nothing of what was waited before: the time ahead of
   # them is in doubt.
   if before[which].sum() < MOST * before.sum():
-    return None
-  slots = tuple(c.slot for c, doubted in zip(run.collectives, which, strict=True) if doubted)
-  return Inconclusive(slots, any(early), any(alone))
-
-
-def sentence(found: Inconclusive, collectives: int) -> str:
-  """Says so."""
-  which = (f"{len(found.slots)} of {plural(collectives, 'collective')}"
-           if len(found.slots) < collectives
+    return ""
+  collectives = len(which)
+  those = (f"{which.sum()} of {plural(collectives, 'collective')}" if not which.all()
            else "the collectives" if collectives > 1 else "the collective")
   why = []
-  if found.early:
-    why.append(f"{which} can begin before "
-               f"{'its' if which == 'the collective' else 'their'} entry timestamp, so "
-               "that waiting may count as compute")
-  if found.partners:
+  if any(early):
+    why.append(f"{those} can begin before {'its' if collectives == 1 else 'their'} entry "
+               "timestamp, so that waiting may count as compute")
+  if any(alone):
     why.append("it is not recorded who sends to whom")
   return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
 
@@ -239,27 +221,39 @@ _SAME, _OTHER = 0.002, 0.02
 by more than the second, wait for each other somewhere."""
 
 
-class Stages(NamedTuple):
-  """Signs of stages. Seconds per step."""
-
-  point_to_point: int  # collectives that are transfers from one rank to another
-  transfer: float  # what these take, mean over ranks
-  # groups that no timestamped collective joins, and that keep step all the same
-  apart: tuple[tuple[int, ...], ...]
-
-
-def stages(run_totals: RunTotals) -> Stages | None:
-  """Returns the signs of stages; None where there are none."""
+def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
+  """Says what shows that groups are stages, and what the report's figures mean then; nothing where
+  nothing does."""
   run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   alone = np.array([c.point_to_point for c in run.collectives], bool)
-  took = totals.transfer[alone][:, selected.mask] if alone.any() else np.empty((0, 0))
-  transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
   apart = _keep_step(totals)
   staged = totals.groups is not None and totals.groups.found.staged
-  return Stages(int(alone.sum()), transfer, apart) if alone.any() or apart or staged else None
+  if not (alone.any() or apart or staged):
+    return ()
+  said = []
+  if alone.any():
+    took = totals.transfer[alone][:, selected.mask]
+    transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
+    are = ("are point-to-point transfers" if alone.sum() > 1
+           else "is a point-to-point transfer")
+    said.append(Sentence(Note.POINT_TO_POINT,
+        f"{alone.sum()} of {plural(len(alone), 'collective')} {are}, as "
+        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
+        f"{milliseconds(transfer)} of the transfer."))
+  if apart:
+    shown = "; ".join(list_ranks(ranks, 4) for ranks in apart[:4])
+    more = f"; and {len(apart) - 4} more groups" if len(apart) > 4 else ""
+    said.append(Sentence(Note.STAGES,
+        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
+        "step, though they are busy for different times: something else joins them, as the stages "
+        "of a pipeline are."))
+  return (*said, Sentence(Note.BUBBLES,
+      "What stages wait for each other without being late (a pipeline that fills and drains: "
+      "bubbles) counts as transfer; 'no skew' leaves it as it is."))
 
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
+  """Groups that no timestamped collective joins, and that keep step all the same."""
   if totals.groups is None or not totals.groups.found.apart:
     return ()
   joined = totals.groups.found.joined
@@ -276,25 +270,3 @@ def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
   if np.ptp(steps) > _SAME * steps.mean() or np.ptp(longest) <= _OTHER * steps.mean():
     return ()
   return tuple(tuple(own.tolist()) for own in parts)
-
-
-def sentences(found: Stages, collectives: int) -> list[Sentence]:
-  """Says what the report's figures mean then."""
-  said = []
-  if found.point_to_point:
-    are = ("are point-to-point transfers" if found.point_to_point > 1
-           else "is a point-to-point transfer")
-    said.append(Sentence(Note.POINT_TO_POINT,
-        f"{found.point_to_point} of {plural(collectives, 'collective')} {are}, as "
-        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
-        f"{milliseconds(found.transfer)} of the transfer."))
-  if found.apart:
-    shown = "; ".join(list_ranks(ranks, 4) for ranks in found.apart[:4])
-    more = f"; and {len(found.apart) - 4} more groups" if len(found.apart) > 4 else ""
-    said.append(Sentence(Note.STAGES,
-        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
-        "step, though they are busy for different times: something else joins them, as the stages "
-        "of a pipeline are."))
-  return [*said, Sentence(Note.BUBBLES,
-      "What stages wait for each other without being late (a pipeline that fills and drains: "
-      "bubbles) counts as transfer; 'no skew' leaves it as it is.")]

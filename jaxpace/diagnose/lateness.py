@@ -16,18 +16,14 @@ from jaxpace.diagnose.episodes import (
   Episode,
   change_points,
   find_episodes,
-  mean_known,
   without_outages,
 )
 from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.limits import MOST, SAMPLED
-from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.totals import ByGroup, RunTotals, Totals, late_in, undelayed
 from jaxpace.runs.run import Run
-
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 
 
 class WaitedFor(NamedTuple):
@@ -79,7 +75,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
   """Tests every rank against the typical one, between the changes of its own level.
 
   Args:
-    summed: the run, added up.
+    run_totals: the run, added up.
 
   Returns:
     The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
@@ -88,7 +84,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
   selected, totals, step_time = run_totals.selected, run_totals.totals, run_totals.step_time
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
-  arrival = _ratio(totals.lateness.sum(axis=0), totals.block_steps)
+  arrival = ratio(totals.lateness.sum(axis=0), totals.block_steps)
   if totals.late_in_all is not None:  # of all steps, not only of those that are detailed
     arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
                        arrival)
@@ -108,7 +104,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
         random=earliness, episodes=(), pausing=(), held=none, gaps=0.0,
         random_by_block=waiting, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
-  whole = _ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
+  whole = ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
   changes: list[list[int]] = [[] for _ in range(ranks)]
   judged = np.flatnonzero(eligible)
@@ -224,7 +220,7 @@ def _pauses(run_totals: RunTotals, blocks: Blocks, episode: Episode) -> bool:
   steps = steps[::max(1, len(steps) // SAMPLED)]
   typical = blocks.typical(begin, end, episode.rank)
   every = run.durations["gap"][:, steps].astype(np.float64)
-  gaps = every[episode.rank] - (mean_known(every[typical]) if typical.size else 0.0)
+  gaps = every[episode.rank] - (mean_known(every[typical], axis=0) if typical.size else 0.0)
   gaps = gaps[np.isfinite(gaps)]
   if not gaps.size:
     return False
@@ -235,13 +231,7 @@ def _pauses(run_totals: RunTotals, blocks: Blocks, episode: Episode) -> bool:
   return now_and_then >= MOST * episode.lateness
 
 
-def _ratio(total: np.ndarray, number: np.ndarray) -> np.ndarray:
-  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
-
-
 # When something began and ended, to the step, and how to say so.
-
-
 
 def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int:
   """Number of the step at which a rank's arrival changed its level, near the beginning of `block`.

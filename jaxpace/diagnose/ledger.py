@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.groups import Grouped, RunGroups, Waits
+from jaxpace.diagnose.selected_steps import ratio
 
 _REASONS = 4
 """Reasons that a rank carries: the largest ones. Small ones of chance come and go."""
@@ -117,7 +118,7 @@ def _through(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, even
     different = worth * (theirs[:, None] != events[None]).all(axis=1)
     whole = different.sum(axis=0)
     rest = waited.early - waited.own
-    seconds = different * np.divide(rest, whole, out=np.zeros_like(rest), where=whole > 0)
+    seconds = different * ratio(rest, whole, 0.0)
     what = np.maximum(theirs, 0) % (2 * events_of)  # whatever step it was in
     slow = what >= events_of
     yield Charge((last, *(what % ranks)),
@@ -216,7 +217,7 @@ def evened(found: RunGroups, arrival: np.ndarray, valid: np.ndarray) -> np.ndarr
   even = np.stack([roles.mean(own, valid) for own in arrival])
   if found.staged:
     whole = even.sum(axis=0)
-    even *= np.divide(joined.mean(whole, valid), whole, out=np.ones_like(whole), where=whole > 0)
+    even *= ratio(joined.mean(whole, valid), whole, 1.0)
   return even
 
 
@@ -243,9 +244,8 @@ def beyond_bubbles(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray
   # takes longer.
   later = np.maximum(more, 0.0)
   most = joined.mean(later, valid)
-  scale = np.divide(joined.mean(more, valid), most, out=np.zeros_like(whole), where=most > 0)
-  part = np.divide(later * np.maximum(scale, 0.0), whole, out=np.zeros_like(whole),
-                   where=whole > 0)
+  scale = ratio(joined.mean(more, valid), most, 0.0)
+  part = ratio(later * np.maximum(scale, 0.0), whole, 0.0)
   left = [waited._replace(early=waited.beyond * part, own=np.zeros_like(part)) for waited in waits]
   busy = np.where(valid, arrival.sum(axis=0), -np.inf)
   longest = np.minimum(joined.first(valid & (busy == joined.highest(busy))), len(valid) - 1)

@@ -3,14 +3,14 @@ open."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import numpy as np
 
 from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, name_process, percent
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
-from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known
 from jaxpace.runs.run import MISSING, HostSamples, Run
 from jaxpace.runs.step_causes import PAUSES
 
@@ -23,20 +23,13 @@ than so each: a process that sleeps is switched now and then as well, on a machi
 cores."""
 
 
-class Mechanism(NamedTuple):
-  """A cause, and the sentence that shows it."""
-
-  kind: str
-  sentence: str
-
-  @property
-  def said(self) -> Sentence:
-    """The sentence with its code."""
-    return Sentence(Evidence(self.kind) if self.kind else Evidence.ASLEEP, self.sentence)
+def kinds(causes: Iterable[Sentence]) -> tuple[str, ...]:
+  """The codes of causes, each once; of one that doesn't show there is none."""
+  return tuple(dict.fromkeys(str(cause.code) for cause in causes if cause.code != Evidence.ASLEEP))
 
 
 def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, lateness: float,
-                gap: float = 0.0) -> list[Mechanism]:
+                gap: float = 0.0) -> list[Sentence]:
   """Compares a late process with the others, from block `begin` to before block `end`.
 
   Args:
@@ -48,7 +41,7 @@ def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, latene
     gap: of it, for a longer gap between steps, in which a process computes next to nothing.
 
   Returns:
-    The causes; none of a lateness that is next to nothing.
+    A sentence for each cause, whose code is its kind; none of a lateness that is next to nothing.
   """
   if not lateness >= LEAST * case.step_time:
     return []
@@ -57,13 +50,13 @@ def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, latene
 
 
 def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness: float,
-             gap: float) -> list[Mechanism]:
+             gap: float) -> list[Sentence]:
   causes = case.run.host_causes
   row = causes.row(process)
   if row is None:
     return []
   inside = case.selected.within(begin, end)
-  means = {name: _known_means(values[:, inside]) for name, values in causes.columns.items()}
+  means = {name: mean_known(values[:, inside]) for name, values in causes.columns.items()}
   who, found = name_process(case.run, process).capitalize(), []
   excess: dict[str, float] = {}
   for name, mean in means.items():
@@ -79,9 +72,9 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
       excess[name] = float(mean[row]) - usual
   for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
-      found.append(Mechanism(name, f"{who} {cause.pauses} for "
-                                   f"{milliseconds(float(means[name][row]))} per step, "
-                                   f"{milliseconds(excess[name])} more than the others."))
+      found.append(Sentence(Evidence(name),
+          f"{who} {cause.pauses} for {milliseconds(float(means[name][row]))} per step, "
+          f"{milliseconds(excess[name])} more than the others."))
   if found:
     return found
   work = excess.get("cpu")
@@ -91,43 +84,45 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
   explained = min(switches * SLICE, computing) >= PART * lateness
   if explained and float(means["nivcsw"][row]) >= 2 * (
       float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
-    found.append(Mechanism("preempted", (
+    found.append(Sentence(Evidence.PREEMPTED,
         f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, "
         f"{switches:.1f} more than the others"
         + (", while its CPU time is not longer" if work is not None else "")
-        + ": something else runs on its processors.")))
+        + ": something else runs on its processors."))
   elif work is not None and work >= 0.5 * lateness:
-    found.append(Mechanism("work", f"{who} has more work: its CPU time is {milliseconds(work)} a "
-                                   "step longer than the others'."))
+    found.append(Sentence(Evidence.WORK,
+        f"{who} has more work: its CPU time is {milliseconds(work)} a step longer than the "
+        "others'."))
   elif work is not None and len(causes.processes) > 1:
-    found.append(Mechanism("", (
+    found.append(Sentence(Evidence.ASLEEP,
         f"{who} uses no more CPU time than the others, and is not preempted so often that it would "
         "explain this: it sleeps, stands still or waits for a device, and the host's columns don't "
-        "say for what.")))
+        "say for what."))
   return found
 
 
 def _samples(case: EvidenceInputs, process: int, begin: int, end: int,
-             lateness: float) -> list[Mechanism]:
-  run, selected, found = case.run, case.selected, []
+             lateness: float) -> list[Sentence]:
+  run, selected = case.run, case.selected
+  found: list[Sentence] = []
   who = name_process(run, process).capitalize()
-  for column, kind, does in (("throttled_ns", "throttled",
+  for column, code, does in (("throttled_ns", Evidence.THROTTLED,
                               "is throttled by a CPU limit of its control group"),
-                             ("steal_ns", "steal",
+                             ("steal_ns", Evidence.STEAL,
                               "runs on a host whose hypervisor gives its processors to others")):
     rise = per_step(run, selected, column, begin, end)
     others = [value for other, value in rise.items() if other != process]
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
-      found.append(Mechanism(kind,
-                             f"{who} {does}: {milliseconds(own)} per step more than the others."))
+      found.append(Sentence(code,
+          f"{who} {does}: {milliseconds(own)} per step more than the others."))
   clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
   if (process in clocks and others
       and clocks[process] < (1 - COSTLY) * float(np.median(others))):
-    found.append(Mechanism("gpu_clock", f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the "
-                                        f"others' at {float(np.median(others)):.0f}: heat, power, "
-                                        "or a limit set on it."))
+    found.append(Sentence(Evidence.GPU_CLOCK,
+        f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
+        f"{float(np.median(others)):.0f}: heat, power, or a limit set on it."))
   return found
 
 
@@ -165,7 +160,7 @@ def strikes(case: EvidenceInputs) -> dict[int, int]:
 
 
 def of_pauses(case: EvidenceInputs, processes: list[int],
-              pause: float) -> list[tuple[Mechanism, float]]:
+              pause: float) -> list[Sentence]:
   """What processes do in their long gaps.
 
   Args:
@@ -174,7 +169,7 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
     pause: seconds per step by which their mean gap exceeds their median gap.
 
   Returns:
-    The causes and the part of the pauses that each holds, the largest first.
+    A sentence for each cause, those that hold most of the pauses first.
   """
   causes = case.run.host_causes
   rows = [row for row in (causes.row(p) for p in processes) if row is not None]
@@ -191,24 +186,15 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
       struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
       part = min(held / pause, 1.0)
-      found.append((Mechanism(name, (
+      found.append((-part, Sentence(Evidence(name),
           f"In its long gaps a process {cause.pauses}: {milliseconds(held)} per step, "
           f"{percent(part)} of the pauses, in {percent(float(struck.mean()))} of the steps, up to "
-          f"{milliseconds(longest)} at a time.")), part))
-  return sorted(found, key=lambda entry: -entry[1])
-
-
-def _known_means(values: np.ndarray) -> np.ndarray:
-  known = np.isfinite(values)
-  number = known.sum(axis=1)
-  return np.divide(np.where(known, values, 0.0).sum(axis=1, dtype=np.float64), number,
-                   out=np.full(len(values), np.nan), where=number > 0)
+          f"{milliseconds(longest)} at a time.")))
+  return [said for _, said in sorted(found, key=lambda entry: entry[0])]
 
 
 # The hosts' counters over a stretch of the run, per step, by process.
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 CROWDED = 5.0
 """Involuntary switches a step of a process that shares its processors with other programs."""
 
@@ -219,11 +205,7 @@ def switches(run: Run, selected: SelectedSteps) -> float:
   values = run.host_causes.columns.get("nivcsw")
   if values is None:
     return 0.0
-  inside = values[:, selected.mask]
-  known = np.isfinite(inside)
-  number = known.sum(axis=1)
-  return float((np.where(known, inside, 0.0).sum(axis=1, dtype=np.float64)
-                / np.maximum(number, 1)).max(initial=0.0))
+  return float(np.nan_to_num(mean_known(values[:, selected.mask])).max(initial=0.0))
 
 
 def per_step(run: Run, selected: SelectedSteps, name: str, begin: int,

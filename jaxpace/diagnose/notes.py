@@ -13,8 +13,6 @@ from jaxpace.diagnose.codes import Note, Sentence, joined, milliseconds, name_ra
 from jaxpace.diagnose.diagnosis import Facts
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
-from jaxpace.diagnose.inconclusive import sentence as inconclusive_sentence
-from jaxpace.diagnose.inconclusive import sentences as stage_sentences
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
@@ -64,9 +62,8 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
         "which is not recorded."))
   if facts.step_time:
     notes += _measured(facts)
-  if facts.inconclusive is not None and facts.findings:  # without any the verdict says it
-    notes.append(Sentence(Note.UNTOLD,
-                          inconclusive_sentence(facts.inconclusive, len(run.collectives))))
+  if facts.inconclusive and facts.findings:  # without any the verdict says it
+    notes.append(Sentence(Note.UNTOLD, facts.inconclusive))
   notes += _groups(facts)
   if fabric is not None and run.collectives and facts.floor.source == RUNNING_MINIMUM:
     notes.append(Sentence(Note.FABRIC_UNUSED,
@@ -126,7 +123,7 @@ def _measured(facts: Facts) -> list[Sentence]:
           f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
           f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}; as the mean "
           f"over all ranks that is {100 * share:.1f} % of all the time recorded."))
-  unnamed = unnamed_waiting(facts) if facts.inconclusive is None else None
+  unnamed = unnamed_waiting(facts) if not facts.inconclusive else None
   if unnamed:
     total = sum(facts.waiting.values())
     causes = [f"{percent(facts.waiting[name] / total)} for {words}"
@@ -169,7 +166,7 @@ def _groups(facts: Facts) -> list[Sentence]:
     notes.append(Sentence(Note.MEETING_UNKNOWN,
         "run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and "
         "`axis` of as many devices): all of them are taken to."))
-  return notes + (stage_sentences(facts.stages, len(run.collectives)) if facts.stages else [])
+  return [*notes, *facts.stages]
 
 
 def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:

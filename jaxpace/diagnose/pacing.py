@@ -47,11 +47,8 @@ class PacingEffect:
     if self.effect is None:
       return ("The guard has not compared any blocks: nothing was delayed or held back, or not "
               f"for long enough. {state}").rstrip()
-    if self.interval is None:
-      sure = f"too few pairs of blocks ({self.pairs}) for an interval"
-    else:
-      sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %, "
-              f"{plural(self.pairs, 'pair')} of blocks")
+    sure = (f"{_in_words(self.interval)}, {plural(self.pairs, 'pair')} of blocks" if self.interval
+            else f"too few pairs of blocks ({self.pairs}) for an interval")
     alike = "" if self.alike else " Each rank judged for itself; this is by one rank's blocks."
     return (f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). "
             f"{state}{alike}").rstrip()
@@ -65,24 +62,46 @@ def measured(run: Run) -> PacingEffect | None:
   (or the window), while the guard's own estimate starts anew whenever it returns to pairs, and
   leaves the last steps out that its news were not there for.
   """
-  columns = run.guard
-  if not columns or "guard_pair" not in columns:
-    return None
   compared = compare(run)
-  assert compared is not None
+  if compared is None:
+    return None
   effect, interval = (effect_of(compared.means, compared.variance) if len(compared.means)
                       else (None, None))
-  on = columns["guard_on"]
-  known = np.flatnonzero(np.isfinite(on) & run.inside)
-  last = int(known[-1]) if known.size else None
-  own = {name: _value(columns, name, last)
-         for name in ("effect", "effect_low", "effect_high", "pairs")}
-  low, high = own["effect_low"], own["effect_high"]
+  on, own_effect, own_interval, own_pairs = last_estimate(run)
   return PacingEffect(
-      effect=effect, interval=interval, pairs=len(compared.means),
-      on=None if last is None else bool(on[last] > 0.5), own_effect=own["effect"],
-      own_interval=(low, high) if low is not None and high is not None else None,
-      own_pairs=int(own["pairs"] or 0), alike=run.plan.get("share") is not False)
+      effect=effect, interval=interval, pairs=len(compared.means), on=on, own_effect=own_effect,
+      own_interval=own_interval, own_pairs=own_pairs, alike=run.plan.get("share") is not False)
+
+
+def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", prefix: str = ""
+                  ) -> tuple[bool | None, float | None, tuple[float, float] | None, int]:
+  """What a guard itself said in the last step in which it wrote anything.
+
+  Args:
+    run: the recorded run.
+    written: column that says in which steps it wrote.
+    on: column that says whether it lets act.
+    prefix: of its other columns.
+
+  Returns:
+    Whether it lets act, the effect, its interval, None where that was not known, and the pairs.
+  """
+  wrote = run.guard.get(written)
+  at = np.empty(0, int) if wrote is None else np.flatnonzero(np.isfinite(wrote) & run.inside)
+
+  def last(name: str) -> float | None:
+    values = run.guard.get(name)
+    if values is None or not at.size or not np.isfinite(values[at[-1]]):
+      return None
+    return float(values[at[-1]])
+
+  state, low, high = last(on), last(f"{prefix}effect_low"), last(f"{prefix}effect_high")
+  return (None if state is None else state > 0.5, last(f"{prefix}effect"),
+          None if low is None or high is None else (low, high), int(last(f"{prefix}pairs") or 0))
+
+
+def _in_words(interval: tuple[float, float]) -> str:
+  return f"95 % interval {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f} %"
 
 
 class Compared(NamedTuple):
@@ -151,12 +170,6 @@ def _half_width(difference: np.ndarray, variance: float) -> float:
   return float(sequential.half_width(len(difference), squares, rho, -math.log(1 - INTERVAL), plain))
 
 
-def _value(columns: dict[str, np.ndarray], name: str, at: int | None) -> float | None:
-  if at is None or name not in columns or not np.isfinite(columns[name][at]):
-    return None
-  return float(columns[name][at])
-
-
 # What sharing work by speed did in a recorded run: by what `jaxpace.share_work` recorded.
 
 @dataclasses.dataclass(frozen=True)
@@ -187,9 +200,7 @@ class WorkMoved:
       return said + " No guard judged it: share_work(..., guarded=True)."
     if self.effect is None:
       return said + " Its guard has not compared any blocks."
-    sure = (f"95 % interval {100 * self.interval[0]:+.1f} to {100 * self.interval[1]:+.1f} %"
-            if self.interval
-            else "too few for an interval")
+    sure = _in_words(self.interval) if self.interval else "too few for an interval"
     return (f"{said} Effect on the mean step: {100 * self.effect:+.1f} % "
             f"({sure}, {plural(self.pairs, 'pair')} of blocks).")
 
@@ -202,15 +213,5 @@ def work_moved(run: Run) -> WorkMoved | None:
   known = np.flatnonzero(np.isfinite(uneven) & run.inside)
   if not known.size:
     return None
-
-  def last(name: str) -> float | None:
-    values = run.guard.get(name)
-    value = float("nan") if values is None else float(values[known[-1]])
-    return value if np.isfinite(value) else None
-
-  on, low, high = last("work_on"), last("work_effect_low"), last("work_effect_high")
-  return WorkMoved(
-      uneven_share=float(np.mean(uneven[known] > 0.5)), uneven_at_end=bool(uneven[known[-1]] > 0.5),
-      guarded="work_on" in run.guard, on=None if on is None else on > 0.5,
-      effect=last("work_effect"), interval=(low, high) if low is not None
-      and high is not None else None, pairs=int(last("work_pairs") or 0))
+  return WorkMoved(float(np.mean(uneven[known] > 0.5)), bool(uneven[known[-1]] > 0.5),
+                   "work_on" in run.guard, *last_estimate(run, "work_uneven", "work_on", "work_"))

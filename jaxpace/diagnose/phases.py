@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import CELLS, SAMPLED
-from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.selected_steps import SelectedSteps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
@@ -49,8 +47,6 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
 
 # What a step waits for data, in every step alike or now and then, on all ranks.
 
-
-
 def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
   """Seconds per step, mean over ranks, that processes wait for data; None where that was not
   measured.
@@ -78,14 +74,7 @@ def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
 # What pauses that the processes measure themselves cost a step: themselves, and the waiting for
 # them.
 
-class Paused(NamedTuple):
-  """Seconds per step, mean over ranks."""
-
-  own: float  # in the pauses
-  waiting: float  # for a rank that paused longer
-
-
-def paused(run: Run, selected: SelectedSteps) -> Paused:
+def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
   """Adds up the pauses beyond each process's usual ones and the waiting for them.
 
   The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
@@ -94,6 +83,9 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
   Args:
     run: with columns of causes.
     selected: the steps that count.
+
+  Returns:
+    Seconds per step, mean over ranks, in the pauses, and of waiting for a rank that paused longer.
   """
   pause = pauses_by_rank(run, selected)
   gaps = "gap" in run.durations
@@ -106,7 +98,7 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
       continue
     if work.meetings is not None:
       found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
-      own, waiting = own + found.own, waiting + found.waiting
+      own, waiting = own + found[0], waiting + found[1]
       continue
     valid, arrival = valid[:, some], undelayed(work)[0][:, some]
     paused_now = np.where(valid, pause[:, part][:, some], 0.0)
@@ -119,15 +111,15 @@ def paused(run: Run, selected: SelectedSteps) -> Paused:
     early, more, other = (np.where(valid,
                                    np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
                           for x in (arrival, paused_now, rest))
-    split = np.divide(more, more + other, out=np.zeros_like(more), where=more + other > 0)
+    split = ratio(more, more + other, 0.0)
     number = valid.sum(axis=0)
     own += float((paused_now.sum(axis=0) / number).sum())
     waiting += float(((early * split).sum(axis=0) / number).sum())
   size = max(1, selected.size)
-  return Paused(own / size, waiting / size)
+  return own / size, waiting / size
 
 
-def _along_the_chain(work: StepTimes, pause: np.ndarray, gaps: bool) -> Paused:
+def _along_the_chain(work: StepTimes, pause: np.ndarray, gaps: bool) -> tuple[float, float]:
   """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
   collectives follow.
 
@@ -143,7 +135,7 @@ def _along_the_chain(work: StepTimes, pause: np.ndarray, gaps: bool) -> Paused:
   number = np.maximum(work.valid.sum(axis=0), 1)
   own, waiting = (float((np.where(work.valid, values, 0.0).sum(axis=0) / number).sum())
                   for values in (now, split.waiting_runtime))
-  return Paused(own, waiting)
+  return own, waiting
 
 
 def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:

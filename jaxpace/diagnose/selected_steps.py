@@ -25,13 +25,6 @@ _UNFINISHED = 10.0
 timestamps each second and writes them each other one, on a slow disk later."""
 
 
-class AllCounted(NamedTuple):
-  """Of a run of which only some steps are detailed, every step that counts."""
-
-  mask: np.ndarray  # [K] bool, of all its steps
-  times: np.ndarray  # [n] s, mean over ranks of those that count
-
-
 class SelectedSteps(NamedTuple):
   """The steps statistics are made of."""
 
@@ -41,7 +34,10 @@ class SelectedSteps(NamedTuple):
   block: np.ndarray
   blocks: int
   impossible: int = 0  # steps left out because no clock can have read their times
-  in_all: AllCounted | None = None  # where only some steps are detailed; None: all are
+  # Where only some steps are detailed, else None: which of all the run's steps count, bool, and
+  # [n] s, how long these take, mean over ranks.
+  mask_of_all: np.ndarray | None = None
+  times_in_all: np.ndarray | None = None
 
   @property
   def size(self) -> int:
@@ -67,7 +63,7 @@ class SelectedSteps(NamedTuple):
   def means(self, values: np.ndarray) -> np.ndarray:
     """Means of the known values of each block: [K] -> [B]; NaN where nothing is known."""
     number = np.bincount(self.block[self._use(values)], minlength=self.blocks)
-    return np.divide(self.sums(values), number, out=np.full(self.blocks, np.nan), where=number > 0)
+    return ratio(self.sums(values), number)
 
   def medians(self, values: np.ndarray) -> np.ndarray:
     """Medians of the known values of each block: [K] -> [B]; NaN where nothing is known."""
@@ -87,6 +83,19 @@ class SelectedSteps(NamedTuple):
     return np.isfinite(values) & (self.block >= 0)
 
 
+def ratio(total: np.ndarray | float, number: np.ndarray,
+          otherwise: float = float("nan")) -> np.ndarray:
+  """Total over number, element by element; `otherwise` where the number isn't above 0."""
+  shape = np.broadcast_shapes(np.shape(total), number.shape)
+  return np.divide(total, number, out=np.full(shape, otherwise), where=number > 0)
+
+
+def mean_known(values: np.ndarray, axis: int = -1) -> np.ndarray:
+  """Mean along an axis over what is known; NaN where nothing is."""
+  known = np.isfinite(values)
+  return ratio(np.where(known, values, 0.0).sum(axis=axis, dtype=np.float64), known.sum(axis=axis))
+
+
 def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> np.ndarray:
   """Means over groups of neighbouring blocks, at most `most` of them; NaN where nothing is known.
 
@@ -100,8 +109,7 @@ def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> n
   begin = -(-np.arange(groups) * blocks // groups)
   weights = np.where(np.isfinite(values), weights, 0)
   total = np.add.reduceat(np.where(weights > 0, values, 0.0) * weights, begin, axis=-1)
-  number = np.add.reduceat(weights, begin, axis=-1)
-  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+  return ratio(total, np.add.reduceat(weights, begin, axis=-1))
 
 
 def rank_steps(every: AllSteps, part: slice) -> np.ndarray:
@@ -157,14 +165,14 @@ def count_steps(run: Run) -> SelectedSteps:
   left_out, impossible = every.steps[mask & warmup], int((known & ~mask).sum())
   mask &= ~warmup
   counted = times[mask]
-  in_all = None
+  of_all = None, None
   if run.aggregated is not None:
-    in_all = AllCounted(mask, counted)
+    of_all = mask, counted
     mask = mask[_places(run)]
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
   block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return SelectedSteps(mask, left_out, block, blocks, impossible, in_all)
+  return SelectedSteps(mask, left_out, block, blocks, impossible, *of_all)
 
 
 def _warmup(run: Run, every: AllSteps, times: np.ndarray, known: np.ndarray) -> np.ndarray:

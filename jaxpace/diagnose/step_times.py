@@ -5,7 +5,6 @@ All on each rank's own clock.
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -68,15 +67,9 @@ class InFlight(NamedTuple):
   leave: np.ndarray  # [C, R, K] not before the entry
 
 
-@dataclasses.dataclass
-class _Kept:
-  """Busy times of a run by first step and stop."""
-
-  parts: dict[tuple[int, int], StepTimes] = dataclasses.field(default_factory=dict)
-  bytes: int = 0
-
-
-_KEPT: weakref.WeakKeyDictionary[Run, _Kept] = weakref.WeakKeyDictionary()
+_KEPT: weakref.WeakKeyDictionary[Run, dict[tuple[int, int], StepTimes]] = (
+    weakref.WeakKeyDictionary())
+"""Busy times of a run by first step and stop."""
 
 
 def chunks(run: Run) -> Iterator[slice]:
@@ -103,20 +96,21 @@ def busy(run: Run, part: slice) -> StepTimes:
   Returns:
     Arrays that can't be written to: the next who asks for the same steps gets them, too.
   """
-  kept = _KEPT.setdefault(run, _Kept())
+  kept = _KEPT.setdefault(run, {})
   key = part.start, part.stop
-  found = kept.parts.get(key)
+  found = kept.get(key)
   if found is None:
     found = _with_lost_steps(run, part, _busy(run, part))
-    arrays = [values for values in (*found, *(found.in_flight or ()))
-              if isinstance(values, np.ndarray)]
-    for values in arrays:
+    for values in _arrays(found):
       values.flags.writeable = False
-    size = sum(values.nbytes for values in arrays)
-    if kept.bytes + size <= _KEPT_BYTES:
-      kept.parts[key] = found
-      kept.bytes += size
+    if sum(values.nbytes for work in (found, *kept.values()) for values in _arrays(work)
+           ) <= _KEPT_BYTES:
+      kept[key] = found
   return found
+
+
+def _arrays(work: StepTimes) -> list[np.ndarray]:
+  return [values for values in (*work, *(work.in_flight or ())) if isinstance(values, np.ndarray)]
 
 
 def _busy(run: Run, part: slice) -> StepTimes:

@@ -34,6 +34,7 @@ from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.inconclusive import inconclusive_of
 from jaxpace.diagnose.limits import NEARLY_ALL
+from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.stream_levels import (
   GAP,
@@ -201,15 +202,13 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
     return state, ()
   work = busy(run, slice(first, len(run.steps)))
   split = account(work)
-  number = work.valid.sum(axis=0)
-  mean = np.divide(np.where(work.valid, work.step, 0.0).sum(axis=0), number,
-                   out=np.full(len(number), np.nan), where=number > 0)
+  mean = mean_known(work.step, axis=0)
   columns = [values for name, values in run.host_causes.columns.items() if name in PAUSES]
   pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
            if columns else None)
   arrival = undelayed(work).sum(axis=0)
   # nobody is told late by timestamps that may say nothing of it
-  if inconclusive_of(run, work) is not None:
+  if inconclusive_of(run, work):
     arrival = np.full_like(arrival, np.nan)
   return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
                                 work.runtime, mean, pause), joined_ranks_of(run))

@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, MOST, PART, SHOWS
 
-# What the stream of alarms looks at: a signal for each rank's lateness, and the job's own. Pure.
+# What the stream of alarms looks at: a signal for each rank's lateness, and the job's own.
 #
 # S = R + 6 signals: each rank's lateness, then waiting, transfers, gaps, waiting and transfers once
 # more, pauses.
@@ -167,8 +167,6 @@ def views(signals: int, told_as: str) -> tuple[int, ...]:
   return tuple(signal for signal in range(ranks, signals) if kind(signal, ranks) == told_as)
 
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
-# worth on others.
 RATE = 1e-6
 """False alarms of one signal a step, at most, as far as its past tells."""
 LEARN = 60
@@ -306,10 +304,8 @@ def wandering(y: np.ndarray, there: np.ndarray) -> np.ndarray:
 
 
 # Ranks late in all steps looked at: their own past knows no other level, so no onset shows against
-# it. Pure.
+# it.
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
-# worth on others.
 _LATE_MOST = 0.6
 """Part of the steps in which it is late by more than the allowance."""
 _LATE_SURE = 5.0

@@ -140,41 +140,30 @@ def says_slower(busy: BusyConnections, inside: Sequence[tuple[int, int]],
   all windows of them; False where the counters can't tell."""
   if not busy.carried:
     return False
-  if trips_longer(busy, inside, outside):
-    return True
-  within, without = busy.of(inside), busy.of(outside)
+  return (_longer(busy.trips_of(inside), busy.trips_of(outside), LONGER)
+          or _longer(busy.of(inside), busy.of(outside),
+                     TWICE if len(busy.processes) >= FEWEST else _OF_TWO))
+
+
+def _longer(within: np.ndarray, without: np.ndarray, least: float) -> bool:
+  """Whether [P, w] values of some windows are so many times those of others, all processes
+  together, and longer in nearly all windows."""
   level, usual = _medians(within), _medians(without)
   known = np.isfinite(level) & np.isfinite(usual) & (usual > 0)
-  if known.sum() < 2:
+  if known.sum() < 2 or level[known].sum() < least * usual[known].sum():
     return False
   now, then = (together[np.isfinite(together)]
                for together in (own[known].mean(axis=0) for own in (within, without)))
-  apart = bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
-  least = TWICE if len(busy.processes) >= FEWEST else _OF_TWO
-  return apart and bool(level[known].sum() >= least * usual[known].sum())
-
-
-def trips_longer(busy: BusyConnections, inside: Sequence[tuple[int, int]],
-                 outside: Sequence[tuple[int, int]]) -> bool:
-  """Whether data queue longer on the way in some stretches than in others, in nearly all windows of
-  them."""
-  level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
-  known = np.isfinite(level) & np.isfinite(usual)
-  if known.sum() < 2 or level[known].sum() < LONGER * usual[known].sum():
-    return False
-  now, then = (together[np.isfinite(together)] for together in (
-      busy.trips_of(spans)[known].mean(axis=0) for spans in (inside, outside)))
   return bool(now.size and then.size and np.quantile(now, 0.25) >= np.quantile(then, 0.75))
 
 
 def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]],
-                  outside: Sequence[tuple[int, int]]
-                  ) -> tuple[np.ndarray, np.ndarray]:
-  """Median round trips in some stretches and in others, s, of the processes that sampled them in
-  both."""
+                  outside: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
+  """Typical round trips in some stretches and in others, s, of the processes that sampled them in
+  both; None: of none."""
   level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
   known = np.isfinite(level) & np.isfinite(usual)
-  return level[known], usual[known]
+  return (float(np.median(level[known])), float(np.median(usual[known]))) if known.any() else None
 
 
 def whose(case: EvidenceInputs, busy: BusyConnections,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.diagnose.accounting import Account, OverlapSums, account
 from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
 from jaxpace.diagnose.limits import CELLS
-from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps
+from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.runs.run import AllSteps, Run
 
@@ -137,7 +137,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   for name in PARTS:
     values = np.where(valid, getattr(split, name), 0.0)
     totals.per_rank[name] += values.sum(axis=1)
-    totals.per_step[name][part] = _mean(values, number)
+    totals.per_step[name][part] = ratio(values.sum(axis=0), number)
   totals.transfer[:, part] = split.transfer
   totals.present += valid.sum(axis=1)
   totals.known[:, part] = valid
@@ -157,7 +157,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
     else:
       _add_by_group(totals, totals.groups, part, work, alone, number, into)
     waiting = alone.waiting_runtime
-    totals.waiting_gap[part] = np.nan_to_num(_mean(np.where(valid, waiting, 0.0), number))
+    totals.waiting_gap[part] = ratio(np.where(valid, waiting, 0.0).sum(axis=0), number, 0.0)
 
 
 class _Blocks(NamedTuple):
@@ -217,7 +217,7 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
   groups.held_up += alone.slow.sum(axis=1)
   groups.present[part] = number
   ranks, size = work.valid.shape
-  weight = np.divide(1.0, number, out=np.zeros(size), where=number > 0)
+  weight = ratio(1.0, number, 0.0)
   charged = np.zeros((ranks, size))
   joined = Grouped(groups.found.joined)
   arrivals = undelayed(work)
@@ -253,13 +253,9 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
     totals.last_rank[part][more] = last[more]
 
 
-def _mean(values: np.ndarray, number: np.ndarray) -> np.ndarray:
-  return np.divide(values.sum(axis=0), number, out=np.full(len(number), np.nan), where=number > 0)
-
-
 def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:
   """Values less their mean over the ranks present; 0 where a rank is not."""
-  mean = _mean(np.where(valid, values, 0.0), number)
+  mean = ratio(np.where(valid, values, 0.0).sum(axis=0), number)
   return np.where(valid, values - mean, 0.0)
 
 
@@ -278,7 +274,7 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
     selected: these; a block of them stands for all steps up to the next block's first.
     joined: [R] number of the ranks that each meets, None where all do.
   """
-  assert run.aggregated is not None and selected.in_all is not None
+  assert run.aggregated is not None and selected.mask_of_all is not None
   first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
   block = np.maximum(np.searchsorted(first, run.aggregated.steps, side="right") - 1, 0)
   total, number = (np.zeros((run.ranks, selected.blocks)),
@@ -287,12 +283,12 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
   for begin in range(0, len(block), width):
     part = slice(begin, min(begin + width, len(block)))
     late = _late(run.aggregated, part, joined)
-    valid = np.isfinite(late) & selected.in_all.mask[part]
+    valid = np.isfinite(late) & selected.mask_of_all[part]
     edges = np.flatnonzero(np.diff(block[part], prepend=-1))
     own = block[part][edges]
     total[:, own] += np.add.reduceat(np.where(valid, late, 0.0), edges, axis=1)
     number[:, own] += np.add.reduceat(valid.astype(np.int64), edges, axis=1)
-  return np.divide(total, number, out=np.full(total.shape, np.nan), where=number > 0)
+  return ratio(total, number)
 
 
 def late_in(run: Run, rank: int, first: int, last: int,

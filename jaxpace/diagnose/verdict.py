@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxpace.diagnose.codes import Sentence, Verdict, joined, milliseconds, named, percent
 from jaxpace.diagnose.diagnosis import Facts
-from jaxpace.diagnose.inconclusive import sentence as inconclusive_sentence
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
@@ -55,8 +54,8 @@ def _on_those_seen(facts: Facts) -> Sentence:
         "recorded step before it to measure from. Let the job run on.")
   if facts.findings:
     return _found(facts)
-  if facts.inconclusive is not None:
-    return Sentence(Verdict.UNTOLD, inconclusive_sentence(facts.inconclusive, len(run.collectives)))
+  if facts.inconclusive:
+    return Sentence(Verdict.UNTOLD, facts.inconclusive)
   if not run.collectives:
     return Sentence(Verdict.NO_COLLECTIVES,
         "No collective was recorded: it can't be told whether ranks wait for each other; see "
@@ -244,10 +243,6 @@ def _lower(text: str) -> str:
 # No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
 # notes and the verdict do.
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
-
-
 _UNMEASURED = {
     "runtime": "gaps between steps, of which no column shows the cause,",
     "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
@@ -296,8 +291,6 @@ def few_pauses(facts: Facts) -> list[FewPauses]:
     if share >= COSTLY:
       found.append(FewPauses(label, seconds, share, run.steps[long]))
   return sorted(found, key=lambda pauses: -pauses.share)
-
-
 
 
 class Unnamed(NamedTuple):

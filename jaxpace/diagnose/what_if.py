@@ -17,7 +17,7 @@ from jaxpace.diagnose.floor import Floor, running_minimum
 from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
 from jaxpace.diagnose.phases import pauses_by_rank
-from jaxpace.diagnose.repaired import Repaired, repair, sampled
+from jaxpace.diagnose.repaired import repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
@@ -92,25 +92,44 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
   quiet = (_usual_standing(run, selected.mask)
            if any(s.contention or s.together for s in scenarios) else None)
-  parts = _parts_by_speed(run, selected) if any(s.uneven for s in scenarios) else None
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = run_groups(run)
+  parts = (_parts_by_speed(run, selected)
+           if found is None and any(s.uneven for s in scenarios) else None)
   late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
   mended = repair(run, selected.mask, found, late) if late else None
+
+  def change(work: StepTimes, arrival: np.ndarray, part: slice, scenario: Without) -> np.ndarray:
+    """[C, R, k] arrivals without the gaps, pauses, slow ranks and uneven work that the scenario is
+    without."""
+    changed, left = arrival.copy(), work.runtime
+    if quiet is not None and (scenario.contention or scenario.together):
+      left = left - np.clip(_standing(run, part) - quiet[:, None], 0.0, left)
+    if pauses is not None and scenario.pauses:
+      left = left - np.minimum(pauses[:, part], left)
+    if scenario.runtime_jitter:
+      steady = np.broadcast_to(gaps[:, None], left.shape)
+      left = (np.minimum(steady, left)
+              if scenario.pauses or scenario.contention or scenario.together else steady)
+    changed[0] += left - work.runtime
+    if mended is not None:
+      changed = mended.arrivals(changed, left, scenario.ranks)
+    if parts is not None and scenario.uneven:  # all but the gaps, times each rank's part
+      changed *= parts[:, None]
+      changed[0] += work.runtime * (1 - parts[:, None])
+    return changed
+
   if found is not None:
-    return _saved_by_group(run, selected, found, contention, scenarios, gaps, pauses, quiet, mended)
+    return _saved_by_group(run, selected, found, contention, scenarios, change)
   for part in chunks(run):
     if not selected.mask[part].any():
       continue
     work = busy(run, part)
     work = work._replace(valid=work.valid & selected.mask[part])
     arrival = undelayed(work)
-    stood = _longer(run, part, quiet)
     recorded = _last(arrival, work.valid)
     for i, scenario in enumerate(scenarios):
-      changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
-      if scenario.uneven and parts is not None:
-        changed = _moved(work, changed, parts)
+      changed = change(work, arrival, part, scenario)
       total[i] += (recorded - _arriving(work, changed, scenario)).sum()
       if scenario.pacing:
         total[i] += (_last(work.arrival, work.valid) - recorded).sum()
@@ -120,9 +139,9 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
 
 
 def _saved_by_group(run: Run, selected: SelectedSteps, found: RunGroups,
-                    contention: np.ndarray | None, scenarios: Sequence[Without], gaps: np.ndarray,
-                    pauses: np.ndarray | None, quiet: np.ndarray | None,
-                    mended: Repaired | None) -> list[float]:
+                    contention: np.ndarray | None, scenarios: Sequence[Without],
+                    without: Callable[[StepTimes, np.ndarray, slice, Without], np.ndarray]
+                    ) -> list[float]:
   """The same where ranks wait for those of their own group only: all steps are played, one after
   the other."""
 
@@ -131,8 +150,8 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: RunGroups,
       return arrival
     if number == 1:
       return work.arrival
-    scenario, stood = scenarios[number - 2], _longer(run, part, quiet)
-    changed = _changed(work, arrival, gaps, scenario, pauses, stood, part, mended)
+    scenario = scenarios[number - 2]
+    changed = without(work, arrival, part, scenario)
     return evened(found, changed, work.valid) if scenario.skew else changed
 
   at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
@@ -167,13 +186,6 @@ def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
   return parts
 
 
-def _moved(work: StepTimes, arrival: np.ndarray, parts: np.ndarray) -> np.ndarray:
-  """[C, R, k] arrivals with each rank's work, all but its gaps, times its part."""
-  moved = arrival * parts[:, None]
-  moved[0] += work.runtime * (1 - parts[:, None])
-  return moved
-
-
 def has_gaps(run: Run) -> bool:
   """Whether the gaps between steps were recorded: without them runtime jitter is part of
   compute."""
@@ -183,24 +195,6 @@ def has_gaps(run: Run) -> bool:
 def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
   """[C, k] arrival of the last of the valid ranks, 0 where there is none."""
   return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
-
-
-def _changed(work: StepTimes, arrival: np.ndarray, gaps: np.ndarray, scenario: Without,
-             pauses: np.ndarray | None, stood: np.ndarray | None, part: slice,
-             mended: Repaired | None) -> np.ndarray:
-  """[C, R, k] arrivals without the gaps, pauses and slow ranks that the scenario is without."""
-  changed = arrival.copy()
-  left = work.runtime
-  if stood is not None and (scenario.contention or scenario.together):
-    left = left - np.minimum(stood, left)
-  if scenario.pauses and pauses is not None:
-    left = left - np.minimum(pauses[:, part], left)
-  if scenario.runtime_jitter:
-    steady = np.broadcast_to(gaps[:, None], left.shape)
-    left = (np.minimum(steady, left)
-            if scenario.pauses or scenario.contention or scenario.together else steady)
-  changed[0] += left - work.runtime
-  return changed if mended is None else mended.arrivals(changed, left, scenario.ranks)
 
 
 def _standing(run: Run, part: slice) -> np.ndarray:
@@ -220,11 +214,6 @@ def _standing(run: Run, part: slice) -> np.ndarray:
     stood[own, len(stood[0]) - len(there):] = np.where(
         there, 1e-9 * (ends[own].max(axis=0) - ends[own]), 0.0)
   return stood
-
-
-def _longer(run: Run, part: slice, quiet: np.ndarray | None) -> np.ndarray | None:
-  """[R, k] the same beyond what it is when the run is quiet; None where nobody asks."""
-  return None if quiet is None else np.maximum(_standing(run, part) - quiet[:, None], 0.0)
 
 
 def _usual_standing(run: Run, mask: np.ndarray) -> np.ndarray:

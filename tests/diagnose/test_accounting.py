@@ -215,8 +215,9 @@ def test_busy_times_are_worked_out_once_and_kept_as_long_as_the_run():
     first.arrival[0, 0, 0] = 0.0
   part = busy(run, slice(2, 4))
   np.testing.assert_array_equal(part.step, first.step[:, 2:4])
-  kept = weakref.ref(step_times._KEPT[run])
-  del run
+  kept = weakref.ref(first.step)
+  assert step_times._KEPT[run][0, len(run.steps)] is first
+  del run, first
   gc.collect()
   assert kept() is None
 

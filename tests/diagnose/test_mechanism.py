@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.diagnose.codes import Evidence, codes
 from jaxpace.diagnose.mechanism import of_lateness, of_pauses
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import case_of, run_of
@@ -31,20 +32,20 @@ def shown(causes=None, samples=None, processes=4):
 
 
 def kinds(case, lateness, process=2):
-  return [found.kind for found in of_lateness(case, process, 0, case.selected.blocks, lateness)]
+  return [found.code for found in of_lateness(case, process, 0, case.selected.blocks, lateness)]
 
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_a_column_is_compared_with_the_other_processes_alone(processes):
   case = shown({"data": [1e-3] * (processes - 1) + [4e-3]}, processes=processes)
   (found,) = of_lateness(case, processes - 1, 0, case.selected.blocks, 3e-3)
-  assert found.kind == "data" and numbers(found.sentence)[-2:] == [4, 3]
+  assert found.code == Evidence.DATA and numbers(found)[-2:] == [4, 3]
 
 
 def test_what_all_processes_have_explains_no_lateness():
   throttled = shown(samples={"throttled_ns": [1e6, 1e6, 5e6, 1e6]})
   (found,) = of_lateness(throttled, 2, 0, throttled.selected.blocks, 5e-3)
-  assert found.kind == "throttled" and numbers(found.sentence)[-1] == 4
+  assert found.code == Evidence.THROTTLED and numbers(found)[-1] == 4
   assert kinds(shown(samples={"throttled_ns": [5e6] * 4}), 5e-3) == []
   assert kinds(shown({"data": [5e-3] * 4}), 5e-3) == []
 
@@ -69,20 +70,20 @@ def test_pauses_are_divided_among_what_was_measured_in_them():
                 "data": [0.03 * struck, *np.zeros((3, STEPS))]})
   share = struck[case.selected.mask].mean()
   found = of_pauses(case, [0], 0.1 * share)
-  assert [mechanism.kind for mechanism, _ in found] == ["gc", "data"]
-  assert [part for _, part in found] == pytest.approx([0.6, 0.3])
-  assert numbers(found[0][0].sentence) == [pytest.approx(60 * share, abs=0.006), 60, 10, 60]
+  assert codes(found) == ["gc", "data"]
+  assert numbers(found[0]) == [pytest.approx(60 * share, abs=0.006), 60, 10, 60]
+  assert numbers(found[1])[1] == 30
 
 
 def test_switches_explain_no_more_than_the_processor_can_have_been_gone():
   """A process that sleeps for 40 ms on a machine of few cores is switched now and then as well."""
-  assert kinds(shown({"nivcsw": [0.1, 0.1, 0.6, 0.1], "cpu": [0.01] * 4}), 40e-3) == [""]
+  assert kinds(shown({"nivcsw": [0.1, 0.1, 0.6, 0.1], "cpu": [0.01] * 4}), 40e-3) == ["asleep"]
   case = shown({"nivcsw": [0.1, 0.1, 9.0, 0.1], "cpu": [0.01] * 4})
-  assert ([found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3)]
+  assert ([found.code for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3)]
           == ["preempted"])
   # All of it in the gap between steps, where a process computes next to nothing.
-  assert ([found.kind for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)]
-          == [""])
+  assert ([found.code for found in of_lateness(case, 2, 0, case.selected.blocks, 40e-3, 39e-3)]
+          == ["asleep"])
 
 
 @pytest.mark.parametrize("lateness", [0.0, -1e-3, 1e-5])

@@ -255,8 +255,6 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
 
 # The forecast as a JSON document.
 
-
-
 def to_json(found: Forecast, run: Run) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; seconds, and shares of one. Where it is silent, the
   values are null."""

@@ -10,6 +10,7 @@ import numpy as np
 from scipy import special
 
 from jaxpace.diagnose.limits import CONFIDENCE
+from jaxpace.diagnose.selected_steps import ratio
 
 _BODY, _TOP = 1500, 3000
 _SHAPES = (-0.5, 0.4)
@@ -81,8 +82,7 @@ def with_tail(pooled: Pooled, exceedances: int) -> Pooled:
   a0 = (tail * excess).sum(axis=1) / number
   a1 = (tail * excess * (1 - rank / number[:, None])).sum(axis=1) / number
   spread = a0 - 2 * a1
-  shape = np.clip(2 - np.divide(a0, spread, out=np.full_like(a0, np.inf), where=spread > 0),
-                  *_SHAPES)
+  shape = np.clip(2 - ratio(a0, spread, np.inf), *_SHAPES)
   scale = a0 * (1 - shape)  # the mean of the excesses stays as it is where the shape was cut
   bent = np.where(np.abs(shape) < 1e-6, 1e-6, shape)
   middle = np.sqrt(_LEVELS[:-1] * _LEVELS[1:])
@@ -145,8 +145,6 @@ def _together(offsets: np.ndarray, counts: np.ndarray,
 # What all ranks have in common in a step, what each rank keeps, and what it has of its own in that
 # step alone.
 
-
-
 class Noise(NamedTuple):
   """Arrivals A[r, k] = mean + shared[k] + offset[r] + own[r, k] of one collective. U units, B
   blocks; seconds."""
@@ -201,8 +199,7 @@ def calibration(noise: Noise, drawn: Pooled, weights: np.ndarray, units: int) ->
   mean = (drawn.counts * drawn.values).sum(axis=1) / drawn.counts.sum(axis=1)
   expected = largest(drawn, units)[0] - mean
   found = (weights @ noise.block_excess) / (weights @ noise.block_steps)
-  ratio = np.divide(found, expected, out=np.ones_like(found), where=expected > 0)
-  return np.clip(ratio, 0.9, units / (units - 1))
+  return np.clip(ratio(found, expected, 1.0), 0.9, units / (units - 1))
 
 
 def predict_offsets(noise: Noise, units: int, draws: int,

@@ -9,8 +9,8 @@ import numpy as np
 
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import find_inconclusive
-from jaxpace.diagnose.inconclusive import sentence as inconclusive_sentence
 from jaxpace.diagnose.live.alive import Event, Liveness
+from jaxpace.diagnose.pacing import last_estimate
 from jaxpace.diagnose.selected_steps import count_steps, step_times
 from jaxpace.diagnose.totals import PARTS, Totals, add_up
 from jaxpace.runs.run import Run
@@ -100,15 +100,14 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
-  mean, doubt = float(steps.mean()), find_inconclusive(run, selected)
+  mean = float(steps.mean())
   return Numbers(
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
       warmup=len(selected.warmup), mean=mean, median=float(np.median(steps)),
       p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
       series=step_times(run)[run.inside], shares=_shares(run, totals, selected.mask, own),
       late=_late(run, totals), silent=tuple(run.silent.tolist()), pacing=_pacing(run, totals),
-      floor=own, inconclusive="" if doubt is None
-      else inconclusive_sentence(doubt, len(run.collectives)))
+      floor=own, inconclusive=find_inconclusive(run, selected))
 
 
 def _shares(run: Run, totals: Totals, mask: np.ndarray,
@@ -153,22 +152,4 @@ def _middle(mean: np.ndarray, joined: np.ndarray) -> np.ndarray:
 
 def _pacing(run: Run, totals: Totals) -> Pacing:
   present = int(totals.present.sum())
-  active = totals.delayed / present if present else 0.0
-  on = _newest(run, "guard_on")
-  low, high = _newest(run, "effect_low"), _newest(run, "effect_high")
-  return Pacing(active, None if on is None else on > 0.5, _newest(run, "effect"),
-                (low, high) if low is not None and high is not None else None,
-                int(_newest(run, "pairs") or 0))
-
-
-def _newest(run: Run, name: str) -> float | None:
-  """A guard's column in the last step in which the guard wrote anything; None where it is null
-  there."""
-  on = run.guard.get("guard_on")
-  values = run.guard.get(name)
-  if on is None or values is None:
-    return None
-  known = np.flatnonzero(np.isfinite(on) & run.inside)
-  if not known.size or not np.isfinite(values[known[-1]]):
-    return None
-  return float(values[known[-1]])
+  return Pacing(totals.delayed / present if present else 0.0, *last_estimate(run))

@@ -14,9 +14,6 @@ from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.runs.problems import list_ranks, plural
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
-
 
 def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:
   """Describes the waiting for intermittently late ranks; None where it costs little, throughout and

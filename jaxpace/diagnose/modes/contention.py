@@ -75,70 +75,58 @@ def _stretch(case: EvidenceInputs, transfer: np.ndarray,
              busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow from a step on, up to one, or in between."""
   by_block = case.block_medians(transfer)
-  spans = _spans(change_points(by_block[None])[0], case.selected.blocks)
-  values = [_known(transfer[case.selected.within(*span)]) for span in spans]
-  median = np.array([np.median(v) if v.size else np.inf for v in values])
+  edges = [0, *change_points(by_block[None])[0], case.selected.blocks]
+  spans = list(zip(edges[:-1], edges[1:], strict=True))
+  median = np.array([np.median(v) if v.size else np.inf
+                     for v in (_known_in(case, transfer, [span]) for span in spans)])
   slow = np.isfinite(median) & (median >= (1 + PART) * median.min())
   if not slow.any() or slow.all():
     return None
-  inside, outside = (np.concatenate([v for v, is_slow in zip(values, slow, strict=True)
-                                     if is_slow == which])
-                     for which in (True, False))
+  those, others = ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow == which]
+                   for which in (True, False))
+  inside, outside = (_known_in(case, transfer, own) for own in (those, others))
   if not outside.size:
     return None
   if np.median(inside) - np.median(outside) < SHOWS * case.step_time:
     return None
-  told = tcp.says_slower(busy, *_sorted(spans, slow))
   nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
   most = np.median(inside) >= np.quantile(outside, 0.9)
-  if not (nearly_all or told and most):
+  if not (nearly_all or most and tcp.says_slower(busy, those, others)):
     return None
-  return _slower(case, busy, spans, slow,
-                 by_block - float(np.median(outside)))
+  return _slower(case, busy, those, others, by_block - float(np.median(outside)))
 
 
-def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, spans: list[tuple[int, int]],
-            slow: np.ndarray,
-            beyond: np.ndarray
-            ) -> SlowTransfers | None:
+def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, slow: list[tuple[int, int]],
+            others: list[tuple[int, int]], beyond: np.ndarray) -> SlowTransfers | None:
   """What some spans take longer than the others; None where these are few, or it is hardly
   anything.
 
   Ranks that leave a contended collective apart from each other are part of what it costs.
   """
-  selected, at, whole = case.selected, np.flatnonzero(slow), case.beyond_arrival
-  inside, outside = (np.concatenate([_known(whole[selected.within(*span)]) for span in own])
-                     for own in _sorted(spans, slow))
+  selected = case.selected
+  inside, outside = (_known_in(case, case.beyond_arrival, own) for own in (slow, others))
   if not inside.size or not outside.size:
     return None
   if (inside.size < min(MIN_STEPS, selected.size / 3)
       or float(inside.mean() - outside.mean()) < SHOWS * case.step_time):
     return None
-  begin, end = _longest(spans, slow)
+  begin, end = _longest(slow)
   seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
-  blocks = np.concatenate([np.arange(*spans[i]) for i in at])
+  blocks = np.concatenate([np.arange(*span) for span in slow])
   return SlowTransfers(
       seconds=seconds, confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))),
       begin=begin, end=end, level=float(inside.mean()), quiet=float(outside.mean()), bursts=0.0,
-      links=tcp.whose(case, busy, _sorted(spans, slow)[0]),
-      trips=_trips(busy, *_sorted(spans, slow)))
+      links=tcp.whose(case, busy, slow), trips=tcp.typical_trips(busy, slow, others))
 
 
-def _trips(busy: tcp.BusyConnections, inside: list[tuple[int, int]], outside: list[tuple[int, int]]
-           ) -> tuple[float, float] | None:
-  """Typical round trips in some spans and in others, s."""
-  level, usual = tcp.typical_trips(busy, inside, outside)
-  return (float(np.median(level)), float(np.median(usual))) if level.size else None
-
-
-def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
+def _longest(slow: list[tuple[int, int]]) -> tuple[int, int]:
   """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else
   all of them."""
   runs: list[list[int]] = []
-  for (begin, end), is_slow in zip(spans, slow, strict=True):
-    if is_slow and runs and runs[-1][1] == begin:
+  for begin, end in slow:
+    if runs and runs[-1][1] == begin:
       runs[-1][1] = end
-    elif is_slow:
+    else:
       runs.append([begin, end])
   longest = max(runs, key=lambda own: own[1] - own[0])
   if longest[1] - longest[0] < NEARLY_ALL * sum(end - begin for begin, end in runs):
@@ -146,16 +134,9 @@ def _longest(spans: list[tuple[int, int]], slow: np.ndarray) -> tuple[int, int]:
   return longest[0], longest[1]
 
 
-def _spans(points: list[int], blocks: int) -> list[tuple[int, int]]:
-  edges = [0, *points, blocks]
-  return list(zip(edges[:-1], edges[1:], strict=True))
-
-
-def _sorted(spans: list[tuple[int, int]],
-            slow: np.ndarray) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-  """The slow spans, and the others."""
-  return ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow],
-          [span for span, is_slow in zip(spans, slow, strict=True) if not is_slow])
+def _known_in(case: EvidenceInputs, values: np.ndarray, spans: list[tuple[int, int]]) -> np.ndarray:
+  """What is known of [K] values in the steps of some spans."""
+  return _known(np.concatenate([values[case.selected.within(*span)] for span in spans]))
 
 
 def _known(values: np.ndarray) -> np.ndarray:
@@ -240,11 +221,7 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
       quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)]))
 
 
-# Describes transfers that take longer than they need, `fabric_contention`, and whose link that
-# is.
-
-# Set looking at the fault lab's runs of seeds 0 to 3, as those of `modes.contention`.
-
+# Describes transfers that take longer than they need, `fabric_contention`, and whose link that is.
 
 def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that can be told."""

@@ -15,8 +15,6 @@ from jaxpace.runs.links import ProbedLinks
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
 CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 
 
 @dataclasses.dataclass(frozen=True)

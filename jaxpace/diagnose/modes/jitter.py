@@ -10,13 +10,7 @@ import numpy as np
 from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, percent
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, SELDOM, SHOWS
-from jaxpace.diagnose.mechanism import (
-  Mechanism,
-  crowded_processors,
-  held_by_causes,
-  of_pauses,
-  strikes,
-)
+from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
 from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
@@ -52,8 +46,8 @@ class LongGaps:
     """The ranks that pause: those named, else all."""
     return self.ranks() or np.flatnonzero(self.case.totals.present > 0).tolist()
 
-  def mechanisms(self) -> list[tuple[Mechanism, float]]:
-    """What the processes do in their long gaps, and the part of the pauses that each holds."""
+  def mechanisms(self) -> list[Sentence]:
+    """What the processes do in their long gaps."""
     run, struck = self.case.run, self.struck
     processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
     return of_pauses(self.case, processes, float(self.excess[struck].mean()))
@@ -136,7 +130,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
-  seconds = shown.own + min(shown.waiting, pauses.waiting) if shown else pauses.seconds
+  seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.seconds
   least = SHOWS if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
   if not mechanisms and crowded_processors(case):
     return None
@@ -162,26 +156,26 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   else:
     evidence.append(Sentence(Evidence.PAUSE_ALIKE,
                              "All ranks pause equally; no single process is to blame."))
-  evidence += [m.said for m, _ in mechanisms]
+  evidence += mechanisms
   if not mechanisms and run.host_causes.columns:
     evidence.append(Sentence(Evidence.NO_CAUSE,
         "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, "
         "take that long: logging, evaluation, or other load on the host's processors?"))
-  kinds = tuple(m.kind for m, _ in mechanisms)
+  causes = kinds(mechanisms)
   return Finding(
       mode=JITTER, share=seconds / case.step_time, confidence=pauses.confidence(),
-      ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=_advice(kinds),
-      causes=kinds)
+      ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=_advice(causes),
+      causes=causes)
 
 
-def _advice(kinds: tuple[str, ...]) -> str:
+def _advice(causes: tuple[str, ...]) -> str:
   told = {"gc":
           "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
           "data": "prefetch data further ahead, and look at the storage it comes from",
           "checkpoint":
           "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 "
           "C MTBF))"}
-  said = [told[kind] for kind in kinds if kind in told]
+  said = [told[cause] for cause in causes if cause in told]
   if said:
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}."

@@ -23,16 +23,13 @@ from jaxpace.diagnose.codes import (
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST
-from jaxpace.diagnose.mechanism import Mechanism, of_lateness
+from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
-
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 
 
 def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
@@ -59,11 +56,11 @@ def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> 
     evidence.append(Sentence(Evidence.ELSEWHERE, f"On {named(elsewhere)} other ranks are in time."))
   cost = max(e.lateness * e.steps for e in episodes)
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
-  kinds = tuple(dict.fromkeys(m.kind for m in mechanisms if m.kind))
+  causes = kinds(mechanisms)
   return Finding(
       mode=PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
       ranks=tuple(late), hosts=hosts, evidence=tuple(evidence),
-      advice=_advice(case, episodes, kinds), causes=kinds, first_step=first, last_step=last)
+      advice=_advice(case, episodes, causes), causes=causes, first_step=first, last_step=last)
 
 
 def spell_of(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
@@ -79,13 +76,13 @@ def spell_of(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[int | N
   return first, last
 
 
-def describe(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[list[Sentence],
-                                                                         list[Mechanism]]:
+def describe(case: EvidenceInputs, episodes: Sequence[Episode]
+             ) -> tuple[list[Sentence], list[Sentence]]:
   """How late each of the costliest ranks is, when, where in the step, and what its host shows of
-  it."""
+  it; and this last by itself."""
   run, totals = case.run, case.totals
   evidence: list[Sentence] = []
-  mechanisms: list[Mechanism] = []
+  mechanisms: list[Sentence] = []
   late = costliest_first(episodes)
   explained: set[int] = set()
   for rank in late[:NAMED]:
@@ -114,8 +111,7 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[list[Se
   if len(late) > NAMED:
     evidence.append(Sentence(Evidence.LATE_AND_LESS,
         f"Late as well, and less: {list_ranks(late[NAMED:])}."))
-  evidence += [m.said for m in mechanisms]
-  return evidence, mechanisms
+  return [*evidence, *mechanisms], mechanisms
 
 
 def _stretch(case: EvidenceInputs, episode: Episode) -> int:
@@ -162,7 +158,7 @@ def _typical_for(case: EvidenceInputs, rank: int) -> np.ndarray:
           else blocks.typical(0, case.selected.blocks, rank))
 
 
-def _advice(case: EvidenceInputs, episodes: Sequence[Episode], kinds: tuple[str, ...]) -> str:
+def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str, ...]) -> str:
   compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
@@ -170,7 +166,7 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], kinds: tuple[str,
   subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
   for kind, advice in _ADVICE.items():
     # CPU time that a process takes between its steps is Python's, not that of longer sequences.
-    if kind in kinds and not (kind == "work" and gap > compute):
+    if kind in causes and not (kind == "work" and gap > compute):
       return advice.format(subject=subject)
   if gap > compute:
     measured = "data" in case.run.host_causes.columns
@@ -211,8 +207,6 @@ def _whole_host_late(case: EvidenceInputs, host: str, late: set[int]) -> bool:
 
 # The slow ranks are those that sit in a bad place: `locality`.
 
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
 _NETWORK = ("far_nic", "shared_nic", "link_width", "link_speed", "far_socket")
 """Concerns that can make what a host sends slow."""
 _SAYS = {
@@ -314,8 +308,7 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
       hosts=hosts_of(case.run, ranks),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence),
       advice=_advice_for_place(bad),
-      causes=(bad.kind, *dict.fromkeys(m.kind for m in mechanisms if m.kind)), first_step=first,
-      last_step=last)
+      causes=(bad.kind, *kinds(mechanisms)), first_step=first, last_step=last)
 
 
 def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:

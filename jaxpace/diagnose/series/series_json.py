@@ -56,8 +56,6 @@ def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = N
 
 # Step time and its shares, column by column.
 
-
-
 def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
   """Returns `columns`, `step_time` (mean, lowest and highest, seconds) and `shares` (of each
   column's steps)."""
@@ -125,8 +123,6 @@ def _shares(diagnosis: Diagnosis, k: int) -> dict[str, float]:
 
 
 # In which steps each finding happened, and where it cost most.
-
-
 
 def where(diagnosis: Diagnosis) -> dict[str, Any]:
   """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.diagnosis import Diagnosis
-from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.selected_steps import SelectedSteps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
@@ -64,7 +64,7 @@ def skew_map(diagnosis: Diagnosis,
                                  np.maximum.reduceat(np.where(known, late, -np.inf), begin, axis=1))
     if progress:
       progress(part.stop, len(run.steps))
-  mean = np.divide(total, number, out=np.full(total.shape, -np.inf), where=number > 0)
+  mean = ratio(total, number, -np.inf)
   mean, most = (np.maximum.reduceat(values, rows, axis=0) for values in (mean, most))
   unit = _unit(most)
   single = int(columns.number.max()) == 1
@@ -153,8 +153,7 @@ class Columns(NamedTuple):
     """[B] means of [K] values; NaN where nothing is known."""
     use = np.isfinite(values) & (self.column >= 0)
     number = np.bincount(self.column[use], minlength=self.size)
-    total = np.bincount(self.column[use], values[use], self.size)
-    return np.divide(total, number, out=np.full(self.size, np.nan), where=number > 0)
+    return ratio(np.bincount(self.column[use], values[use], self.size), number)
 
   def extremes(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """[B] lowest and highest of [K] values that are all known in counted steps."""
