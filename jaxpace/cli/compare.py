@@ -94,10 +94,10 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
     ranks.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
     for header in ("lateness A", "lateness B", "change", "95 % interval"):
       ranks.add_column(header, justify="right", no_wrap=True)
-    for r in changed if most is None else changed[:most]:
-      c = r.lateness
-      host = r.host_b if r.host_a == r.host_b else f"{r.host_a or '?'} → {r.host_b or '?'}"
-      ranks.add_row(str(r.rank), host, signed(c.a), signed(c.b), signed(c.difference),
+    for rank in changed if most is None else changed[:most]:
+      c, (a, b) = found.ranks[rank], (d.run.host_of_rank(rank) for d in (found.a, found.b))
+      host = b if a == b else f"{a or '?'} → {b or '?'}"
+      ranks.add_row(str(rank), host, signed(c.a), signed(c.b), signed(c.difference),
                     f"{signed(c.low)} to {signed(c.high)}")
     console.print(ranks)
     console.print(

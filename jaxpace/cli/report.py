@@ -89,7 +89,7 @@ def _diagnosed(args: argparse.Namespace,
   before the work."""
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnose.diagnose import diagnose
-  from jaxpace.diagnose.what_if_request import parse
+  from jaxpace.diagnose.worth import parse
   from jaxpace.runs.alarms import read_events
   from jaxpace.runs.links import read_links
   from jaxpace.runs.reader import read_run

@@ -13,7 +13,6 @@ collective together. See docs/accounting.md.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -223,29 +222,17 @@ def _smaller(values: np.ndarray, of: np.ndarray) -> np.ndarray:
   return found[:size]
 
 
-@dataclasses.dataclass
-class OverlapSums:
-  """Sums over counted steps of means over ranks; s. C collectives."""
+def overlap_of(work: StepTimes) -> tuple[np.ndarray, float]:
+  """What of the collectives of some steps is waited for, and what computing hides.
 
-  exposed: np.ndarray  # [C]
-  hidden: np.ndarray  # [C]
-  behind: np.ndarray  # [C]
-  computing: float = 0.0
-
-  @staticmethod
-  def none(slots: int) -> OverlapSums:
-    """Before any step was added up."""
-    return OverlapSums(np.zeros(slots), np.zeros(slots), np.zeros(slots))
-
-  def add(self, work: StepTimes) -> None:
-    """Adds the steps that are valid; those without a rank add nothing."""
-    number = work.valid.sum(axis=0)
-    weight = ratio(1.0, number, 0.0)
-    if work.in_flight is None:
-      for c, wait in enumerate(work.wait):
-        self.exposed[c] += np.where(work.valid, wait, 0.0).sum(axis=0) @ weight
-      return
-    *found, computing = split(work.in_flight)
-    for total, values in zip((self.exposed, self.hidden, self.behind), found, strict=True):
-      total += np.where(work.valid, values, 0.0).sum(axis=1) @ weight
-    self.computing += float(np.where(work.valid, computing, 0.0).sum(axis=0) @ weight)
+  Returns:
+    [3, C] s exposed, hidden and behind others, sums over steps of means over ranks, and s of
+    computing while any is under way. Steps without a rank add nothing.
+  """
+  weight = ratio(1.0, work.valid.sum(axis=0), 0.0)
+  if work.in_flight is None:
+    exposed = [np.where(work.valid, wait, 0.0).sum(axis=0) @ weight for wait in work.wait]
+    return np.array([exposed, *np.zeros((2, len(exposed)))]), 0.0
+  *parts, computing = split(work.in_flight)
+  return (np.array([np.where(work.valid, values, 0.0).sum(axis=1) @ weight for values in parts]),
+          float(np.where(work.valid, computing, 0.0).sum(axis=0) @ weight))

@@ -29,8 +29,6 @@ _NARROW = 1e3
 """ns below which deviations count alike."""
 _FASTEST = 2e-3
 """Share of the time by which no clock strays, beside `SAME_CLOCK`, while it runs."""
-_PAUSE = 1_000_000_000
-"""ns shown between two attempts whose clocks tell nothing of the time between them."""
 
 
 def possible(times: np.ndarray) -> np.ndarray:
@@ -203,9 +201,9 @@ def _shift(reference: int, first: int, last: tuple[int, int, int] | None) -> int
   if last is None:
     return 0
   clock, end, own_end = last
-  if clock == reference and 0 <= first - own_end < 86_400 * _PAUSE:
+  if clock == reference and 0 <= first - own_end < 86_400 * 10**9:
     return end - own_end
-  return end + _PAUSE - first
+  return end + 10**9 - first
 
 
 def _median(times: np.ndarray) -> np.ndarray:

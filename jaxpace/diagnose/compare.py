@@ -23,15 +23,6 @@ from jaxpace.runs.run import Run, RunError
 _OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
 
 
-class RankChange(NamedTuple):
-  """How much later a rank arrives than the ranks of which it changed as usual, in both runs."""
-
-  rank: int
-  host_a: str
-  host_b: str
-  lateness: Change
-
-
 class Comparison(NamedTuple):
   """What changed from run A to run B."""
 
@@ -39,7 +30,9 @@ class Comparison(NamedTuple):
   b: Diagnosis
   step_time: Change
   shares: dict[str, Change]  # seconds per step, by name in `SHARES`; they sum to the step
-  ranks: tuple[RankChange, ...]  # empty where ranks can't be set beside each other
+  # by how much later each rank arrives than those of which it changed as usual; empty where ranks
+  # can't be set beside each other
+  ranks: dict[int, Change]
   new: tuple[str, ...]  # modes of findings that only B has
   gone: tuple[str, ...]  # that only A has
   # on findings of one run that the other can't tell: the ranks left no rows there
@@ -50,11 +43,12 @@ class Comparison(NamedTuple):
   notes: tuple[Sentence, ...]
 
   @property
-  def changed_ranks(self) -> list[RankChange]:
+  def changed_ranks(self) -> list[int]:
     """Ranks whose lateness surely changed by 1 % of the step or more, the largest change first."""
     least = LEAST * self.step_time.a
-    found = [r for r in self.ranks if r.lateness.sure and abs(r.lateness.difference) >= least]
-    return sorted(found, key=lambda r: -abs(r.lateness.difference))
+    found = [rank for rank, late in self.ranks.items()
+             if late.sure and abs(late.difference) >= least]
+    return sorted(found, key=lambda rank: -abs(self.ranks[rank].difference))
 
 
 def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Comparison:
@@ -134,10 +128,10 @@ def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
           "pacing": part["pacing"] + part["waiting_pacing"]}
 
 
-def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
+def _ranks(a: Diagnosis, b: Diagnosis) -> dict[int, Change]:
   if (a.run.ranks != b.run.ranks or a.run.ranks < 2 or not a.run.collectives
       or not b.run.collectives):
-    return ()
+    return {}
   first, second = _lateness(a), _lateness(b)
   with np.errstate(invalid="ignore"):
     moved = mean_known(second) - mean_known(first)
@@ -146,13 +140,12 @@ def _ranks(a: Diagnosis, b: Diagnosis) -> tuple[RankChange, ...]:
   usual = order[cut:len(order) - cut]
   first, second = (values - mean_known(values[usual], axis=0) if len(usual) else values
                    for values in (first, second))
-  found = []
+  found = {}
   for rank in range(a.run.ranks):
     blocks = [x[rank][np.isfinite(x[rank])] for x in (first, second)]
     if min(map(len, blocks)) >= 3:
-      found.append(RankChange(rank, a.run.host_of_rank(rank), b.run.host_of_rank(rank),
-                              from_blocks(blocks[0], blocks[1], a.run.ranks)))
-  return tuple(found)
+      found[rank] = from_blocks(blocks[0], blocks[1], a.run.ranks)
+  return found
 
 
 def _lateness(diagnosis: Diagnosis) -> np.ndarray:
@@ -181,10 +174,9 @@ def _verdict(found: Comparison) -> Sentence:
     sentence += f", most of it {name} ({signed(moved[name].difference)})." if name else "."
     if found.changed_ranks and name in ("skew", "runtime", "pacing"):
       top = found.changed_ranks[0]
-      where = f" on {top.host_b}" if top.host_b else ""
-      sentence += (f" Rank {top.rank}{where} arrives {milliseconds(abs(top.lateness.difference))} "
-                   f"{'later' if top.lateness.difference > 0 else 'earlier'} than before, against "
-                   "the usual rank.")
+      host, late = found.b.run.host_of_rank(top), found.ranks[top].difference
+      sentence += (f" Rank {top}{f' on {host}' if host else ''} arrives {milliseconds(abs(late))} "
+                   f"{'later' if late > 0 else 'earlier'} than before, against the usual rank.")
   sentence = " ".join([sentence, *(f"{letter}: {unseen_sentence(d.run, d.unseen)}"
                                    for letter, d in (("A", found.a), ("B", found.b)) if d.unseen)])
   if found.limit is None:
@@ -240,13 +232,13 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   return notes
 
 
-def _settings(a: Run, b: Run, most: int = 8) -> list[str]:
+def _settings(a: Run, b: Run) -> list[str]:
   """What `run.json` says differently of versions, config and pacer."""
   flat = [_flat({name: run.info.get(name) for name in ("versions", "config", "pacer")})
           for run in (a, b)]
   names = [n for n in sorted({*flat[0], *flat[1]}) if flat[0].get(n) != flat[1].get(n)]
-  words = [f"{n} {_short(flat[0].get(n))} → {_short(flat[1].get(n))}" for n in names[:most]]
-  return words + ([f"and {len(names) - most} more"] if len(names) > most else [])
+  words = [f"{n} {_short(flat[0].get(n))} → {_short(flat[1].get(n))}" for n in names[:8]]
+  return words + ([f"and {len(names) - 8} more"] if len(names) > 8 else [])
 
 
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
@@ -280,15 +272,16 @@ def to_json(found: Comparison) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; seconds per step, and shares of A's step where it says
   relative."""
   whole, relative = found.step_time, found.step_time.relative()
-  notable = {r.rank for r in found.changed_ranks}
+  notable = found.changed_ranks
   return {
       "schema": SCHEMA, "a": _run(found.a), "b": _run(found.b), "level": INTERVAL,
       "step_time": {**whole.to_json(),
                     "relative": dict(zip(("difference", "low", "high"), relative, strict=True))
                     if relative else None},
       "shares": {name: c.to_json() for name, c in found.shares.items()},
-      "ranks": [{"rank": r.rank, "host_a": r.host_a or None, "host_b": r.host_b or None,
-                 "notable": r.rank in notable, **r.lateness.to_json()} for r in found.ranks],
+      "ranks": [{"rank": rank, "host_a": found.a.run.host_of_rank(rank) or None,
+                 "host_b": found.b.run.host_of_rank(rank) or None, "notable": rank in notable,
+                 **late.to_json()} for rank, late in found.ranks.items()],
       "findings": {"new": list(found.new), "gone": list(found.gone),
                    "untold": [str(said) for said in found.inconclusive],
                    "untold_codes": codes.codes(found.inconclusive)},

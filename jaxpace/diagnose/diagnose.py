@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnose.codes import Evidence, Note, Sentence, percent
+from jaxpace.diagnose.codes import Evidence, Sentence, percent, some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis, Facts, step_time_of
 from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
@@ -38,10 +38,8 @@ from jaxpace.diagnose.selected_steps import (
 from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.diagnose.verdict import mended, saving, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, where_waits_are
-from jaxpace.diagnose.what_if_request import WhatIfRequest
-from jaxpace.diagnose.worth import Worth, named, saves_nothing, worth
+from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
 from jaxpace.runs.links import ProbedLinks
-from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run
 
 
@@ -65,34 +63,24 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
   """
-  counted = count(run)
-  run_totals = add(counted, progress)
+  run_totals = add(run, count(run), progress)
   late = who(run_totals, fabric, links)
   reasons = why(late)
   saved = worth(reasons.case, reasons.findings, asked, bool(reasons.inconclusive))
-  return tell(counted, reasons, saved, fabric, events)
+  return tell(reasons, saved, fabric, events)
 
 
-class Counted(NamedTuple):
-  """The events of a run: its rows, and which of its steps count."""
-
-  run: Run
-  unfinished: np.ndarray  # numbers of the last steps, of which rows of some ranks are missing
-  selected: SelectedSteps
-  recorded: int  # step numbers of the window with a row of any rank
-
-
-def count(run: Run) -> Counted:
+def count(run: Run) -> SelectedSteps:
   """Selects the steps that count."""
   finished, unfinished = without_unfinished(run)
   every = run.all_steps
   recorded = int(((every.attempt >= 0).any(axis=0) & run.asked(every.steps)).sum())
-  return Counted(run, unfinished, count_steps(finished), recorded)
+  return count_steps(finished)._replace(unfinished=unfinished, recorded=recorded)
 
 
-def add(counted: Counted, progress: Callable[[int, int], None] | None = None) -> RunTotals:
+def add(run: Run, selected: SelectedSteps, progress: Callable[[int, int], None] | None = None
+        ) -> RunTotals:
   """Adds up how long ranks are busy and wait, over the steps that can be measured after all."""
-  run, selected = counted.run, counted.selected
   totals = add_up(run, selected, progress)
   lost = selected.mask & ~is_possible(totals.per_step["step"])
   if lost.any():
@@ -143,23 +131,21 @@ def why(case: EvidenceInputs) -> Reasons:
   return Reasons(case, () if unrecorded(run) else found, doubt, notes, doubted, never)
 
 
-def tell(counted: Counted, reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
+def tell(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
          events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
-  run, case = counted.run, reasons.case
-  facts = _facts(counted, reasons, saved, events)
+  away, steps = reasons.case.away, reasons.case.run.steps
+  facts = _facts(reasons, saved, events)
   facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in facts.findings))
-  away = case.away
-  notes = (*_impossible(case.selected), *notes_on(facts, fabric, counted.unfinished),
-           *([] if away is None else [missing_sentence(away.ranks, run.steps[away.steps])]),
+  notes = (*notes_on(facts, fabric),
+           *([] if away is None else [missing_sentence(away.ranks, steps[away.steps])]),
            *reasons.notes, *hung(events))
   return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
 
 
-def _facts(counted: Counted, reasons: Reasons, saved: Worth,
-           events: Sequence[Mapping[str, Any]]) -> Facts:
+def _facts(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str, Any]]) -> Facts:
   """All that the stages found. Steps of which only totals are known count in the step time."""
-  run, case = counted.run, reasons.case
+  run, case = reasons.case.run, reasons.case
   selected, totals, floor = case.selected, case.totals, case.floor
   times, every = totals.per_step["step"][selected.mask], None
   if selected.times_in_all is not None and times.size and selected.times_in_all.size:
@@ -171,7 +157,7 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
   quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
                        for values in (floor.quiet, floor.contention))
   return Facts(
-      **vars(saved), run=run, selected=selected, recorded=counted.recorded, counted_in_all=every,
+      **vars(saved), run=run, selected=selected, recorded=selected.recorded, counted_in_all=every,
       step_time=step_time_of(times) if times.size else None,
       shares=shares_of(parts, quiet, contention) if times.size else None,
       waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
@@ -181,16 +167,7 @@ def _facts(counted: Counted, reasons: Reasons, saved: Worth,
       events=tuple(events), doubt=reasons.doubt, unseen=reasons.unseen,
       inconclusive=reasons.inconclusive, stages=stages(case),
       waits=where_waits_are(run, selected, totals, floor) if times.size else (),
-      overlap=overlap(run, totals.overlap, selected.size) if times.size else None)
-
-
-def _impossible(selected: SelectedSteps) -> tuple[Sentence, ...]:
-  if not selected.impossible:
-    return ()
-  return (Sentence(Note.IMPOSSIBLE_STEPS,
-      f"{plural(selected.impossible, 'step')} left out: by their timestamps they took no time, "
-      "less than none, or more than eleven days. Are the columns nanoseconds of one clock for each "
-      "rank?"),)
+      overlap=overlap(run, totals, selected.size) if times.size else None)
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
@@ -198,10 +175,9 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   the same."""
   if finding.mode != CONTENTION or not never or len(never) == run.ranks:
     return finding
-  several = len(never) > 1
   said = Sentence(Evidence.ROWS_MISSING,
-      f"Rows of rank{'s' if several else ''} {list_ranks(never)} are missing: what the others wait "
-      f"for {'them' if several else 'it'} looks the same.")
+      f"Rows of {some_ranks(never)} are missing: what the others wait for "
+      f"{'them' if len(never) > 1 else 'it'} looks the same.")
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 

@@ -20,6 +20,7 @@ from jaxpace.diagnose.limits import (
   PART,
   SELDOM,
   SHOWS,
+  TWICE,
 )
 from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
@@ -190,11 +191,6 @@ def _transfers(case: EvidenceInputs, places: list[straggler.Bad],
 
 CLOCK = "profiler"
 
-# Chosen by hand; no measurement of them is published.
-_STANDS_OUT = 3.0
-"""A rank is told from ranks that take turns where it is later by this many times what they differ
-among themselves."""
-
 
 def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
               ) -> tuple[tuple[Finding, ...], str, tuple[Sentence, ...]]:
@@ -330,4 +326,5 @@ def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> 
     return True
   others = np.delete(case.lateness.mean, list(finding.ranks))
   others = others[np.isfinite(others)]
-  return len(others) >= FEWEST and min(lateness) > _STANDS_OUT * float(np.ptp(others))
+  # later by more than what they differ among themselves
+  return len(others) >= FEWEST and min(lateness) > TWICE * float(np.ptp(others))

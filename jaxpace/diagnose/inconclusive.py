@@ -9,8 +9,16 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Note, Sentence, Verdict, hosts_of, milliseconds, named
-from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST
+from jaxpace.diagnose.codes import (
+  Note,
+  Sentence,
+  Verdict,
+  hosts_of,
+  milliseconds,
+  named,
+  some_ranks,
+)
+from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST
 from jaxpace.diagnose.modes.inputs import SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
@@ -152,7 +160,7 @@ def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Se
   several = len(ranks) > 1
   return Sentence(
       Note.RANKS_AWAY,
-      f"Rank{'s' if several else ''} {list_ranks(ranks)} left no rows in most of "
+      f"{some_ranks(ranks).capitalize()} left no rows in most of "
       f"{plural(len(steps), 'step')} ({list_ranks(steps)}): what the others wait for "
       f"{'them' if several else 'it'} there can't be told from slow transfers, and counts as "
       "transfer, never as contention.")
@@ -165,7 +173,7 @@ def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   several = len(ranks) > 1
   hosts = hosts_of(run, ranks)
   where = f" ({named(hosts)})" if hosts else ""
-  return (f"Nothing is known of rank{'s' if several else ''} {list_ranks(ranks)}{where}: "
+  return (f"Nothing is known of {some_ranks(ranks)}{where}: "
           + (f"{'they' if several else 'it'} left no rows" if silent else
              f"{'their' if several else 'its'} rows are missing in {most} of the steps")
           + f", so {'they' if several else 'it'} may be what the others wait for; that would count "
@@ -215,10 +223,10 @@ NO_SLOT = "no slot left"
 # Whether a run's groups are stages that wait for each other beside the collectives, as those of a
 # pipeline do.
 
-# Chosen by hand; no measurement of them is published.
-_SAME, _OTHER = 0.002, 0.02
-"""Groups that take the same step within the first share of it, and are busy for times that differ
-by more than the second, wait for each other somewhere."""
+# Chosen by hand; no measurement of it is published.
+_SAME = 0.002
+"""Groups that take the same step within this share of it, and are busy for times that differ by
+more than `EFFECT`, wait for each other somewhere."""
 
 
 def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
@@ -267,6 +275,6 @@ def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
     return ()
   steps, longest = (np.array([how(values[own]) for own in parts])
                     for how, values in ((np.mean, step), (np.max, busy)))
-  if np.ptp(steps) > _SAME * steps.mean() or np.ptp(longest) <= _OTHER * steps.mean():
+  if np.ptp(steps) > _SAME * steps.mean() or np.ptp(longest) <= EFFECT * steps.mean():
     return ()
   return tuple(tuple(own.tolist()) for own in parts)

@@ -54,7 +54,6 @@ class Lateness(NamedTuple):
   persistent: np.ndarray  # [C] max over ranks of mean A, less mean A, while such a rank is late
   random: np.ndarray  # [C] what is left of mean max A - mean A
   episodes: tuple[Episode, ...]  # when the late ranks were late
-  pausing: tuple[Episode, ...]  # ranks later than the others on average for a few long gaps
   held: WaitedFor  # the persistent part
   gaps: float  # s of `random` that is for longer gaps
   random_by_block: np.ndarray  # [B]
@@ -88,10 +87,8 @@ def find_late(run_totals: RunTotals) -> Lateness:
   if totals.late_in_all is not None:  # of all steps, not only of those that are detailed
     arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
                        arrival)
-  joined = (totals.groups.found.joined if totals.groups is not None and totals.groups.found.apart
-            else None)
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
-                  joined)
+                  joined_ranks_of(run_totals.run))
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
                         for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
@@ -101,7 +98,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
     return Lateness(
         mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
         typical=np.flatnonzero(eligible), persistent=none.by_collective,
-        random=earliness, episodes=(), pausing=(), held=none, gaps=0.0,
+        random=earliness, episodes=(), held=none, gaps=0.0,
         random_by_block=waiting, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
@@ -110,9 +107,9 @@ def find_late(run_totals: RunTotals) -> Lateness:
   judged = np.flatnonzero(eligible)
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
+  # a rank later than the others on average for a few long gaps is not late
   every = find_episodes(blocks, changes, selected.size)
-  pausing = tuple(e for e in every if _pauses(run_totals, blocks, e))
-  episodes = tuple(e for e in every if e not in pausing)
+  episodes = tuple(e for e in every if not _pauses(run_totals, blocks, e))
   late = np.array(costliest_first(episodes), np.int64)
   held = attributed_wait(totals, selected, episodes)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
@@ -121,7 +118,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
       mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
       persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
       typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
-      random=random, episodes=episodes, pausing=pausing, held=held,
+      random=random, episodes=episodes, held=held,
       gaps=min(gaps, float(random.sum())),
       random_by_block=waiting - held.by_block, blocks=blocks)
 
@@ -249,9 +246,9 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
     return selected.first_step(run, block)
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
-  arrival, valid = undelayed(work).sum(axis=0), work.valid
-  if work.meetings is not None and work.meetings.apart:
-    valid = valid & (work.meetings.joined == work.meetings.joined[rank])[:, None]
+  arrival, valid, joined = undelayed(work).sum(axis=0), work.valid, joined_ranks_of(run)
+  if joined is not None:
+    valid = valid & (joined == joined[rank])[:, None]
   others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]
   return _split(values, run.steps[steps], selected.first_step(run, block))

@@ -16,14 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.groups import Grouped, RunGroups, Waits
+from jaxpace.diagnose.limits import SAME
 from jaxpace.diagnose.selected_steps import ratio
 
 _REASONS = 4
 """Reasons that a rank carries: the largest ones. Small ones of chance come and go."""
 _OLDEST = 64
 """Steps for which transfers from one rank to the next hand them on, at most."""
-_NOTHING = 1e-9
-"""Seconds that timestamps tell apart."""
 
 
 class Charge(NamedTuple):
@@ -155,7 +154,7 @@ def _add(events: np.ndarray, amounts: np.ndarray, event: np.ndarray, amount: np.
   again = (events >= old) & (events % old == event) & (2 * amount >= amounts)
   kept = np.where(again, 0.0, amounts)
   least = kept.argmin(axis=0)[None]
-  new = amount > np.maximum(np.take_along_axis(kept, least, axis=0)[0], _NOTHING)
+  new = amount > np.maximum(np.take_along_axis(kept, least, axis=0)[0], SAME)
   for values, own in ((events, event), (amounts, amount)):
     now = np.where(new, own, np.take_along_axis(values, least, axis=0)[0])
     np.put_along_axis(values, least, now[None], axis=0)

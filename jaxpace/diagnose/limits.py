@@ -30,6 +30,8 @@ PART = 0.25
 pause."""
 SELDOM = 0.1
 """What is so in less than this part is so now and then."""
+SAME = 1e-9
+"""Seconds by which times differ that are the same."""
 
 # How sure.
 CONFIDENCE = 0.99
@@ -61,5 +63,7 @@ LISTED = 10
 CELLS = 1 << 20
 """Values of an array, whatever its axes: some arrays of as many stay within the memory that any
 machine has, and few of them within the caches."""
+KEPT = 64 * CELLS
+"""Bytes, or values, of a run that are kept at once."""
 SAMPLED = 4096
 """Steps that a median or a split needs no more of."""

@@ -3,7 +3,7 @@ open."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -251,29 +251,20 @@ def per_window(run: Run, selected: SelectedSteps, name: str,
     [W + 1] blocks at which the windows begin, and the end of the last one; the rise [W] by process,
     in the counter's unit. No windows where nothing was sampled often enough.
   """
-  sampled = {process: (samples, first, last)
-             for process, (samples, first, last,
-                           _) in _windows(run, selected, 0, selected.blocks).items()
-             if name in samples.columns}
   number = [int(np.count_nonzero(np.isfinite(samples.columns[name]) & (samples.time_ns >= first)
                                  & (samples.time_ns <= last)))
-            for samples, first, last in sampled.values()]
+            for samples, first, last, _ in _windows(run, selected, 0, selected.blocks).values()
+            if name in samples.columns]
   size = min([most, selected.blocks, *(n // 2 for n in number)], default=0)
   if size < 1 or not number:
     return np.zeros(1, np.int64), {}
   edges = np.arange(size + 1) * selected.blocks // size
-  at = _first_steps(selected, edges)
+  steps = np.maximum(np.diff(_first_steps(selected, edges)), 1)
   found: dict[int, np.ndarray] = {}
-  for process, (samples, _, _) in sampled.items():
-    exits, attempts = _exits(run, process, at)
-    values = samples.columns[name]
-    known = np.isfinite(values)
-    times, rise = samples.time_ns[known], np.maximum.accumulate(values[known])
+  for process, times, values, exits, there in _sampled(run, selected, name, edges):
     level = np.interp((exits - times[0]).astype(np.float64),
-                      (times - times[0]).astype(np.float64), rise)
-    there = (exits != MISSING) & (attempts == attempts.max())
-    found[process] = np.where(there[1:] & there[:-1], np.diff(level) / np.maximum(np.diff(at), 1),
-                              np.nan)
+                      (times - times[0]).astype(np.float64), np.maximum.accumulate(values))
+    found[process] = np.where(there, np.diff(level) / steps, np.nan)
   return edges, found
 
 
@@ -292,35 +283,37 @@ def median_per_window(run: Run, selected: SelectedSteps, name: str,
     [W] by process, in the gauge's unit, NaN where a window holds no sample; without processes that
     never sampled it.
   """
-  at = _first_steps(selected, edges)
   found: dict[int, np.ndarray] = {}
+  for process, times, values, exits, there in _sampled(run, selected, name, edges):
+    own = found[process] = np.full(len(edges) - 1, np.nan)
+    for window in np.flatnonzero(there):
+      inside = (times > exits[window]) & (times <= exits[window + 1])
+      if inside.any():
+        own[window] = np.median(values[inside])
+  return found
+
+
+def _sampled(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray
+             ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+  """The processes that sampled a column, with the times and values of their samples, the exits,
+  [W + 1], at which windows begin and end, of their first rank, and which windows, [W] bool, lie
+  between two."""
+  at = _first_steps(selected, edges)
   for process, (samples, _, _, _) in _windows(run, selected, 0, selected.blocks).items():
     values = samples.columns.get(name)
     if values is None or not np.isfinite(values).any():
       continue
-    exits, attempts = _exits(run, process, at)
+    rank, known = int(np.flatnonzero(run.process_of_rank == process)[0]), np.isfinite(values)
+    last = run.collectives[-1]
+    exits, attempts = last.exit_ns[rank, at], last.attempt[rank, at]
     there = (exits != MISSING) & (attempts == attempts.max())
-    own = np.full(len(edges) - 1, np.nan)
-    for window in np.flatnonzero(there[1:] & there[:-1]):
-      inside = ((samples.time_ns > exits[window]) & (samples.time_ns <= exits[window + 1])
-                & np.isfinite(values))
-      if inside.any():
-        own[window] = np.median(values[inside])
-    found[process] = own
-  return found
+    yield process, samples.time_ns[known], values[known], exits, there[1:] & there[:-1]
 
 
 def _first_steps(selected: SelectedSteps, edges: np.ndarray) -> np.ndarray:
   """[W + 1] places of the steps at which windows begin; of the last edge, that of the last step."""
   steps = np.flatnonzero(selected.block >= 0)
   return steps[np.minimum(np.searchsorted(selected.block[steps], edges), len(steps) - 1)]
-
-
-def _exits(run: Run, process: int, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Last exits of a process's first rank in some steps, on its clock, and the attempts they are
-  from."""
-  rank = int(np.flatnonzero(run.process_of_rank == process)[0])
-  return run.collectives[-1].exit_ns[rank, at], run.collectives[-1].attempt[rank, at]
 
 
 def mean_gauge(run: Run, selected: SelectedSteps, name: str, begin: int,

@@ -9,7 +9,15 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
-from jaxpace.diagnose.codes import Note, Sentence, joined, milliseconds, name_rank, percent
+from jaxpace.diagnose.codes import (
+  Note,
+  Sentence,
+  joined,
+  milliseconds,
+  name_rank,
+  percent,
+  some_ranks,
+)
 from jaxpace.diagnose.diagnosis import Facts
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
@@ -26,25 +34,27 @@ from jaxpace.runs.run import Run
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
-             unfinished: np.ndarray | None = None
-             ) -> tuple[Sentence, ...]:
+def notes_on(facts: Facts, fabric: MeasuredFabric | None = None) -> tuple[Sentence, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's.
 
   Args:
     facts: of the run.
     fabric: that was given as the quiet one, if any was.
-    unfinished: numbers of the last steps, left out because some ranks' rows are missing.
   """
-  run = facts.run
+  run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
+  if facts.selected.impossible:
+    notes.append(Sentence(Note.IMPOSSIBLE_STEPS,
+        f"{plural(facts.selected.impossible, 'step')} left out: by their timestamps they took no "
+        "time, less than none, or more than eleven days. Are the columns nanoseconds of one clock "
+        "for each rank?"))
   if facts.selected.warmup.size:
     steps = facts.selected.warmup
     notes.append(Sentence(Note.WARMUP,
         f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
         f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times "
         "the median)."))
-  if unfinished is not None and unfinished.size:
+  if unfinished.size:
     notes.append(Sentence(Note.UNFINISHED,
         f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: "
         "rows of some ranks are missing there. They come later while the job runs, and never if a "
@@ -54,8 +64,7 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
         f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are "
         "detailed, with a row for each collective: shares, waits and what-if are of these. Step "
         "times, how late each rank is and since when are of all."))
-  uncounted = facts.recorded - facts.counted - facts.selected.warmup.size
-  uncounted -= 0 if unfinished is None else unfinished.size
+  uncounted = facts.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
   if facts.step_time and uncounted > 1:
     notes.append(Sentence(Note.UNMEASURED,
         f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, "
@@ -74,7 +83,7 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None,
   if jumped.size:
     number = plural(int(facts.totals.jumped.sum()), "step")
     notes.append(Sentence(Note.CLOCK_JUMPED,
-        f"The clock of rank{'s' if jumped.size > 1 else ''} {list_ranks(jumped)} jumped, or "
+        f"The clock of {some_ranks(jumped)} jumped, or "
         f"timestamps are damaged: {number} of theirs left out, as long as on no other rank."))
   if facts.preempted >= CROWDED:
     notes.append(Sentence(Note.CROWDED_PROCESSORS,

@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import CELLS, SAMPLED
-from jaxpace.diagnose.selected_steps import SelectedSteps, ratio
-from jaxpace.diagnose.step_times import StepTimes, busy, chunks
+from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
@@ -75,10 +75,12 @@ def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
 # them.
 
 def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
-  """Adds up the pauses beyond each process's usual ones and the waiting for them.
+  """Adds up the pauses beyond each process's usual ones and the waiting for them, in whatever
+  collectives follow.
 
   The earliness of a rank, max A - A, is split by the positive differences (last rank - this one)
-  between pauses and all else, as docs/accounting.md has it.
+  between pauses and all else, as docs/accounting.md has it. The columns are the process's: a rank
+  of it pauses no longer than its own gap, where gaps were recorded.
 
   Args:
     run: with columns of causes.
@@ -88,53 +90,19 @@ def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
     Seconds per step, mean over ranks, in the pauses, and of waiting for a rank that paused longer.
   """
   pause = pauses_by_rank(run, selected)
-  gaps = "gap" in run.durations
-  own = waiting = 0.0
+  total = np.zeros(2)
   for part in chunks(run):
     work = busy(run, part)
-    valid = work.valid & selected.mask[part]
-    some = np.flatnonzero(valid.any(axis=0))
-    if not some.size:
-      continue
-    if work.meetings is not None:
-      found = _along_the_chain(work._replace(valid=valid), pause[:, part], gaps)
-      own, waiting = own + found[0], waiting + found[1]
-      continue
-    valid, arrival = valid[:, some], undelayed(work)[0][:, some]
-    paused_now = np.where(valid, pause[:, part][:, some], 0.0)
-    # The columns are the process's: a rank of it pauses no longer than its own gap.
-    paused_now = np.minimum(paused_now,
-                            np.where(valid, work.runtime[:, some] if gaps else arrival, 0.0))
-    rest = arrival - paused_now
-    reach = np.where(valid, arrival, -np.inf)
-    last = reach.argmax(axis=0)[None]
-    early, more, other = (np.where(valid,
-                                   np.maximum(np.take_along_axis(x, last, axis=0) - x, 0.0), 0.0)
-                          for x in (arrival, paused_now, rest))
-    split = ratio(more, more + other, 0.0)
-    number = valid.sum(axis=0)
-    own += float((paused_now.sum(axis=0) / number).sum())
-    waiting += float(((early * split).sum(axis=0) / number).sum())
-  size = max(1, selected.size)
-  return own / size, waiting / size
-
-
-def _along_the_chain(work: StepTimes, pause: np.ndarray, gaps: bool) -> tuple[float, float]:
-  """Sums over some steps, mean over ranks, of pauses and of the waiting for them in whatever
-  collectives follow.
-
-  Args:
-    work: the steps.
-    pause: [R, k] s of each rank's process.
-    gaps: whether gaps were recorded: a rank pauses no longer than its own.
-  """
-  arrival = undelayed(work)
-  now = np.where(work.valid, np.minimum(pause, work.runtime if gaps else arrival[0]), np.nan)
-  split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,
-                                pacing=np.zeros_like(work.pacing)))
-  number = np.maximum(work.valid.sum(axis=0), 1)
-  own, waiting = (float((np.where(work.valid, values, 0.0).sum(axis=0) / number).sum())
-                  for values in (now, split.waiting_runtime))
+    work = work._replace(valid=work.valid & selected.mask[part])
+    arrival = undelayed(work)
+    most = work.runtime if "gap" in run.durations else arrival[0]
+    now = np.where(work.valid, np.minimum(pause[:, part], most), np.nan)
+    split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,
+                                  pacing=np.zeros_like(work.pacing)))
+    number = np.maximum(work.valid.sum(axis=0), 1)
+    total += [(np.where(work.valid, values, 0.0).sum(axis=0) / number).sum()
+              for values in (now, split.waiting_runtime)]
+  own, waiting = (total / max(1, selected.size)).tolist()
   return own, waiting
 
 

@@ -14,17 +14,14 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.groups import RunGroups
+from jaxpace.diagnose.limits import CELLS, SAME
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import Run
 
-_CELLS = 1 << 22
-"""Busy times that quantiles are taken of: of steps evenly spread over the run."""
 _LEAST = 256
-"""Steps at least, if there are as many."""
+"""Steps that quantiles are taken of at least, if there are as many."""
 _QUANTILES = 129
-_SAME = 1e-7
-"""Seconds by which busy times differ that are the same."""
 
 
 class Repaired(NamedTuple):
@@ -96,7 +93,7 @@ def repair(run: Run, mask: np.ndarray, found: RunGroups | None, ranks: Sequence[
 def sampled(run: Run, mask: np.ndarray) -> np.ndarray:
   """[K] bool, counted steps evenly spread over the run, of which quantiles are taken."""
   steps = np.flatnonzero(mask)
-  most = max(_LEAST, _CELLS // max(1, run.ranks * len(run.collectives)))
+  most = max(_LEAST, CELLS // max(1, run.ranks * len(run.collectives)))
   some = np.zeros(len(mask), bool)
   some[steps[::max(1, -(-len(steps) // most))]] = True
   return some
@@ -140,7 +137,7 @@ def _mended(rows: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarra
 def _mapped(values: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarray:
   """[K] typical values at the quantiles that values have among the own ones, both [Q]; where many
   own ones are the same, at the middle of these."""
-  low = np.searchsorted(own, values - _SAME, side="left")
-  high = np.searchsorted(own, values + _SAME, side="right")
+  low = np.searchsorted(own, values - SAME, side="left")
+  high = np.searchsorted(own, values + SAME, side="right")
   return np.where(high - low > 1, typical[np.minimum((low + high) // 2, len(own) - 1)],
                   np.interp(values, own, typical))

@@ -33,6 +33,8 @@ class SelectedSteps(NamedTuple):
   # [K] int32, block of neighbouring counted steps, -1 for a step that doesn't count
   block: np.ndarray
   blocks: int
+  unfinished: np.ndarray  # numbers of the last steps, of which rows of some ranks are missing
+  recorded: int = 0  # step numbers of the window with a row of any rank
   impossible: int = 0  # steps left out because no clock can have read their times
   # Where only some steps are detailed, else None: which of all the run's steps count, bool, and
   # [n] s, how long these take, mean over ranks.
@@ -96,16 +98,15 @@ def mean_known(values: np.ndarray, axis: int = -1) -> np.ndarray:
   return ratio(np.where(known, values, 0.0).sum(axis=axis, dtype=np.float64), known.sum(axis=axis))
 
 
-def merged(values: np.ndarray, weights: np.ndarray, most: int = MAX_COARSE) -> np.ndarray:
-  """Means over groups of neighbouring blocks, at most `most` of them; NaN where nothing is known.
+def merged(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
+  """Means over `MAX_COARSE` groups of neighbouring blocks; NaN where nothing is known.
 
   Args:
     values: [..., B] means of blocks, NaN where not known.
     weights: [..., B] steps behind each.
-    most: groups.
   """
   blocks = values.shape[-1]
-  groups = min(blocks, most)
+  groups = min(blocks, MAX_COARSE)
   begin = -(-np.arange(groups) * blocks // groups)
   weights = np.where(np.isfinite(values), weights, 0)
   total = np.add.reduceat(np.where(weights > 0, values, 0.0) * weights, begin, axis=-1)
@@ -172,7 +173,7 @@ def count_steps(run: Run) -> SelectedSteps:
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
   block = np.full(len(mask), -1, np.int32)
   block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return SelectedSteps(mask, left_out, block, blocks, impossible, *of_all)
+  return SelectedSteps(mask, left_out, block, blocks, left_out[:0], 0, impossible, *of_all)
 
 
 def _warmup(run: Run, every: AllSteps, times: np.ndarray, known: np.ndarray) -> np.ndarray:

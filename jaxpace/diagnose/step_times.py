@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpace.diagnose.groups import RunGroups, run_groups
 from jaxpace.diagnose.idea import busy_and_wait
-from jaxpace.diagnose.limits import CELLS
+from jaxpace.diagnose.limits import CELLS, KEPT
 from jaxpace.diagnose.selected_steps import LONGEST
 from jaxpace.runs.run import MISSING, Run
 
@@ -24,9 +24,6 @@ on all."""
 _AROUND = 10
 """Steps before and after one that a rank's row is lost of, of which the nearest known one stands in
 for it where the rank is known in as many of them."""
-_KEPT_BYTES = 1 << 26
-"""Of a run's busy times that are kept: a diagnosis goes through the run half a dozen times, and of
-a run that is larger the first chunks are kept."""
 
 
 class StepTimes(NamedTuple):
@@ -69,7 +66,8 @@ class InFlight(NamedTuple):
 
 _KEPT: weakref.WeakKeyDictionary[Run, dict[tuple[int, int], StepTimes]] = (
     weakref.WeakKeyDictionary())
-"""Busy times of a run by first step and stop."""
+"""Busy times of a run by first step and stop: a diagnosis goes through the run half a dozen times.
+Of a run that is larger than fits the first chunks are kept."""
 
 
 def chunks(run: Run) -> Iterator[slice]:
@@ -104,7 +102,7 @@ def busy(run: Run, part: slice) -> StepTimes:
     for values in _arrays(found):
       values.flags.writeable = False
     if sum(values.nbytes for work in (found, *kept.values()) for values in _arrays(work)
-           ) <= _KEPT_BYTES:
+           ) <= KEPT:
       kept[key] = found
   return found
 

@@ -33,7 +33,7 @@ from jaxpace.diagnose import stream_levels as levels
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.inconclusive import inconclusive_of
-from jaxpace.diagnose.limits import NEARLY_ALL
+from jaxpace.diagnose.limits import NEARLY_ALL, OFTEN
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.stream_levels import (
@@ -66,10 +66,6 @@ _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
 _FULL = 5.0
 """Times its threshold that a sum grows to at most: what is over is soon seen to be so."""
-_PERHAPS = 5
-"""Steps in which a rank must have been late for waiting not to be told yet."""
-_ONE = np.uint64(1)
-_LOOK_BACK, _SPELL_BACK = (np.uint64((1 << steps) - 1) for steps in (LAST, LAST // 2))
 
 
 class Alarm(NamedTuple):
@@ -226,10 +222,10 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   excess, number = sums.excess + np.where(ready, share, 0.0), sums.steps + ready
   raised = sums.raised + (ready & (more > 0))
   high = ~active & (now - usual.middle > rule.high * usual.step_time)
-  recent = np.where(ready, (sums.recent << _ONE) | high, sums.recent)
-  count = np.bitwise_count(recent & _LOOK_BACK)
+  recent = np.where(ready, (sums.recent << np.uint64(1)) | high, sums.recent)
+  count = _high(recent, LAST)
   quiet = (ready & ~active & rule.fades & (number >= LAST // 2)
-           & (np.bitwise_count(recent & _SPELL_BACK) <= _STILL))
+           & (_high(recent, LAST // 2) <= _STILL))
   total = np.where(quiet, 0.0, total)
   over = ready & (total >= np.where((count >= LAST - 1) & ~active, usual.sure, usual.threshold))
   over &= active | (count >= rule.need) | ((number >= _LONG) & (count >= LAST // 2)) | (
@@ -241,7 +237,7 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
     # of few steps, intermittently late ranks may well be late in all; more so once they were told
     steady = often & (number >= LAST // 2 * (1 + _any(active, WAITING)))
     passed, told = _passed(over, total, usual.threshold, active, steady,
-                           often & (number >= _PERHAPS) | steady)
+                           often & (number >= OFTEN) | steady)
     share = excess / np.maximum(number, 1)
     alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]),
                      float(share[signal]), len(now))
@@ -283,6 +279,11 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
   if (active[:ranks] | over[:ranks]).any():
     told = [signal for signal in told if signal not in waiting]
   return passed, told
+
+
+def _high(recent: np.ndarray, steps: int) -> np.ndarray:
+  """[S] how many of the last so many steps were high."""
+  return np.asarray(np.bitwise_count(recent & np.uint64((1 << steps) - 1)))
 
 
 def _any(active: np.ndarray, kind: str) -> bool:

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.limits import COSTLY, MOST, PART, SHOWS
+from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, PART, SHOWS
+from jaxpace.diagnose.totals import lower_median
 
 # What the stream of alarms looks at: a signal for each rank's lateness, and the job's own.
 #
@@ -52,8 +53,6 @@ _NEED = {LATE: 18, WAITING: 18, _LARGE_WAITING: 18, TRANSFER: 20, _LARGE_TRANSFE
          _PAUSE: 0}
 """Of them, steps that must have been high; pauses with a cause are rare and long, and have a rule
 of their own."""
-_STRIKES = 3
-"""Gaps of any length that confirm, where no causes are measured."""
 
 
 class NewSteps(NamedTuple):
@@ -77,7 +76,7 @@ class Rules(NamedTuple):
   least: np.ndarray  # [S] lowest threshold
   high: np.ndarray  # [S] above the median: such a step is high
   need: np.ndarray  # [S] high ones of the last `LAST` steps that an alarm takes
-  strikes: np.ndarray  # [S] raised steps that do instead
+  strikes: np.ndarray  # [S] raised steps that do instead: gaps, where no causes are measured
   fades: np.ndarray  # [S] bool, a quiet spell means that nothing has begun
 
 
@@ -94,7 +93,7 @@ def rules(signals: int, causes: bool) -> Rules:
                          for name in names]),
                np.where(np.array(names) == GAP, allowance, SHOWS),
                np.array([_NEED[name] for name in names]),
-               np.array([_STRIKES if name in rare - {_PAUSE} else np.inf for name in names]),
+               np.array([FEWEST if name in rare - {_PAUSE} else np.inf for name in names]),
                np.array([name not in rare for name in names]))
 
 
@@ -138,13 +137,9 @@ def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.
   valid = np.isfinite(all_arrival)
   number = np.maximum(valid.sum(axis=0), 1)
   some = valid.any(axis=0)
-  arrival = np.where(valid, all_arrival, np.inf)
-  order = np.sort(arrival, axis=0)
-  middle = np.take_along_axis(order, ((number - 1) // 2)[None], axis=0)[0]
-  middle = np.where(some, middle, np.nan)
   # Of two ranks the other one is what a rank is compared with: intermittently they are late and
   # early.
-  lateness = all_arrival - (middle if len(valid) > 2 else all_arrival[::-1])
+  lateness = all_arrival - (lower_median(all_arrival) if len(valid) > 2 else all_arrival[::-1])
   work = all_arrival - np.where(np.isfinite(gap), np.minimum(gap, all_arrival), 0.0)
   last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
   return (lateness,
@@ -174,14 +169,12 @@ LEARN = 60
 _TOGETHER = (1, 4, 16)
 _WIDER = 1.15
 """Times the θ of sums demands: it is measured on few steps."""
-_WANDERS = 1.5
-"""v from which on steps are taken to wander."""
 _FEW = 6.0
 """θ / v is less by as many times v / n, where it is known from n steps only."""
 _SURE, _SURE_BELOW = 0.6, 3.0
 """A sum that is enough where next to all of the last steps were high: 24 of them, each 2.5 % above
 the allowance; if v is below this: what wanders stays high by chance."""
-_HIGHEST, _LOWEST = 200.0, 1e-3
+_HIGHEST = 200.0
 _TURNS, _CLOSE = 20, 1e-4
 
 
@@ -231,7 +224,7 @@ def learn(past: np.ndarray, seen: np.ndarray, times: np.ndarray, before: Levels,
   wander = wandering(y, there)
   far = np.log(1 / np.minimum(RATE * wander, 0.5)) * wander / root * (1 + _FEW * wander / number)
   threshold = np.maximum(_WIDER * -np.log(RATE) / least, rule.least[ready])
-  threshold = np.maximum(threshold, np.where(wander > _WANDERS, far, 0.0))
+  threshold = np.maximum(threshold, far)
   sure = np.where(wander < _SURE_BELOW, np.minimum(threshold, _SURE), threshold)
 
   def learnt(so_far: np.ndarray, new: np.ndarray) -> np.ndarray:
@@ -289,7 +282,7 @@ def chance(y: np.ndarray, there: np.ndarray) -> np.ndarray:
     theta = np.maximum(theta - step, 0.0)
     if (step <= _CLOSE * theta).all():
       break
-  return np.maximum(theta, _LOWEST)
+  return np.maximum(theta, 1 / _HIGHEST)
 
 
 def wandering(y: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -306,8 +299,6 @@ def wandering(y: np.ndarray, there: np.ndarray) -> np.ndarray:
 # Ranks late in all steps looked at: their own past knows no other level, so no onset shows against
 # it.
 
-_LATE_MOST = 0.6
-"""Part of the steps in which it is late by more than the allowance."""
 _LATE_SURE = 5.0
 """Standard errors of the median, at least: one in a million, and neighbouring steps may be
 alike."""
@@ -330,7 +321,7 @@ def late_from_start(past: np.ndarray, seen: np.ndarray, levels: Levels, ranks: i
   for rank in np.flatnonzero(known & (middle >= COSTLY)).tolist():
     own = past[rank, :int(seen[rank])].astype(np.float64) / levels.step_time
     own = own[np.isfinite(own)]
-    if not own.size or (own > SHOWS).mean() < _LATE_MOST:
+    if not own.size or (own > SHOWS).mean() < MOST:
       continue
     deviation = float(np.median(np.abs(own - middle[rank]))) / 0.6745
     wander = float(wandering(own[None], np.ones((1, own.size), bool))[0])

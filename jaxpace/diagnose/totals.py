@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.accounting import Account, OverlapSums, account
-from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
+from jaxpace.diagnose.accounting import Account, account, overlap_of
+from jaxpace.diagnose.groups import Grouped, RunGroups, joined_ranks_of, run_groups
 from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
@@ -42,7 +41,8 @@ class Totals:
   last_rank: np.ndarray  # [K] the rank the job waited for longest in that step, -1 for none
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
-  overlap: OverlapSums  # what of collectives is waited for, and what computing hides
+  overlap: np.ndarray  # [3, C] of collectives under way: exposed, hidden, behind others
+  computing: float = 0.0  # while any is under way, at least
   groups: ByGroup | None = None  # where not all ranks meet in all collectives
   late_in_all: np.ndarray | None = None
   """[R, B] busy time of all steps less its mean over ranks, where only some steps are detailed."""
@@ -98,6 +98,17 @@ def undelayed(work: StepTimes) -> np.ndarray:
   return arrival
 
 
+def lower_median(values: np.ndarray) -> np.ndarray:
+  """[K] median of what is known of [R, K] rows, the lower one of two, so that half of the ranks may
+  be late; NaN where nothing is."""
+  number = np.isfinite(values).sum(axis=0)
+  if number.size and (number == len(values)).all():
+    middle = (len(values) - 1) // 2
+    return np.asarray(np.partition(values, middle, axis=0)[middle])
+  order = np.sort(values, axis=0)  # those not known come last
+  return np.take_along_axis(order, np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
+
+
 def add_up(run: Run, selected: SelectedSteps,
            progress: Callable[[int, int], None] | None = None) -> Totals:
   """Goes through the run once, a chunk of steps at a time."""
@@ -112,7 +123,7 @@ def add_up(run: Run, selected: SelectedSteps,
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
       delayed=0, jumped=np.zeros(ranks, np.int64),
-      overlap=OverlapSums.none(slots))
+      overlap=np.zeros((3, slots)))
   found = run_groups(run)
   if found is not None:
     totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
@@ -122,8 +133,7 @@ def add_up(run: Run, selected: SelectedSteps,
     if progress:
       progress(part.stop, size)
   if run.aggregated is not None and selected.mask.any():
-    totals.late_in_all = late_by_block(run, selected,
-                                        found.joined if found is not None and found.apart else None)
+    totals.late_in_all = late_by_block(run, selected, joined_ranks_of(run))
   return totals
 
 
@@ -132,7 +142,9 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   valid = work.valid & selected.mask[part]
   work = work._replace(valid=valid)
   split = account(work)
-  totals.overlap.add(work)
+  overlap, computing = overlap_of(work)
+  totals.overlap += overlap
+  totals.computing += computing
   number = valid.sum(axis=0)
   for name in PARTS:
     values = np.where(valid, getattr(split, name), 0.0)
@@ -144,10 +156,10 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   if work.jumped is not None:
     totals.jumped += (work.jumped & selected.mask[part]).sum(axis=1)
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
-  into = _Blocks.of(selected.block[part])
-  into.add(totals.block_steps, valid)
+  into = _adder(selected.block[part])
+  into(totals.block_steps, valid)
   totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
-  into.add(totals.lateness_runtime, _relative(split.runtime, valid, number))
+  into(totals.lateness_runtime, _relative(split.runtime, valid, number))
   if work.synchronised:
     alone = split
     if (valid & (work.pacing > 0)).any():
@@ -160,33 +172,30 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
     totals.waiting_gap[part] = ratio(np.where(valid, waiting, 0.0).sum(axis=0), number, 0.0)
 
 
-class _Blocks(NamedTuple):
-  """Where the blocks of a chunk's steps begin. Steps that don't count lie between or inside blocks:
-  they hold 0."""
+_Adder = Callable[[np.ndarray, np.ndarray], None]
 
-  begin: np.ndarray  # [E] positions in the chunk
-  block: np.ndarray  # [E]
 
-  @staticmethod
-  def of(block: np.ndarray) -> _Blocks:
-    selected = np.flatnonzero(block >= 0)
-    first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
-    return _Blocks(first, block[first])
+def _adder(block: np.ndarray) -> _Adder:
+  """What adds [..., k] values of a chunk's steps to [..., B] sums of their blocks. Steps that don't
+  count lie between or inside blocks: they hold 0."""
+  selected = np.flatnonzero(block >= 0)
+  first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
 
-  def add(self, total: np.ndarray, values: np.ndarray) -> None:
-    """Adds [..., k] values, 0 in steps that don't count, to [..., B] sums."""
-    total[..., self.block] += np.add.reduceat(values, self.begin, axis=-1, dtype=total.dtype)
+  def add(total: np.ndarray, values: np.ndarray) -> None:
+    total[..., block[first]] += np.add.reduceat(values, first, axis=-1, dtype=total.dtype)
+
+  return add
 
 
 def _add_lateness(totals: Totals, part: slice, work: StepTimes, number: np.ndarray,
-                  into: _Blocks) -> None:
+                  into: _Adder) -> None:
   """Adds who was late and what it cost, by undelayed arrival."""
   some = np.flatnonzero(number > 0)
   worst = np.zeros(len(number))
   worst_rank = np.zeros(len(number), np.int64)
   for c, arrival in enumerate(undelayed(work)):
     relative = _relative(arrival, work.valid, number)
-    into.add(totals.lateness[c], relative)
+    into(totals.lateness[c], relative)
     reach = np.where(work.valid, relative, -np.inf)
     last = reach.argmax(axis=0)
     highest = np.where(number > 0, reach.max(axis=0), np.nan)
@@ -200,7 +209,7 @@ def _add_lateness(totals: Totals, part: slice, work: StepTimes, number: np.ndarr
 
 
 def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes, alone: Account,
-                  number: np.ndarray, into: _Blocks) -> None:
+                  number: np.ndarray, into: _Adder) -> None:
   """The same where ranks wait for those of their own group only.
 
   Args:
@@ -227,10 +236,10 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
     if not grouped.size:
       continue
     # Ranks that are joined by whatever collectives are judged together, by all they do in a step.
-    into.add(totals.lateness[c],
-             np.where(work.valid, arrival - joined.mean(arrival, work.valid), 0.0))
+    into(totals.lateness[c],
+         np.where(work.valid, arrival - joined.mean(arrival, work.valid), 0.0))
     totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
-    into.add(groups.charged[c], for_whom)
+    into(groups.charged[c], for_whom)
     charged += for_whom
     own = groups.row[c]
     rows, first = np.unique(own, return_index=True)

@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Sentence, Verdict, joined, milliseconds, named, percent
+from jaxpace.diagnose.codes import (
+  Sentence,
+  Verdict,
+  joined,
+  milliseconds,
+  named,
+  percent,
+  some_ranks,
+)
 from jaxpace.diagnose.diagnosis import Facts
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
@@ -15,13 +23,8 @@ from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnose.phases import waiting_for_data
 from jaxpace.diagnose.what_if import Alternative, has_gaps
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import PAUSES
-
-WORTH = COSTLY
-"""Part of the step that mending it saves from which on a finding makes the headline; below it,
-nothing costs much. And what takes this part and is no finding is told before anything is called
-healthy."""
 
 
 def verdict_on(facts: Facts) -> Sentence:
@@ -111,8 +114,8 @@ def _paused(pauses: FewPauses, counted: int) -> str:
 
 
 def _lasting(facts: Facts) -> Sentence | None:
-  """What takes `WORTH` of the step and is no finding: data that all wait for, transfers longer than
-  their best.
+  """What takes `COSTLY` of the step and is no finding: data that all wait for, transfers that take
+  longer than their best.
 
   Where both do, both are told, the larger one first.
   """
@@ -122,13 +125,13 @@ def _lasting(facts: Facts) -> Sentence | None:
     return None
   found: list[tuple[float, Sentence]] = []
   data = waiting_for_data(facts.run, facts.selected) or 0.0
-  if data >= WORTH * step_time.mean:
+  if data >= COSTLY * step_time.mean:
     found.append((data / step_time.mean, Sentence(Verdict.DATA_WAITS,
         f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, "
         "mean over ranks: prefetch further ahead, and look at the storage and the decoding it "
         "comes from.")))
   slower = facts.no_contention
-  if slower and facts.run.ranks > 1 and saving(slower) >= WORTH:
+  if slower and facts.run.ranks > 1 and saving(slower) >= COSTLY:
     why = (
         "other programs run on the hosts' processors, and transfers wait for these as well as for "
         "the network"
@@ -150,18 +153,13 @@ def saving(after: Alternative) -> float:
 
 def _found(facts: Facts) -> Sentence:
   said = _of_mode(facts, facts.findings[0])
-  others = [f"{f.mode.replace('_', ' ')} {_of_whom(f)}({100 * f.share:.0f} %)"
-            for f in facts.findings[1:]]
+  others = [f"{f.mode.replace('_', ' ')} {f'of {some_ranks(f.ranks)} ' if f.ranks else ''}"
+            f"({100 * f.share:.0f} %)" for f in facts.findings[1:]]
   if others:
     said = f"{said} Then: {joined(others)}."
-  if sum(_worth(facts, finding) for finding in facts.findings) >= WORTH:
+  if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
     return Sentence(Verdict(facts.findings[0].mode), said)
   return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(facts)} {said}")
-
-
-def _of_whom(finding: Finding) -> str:
-  return (f"of rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)} "
-          if finding.ranks else "")
 
 
 def _worth(facts: Facts, finding: Finding) -> float:
@@ -196,8 +194,7 @@ def _of_mode(facts: Facts, finding: Finding) -> str:
     return (f"Every step waits {cost} for {subject}, which takes long now and then: "
             f"{_lower(finding.advice)}")
   late = sorted({rank for other in facts.findings for rank in other.ranks})
-  whose = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}"
-  why = (f"because lateness varies, beside what it waits for {whose} as a rule"
+  why = (f"because lateness varies, beside what it waits for {some_ranks(late)} as a rule"
          if late else "for ranks that change from step to step")
   return f"Every step waits {cost} {why}: {_lower(finding.advice)}"
 
@@ -206,8 +203,7 @@ def _subject(finding: Finding) -> str:
   hosts = named(finding.hosts)
   if not finding.ranks:
     return hosts
-  ranks = f"rank{'s' if len(finding.ranks) > 1 else ''} {list_ranks(finding.ranks)}"
-  return f"{ranks} on {hosts}" if hosts else ranks
+  return some_ranks(finding.ranks) + (f" on {hosts}" if hosts else "")
 
 
 def _persistent(facts: Facts, finding: Finding) -> str:

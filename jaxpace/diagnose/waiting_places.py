@@ -3,12 +3,10 @@ line of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.accounting import OverlapSums
 from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, percent
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
@@ -181,19 +179,16 @@ def _lateness(case: EvidenceInputs, episode: Episode) -> np.ndarray:
   return np.asarray(mean[:, -1] - level)
 
 
-def most_waited(case: EvidenceInputs,
-                waits: Sequence[CollectiveWaits] | None = None) -> Sentence | None:
+def most_waited(case: EvidenceInputs) -> Sentence | None:
   """Says at which collective most of the waiting is; None of a run that is not of an observed
   step."""
-  found = (where_waits_are(case.run, case.selected, case.totals, case.floor) if waits is None
-           else waits)
+  found = where_waits_are(case.run, case.selected, case.totals, case.floor)
   whole = sum(w.waiting for w in found)
   if not whole > 0:
     return None
   top = found[0]
   iteration = (f", {percent(top.worst / top.waiting)} of that in {top.place.iteration}"
-               if top.stands_out
-          else "")
+               if top.stands_out else "")
   return Sentence(Evidence.MOST_WAITED,
       f"{percent(top.waiting / whole)} of the waiting is at "
       f"{top.place.name}{top.place.origin}{iteration}.")
@@ -270,12 +265,12 @@ class Overlap(NamedTuple):
             "collectives": [one.to_json() for one in self.collectives[:LISTED]]}
 
 
-def overlap(run: Run, sums: OverlapSums, steps: int) -> Overlap | None:
+def overlap(run: Run, totals: Totals, steps: int) -> Overlap | None:
   """What a run's collectives hide; None without collectives or counted steps.
 
   Args:
     run: the run.
-    sums: over its counted steps.
+    totals: over its counted steps.
     steps: how many these are.
   """
   if not run.collectives or not steps:
@@ -285,11 +280,12 @@ def overlap(run: Run, sums: OverlapSums, steps: int) -> Overlap | None:
   at = places(run)
   each: list[CollectiveOverlap] = []
   groups: dict[tuple[str, int], list[int]] = {}
-  for c, collective in enumerate(run.collectives):
+  seconds = (totals.overlap / steps).T.tolist()
+  for c, (collective, (exposed, hidden, behind)) in enumerate(
+      zip(run.collectives, seconds, strict=True)):
     share = planned.get(collective.slot, {}).get("meanwhile")
-    each.append(CollectiveOverlap(
-        collective.name, 1, float(sums.exposed[c]) / steps, float(sums.hidden[c]) / steps,
-        float(sums.behind[c]) / steps, share if isinstance(share, int | float) else None))
+    each.append(CollectiveOverlap(collective.name, 1, exposed, hidden, behind,
+                                  share if isinstance(share, int | float) else None))
     groups.setdefault(("of", at[c].of) if at else ("slot", c), []).append(c)
   found = []
   for own in groups.values():
@@ -299,4 +295,4 @@ def overlap(run: Run, sums: OverlapSums, steps: int) -> Overlap | None:
         sum(each[c].exposed for c in own), sum(each[c].hidden for c in own),
         sum(each[c].behind_others for c in own), one.meanwhile))
   return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), tuple(each),
-                 sums.computing / steps)
+                 totals.computing / steps)

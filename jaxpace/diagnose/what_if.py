@@ -16,15 +16,13 @@ import numpy as np
 from jaxpace.diagnose.floor import Floor, running_minimum
 from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
+from jaxpace.diagnose.limits import KEPT
 from jaxpace.diagnose.phases import pauses_by_rank
 from jaxpace.diagnose.repaired import repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import undelayed
 from jaxpace.runs.run import MISSING, Run
-
-_MOST_CELLS = 1 << 26
-"""Arrivals that are played at a time, where not all ranks meet."""
 
 
 class Alternative(NamedTuple):
@@ -154,7 +152,7 @@ def _saved_by_group(run: Run, selected: SelectedSteps, found: RunGroups,
     changed = without(work, arrival, part, scenario)
     return evened(found, changed, work.valid) if scenario.skew else changed
 
-  at_once = max(1, _MOST_CELLS // max(1, len(run.collectives) * run.ranks * selected.size))
+  at_once = max(1, KEPT // max(1, len(run.collectives) * run.ranks * selected.size))
   numbers = list(range(len(scenarios) + 2))
   recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once)
                                 for value in mean_steps(
@@ -251,9 +249,8 @@ def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
 # are there. Times run on from step to step, so that one rank's lateness reaches others through
 # whatever collectives join them, and ranks that nothing joins never meet.
 
-_LANES, _LEAST = 64, 512
-"""Stretches of steps that are played side by side, each from a common beginning, and steps of one
-at least."""
+_LEAST = 512
+"""Steps at least of the stretches that are played side by side, each from a common beginning."""
 
 _MOST_PLAYED, _ENOUGH = 1 << 23, 40
 """Entries of collectives that are played, of a run of which some steps are written in detail, and
@@ -276,7 +273,7 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
     change: makes a scenario's arrivals.
   """
   steps = np.flatnonzero(mask)
-  lanes = int(np.clip(len(steps) // _LEAST, 1, _LANES))
+  lanes = max(1, len(steps) // _LEAST)
   # what lies between detailed steps isn't known: each by itself
   if run.aggregated is not None:
     most = max(_ENOUGH, _MOST_PLAYED // max(1, len(run.collectives) * run.ranks))

@@ -1,16 +1,28 @@
-"""What mending would save: the run replayed without what makes it slow."""
+"""What mending would save: the run replayed without what makes it slow, and without what a user
+asks to be taken out."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from jaxpace.diagnose.codes import Evidence, codes, hosts_of
+from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.modes import contention
-from jaxpace.diagnose.modes.inputs import CONTENTION, LOCALITY, PERSISTENT, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import (
+  AMPLIFICATION,
+  CONTENTION,
+  LOCALITY,
+  PERSISTENT,
+  EvidenceInputs,
+  Finding,
+)
+from jaxpace.diagnose.phases import measures_pauses
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
-from jaxpace.diagnose.what_if_request import WhatIfRequest, resolve
+from jaxpace.files import UserError
+from jaxpace.runs.problems import plural
+from jaxpace.runs.run import Run, RunError
 
 _Step = TypeVar("_Step", Alternative, Alternative | None)
 
@@ -74,46 +86,44 @@ def worth(case: EvidenceInputs, findings: Sequence[Finding], asked: Sequence[Wha
   if not case.selected.size:
     return Worth()
   run, mean, late = case.run, case.step_time, named(case, findings)
+  modes = {finding.mode for finding in findings}
   direct = case.totals.groups is None or bool(case.totals.groups.found.direct.all())
-  even, quiet, *others = saved(
-      run, case.selected, case.floor,
-      [Without(skew=not direct), Without(contention=True), *(Without(ranks=(r,)) for r in late)])
-  earliness = float(case.lateness.persistent.sum() + case.lateness.random.sum())
-  return dataclasses.replace(
-      _replayed(case, late, asked, findings),
-      no_skew=None if inconclusive and not late
-      else alternative(mean, earliness if direct else even),
-      no_contention=alternative(mean, quiet),
-      without_rank={r: alternative(mean, seconds + _slow_with(case, findings, [r]))
-                    for r, seconds in zip(late, others, strict=True)})
-
-
-def _replayed(case: EvidenceInputs, late: list[int], asked: Sequence[WhatIfRequest],
-              findings: Sequence[Finding]) -> Worth:
-  """What takes a replay of its own, all in one pass."""
-  run, mean, modes = case.run, case.step_time, {finding.mode for finding in findings}
-  scenarios = [
-      resolve(request, run, case.floor)._replace(together=CONTENTION in modes & request.findings)
-      for request in asked]
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
-  scenarios += [Without(ranks=tuple(r for r, name in enumerate(of_rank) if name == host))
-                for host in hosts]
-  jitter = bool(run.collectives) and has_gaps(run)
-  moves = bool(late) and case.totals.groups is None
-  scenarios += [Without(runtime_jitter=True)] * jitter + [Without(uneven=True)] * moves
-  scenarios += [Without(ranks=tuple(late))] * (len(late) > 1)
-  more = [sum(f.share * mean for f in findings if f.mode in request.findings) for request in asked]
-  more += [0.0] * (len(scenarios) - len(more))
-  more = [also + (0.0 if scenario.contention else _slow_with(case, findings, scenario.ranks))
-          for also, scenario in zip(more, scenarios, strict=True)]
-  results = iter([alternative(mean, seconds + also)
-                  for seconds, also in zip(saved(run, case.selected, case.floor, scenarios), more,
-                                           strict=True)])
-  return Worth(asked=tuple((request.text, next(results)) for request in asked),
-               without_host={host: next(results) for host in hosts},
-               no_runtime_jitter=next(results) if jitter else None,
-               work_shared=next(results) if moves else None, without_late=next(results, None))
+  without: dict[Any, Without] = {"skew": Without(skew=not direct),
+                                 "contention": Without(contention=True)}
+  without |= {rank: Without(ranks=(rank,)) for rank in late}
+  without |= {("asked", place): resolve(request, run, case.floor)._replace(
+      together=CONTENTION in modes & request.findings) for place, request in enumerate(asked)}
+  without |= {("host", host): Without(ranks=tuple(r for r, name in enumerate(of_rank)
+                                                  if name == host)) for host in hosts}
+  if run.collectives and has_gaps(run):
+    without["jitter"] = Without(runtime_jitter=True)
+  if late and case.totals.groups is None:
+    without["work"] = Without(uneven=True)
+  if len(late) > 1:
+    without["late"] = Without(ranks=tuple(late))
+  seconds = dict(zip(without, saved(run, case.selected, case.floor, list(without.values())),
+                     strict=True))
+
+  def after(what: Any, also: float = 0.0) -> Alternative:
+    also += (0.0 if without[what].contention
+             else _slow_with(case, findings, without[what].ranks))
+    return alternative(mean, seconds[what] + also)
+
+  def known(what: str) -> Alternative | None:
+    return after(what) if what in without else None
+
+  earliness = float(case.lateness.persistent.sum() + case.lateness.random.sum())
+  return Worth(
+      no_skew=None if inconclusive and not late
+      else alternative(mean, earliness if direct else seconds["skew"]),
+      no_contention=after("contention"), without_rank={rank: after(rank) for rank in late},
+      without_late=known("late"), without_host={host: after(("host", host)) for host in hosts},
+      no_runtime_jitter=known("jitter"), work_shared=known("work"),
+      asked=tuple((request.text, after(("asked", place), sum(f.share * mean for f in findings
+                                                     if f.mode in request.findings)))
+                  for place, request in enumerate(asked)))
 
 
 def _slow_with(case: EvidenceInputs, findings: Sequence[Finding], ranks: Sequence[int]) -> float:
@@ -133,3 +143,107 @@ def saves_nothing(case: EvidenceInputs, ranks: Sequence[int], least: float) -> b
   return bool(seconds < least * case.step_time)
 
 
+# What a user asks to be taken out of a run: "rank:3,host:b,jitter", read and found in the run.
+
+_SWITCHES = {"skew": "skew", "contention": "contention", "jitter": "runtime_jitter",
+             "runtime_jitter": "runtime_jitter", "pauses": "pauses", "pacing": "pacing"}
+_FINDINGS = (PERSISTENT, LOCALITY, AMPLIFICATION, CONTENTION)
+FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing or a finding of "
+         f"the report ({', '.join(_FINDINGS)})")
+
+
+class WhatIfRequest(NamedTuple):
+  """Things to be taken out together, as they were named; not yet looked for in any run."""
+
+  text: str
+  ranks: tuple[tuple[int, int], ...]  # first and last
+  hosts: tuple[str, ...]
+  switches: frozenset[str]  # fields of `Without`
+  # modes whose cost is taken out, as far as the report finds them
+  findings: frozenset[str] = frozenset()
+
+
+def parse(text: str) -> WhatIfRequest:
+  """Reads what is to be taken out.
+
+  >>> parse("rank:3,host:b,jitter")[1:4]
+  (((3, 3),), ('b',), frozenset({'runtime_jitter'}))
+
+  Raises:
+    UserError: a part is none of the forms.
+  """
+  ranks: list[tuple[int, int]] = []
+  hosts: list[str] = []
+  switches: set[str] = set()
+  findings: set[str] = set()
+  for part in (p.strip() for p in text.split(",")):
+    kind, colon, value = part.partition(":")
+    if kind in ("rank", "ranks") and colon:
+      ranks.append(_range(part, value))
+    elif kind in ("host", "hosts") and value:
+      hosts.append(value)
+    elif part in _SWITCHES:
+      switches.add(_SWITCHES[part])
+    elif part in _FINDINGS:
+      findings.add(part)
+    else:
+      raise UserError(
+          f"{part!r} can't be taken out of a run: give {FORMS}, or several joined by commas.")
+  return WhatIfRequest(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
+
+
+def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
+  """Finds what was asked for in a run.
+
+  Raises:
+    RunError: the run has no such rank or host, nobody would be left, or what is to be taken out was
+      not recorded.
+  """
+  asked = f"--without {request.text}"
+  if not run.collectives:
+    raise RunError(f"{asked} can't be answered: no collective of {run.path} has timestamps, so "
+                   "nothing shows who waits for whom.")
+  gone: set[int] = set()
+  for first, last in request.ranks:
+    if last >= run.ranks:
+      raise RunError(
+          f"{asked}: the run has {plural(run.ranks, 'rank')}, numbered 0 to {run.ranks - 1}.")
+    gone.update(range(first, last + 1))
+  of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
+  for host in request.hosts:
+    if host not in of_rank:
+      raise RunError(f"{asked}: no host of the run is called {host!r}; {_close(host, of_rank)}")
+    gone.update(r for r, name in enumerate(of_rank) if name == host)
+  present = {r for r in range(run.ranks) if (run.attempt[r] >= 0).any()}
+  if present <= gone:
+    raise RunError(f"{asked} leaves no rank of the run: take fewer out.")
+  if "runtime_jitter" in request.switches and not has_gaps(run):
+    raise RunError(
+        f"{asked}: the gaps between steps were not recorded, so jitter of the runtime is part "
+        "of compute.")
+  if "pauses" in request.switches and not (has_gaps(run) and measures_pauses(run)):
+    raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
+                   "(`recorder.measure`), so nothing tells pauses from other gaps.")
+  if "contention" in request.switches and floor is None:
+    raise RunError(f"{asked}: the floor of the transfers is not known.")
+  switches = dict.fromkeys(request.switches, True)
+  return Without(ranks=tuple(sorted(gone)), **switches)
+
+
+def _range(part: str, value: str) -> tuple[int, int]:
+  first, dash, last = value.partition("-")
+  if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+    raise UserError(f"{part!r} names no rank: write rank:3, or rank:4-7 for several.")
+  return int(first), int(last or first)
+
+
+def _close(host: str, names: list[str]) -> str:
+  known = sorted({name for name in names if name})
+  if not known:
+    return "its processes left no host names."
+  # Only after a slip: every report imports this module.
+  import difflib
+  close = difflib.get_close_matches(host, known, n=1)
+  if close:
+    return f"did you mean {close[0]!r}?"
+  return f"there are {', '.join(known[:8])}{' and others' if len(known) > 8 else ''}."

@@ -226,7 +226,7 @@ def test_of_a_large_run_no_more_busy_times_are_kept_than_fit(monkeypatch):
   run = _small()
   parts = [slice(k, k + 2) for k in range(0, len(run.steps), 2)]
   size = sum(x.nbytes for x in busy(_small(), parts[0]) if isinstance(x, np.ndarray))
-  monkeypatch.setattr(step_times, "_KEPT_BYTES", 2 * size + 1)
+  monkeypatch.setattr(step_times, "KEPT", 2 * size + 1)
   first = [busy(run, part) for part in parts]
   again = [busy(run, part) for part in parts]
   assert [one is other for one, other in zip(first, again, strict=True)] == (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jaxpace.diagnose.codes import Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.what_if_request import parse
+from jaxpace.diagnose.worth import parse
 from jaxpace.runs.reader import read_run
 from tests.diagnose.recurrence import Cause, Job, Place, gain, pipeline, play, rank_groups, write
 from tests.quick import examples

@@ -10,7 +10,7 @@ from jaxpace.diagnose.codes import Evidence, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
-from jaxpace.diagnose.what_if_request import parse
+from jaxpace.diagnose.worth import parse
 from jaxpace.runs.links import Culprit, ProbedLinks
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import barrier, make_run

@@ -157,12 +157,11 @@ def test_lateness_is_by_undelayed_arrival():
 
 
 def test_lateness_is_after_the_mean_of_the_typical_ranks():
-  busy = np.full((5, 200), 20 * MS)
-  busy[0] -= MS // 20
-  busy[1] += MS // 20
-  busy[4] += 5 * MS
-  lateness = diagnose_busy(busy).lateness.mean
-  assert lateness == pytest.approx([-0.05e-3, 0.05e-3, 0, 0, 5e-3], abs=1e-8)
+  """Of these eight the third and fourth, 40 µs apart."""
+  after = np.array([-60, -40, -20, 20, 40, 60, 80, 5000])
+  lateness = diagnose_busy(np.tile(20 * MS + 1000 * after[:, None], 200)).lateness
+  assert lateness.mean == pytest.approx(1e-6 * after, abs=1e-8)
+  assert [(e.rank, e.lateness) for e in lateness.episodes] == [(7, pytest.approx(5e-3, abs=1e-8))]
 
 
 def test_the_gap_is_told_from_compute():

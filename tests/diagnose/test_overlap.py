@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from jaxpace.diagnose import step_times
-from jaxpace.diagnose.accounting import OverlapSums, split
+from jaxpace.diagnose.accounting import overlap_of, split
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.step_times import InFlight, busy
@@ -125,9 +125,8 @@ def test_chunks_and_missing_rows_do_not_matter(monkeypatch):
 def test_steps_without_a_rank_add_nothing():
   truth = simulate(OverlappingJob(steps=3))
   work = busy(make_run(truth.enter, truth.exit), slice(0, 3))
-  sums = OverlapSums.none(4)
-  sums.add(work._replace(valid=np.zeros_like(work.valid)))
-  assert not sums.exposed.any() and not sums.hidden.any() and sums.computing == 0
+  sums, computing = overlap_of(work._replace(valid=np.zeros_like(work.valid)))
+  assert sums.shape == (3, 4) and not sums.any() and computing == 0
 
 
 def test_report_of_a_run_says_it_in_all_three_forms(tmp_path):

@@ -16,7 +16,8 @@ from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.totals import add_up
 from jaxpace.diagnose.what_if import Without, alternative, saved
-from jaxpace.diagnose.what_if_request import WhatError, parse, resolve
+from jaxpace.diagnose.worth import parse, resolve
+from jaxpace.files import UserError
 from jaxpace.runs.run import MISSING, RunError
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import make_run
@@ -232,7 +233,7 @@ def test_jitter_is_not_known_where_no_gap_was_recorded():
 @pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:",
                                   "noise", "rank:1,,"])
 def test_what_cannot_be_taken_out_is_said(text):
-  with pytest.raises(WhatError, match=r"rank:3"):
+  with pytest.raises(UserError, match=r"rank:3"):
     parse(text)
 
 

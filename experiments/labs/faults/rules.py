@@ -62,7 +62,9 @@ RULES = (
          {"episodes:FEWEST_STEPS": 0}),
     Rule("late.grown",
          "neighbouring stretches too short to be sure of, and half as late, belong to an episode",
-         {"episodes:_grown": lambda late, tested, step_time: list(late)}),
+         {"episodes:_grown": lambda late, tested, step_time: list(late)},
+         "from which step on a rank is late: the lab judges kinds and ranks, not dates "
+         "(test_lateness: late_for_a_stretch_of_the_run)"),
     Rule("late.pauses", "a rank late on average for a few long gaps pauses, and is not late",
          {"lateness:_pauses": _answer(False)}),
     Rule("late.least", "waiting for late ranks is a finding from 1 % of the step on",

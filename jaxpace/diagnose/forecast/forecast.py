@@ -112,7 +112,7 @@ def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = Non
     if progress:
       progress(done + 1, len(ranks))
   recorded = float(sample.step.mean())
-  notes = [*sample.notes, *_notes(sample, noises, drawn, points, per_host)]
+  notes = [*sample.notes, *_notes(sample, noises, drawn, points)]
   return Forecast(
       sample=sample, noises=noises, recorded=recorded,
       recorded_cv=float(sample.step.std()) / recorded,
@@ -220,8 +220,8 @@ def _spread(draws: np.ndarray, point: float, blocks: int, error: np.ndarray | fl
   return Estimate(point, max(point + min(float(low), 0.0), 0.0), point + max(float(high), 0.0))
 
 
-def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Sequence[Point],
-           per_host: int | None) -> list[Sentence]:
+def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Sequence[Point]
+           ) -> list[Sentence]:
   notes: list[Sentence] = []
   lasting = [n for n in noises if n.offsets_spread]
   if lasting:

@@ -21,7 +21,7 @@ from jaxpace.costs.fabric_file import (
 from jaxpace.diagnose.codes import Note, Sentence, Silence
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.groups import fully_grouped
-from jaxpace.diagnose.limits import MOST
+from jaxpace.diagnose.limits import MOST, PART
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
@@ -30,9 +30,6 @@ from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
 
 MIN_STEPS = 100
-_TOGETHER = 0.3
-"""Ranks of a process whose noise correlates at least this much, beyond what is common to all, are
-one unit."""
 
 
 class SampledCollective(NamedTuple):
@@ -159,7 +156,8 @@ def take_sample(run: Run) -> Sample:
 
 
 def _units(run: Run, arrival: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, int]:
-  """Takes the ranks of each process together if they are late together."""
+  """Takes the ranks of each process together if their noise correlates beyond what is common to
+  all."""
   process = run.process_of_rank[ranks]
   numbers, counts = np.unique(process, return_counts=True)
   if len(numbers) < 2 or counts.min() != counts.max() or counts[0] < 2 or numbers[0] < 0:
@@ -172,7 +170,7 @@ def _units(run: Run, arrival: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray
   variance = float((within**2).mean())
   size = int(counts[0])
   pairs = (within.sum(axis=1)**2 - (within**2).sum(axis=1)).mean() / (size * (size - 1))
-  if variance <= 0 or pairs / variance < _TOGETHER:
+  if variance <= 0 or pairs / variance < PART:
     return arrival, 1
   return np.stack([arrival[:, process == p].max(axis=1) for p in numbers], axis=1), size
 

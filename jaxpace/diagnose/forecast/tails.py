@@ -153,7 +153,6 @@ class Noise(NamedTuple):
   offsets: np.ndarray  # [U] lasting differences; zeros where chance would give them, too
   # their standard deviation in the population of ranks; 0 where chance would give them
   offsets_spread: float
-  block_mean: np.ndarray  # [B] sum over the block's steps of the mean arrival
   # [B] sum over the block's steps of max - mean, with the offsets taken out
   block_excess: np.ndarray
   block_steps: np.ndarray  # [B] steps
@@ -183,9 +182,8 @@ def separate(arrival: np.ndarray, block: np.ndarray) -> Noise:
   excess = level.max(axis=0) - of_step
   return Noise(
       pooled=pool(own, block), offsets=offsets, offsets_spread=spread,
-      block_mean=np.bincount(block, of_step, count), block_excess=np.bincount(block, excess, count),
-      block_steps=steps, own_deviation=math.sqrt(own_variance),
-      shared_deviation=math.sqrt(shared_variance))
+      block_excess=np.bincount(block, excess, count), block_steps=steps,
+      own_deviation=math.sqrt(own_variance), shared_deviation=math.sqrt(shared_variance))
 
 
 def calibration(noise: Noise, drawn: Pooled, weights: np.ndarray, units: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpace.core.fields import is_whole
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.codes import Note, Sentence
-from jaxpace.diagnose.limits import SAMPLED
+from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.live.alive import Event, EventFollower, ProcessFiles, judge
 from jaxpace.diagnose.live.look import Alert, Numbers, Snapshot, measure
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
@@ -27,8 +27,6 @@ from jaxpace.runs.rundir import RUN_FILE, read_json
 
 _TOLD = 200
 """Onsets and ends that are remembered."""
-_ROWS = 1 << 18
-"""Rows that are put together at most."""
 
 
 class Follower:
@@ -114,16 +112,17 @@ class Follower:
       self._window = windows.Window(
           windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
                              self._steps + 2), ranks)
-    window, any_new, counts = self._window, False, False
-    if self._observed:
-      return self._read_sums(window, now, unix)
-    for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
-      any_new, counts = window.add_collectives(rows, now) or any_new, True
-    self._timestamped = self._timestamped or counts
-    leads = not self._timestamped
-    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *(("end_ns",) if leads else ()))
+    window, any_new = self._window, False
+    if not self._observed:
+      for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
+        any_new, self._timestamped = window.add_collectives(rows, now) or any_new, True
+    # the sums of an observed step, as of one collective in which all ranks meet
+    leads = self._observed or not self._timestamped
+    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS,
+               *(windows.SUMS_COLUMNS if self._observed else ("end_ns",) if leads else ()))
     for rows in _pieces(self._rows.poll(columns, window.size)):
       any_new = window.add_steps(rows, now, leads) or any_new
+    self._timestamped |= self._observed
     written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix),
                   default=None)
     if written is not None:
@@ -135,19 +134,6 @@ class Follower:
     """Whether the run is of an observed step: hundreds of collectives, of which only some steps
     have rows."""
     return self._info.get("clock") == OBSERVED_CLOCK
-
-  def _read_sums(self, window: windows.Window, now: float, unix: float) -> bool:
-    """Reads the new parts of an observed run: the sums of its steps, as of one collective in which
-    all ranks meet."""
-    any_new = False
-    columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS, *windows.SUMS_COLUMNS)
-    for rows in _pieces(self._rows.poll(columns, window.size)):
-      any_new = window.add_steps(rows, now, True) or any_new
-    self._timestamped = True
-    if self._rows.newest_unix is not None:
-      self._newest = (now if self._newest is not None
-                      else now - max(0.0, unix - self._rows.newest_unix))
-    return any_new
 
   def _of_sums(self) -> dict[str, Any]:
     """`run.json` of the run as it is shown: without the groups of its collectives where these are
@@ -252,7 +238,7 @@ def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:
   for rows in new:
     waiting.append(rows.data)
     number += len(rows.data["step"])
-    if number > _ROWS:
+    if number > CELLS:
       yield from joined(waiting)
       waiting, number = [], 0
   yield from joined(waiting)

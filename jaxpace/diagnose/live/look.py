@@ -12,7 +12,7 @@ from jaxpace.diagnose.inconclusive import find_inconclusive
 from jaxpace.diagnose.live.alive import Event, Liveness
 from jaxpace.diagnose.pacing import last_estimate
 from jaxpace.diagnose.selected_steps import count_steps, step_times
-from jaxpace.diagnose.totals import PARTS, Totals, add_up
+from jaxpace.diagnose.totals import PARTS, Totals, add_up, lower_median
 from jaxpace.runs.run import Run
 
 
@@ -105,13 +105,12 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
       warmup=len(selected.warmup), mean=mean, median=float(np.median(steps)),
       p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
-      series=step_times(run)[run.inside], shares=_shares(run, totals, selected.mask, own),
+      series=step_times(run)[run.inside], shares=_shares(totals, selected.mask, own),
       late=_late(run, totals), silent=tuple(run.silent.tolist()), pacing=_pacing(run, totals),
       floor=own, inconclusive=find_inconclusive(run, selected))
 
 
-def _shares(run: Run, totals: Totals, mask: np.ndarray,
-            floor: np.ndarray) -> dict[str, float] | None:
+def _shares(totals: Totals, mask: np.ndarray, floor: np.ndarray) -> dict[str, float] | None:
   parts = {name: float(np.nanmean(totals.per_step[name][mask])) for name in PARTS}
   transfer = totals.transfer[:, mask]
   quiet = np.minimum(transfer, floor[:, None])
@@ -126,9 +125,11 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   known = np.flatnonzero(totals.present > 0)
   if not run.collectives or len(known) < 2:
     return ()
-  mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
-  lateness = (mean - _middle(mean, np.zeros(len(known)) if totals.groups is None
-                             else totals.groups.found.joined[known]))
+  lateness = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
+  joined = np.zeros(run.ranks) if totals.groups is None else totals.groups.found.joined
+  for number in np.unique(joined[known]):
+    own = joined[known] == number
+    lateness[own] -= lower_median(lateness[own, None])
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
   for at in np.argsort(-lateness, kind="stable").tolist():
@@ -139,15 +140,6 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
     if len(rows) == 64:
       break
   return tuple(rows)
-
-
-def _middle(mean: np.ndarray, joined: np.ndarray) -> np.ndarray:
-  """Lower median over the ranks that each meets."""
-  level = np.empty(len(mean))
-  for number in np.unique(joined):
-    own = joined == number
-    level[own] = np.sort(mean[own])[(int(own.sum()) - 1) // 2]
-  return level
 
 
 def _pacing(run: Run, totals: Totals) -> Pacing:

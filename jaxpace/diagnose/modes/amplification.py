@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent
+from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import plural
 
 
 def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | None:
@@ -26,7 +26,7 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   """
   run, totals, lateness = case.run, case.totals, case.lateness
   by_block = (lateness.random_by_block
-              - (case.block_means(totals.waiting_gap) - lateness.held.for_gaps))
+              - (case.selected.means(totals.waiting_gap) - lateness.held.for_gaps))
   begin, end = _stretch(case)
   if suspected < COSTLY * case.step_time and (begin, end) == (0, case.selected.blocks):
     return None
@@ -125,7 +125,7 @@ def _last_rank(case: EvidenceInputs) -> Sentence:
         f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the "
         f"most frequent, {int(often.argmax())}, in {percent(often.max())} of the steps "
         f"({percent(chance)} by chance).")
-  beside = f"Beside rank{'s' if late.size > 1 else ''} {list_ranks(late)}"
+  beside = f"Beside {some_ranks(late)}"
   if not others.size:
     return Sentence(Evidence.LAST_RANK,
         f"{beside} no rank is ever last: lateness varies from step to step.")
@@ -160,7 +160,7 @@ def _stretch(case: EvidenceInputs) -> tuple[int, int]:
   selected, whole = case.selected, (0, case.selected.blocks)
   if case.lateness.episodes:
     return whole  # waiting for ranks that are late for good changes with their episodes
-  by_block = case.block_medians(_for_work(case))
+  by_block = case.selected.medians(_for_work(case))
   edges = [0, *change_points(by_block[None])[0], selected.blocks]
   spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
            if np.isfinite(by_block[b:e]).any()]

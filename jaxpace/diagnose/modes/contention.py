@@ -74,7 +74,7 @@ def look(case: EvidenceInputs) -> SlowTransfers | None:
 def _stretch(case: EvidenceInputs, transfer: np.ndarray,
              busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow from a step on, up to one, or in between."""
-  by_block = case.block_medians(transfer)
+  by_block = case.selected.medians(transfer)
   edges = [0, *change_points(by_block[None])[0], case.selected.blocks]
   spans = list(zip(edges[:-1], edges[1:], strict=True))
   median = np.array([np.median(v) if v.size else np.inf
@@ -168,7 +168,7 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
   # Processes that wait for a processor make transfers long as well.
   if crowded and (told is True or told is None and not crowded_processors(case)):
     seconds = mean - quiet if case.floor.known or told else _contention(case)
-    sure = confidence(merged(case.block_means(transfer) - quiet,
+    sure = confidence(merged(case.selected.means(transfer) - quiet,
                              case.totals.block_steps.sum(axis=0)))
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
   # hides it.
@@ -215,7 +215,7 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
   level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean())
                   for which in (True, False))
   beyond = np.where(is_slow, whole - quiet, 0.0)
-  sure = confidence(merged(case.block_means(beyond), case.totals.block_steps.sum(axis=0)))
+  sure = confidence(merged(case.selected.means(beyond), case.totals.block_steps.sum(axis=0)))
   return SlowTransfers(
       seconds=(level - quiet) * slow, confidence=sure, begin=0, end=selected.blocks, level=level,
       quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)]))

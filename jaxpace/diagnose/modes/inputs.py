@@ -75,11 +75,3 @@ class EvidenceInputs(RunTotals):
     """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
     them apart."""
     return self.transfer + self.totals.per_step["spread"]
-
-  def block_means(self, values: np.ndarray) -> np.ndarray:
-    """[B] means of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return self.selected.means(values)
-
-  def block_medians(self, values: np.ndarray) -> np.ndarray:
-    """[B] medians of [K] values over blocks of counted steps; NaN where nothing is known."""
-    return self.selected.medians(values)

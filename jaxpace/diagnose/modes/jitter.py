@@ -7,14 +7,13 @@ import math
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, percent
+from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, SELDOM, SHOWS
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
 from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
-from jaxpace.runs.problems import list_ranks
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -39,7 +38,7 @@ class LongGaps:
     own = totals.per_step["runtime"] - base
     self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
     self.waiting = case.lateness.gaps
-    self.by_block = case.block_means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
+    self.by_block = case.selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
   @property
   def struck(self) -> list[int]:
@@ -141,7 +140,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   mean = float(pauses.excess[struck].mean())
   usual = (float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any()
            else 0.0)
-  who = f"Rank{'s' if len(ranks) > 1 else ''} {list_ranks(ranks)}" if ranks else "Ranks"
+  who = some_ranks(ranks).capitalize() if ranks else "Ranks"
   evidence = [
       Sentence(Evidence.PAUSES,
           f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes "

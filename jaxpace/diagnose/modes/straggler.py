@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from jaxpace.diagnose.codes import (
   name_rank,
   named,
   percent,
+  some_ranks,
 )
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
@@ -26,6 +28,7 @@ from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
+from jaxpace.diagnose.selected_steps import MAX_COARSE
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
@@ -89,13 +92,15 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
     own = [e for e in episodes if e.rank == rank]
     often = int(totals.last[rank]) / max(1, int(totals.present[rank]))
     longest = max(own, key=lambda e: e.steps)
+    # of the blocks that its persistence is counted in
+    steps = max(1, round(longest.steps / min(MAX_COARSE, longest.end - longest.begin)))
     spells = [spell_of(case, [e]) for e in own[:3]]
     times = joined([spell(*found) for found in spells])
     chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
     evidence.append(Sentence(Evidence.LATE,
         f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
         f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
-        f"the stretches of {_stretch(case, longest)} steps; the job waited for it in "
+        f"the stretches of {steps} steps; the job waited for it in "
         f"{percent(often)} of all steps."))
     if rank == late[0] or len(late) < NAMED:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
@@ -112,11 +117,6 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
     evidence.append(Sentence(Evidence.LATE_AND_LESS,
         f"Late as well, and less: {list_ranks(late[NAMED:])}."))
   return [*evidence, *mechanisms], mechanisms
-
-
-def _stretch(case: EvidenceInputs, episode: Episode) -> int:
-  """Steps of a block that its persistence is counted in."""
-  return max(1, round(episode.steps / min(32, episode.end - episode.begin)))
 
 
 def excess(case: EvidenceInputs, episode: Episode) -> tuple[float, float]:
@@ -162,8 +162,7 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
   compute, gap = np.array([excess(case, e) for e in episodes]).sum(axis=0)
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
-  where = f" on {named(hosts)}" if hosts else ""
-  subject = f"rank{'s' if len(late) > 1 else ''} {list_ranks(late)}{where}"
+  subject = some_ranks(late) + (f" on {named(hosts)}" if hosts else "")
   for kind, advice in _ADVICE.items():
     # CPU time that a process takes between its steps is Python's, not that of longer sequences.
     if kind in causes and not (kind == "work" and gap > compute):
@@ -285,22 +284,18 @@ def slow_in_place(case: EvidenceInputs, places: Sequence[Bad], slow: SlowTransfe
   return None
 
 
-def chance(case: EvidenceInputs, bad: Bad) -> float:
-  """That as many late ranks, picked blindly, are exactly those in a bad place."""
-  return 1 / math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
-
-
 def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episode],
                        held: WaitedFor) -> Finding:
   """Describes ranks that are late because of their place."""
   lateness = float(np.mean([e.lateness for e in episodes]))
   ranks = costliest_first(episodes)
   evidence, mechanisms = describe(case, episodes)
-  lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
+  # as many late ranks, picked blindly, are exactly those in a bad place once in so many times
+  times = math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
   head = (Sentence(Evidence.IN_PLACE,
-      f"{lead} {_says(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
+      f"{_those(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
       f"{milliseconds(lateness)} per step against the others, and they are the only ones there: by "
-      f"chance that is so once in {round(1 / chance(case, bad)):,}."))
+      f"chance that is so once in {times:,}."))
   first, last = spell_of(case, episodes)
   return Finding(
       mode=LOCALITY, share=held.seconds / case.step_time,
@@ -314,19 +309,18 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
 def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
-  lead = f"The {len(ranks)} ranks" if len(ranks) > 1 else "The one rank"
   head = (Sentence(Evidence.IN_PLACE,
-      f"{lead} {_says(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
+      f"{_those(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
       f"loses {milliseconds(slow.share * case.step_time)}."))
-  return Finding(
-      mode=LOCALITY, share=slow.share, confidence=slow.confidence, ranks=tuple(ranks),
-      hosts=slow.hosts, evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
-      advice=_advice_for_place(bad), causes=(bad.kind, *slow.causes), first_step=slow.first_step,
-      last_step=slow.last_step)
+  return dataclasses.replace(
+      slow, mode=LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
+      evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
+      causes=(bad.kind, *slow.causes))
 
 
-def _says(bad: Bad) -> str:
-  return _SAYS.get(bad.kind, "in a bad place")
+def _those(bad: Bad) -> str:
+  lead = f"The {len(bad.ranks)} ranks" if len(bad.ranks) > 1 else "The one rank"
+  return f"{lead} {_SAYS.get(bad.kind, 'in a bad place')}"
 
 
 def _advice_for_place(bad: Bad) -> str:

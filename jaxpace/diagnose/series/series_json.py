@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
+from jaxpace.diagnose.codes import some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
@@ -202,7 +203,7 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
     own = np.flatnonzero(run.process_of_rank == process).tolist()
     named = [rank for rank in own if rank in late]
     return ", ".join(filter(None,
-                            [f"rank{'s' if len(own) > 1 else ''} {list_ranks(own)}" if own else "",
+                            [some_ranks(own) if own else "",
                              f"late: {list_ranks(named)}" if named else ""]))
 
   return {"hosts": hosts,

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.diagnosis import Diagnosis
+from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.selected_steps import SelectedSteps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
-from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.totals import lower_median, undelayed
 from jaxpace.runs.run import Run
 
 MOST_ROWS = 1024
@@ -50,11 +51,13 @@ def skew_map(diagnosis: Diagnosis,
   total = np.zeros((run.ranks, columns.size))
   number = np.zeros((run.ranks, columns.size), np.int64)
   most = np.full((run.ranks, columns.size), -np.inf)
+  joined = joined_ranks_of(run)
+  joined = np.zeros(run.ranks) if joined is None else joined
   for part in chunks(run):
     column = columns.column[part]
     at = np.flatnonzero(column >= 0)
     if at.size:
-      late = _late(busy(run, part))[:, at]
+      late = _late(busy(run, part), joined)[:, at]
       begin = np.flatnonzero(np.diff(column[at], prepend=-1))
       into = column[at][begin]
       known = np.isfinite(late)
@@ -74,31 +77,13 @@ def skew_map(diagnosis: Diagnosis,
           "most": None if single else _whole(most, unit)}
 
 
-def _late(work: StepTimes) -> np.ndarray:
-  """[R, k] arrival after the median rank's, seconds; NaN where the rank's step is not known."""
-  arrival = undelayed(work).sum(axis=0)
-  found = work.meetings
-  if found is None or not found.apart:
-    return _after_median(arrival, work.valid)
-  late = np.full(arrival.shape, np.nan)
-  for number in range(int(found.joined.max()) + 1):  # ranks that never meet are not compared
-    own = found.joined == number
-    late[own] = _after_median(arrival[own], work.valid[own])
-  return late
-
-
-def _after_median(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """[R, k] arrival after that of the median of these ranks, seconds; NaN where the rank's step is
-  not known."""
-  reach = np.where(valid, arrival, np.inf)
-  number = valid.sum(axis=0)
-  if (number == len(reach)).all():
-    middle = np.partition(reach, (len(reach) - 1) // 2, axis=0)[(len(reach) - 1) // 2]
-  else:
-    middle = np.take_along_axis(np.sort(reach, axis=0), np.maximum(number - 1, 0)[None] // 2,
-                                axis=0)[0]
-  with np.errstate(invalid="ignore"):
-    return np.where(valid, arrival - middle, np.nan)
+def _late(work: StepTimes, joined: np.ndarray) -> np.ndarray:
+  """[R, k] arrival after that of the median of the ranks that are joined, seconds; NaN where the
+  rank's step is not known."""
+  late = undelayed(work).sum(axis=0)
+  for number in np.unique(joined):
+    late[joined == number] -= lower_median(late[joined == number])
+  return np.asarray(late)
 
 
 def _unit(values: np.ndarray) -> float:
