@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 
 _LOG = logging.getLogger("jaxpace")
 _QUEUE = 16

@@ -16,21 +16,18 @@ import os
 import pathlib
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 
-from jaxpace.core.observed import ObservedProgram
-from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.everywhere import Everywhere
+from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_a_line
-from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.finding import Step
-from jaxpace.record.ring.found import Agreement, Executed, FoundIntake
-from jaxpace.record.ring.steps import copied_ring
+from jaxpace.record.ring.found import Executed
+from jaxpace.record.ring.observed import buffers_of
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 from jaxpace.runs.problems import plural
@@ -41,8 +38,6 @@ DIRECTORY, MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
-_STUCK_SECONDS = 60.0
-_MOMENT = 0.002
 
 Say = Callable[[str], None]
 
@@ -77,7 +72,7 @@ class observed:
     self._directory, self._match = directory, match
     self._say, self._warn = say or _LOG.info, say or _LOG.warning
     self._programs = Everywhere(self._begin, self._warn)
-    self._recording = FoundRecording(directory, self._programs, match, config, self._say,
+    self._recording = FoundRecorder(directory, self._programs, match, config, self._say,
                                      hosts)
     self._opener: threading.Thread | None = None
     self._over = threading.Event()
@@ -137,7 +132,8 @@ class observed:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
-      self._recording.executed = Executed(self._programs, self._programs.known)
+      self._recording.executed = Executed(lambda collector: {
+          one.number: buffers_of(one, collector) for one in self._programs.known if not one.bare})
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
       self._opener.start()
 
@@ -148,7 +144,7 @@ class observed:
     while not executed.anything and not self._over.wait(_LOOK_SECONDS):
       pass
     if not executed.anything:
-      _wait_for_dispatched()
+      wait_for_dispatched()
     if self.gives_way and Recording.opened:
       self._closed = True
       self._say("This program opens a recorder of its own: that alone records.")
@@ -159,34 +155,19 @@ class observed:
     self.close(getattr(sys, "last_value", None))
 
 
-def _wait_for_dispatched() -> None:
-  """Waits until what has been dispatched is done, if the program still holds its results."""
-  for array in jax.live_arrays():
-    with contextlib.suppress(Exception):  # what fails, fails where the program reads it
-      array.block_until_ready()
-
-
-class FoundRecording(Recording):
-  """The recording of a program whose steps are found."""
+class FoundRecorder(Recorder):
+  """Records a program whose steps are found."""
 
   def __init__(self, directory: str | os.PathLike[str], programs: Everywhere, match: str,
                config: Any, say: Say, hosts: bool | float = True):
     """Prepares; see `observed`."""
     super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
-    self._programs, self._match, self._say = programs, match, say
-    self.executed: Executed | None = None
-    self._intake: FoundIntake | None = None
-    self._copier: RingCopier | None = None
-
-  @property
-  def programs(self) -> list[ObservedProgram]:
-    """See `Recording`."""
-    return list(self._programs.plan.programs)
+    self._match, self._say = match, say
 
   @property
   def step(self) -> Step | None:
     """What was taken for the step."""
-    return self._intake.found if self._intake else None
+    return self._finder.found if self._finder else None
 
   @property
   def share_name(self) -> str:
@@ -195,37 +176,11 @@ class FoundRecording(Recording):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    assert self.directory is not None and self.executed is not None
-    agreement = Agreement(f"jaxpace/step/{identity.run}/{identity.attempt}", self._say)
-    self._copier = copied_ring(self.directory, identity)
-    self._intake = FoundIntake(
-        self.executed, self.directory, identity.run, jax.process_index(), identity.attempt,
-        jax.device_count(), writer.losses, self._match, agreement)
-    writer.set_intake(self._intake)
-
-  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """See `Recording`."""
-    intake = self._intake
-    if intake is None or writer.stopped is not None:
-      return
-    since, reached = time.monotonic(), None
-    while not intake.reached(0) and writer.stopped is None:
-      now, heads = time.monotonic(), host_ring.current().heads().tolist()
-      if heads != reached:
-        reached, since = heads, now
-      if (deadline is not None and now > deadline) or now - since > _STUCK_SECONDS:
-        break
-      writer.poke()
-      time.sleep(_MOMENT)
-    intake.finish()
+    self.read(writer, identity, match=self._match, say=self._say)
 
   def closed(self) -> None:
     """See `Recording`."""
-    if self.executed is not None:
-      self.executed.host.close()
-    if self._copier is not None:
-      self._copier.close()
-      self._copier = None
+    super().closed()
     if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else f"{self.directory} has no steps: no program ran three times.")

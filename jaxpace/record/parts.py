@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, regular_file
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.runs import schema
 from jaxpace.runs.table_reader import PartId, parse_part_name
 

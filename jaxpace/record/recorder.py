@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
-from collections.abc import Iterable, Sequence
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import jax
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import (
@@ -13,16 +19,34 @@ from jaxpace.core.recordable import (
   Recordable,
   observed_function,
 )
+from jaxpace.files.schemas import ProcessFile
+from jaxpace.observation.clocks import host_ring
+from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter
 from jaxpace.record.recording import Recording
-from jaxpace.record.ring.steps import InstrumentedSteps, ObservedSteps, RingSteps
+from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.copier import RingCopier, copied_ring
+from jaxpace.record.ring.found import Agreement, Executed, StepFinder
+from jaxpace.record.ring.instrumented import InstrumentedStep
+from jaxpace.record.ring.intake import Intake
+from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 
+_LOG = logging.getLogger("jaxpace")
+_SHARE_SECONDS = 60.0
+_STUCK_SECONDS = 60.0
+"""How long the end of a recording waits while the devices finish nothing."""
+_IDLE_SECONDS = 2.0
+"""The same where the devices run no step: the loop may have recorded more than there were."""
+_NOTICE_SECONDS = 2.0
 _NOTHING: Any = object()
 _WITH = ("record() takes no pace state and no results: what the step wrote is read where it lies. "
          "Call `recorder.record()` after each step; numbers of the host go in by name: "
          "`recorder.record(loss=0.5)`.")
+_UNTRACED = ("The recorder's function has not been traced, so nothing is recorded. Give the "
+             "Recorder the very object that jaxpace.instrument returned and the step calls; do "
+             "not instrument twice.")
 
 
 class Recorder(Recording):
@@ -106,9 +130,14 @@ class Recorder(Recording):
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)
-    self._steps: RingSteps = (ObservedSteps(marked, detail, first_step) if marked
-                              else InstrumentedSteps(source or InstrumentedFunction(), detail))
-    self._calls = 0  # of `record`
+    self._observed, self._detail, self._first = tuple(marked), detail, first_step
+    self._recorded: PlannedPrograms | InstrumentedStep = (
+        PlannedPrograms(marked) if marked else InstrumentedStep(source or InstrumentedFunction()))
+    self._calls = self._handed = 0  # of `record`, and those that were taken
+    self._intake: Intake | None = None
+    self.executed: Executed | None = None
+    self._finder: StepFinder | None = None
+    self._copier: RingCopier | None = None
 
   def record(self, given: Any = _NOTHING, /, **host_columns: float) -> None:
     """Adds what the host did in a step. Call it after every step.
@@ -135,7 +164,11 @@ class Recorder(Recording):
       return
     extra = self._host_columns(host_columns) if host_columns else host_columns
     try:
-      self._steps.record(writer, self._causes.sample(), extra)
+      if self._intake is not None:
+        self._intake.record(self._causes.sample(), extra)
+        self._handed += 1
+        if self._handed == 1 and self._source.plan is None and not self._observed:
+          _LOG.warning(_UNTRACED)
     except Exception as error:  # Whatever it is, training goes on.
       writer.fail(error)
     if writer.termination.received:
@@ -144,27 +177,119 @@ class Recorder(Recording):
   @property
   def programs(self) -> list[ObservedProgram]:
     """See `Recording`."""
-    return self._steps.programs()
+    return self._recorded.programs
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return self._calls * self._steps.buffers
+    return 0 if self.executed is None else self._calls * len(
+        self._recorded.ranks(self.executed.collector))
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
-    """See `Recording`."""
-    if self.directory is not None:
-      self._steps.open(writer, self.directory, identity, self._resume)
+    """Copies events to the run directory, and says who reads them.
+
+    Raises:
+      OSError: the directory can't be written.
+    """
+    assert self.directory is not None
+    first = self._first or 0
+    if self._observed and self._resume and self._first is None:
+      first = _next_step(self.directory, identity)
+    clocks = {one.clock for one in self._observed}
+    if self._observed and (reason := host_ring.unavailable(
+        "stream" if "stream" in clocks else "auto")):
+      _LOG.warning("Steps are not recorded, training goes on: %s", reason)
+      return
+    if self._recorded.runs:
+      # Warm-up steps, say: one that begins later is taken for one of the recording's.
+      wait_for_dispatched()
+    self.executed = Executed(self._earlier, host=bool(self._observed))
+    self.read(writer, identity, first, "*" if len(self._observed) > 1 else None)
+
+  def read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
+           match: str | None = None, say: Callable[[str], None] = _LOG.info) -> None:
+    """Begins to read what has been executed.
+
+    Args:
+      writer: gets it.
+      identity: of the run.
+      first_step: number of the first step.
+      match: pattern of the names of the step's programs; empty where they are to be found, None
+        where each execution is a step.
+      say: takes what was found to be the step.
+    """
+    assert self.directory is not None and self.executed is not None
+    self._copier = copied_ring(self.directory, identity)
+    if match is not None:
+      assert isinstance(self._recorded, PlannedPrograms)
+      self._finder = StepFinder(self._recorded, self.executed, match, Agreement(
+          f"jaxpace/step/{identity.run}/{identity.attempt}", say), first_step)
+    self._intake = Intake(self._recorded, self.executed, self.directory, identity.run,
+                          jax.process_index(), identity.attempt, writer.losses, self._detail,
+                          first_step, self._finder)
+    writer.set_intake(self._intake)
+
+  def _earlier(self, collector: Collector) -> Mapping[int, Sequence[int]]:
+    """Device buffers that programs which have run before write to."""
+    self._recorded.meet(collector)
+    return self._recorded.buffers(collector)
 
   def bring_in(self, deadline: float | None) -> None:
-    """See `Recording`."""
-    if self._writer is not None:
-      self._steps.bring_in(self._writer, deadline)
+    """Waits until the devices have ended all steps, until `deadline` if there is one."""
+    writer, intake = self._writer, self._intake
+    if writer is None or intake is None:
+      return
+    began = since = time.monotonic()
+    over: Any = None
+    while not intake.reached(self._handed) and writer.stopped is None:
+      now = time.monotonic()
+      # A long step finishes nothing for a while, and yet its timestamps come.
+      reached = intake.over, host_ring.current().heads().tolist()
+      if reached != over:
+        over, since = reached, now
+      patience = _STUCK_SECONDS if intake.underway else _IDLE_SECONDS
+      if (deadline is not None and now > deadline) or now - since > patience:
+        return
+      if now - began > _NOTICE_SECONDS:
+        began = float("inf")
+        _LOG.info("Waiting for the devices to finish the last steps, to record them.")
+      writer.poke()
+      time.sleep(0.002)
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """See `Recording`."""
-    if writer.stopped is None:
-      self._steps.bring_in_last(writer, deadline)
+    """The same at the end; what is not finished then is lost."""
+    intake = self._intake
+    if intake is None or writer.stopped is not None:
+      return
+    self.bring_in(deadline)
+    left = self._handed - intake.over
+    # Of steps without timestamps nothing comes.
+    bare = any(one.bare for one in self.programs)
+    if left > 0 and (bare or intake.underway) and (ranks := len(intake.ranks)):
+      writer.add_lost(left, ranks)
+    intake.last = True
 
   def closed(self) -> None:
-    """See `Recording`."""
-    self._steps.close()
+    """Copies the last timestamps; the file stays."""
+    if self._copier is not None:
+      self._copier.close()
+      self._copier = None
+    if self.executed is not None:
+      self.executed.close()
+
+
+def wait_for_dispatched() -> None:
+  """Waits until what has been dispatched is done, if the program still holds its results."""
+  for array in jax.live_arrays():
+    with contextlib.suppress(Exception):  # What fails, fails where the program reads it.
+      array.block_until_ready()
+
+
+def _next_step(directory: pathlib.Path, identity: rundir.RunIdentity) -> int:
+  """The step after the last one that process 0 recorded in this run; 0 where it recorded none."""
+  text: Any = None
+  if jax.process_index() == 0:
+    earlier = rundir.read_json(directory / "process" / "0.json", ProcessFile) or {}
+    last = earlier.get("last_step") if earlier.get("run") == identity.run else None
+    text = str(-1 if last is None else last)
+  text = describe.share(f"jaxpace/observed/{identity.run}/{identity.attempt}", text, _SHARE_SECONDS)
+  return int(text) + 1 if text is not None else 0

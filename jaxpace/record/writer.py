@@ -21,12 +21,12 @@ from typing import Any
 
 from jaxpace.files.folders import Folder, ForeignFileError
 from jaxpace.hosts import distributed
-from jaxpace.record import decode
+from jaxpace.record import columns
 from jaxpace.record.exporting import Feed
 from jaxpace.record.host_sampler import HostSampler
-from jaxpace.record.intake import Losses
 from jaxpace.record.lock import BusyError
 from jaxpace.record.parts import PartStore
+from jaxpace.record.ring.intake import Losses
 from jaxpace.record.signals import Termination
 from jaxpace.runs import rundir
 
@@ -79,7 +79,7 @@ class Writer:
     self._stores: dict[str, PartStore] = {}
     self._intake: Any = None
     self._failure: Exception | None = None
-    self._ready: list[tuple[decode.Columns, decode.Columns]] = []
+    self._ready: list[tuple[columns.Columns, columns.Columns]] = []
     self._plan: Any = None
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
@@ -226,14 +226,13 @@ class Writer:
     if plan is not self._plan:
       self._decode()
       self._plan = plan
-      if (ranks := getattr(self._intake, "ranks", None)) is not None:
-        self._process_info = {**self._process_info, "ranks": ranks}
+      self._process_info = {**self._process_info, "ranks": self._intake.ranks}
       run_info = self._run_info
       if run_info is not None:
         run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
                     "ranks": plan.ranks, "plan": plan.to_json()}
-        if settings := getattr(plan, "settings", None):
-          run_info["settings"] = {**(run_info.get("settings") or {}), **settings}
+        if plan.settings:
+          run_info["settings"] = {**(run_info.get("settings") or {}), **plan.settings}
         self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
         self._run_info = run_info
     self._intake.add(batch)
@@ -248,13 +247,12 @@ class Writer:
 
   def _heard(self, merge: bool) -> None:
     """Writes what was heard before collectives, ahead of the steps in which it was."""
-    take = getattr(self._intake, "take_listening", None)
-    if take is None or not (columns := take()):
+    if not self._intake or not (heard := self._intake.take_listening()):
       return
     if "listening" not in self._stores:
       self._stores["listening"] = PartStore(self._directory, "listening", self._identity.run,
                                             self._process)
-    self._stores["listening"].append(columns, merge)
+    self._stores["listening"].append(heard, merge)
 
   def _flush(self, merge: bool = True) -> None:
     self._decode()
@@ -262,9 +260,9 @@ class Writer:
     if self._ready:
       for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True),
                               strict=True):
-        columns = decode.concatenate(list(parts))
-        self._stores[table].append(columns, merge)
-        self.rows_written += len(columns["step"]) if table == "steps" else 0
+        joined = columns.concatenate(parts)
+        self._stores[table].append(joined, merge)
+        self.rows_written += columns.length(joined) if table == "steps" else 0
       self._ready = []
     if self._hosts:
       self._stores["hosts"].append(self._hosts.take(force=self._closing or not merge), merge)

@@ -16,8 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
-from jaxpace.record.decode import TimestampedSteps
-from jaxpace.record.ring.instrumented import held_in_ring
+from jaxpace.record.ring.instrumented import TimestampedSteps, held_in_ring
 
 P = PartitionSpec
 PAUSE = 3e-4  # s, what `restless` asks for
@@ -190,7 +189,7 @@ def seen(pace: Any, plan: Any) -> list[TimestampedSteps]:
   jax.block_until_ready(pace)
   mine = pace.step.addressable_shards[0].data if isinstance(pace.step, jax.Array) else pace.step
   done = int(np.asarray(mine).reshape(-1)[0])
-  found = [own.picked(np.arange(len(own.step)) >= len(own.step) - done)
+  found = [TimestampedSteps._make(each[max(0, len(own.step) - done):] for each in own)
            for own in held_in_ring(plan)]
   assert all(own.step[-1] == done - 1 and (np.diff(own.step) == 1).all() for own in found)
   return found

@@ -21,7 +21,7 @@ import jaxpace  # noqa: E402
 from jaxpace.observation import comparing, observe  # noqa: E402
 from jaxpace.observation.clocks import host_ring  # noqa: E402
 from jaxpace.observation.partitioned import compiling, program  # noqa: E402
-from jaxpace.record.ring import collect, steps  # noqa: E402
+from jaxpace.record.ring import collect, intake  # noqa: E402
 from jaxpace.record.ring.copier import RingCopier  # noqa: E402
 
 PARTS = {
@@ -29,7 +29,7 @@ PARTS = {
     "clock": [(host_ring, "unavailable")], "agree": [(observe.distributed, "barrier")],
     "vote": [(program, "text_of"), (observe.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
-    "record": [(steps.ObservedSteps, "record")], "collect": [(collect.Collector, "collect")],
+    "record": [(intake.Intake, "record")], "collect": [(collect.Collector, "collect")],
     "observe": [],
 }
 second = jax.process_index() == 1

@@ -15,7 +15,8 @@ from jaxpace.observation.partitioned import collectives, compiling, program, thu
 from jaxpace.record import describe
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.parts import PartStore
-from jaxpace.record.ring import collect, intake, steps
+from jaxpace.record.recorder import Recorder
+from jaxpace.record.ring import collect, intake, table
 from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.runs import rundir, step_causes
@@ -32,13 +33,13 @@ POINTS = {
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"),
     "process": (describe, "process"), "share": (describe, "share"),
-    "sample": (HostSampler, "__init__"), "intake": (intake.ObservedIntake, "__init__"),
-    "begin": (ExecutionOrder, "__init__"), "record": (steps.ObservedSteps, "record"),
+    "sample": (HostSampler, "__init__"), "intake": (intake.Intake, "__init__"),
+    "begin": (ExecutionOrder, "__init__"), "record": (intake.Intake, "record"),
     "causes": (step_causes.StepCauseMeter, "sample"), "collect": (collect.Collector, "collect"),
-    "order": (ExecutionOrder, "settle"), "lay out": (intake, "device"),
-    "meet": (intake, "write_plan"), "write": (PartStore, "append"),
+    "order": (ExecutionOrder, "settle"), "lay out": (table, "device"),
+    "meet": (intake.ring_file, "write_plan"), "write": (PartStore, "append"),
     "process file": (rundir, "write_json"),
-    "end": (steps.ObservedSteps, "bring_in_last"), "close ring": (RingCopier, "close"),
+    "end": (Recorder, "bring_in_last"), "close ring": (RingCopier, "close"),
 }
 
 

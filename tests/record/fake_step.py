@@ -12,10 +12,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.core.plan import Collective, Plan, Timestamp
 from jaxpace.core.recordable import InstrumentedFunction
-from jaxpace.core.ring_layout import STEP_VALUE, timestamp_tags
+from jaxpace.core.ring_layout import DECISION_VALUE, DELAY_VALUE, STEP_VALUE, timestamp_tags
 from jaxpace.observation.clocks import host_ring, native, words
 from jaxpace.observation.clocks.events import Events
-from jaxpace.record.decode import TimestampedSteps
+from jaxpace.record.ring.executions import Executions
 
 ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
 
@@ -107,12 +107,20 @@ def mesh() -> Mesh:
   return Mesh(np.array(jax.devices()), ("data",))
 
 
-def timestamped(steps: list[int], rank: int = 0) -> TimestampedSteps:
-  """The same steps made without JAX."""
-  count = len(steps)
-  times = np.array([[timestamp(step, rank, mark) for mark in range(len(DURATIONS))]
-                    for step in steps],
-                   np.int64).reshape(count, len(DURATIONS))
-  return TimestampedSteps(np.array(steps, np.int64), times, np.full(count, 0.25e-3, np.float32),
-                      np.full(count, DURATIONS[1] * 1e-9, np.float32),
-                      np.array(steps, np.float32)[:, None] * np.float32(0.5))
+def executions(steps: list[int], rank: int = 0, first: int = 0,
+               delay: float = 0.25e-3) -> Executions:
+  """The same steps' events made without JAX; `first` is the number of the first execution."""
+  events: list[tuple[int, int, int]] = []
+  for place, step in enumerate(steps):
+    events += [(place, STEP_VALUE, step), (place, DELAY_VALUE, _bits(delay)),
+               (place, DECISION_VALUE, _bits(step * 0.5))]
+    events += [(place, tag, timestamp(step, rank, mark))
+               for mark, tag in enumerate(timestamp_tags(PLAN.marks)) if 0 < mark < 7]
+  of, tag, ns = np.array(events, np.int64).reshape(-1, 3).T
+  return Executions(np.arange(first, first + len(steps)), *(
+      np.array([timestamp(step, rank, mark) for step in steps], np.int64) for mark in (0, 7)),
+                    of, tag.astype(np.uint32), ns)
+
+
+def _bits(value: float) -> int:
+  return int(np.float32(value).view(np.uint32))

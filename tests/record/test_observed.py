@@ -191,15 +191,15 @@ POINTS = {
     "describe": (program, "_described"), "note": (everywhere, "add"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
     "begin": (observed, "Executed"), "usage": (host_ring.Usage, "take"),
-    "open": (observed.FoundRecording, "open"),
+    "open": (observed.FoundRecorder, "open"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
     "share": (describe, "share"), "sample": (HostSampler, "__init__"),
-    "intake": (intake.ObservedIntake, "__init__"), "collect": (collect.Collector, "collect"),
+    "intake": (intake.Intake, "__init__"), "collect": (collect.Collector, "collect"),
     "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
     "cut": (finding.Step, "steps"),
     "lay out": (intake, "device"), "meet": (intake, "write_plan"), "write": (PartStore, "append"),
-    "wait": (found.FoundIntake, "reached"), "end": (observed.FoundRecording, "bring_in_last"),
+    "wait": (intake.Intake, "reached"), "end": (observed.FoundRecorder, "bring_in_last"),
     "close ring": (RingCopier, "close"),
 }
 

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.files.folders import Folder
-from jaxpace.record import decode, parts
+from jaxpace.record import parts
+from jaxpace.record.columns import Columns
 from jaxpace.runs import schema, table_reader
 from tests.record import fake_step as fake
+from tests.record.ring.replayed import rows_of
 
 
-def columns(first: int, count: int, plan=fake.PLAN) -> decode.Columns:
-  return decode.decode(fake.timestamped(list(range(first, first + count))), plan, 0, 0, 0)[0]
+def columns(first: int, count: int, plan=fake.PLAN) -> Columns:
+  return rows_of(plan, fake.executions(list(range(first, first + count))))[0]
 
 
 def read(files: list[pathlib.Path]) -> list[dict]:
@@ -33,7 +35,7 @@ def test_part_names_read_back(name):
 
 
 def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
-  steps, collectives = decode.decode(fake.timestamped([1, 2]), fake.PLAN, 0, 0, 0)
+  steps, collectives, _ = rows_of(fake.PLAN, fake.executions([1, 2]))
   for table, data in (("steps", steps), ("collectives", collectives)):
     store = parts.PartStore(tmp_path, table, "run", 0)
     store.append(data)

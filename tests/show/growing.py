@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.record.parts import PartStore
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob

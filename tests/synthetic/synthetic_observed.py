@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.detail import every, is_detailed
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
 

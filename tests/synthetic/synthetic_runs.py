@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.step_causes import PAUSES

@@ -15,13 +15,15 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
-from jaxpace.core.plan import Plan
 from jaxpace.core.recordable import Recordable
 from jaxpace.hosts import distributed
-from jaxpace.record.intake import Batch, Intake
+from jaxpace.record import columns
 from jaxpace.record.profiler import executions, timestamps
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
+from jaxpace.record.ring.instrumented import InstrumentedPlan
+from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls, rows
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 from jaxpace.runs import step_causes as host
@@ -43,17 +45,60 @@ class _Session(NamedTuple):
   extra: list[dict[str, float]]
 
 
-class _ProfiledIntake(Intake):
-  """Steps of sessions that have been read."""
+class _Batch(NamedTuple):
+  """Steps of a session that has been read."""
 
-  def __init__(self, *args: Any):
-    super().__init__(*args)
-    self.ready: collections.deque[Batch] = collections.deque()
+  plan: InstrumentedPlan
+  steps: list[StepCalls]
+  devices: dict[int, DeviceSteps]
+  """By rank."""
+
+
+class _ProfiledIntake:
+  """Steps of sessions on the writer's side, see `jaxpace.record.ring.intake.Intake`."""
+
+  wait_seconds: float | None = None
+
+  def __init__(self, process: int, attempt: int):
+    self._process, self._attempt = process, attempt
+    self.ready: collections.deque[_Batch] = collections.deque()
     """Filled by the thread that reads the traces, emptied by the writer's."""
+    self._taken: list[_Batch] = []
+    self.ranks: list[int] = []
+    self.last_step: int | None = None
 
-  def poll(self) -> Batch | None:
-    """See `Intake`."""
+  @property
+  def rows(self) -> int:
+    return sum(len(batch.steps) * len(batch.devices) for batch in self._taken)
+
+  def poll(self) -> _Batch | None:
     return self.ready.popleft() if self.ready else None
+
+  def plan_of(self, batch: _Batch) -> InstrumentedPlan:
+    self.ranks = list(batch.devices)
+    return batch.plan
+
+  def add(self, batch: _Batch) -> None:
+    self._taken.append(batch)
+    self.last_step = batch.steps[-1].step
+
+  def decode(self, plan: InstrumentedPlan) -> tuple[columns.Columns, columns.Columns]:
+    """Makes rows of the tables of all steps taken in, and forgets them."""
+    taken, self._taken = self._taken, []
+    tables = []
+    for batch in taken:
+      numbers = np.array([step.step for step in batch.steps], np.int64)
+      host = columns.of_host([step.sample for step in batch.steps],
+                             [step.extra for step in batch.steps])
+      # Sessions never adjoin: before each there is a hole.
+      tables += [rows(own, columns.whose(numbers, rank, self._process, self._attempt),
+                      columns.ends_before(numbers, own.end_ns, None), host,
+                      np.ones(len(numbers), bool), plan) for rank, own in batch.devices.items()]
+    return (columns.concatenate([steps for steps, _, _ in tables]),
+            columns.concatenate([waits for _, waits, _ in tables]))
+
+  def take_listening(self) -> columns.Columns:
+    return {}
 
 
 class _ProfiledStep(Recordable):
@@ -119,7 +164,7 @@ class ProfiledRecorder(Recording):
     self._reader: threading.Thread | None = None
     self._free = threading.Event()
     self._free.set()
-    self._plans: dict[tuple[str, tuple[str, ...]], tuple[Plan, timestamps.Groups]] = {}
+    self._plans: dict[tuple[str, tuple[str, ...]], tuple[InstrumentedPlan, timestamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._intake: _ProfiledIntake | None = None
     self._told: set[str] = set()
@@ -127,7 +172,7 @@ class ProfiledRecorder(Recording):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
+    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt)
     writer.set_intake(self._intake)
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -255,20 +300,20 @@ class ProfiledRecorder(Recording):
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    of_ranks = [timestamps.timestamped(steps, groups, session.first_step)
-                for steps in timestamps.in_order(by_device, ordinals)]
-    host = dict(enumerate(zip(session.samples, session.extra, strict=True),
-                          session.first_step))
-    self._hand_over(Batch(plan, ranks, [own.step for own in of_ranks], of_ranks, host))
+    calls = [StepCalls(session.first_step + k, (Range(0, k, k + 1),), sample, extra)
+             for k, (sample, extra) in enumerate(zip(session.samples, session.extra, strict=True))]
+    self._hand_over(_Batch(plan, calls, {
+        rank: plan.device(calls, {0: timestamps.events(by_device[ordinal], groups)})
+        for ordinal, rank in zip(ordinals, ranks, strict=True)}))
 
-  def _hand_over(self, batch: Batch) -> None:
+  def _hand_over(self, batch: _Batch) -> None:
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
       intake.ready.append(batch)
       writer.poke()
 
   def _plan(self, program: str, steps: list[executions.Execution],
-            local: int) -> tuple[Plan, timestamps.Groups]:
+            local: int) -> tuple[InstrumentedPlan, timestamps.Groups]:
     """The program's plan, made once; which collectives form a slot is process 0's choice."""
     key = program, tuple(sorted({name for step in steps for name in step.collectives}))
     if key not in self._plans:
@@ -280,8 +325,8 @@ class ProfiledRecorder(Recording):
           f"A step has {len(key[1])} collectives, iterations of loops counted, and "
           f"{timestamps.MAX_SLOTS} have slots of their own: what lies between those put together, "
           f"{100 * together:.1f} % of the step, counts as transfer, and so does being late there."]
-      self._plans[key] = (timestamps.plan(program, groups, self._axis, local * jax.process_count(),
-                                      notices), groups)
+      self._plans[key] = (InstrumentedPlan(timestamps.plan(
+          program, groups, self._axis, local * jax.process_count(), notices)), groups)
     return self._plans[key]
 
   def _say(self, sentence: str) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxpace.core.plan import COMPUTE, GAP, SYNC, Collective, Plan, Timestamp
-from jaxpace.record.decode import TimestampedSteps
+from jaxpace.core.ring_layout import slot_tags
 from jaxpace.record.profiler.executions import Execution
+from jaxpace.record.ring.executions import Executions
 
 MAX_SLOTS = 256
 """Nothing is put into the step, so there is room for what loops repeat; each slot is a row of every
@@ -96,27 +97,26 @@ def plan(program: str, groups: Groups, axis: str, ranks: int, notices: Sequence[
   return Plan(axis, ranks, CLOCK, tuple(marks), collectives, notices=(notice, *notices))
 
 
-def timestamped(steps: Sequence[Execution], groups: Groups, first_step: int) -> TimestampedSteps:
-  """Returns one device's steps by the timestamps that `plan` tells of.
+def events(steps: Sequence[Execution], groups: Groups) -> Executions:
+  """Returns what one device's executions would have left in the ring, with the timestamps that
+  `plan` tells of.
 
   Args:
     steps: executions, in order.
     groups: slots.
-    first_step: number of the first of them.
-
-  Returns:
-    Their times; the delays are not known.
   """
-  times = np.zeros((len(steps), 2 + 2 * len(groups)), np.int64)
+  marks: list[tuple[int, int, int]] = []
   for k, step in enumerate(steps):
-    times[k, 0], times[k, -1] = step.begin_ns, step.end_ns
     for slot, members in enumerate(groups):
       known = [step.collectives[name] for name in members if name in step.collectives]
       if known:
-        times[k, 1 + 2 * slot:3 + 2 * slot] = min(t[0] for t in known), max(t[1] for t in known)
-  unknown = np.full(len(steps), np.nan, np.float32)
-  return TimestampedSteps(np.arange(first_step, first_step + len(steps)), times, unknown, unknown,
-                      np.zeros((len(steps), 0), np.float32))
+        enter, leave = slot_tags(slot)
+        marks += [(k, enter, min(begin for begin, _ in known)),
+                  (k, leave, max(end for _, end in known))]
+  of, tag, ns = np.array(marks, np.int64).reshape(-1, 3).T
+  return Executions(np.arange(len(steps)), np.array([step.begin_ns for step in steps], np.int64),
+                    np.array([step.end_ns for step in steps], np.int64), of, tag.astype(np.uint32),
+                    ns)
 
 
 def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
@@ -137,12 +137,6 @@ def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
                for i, (device, number) in enumerate(local)}
   chosen = by_id if set(ordinals) <= set(by_id) else by_number
   return {ordinal: chosen[ordinal] for ordinal in ordinals if ordinal in chosen}
-
-
-def in_order(by_device: Mapping[int, list[Execution]],
-             ordinals: Sequence[int]) -> list[list[Execution]]:
-  """Executions of the devices with these ordinals, in this order."""
-  return [by_device[ordinal] for ordinal in ordinals]
 
 
 def _kind(name: str) -> str:

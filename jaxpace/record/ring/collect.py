@@ -257,7 +257,7 @@ class ExecutionOrder:
       if not ns:
         at = bisect.bisect_left(gaps, latest)
         ns = gaps[at] if at < len(gaps) else latest
-      latest = ns
+      latest = max(latest, ns)
       times.append(latest)
     self._latest[number] = latest
     return times

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import pathlib
 import threading
 import time
 
@@ -14,7 +15,7 @@ import numpy as np
 from jaxpace.core import ring_layout as layout
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
-from jaxpace.runs import ring_file
+from jaxpace.runs import ring_file, rundir
 
 _LOG = logging.getLogger("jaxpace")
 COPY_SECONDS = 0.25
@@ -177,3 +178,17 @@ def _why(error: OSError) -> str:
   if error.errno in (errno.ENOSPC, errno.EDQUOT):
     return "there is no space left for it (disk or quota full)"
   return f"it can't be made ({os.strerror(error.errno) if error.errno else error})"
+
+
+def copied_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> RingCopier:
+  """Starts to copy the ring of this process to the run directory; what a killed process left there
+  is kept.
+
+  Raises:
+    OSError: the directory can't be written.
+  """
+  folder = Folder(directory, ring_file.FOLDER)
+  ring_file.keep_unclosed(folder, jax.process_index())
+  copier = RingCopier(folder, identity.run, identity.attempt)
+  copier.start()
+  return copier

@@ -1,35 +1,59 @@
-"""Steps of instrumented functions on the writer's side: collected from the ring, laid out by step,
-as rows of the tables."""
+"""An instrumented step: what its events say of each execution, and what is in each slot.
+
+The time between two successive timestamps belongs to the later one's segment, see
+`jaxpace.core.plan`. Collectives in loops, branches and `jax.checkpoint` have timestamps of their
+own: what a device waits in them is taken out of the phase that they ran in.
+"""
 
 from __future__ import annotations
 
-import collections
-import pathlib
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxpace.core import durations
+from jaxpace.core import durations, observed
 from jaxpace.core import ring_layout as layout
 from jaxpace.core.detail import every
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.plan import Plan
+from jaxpace.core.observed import ObservedCollective, ObservedProgram
+from jaxpace.core.plan import (
+  BACKWARD,
+  COMPUTE,
+  DELAY,
+  FORWARD,
+  GAP,
+  SYNC,
+  UPDATE,
+  Collective,
+  Plan,
+)
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import slot_tags, timestamp_tags
-from jaxpace.files.folders import Folder
-from jaxpace.observation.clocks import host_ring
-from jaxpace.record import decode
-from jaxpace.record.decode import Columns, Held, TimestampedSteps
-from jaxpace.record.intake import Attempt, Batch, Intake, Losses
-from jaxpace.record.ring import nested as inside
-from jaxpace.record.ring.collect import Collector, Detail
-from jaxpace.record.ring.executions import Executions
-from jaxpace.runs import ring_file
-from jaxpace.runs.step_causes import Sample
+from jaxpace.record.columns import Columns, concatenate, null
+from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
+from jaxpace.record.ring.plan import Unrolled, described
+from jaxpace.record.ring.table import DeviceSteps, StepCalls
+from jaxpace.runs.groups import read_groups, sends
 
-_POLL_SECONDS = 0.25
 _ALL = 1 << 62
+_PHASES = (FORWARD, BACKWARD, COMPUTE, SYNC, UPDATE)
+
+
+class TimestampedSteps(NamedTuple):
+  """What one device's timestamps and numbers say of n steps, in the order in which they ran."""
+
+  # [n] int64, -1 where not known
+  step: np.ndarray
+  # [n, timestamps] int64 ns, in the order of the plan's timestamps; 0 where not taken
+  times: np.ndarray
+  # [n] float32 s, asked for and applied; NaN where not known
+  delay: np.ndarray
+  applied: np.ndarray
+  # [n, columns] float32
+  decisions: np.ndarray
 
 
 def steps_of(executions: Executions, plan: Plan) -> TimestampedSteps:
@@ -47,16 +71,15 @@ def steps_of(executions: Executions, plan: Plan) -> TimestampedSteps:
   kinds = [timestamp.kind for timestamp in plan.marks]
   times[:, kinds.index("start")] = executions.start_ns
   times[:, len(kinds) - 1 - kinds[::-1].index("end")] = executions.end_ns
-  applied = np.zeros(len(times), np.float32)
+  floats = np.where(known[:, count + 1:], _floats(table[:, count + 1:]), np.float32(np.nan))
+  applied = np.where(np.isnan(floats[:, 0]), floats[:, 0], np.float32(0))
   if "delay" in kinds:
     start, late = kinds.index("start"), kinds.index("delay")
     # Left out where there was none.
     times[:, late] = np.where(times[:, late] == 0, times[:, start], times[:, late])
     applied = durations.elapsed_seconds(times[:, late] - times[:, start])
-  floats = _floats(table[:, count + 1:])
-  return TimestampedSteps(
-      table[:, count], times, floats[:, 0], applied, floats[:, 1:],
-      _held(executions, plan) if plan.holds else None, executions if plan.inside else None)
+  return TimestampedSteps(np.where(known[:, count], table[:, count], -1), times, floats[:, 0],
+                          applied, floats[:, 1:])
 
 
 def held_in_ring(plan: Plan) -> list[TimestampedSteps]:
@@ -89,191 +112,325 @@ def _floats(numbers: np.ndarray) -> np.ndarray:
   return np.ascontiguousarray(numbers.astype(np.uint32)).view(np.float32)
 
 
-def _held(executions: Executions, plan: Plan) -> Held:
-  slots = [one.slot for one in plan.collectives]
-  each = {which: _by_tag(executions, [layout.held_value(slot, which) for slot in slots])
-          for which in (layout.LOST, layout.ASKED, layout.HEARD, layout.LISTENED)}
-  there = each[layout.LOST][1]
+class InstrumentedPlan:
+  """The plan of `run.json`: timestamped collectives keep their slots, each iteration of the nested
+  ones has one behind those."""
 
-  def seconds(which: int) -> np.ndarray:
-    return np.where(there, _floats(each[which][0]), np.float32(np.nan))
+  def __init__(self, timestamped: Plan, detail: dict[str, Any] | None = None):
+    """Lays the slots out; `detail` says which steps have nested ones in detail."""
+    self.timestamped, self.detail = timestamped, detail or {}
+    self.clock, self.axis, self.ranks = timestamped.clock, timestamped.axis, timestamped.ranks
+    self.used, self.detailed = range(timestamped.ranks), bool(timestamped.inside)
+    self.settings: dict[str, Any] = {}
+    self.nested = ObservedProgram(
+        number=timestamped.program or 0, name="step", ranks=(), mesh_axes={},
+        collectives=tuple(map(_observed, timestamped.inside)))
+    self.unrolled = Unrolled(self.nested)
+    self.first = max((one.slot for one in timestamped.collectives), default=-1) + 1
+    """Slot of the first nested one."""
+    self.collectives = ([self._timestamped_entry(place)
+                         for place in range(len(timestamped.collectives))]
+                        + [self._entry(slot) for slot in range(len(self.unrolled))])
+    self.names, self.axes, self.bytes = described(self.collectives)
+    place = {(mark.kind, mark.collective): at for at, mark in enumerate(timestamped.marks)}
+    of = [one.slot for one in timestamped.collectives if ("enter", one.slot) in place]
+    self._slots = np.array(of, np.int64)
+    self._enters = [place["enter", slot] for slot in of]
+    self._exits = [place["exit", slot] for slot in of]
 
+  def _entry(self, slot: int) -> dict[str, Any]:
+    one = self.timestamped.inside[self.unrolled.slots[slot][0]]
+    entry = self.unrolled.entry(slot, self.first + slot)
+    del entry["groups"], entry["rank_pairs"]
+    return entry | {"primitives": list(one.primitives), "axis": one.axis,
+                    "pairs": [list(pair) for pair in one.pairs],
+                    "index_groups": [list(group) for group in one.index_groups]}
+
+  def _timestamped_entry(self, place: int) -> dict[str, Any]:
+    one = self.timestamped.collectives[place]
+    return one.to_json() | {
+        "kind": observed.of_primitives(one.primitives), "operation": None, "source": None,
+        "loops": [],
+        "conditional": False, "of": len(self.timestamped.inside) + place,
+        "program": self.nested.number}
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars: those of the timestamped step, with all
+      collectives."""
+    plan = self.timestamped.to_json()
+    if not self.timestamped.inside:
+      return plan
+    del plan["inside"]
+    notices = list(plan["notices"])
+    if self.unrolled.turns_kept is not None:
+      notices.append("The step has more collectives in loops than can be written one by one: of "
+                     f"each loop the first {self.unrolled.turns_kept} iterations are, all in the "
+                     "sums.")
+    return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
+
+  def device(self, steps: Sequence[StepCalls],
+             executions: Mapping[int, Executions]) -> DeviceSteps:
+    """Lays the executions of one device out by step, each of which is one.
+
+    A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
+    be told apart are `compute_ns`. Phases that occur several times add up. A timestamp that is 0
+    was not taken: what it bounds is null.
+    """
+    plan = self.timestamped
+    ran, whole = _aligned(executions.get(self.nested.number, NOTHING),
+                          np.array([step.ranges[0].begin for step in steps], np.int64))
+    own = steps_of(ran, plan)
+    taken = own.times != 0
+    columns = _phases(own.times, taken, plan)
+    columns["delay_ns"] = _nanoseconds(own.delay)
+    columns["delay_applied_ns"] = _nanoseconds(own.applied)
+    for i, name in enumerate(plan.decisions[:layout.MAX_DECISIONS]):
+      values = own.decisions[:, i]
+      columns[f"decision_{name}"] = null(values, np.isnan(values))
+    count = len(self._slots)
+    waits: Columns = {"row": np.repeat(np.arange(len(steps)), count),
+                      "slot": np.tile(self._slots, len(steps))}
+    for name, places in (("enter_ns", self._enters), ("exit_ns", self._exits)):
+      waits[name] = null(own.times[:, places].reshape(-1), ~taken[:, places].reshape(-1))
+    heard: Columns = {}
+    if plan.holds:
+      heard, lost = _held(ran, self._slots, waits)
+      columns["held_ns"] = lost.reshape(len(steps), count).sum(axis=1)
+    if plan.inside:
+      waits = concatenate([waits, self._nested(ran, own.times, columns)])
+    return DeviceSteps(whole, ~whole, ran.start_ns, ran.end_ns, columns, waits, 0, own.step, heard)
+
+  def _nested(self, ran: Executions, times: np.ndarray, columns: Columns) -> Columns:
+    """Rows of nested collectives. Time in them, which the step's timestamps can't tell from
+    computing, becomes `sync_ns` in `columns`, no phase's."""
+    each = occurrences(ran, self.nested.collectives)
+    order, begin, leave = exposed(each.execution, each.enter_ns, each.exit_ns)
+    row, total = each.execution[order], np.zeros(len(times), np.int64)
+    for place, timestamp in enumerate(self.timestamped.marks):
+      if place and timestamp.segment not in (DELAY, GAP, SYNC):
+        within = np.minimum(leave, times[row, place]) - np.maximum(begin, times[row, place - 1])
+        waited = np.zeros(len(times), np.int64)
+        np.add.at(waited, row, np.maximum(within, 0))
+        columns[_column(timestamp.segment)] = columns[_column(timestamp.segment)] - waited
+        total += waited
+    columns["sync_ns"] = columns.get("sync_ns", np.zeros(len(times), np.int64)) + total
+    last = times[:, self._exits].max(axis=1, initial=0)
+    np.maximum.at(last, each.execution, each.exit_ns)
+    columns["last_exit_ns"] = np.ma.masked_array(last, last == 0)
+    slot = self.unrolled.slot(each.collective, each.iteration)
+    kept = slot >= 0
+    return {"row": each.execution[kept], "slot": self.first + slot[kept],
+            "enter_ns": each.enter_ns[kept], "exit_ns": each.exit_ns[kept]}
+
+
+def _aligned(ran: Executions, numbers: np.ndarray) -> tuple[Executions, np.ndarray]:
+  """Executions with these numbers, [K] rising, all zeros where they are missing; and [K] bool,
+  which are there."""
+  at = np.minimum(np.searchsorted(numbers, ran.number), len(numbers) - 1)
+  wanted = numbers[at] == ran.number
+  ran, at = ran.picked(wanted), at[wanted]
+  start, end = np.zeros((2, len(numbers)), np.int64)
+  whole = np.zeros(len(numbers), bool)
+  start[at], end[at], whole[at] = ran.start_ns, ran.end_ns, True
+  return Executions(numbers, start, end, at[ran.of], ran.tag, ran.ns), whole
+
+
+def _column(segment: str) -> str:
+  return f"{segment}_ns" if segment in _PHASES else f"phase_{segment}_ns"
+
+
+def _phases(times: np.ndarray, taken: np.ndarray, plan: Plan) -> Columns:
+  """Total duration of every segment, null where it is unknown; the delay and the gap have columns
+  of their own."""
+  totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+  for i, timestamp in enumerate(plan.marks):
+    if i == 0 or timestamp.segment in (DELAY, GAP):
+      continue
+    duration, unknown = times[:, i] - times[:, i - 1], ~(taken[:, i] & taken[:, i - 1])
+    if timestamp.segment in totals:
+      total, missing = totals[timestamp.segment]
+      duration, unknown = total + duration, missing | unknown
+    totals[timestamp.segment] = duration, unknown
+  return {_column(segment): null(*total) for segment, total in totals.items()}
+
+
+def _held(executions: Executions, slots: np.ndarray, waits: Columns) -> tuple[Columns, np.ndarray]:
+  """Adds what was done before collectives to their rows, and moves entries behind what holding
+  took; returns what was heard, and [rows] ns lost."""
+  def numbers(which: int) -> tuple[np.ndarray, np.ndarray]:
+    table, there = _by_tag(executions, [layout.held_value(slot, which) for slot in slots.tolist()])
+    return table.reshape(-1), there.reshape(-1)
+
+  lost, there = numbers(layout.LOST)
+  asked, heard = (np.where(there, _floats(numbers(which)[0]), np.float32(np.nan))
+                  for which in (layout.ASKED, layout.HEARD))
+  waits["held_ns"], waits["heard_ns"] = null(lost, ~there), _measured(heard)
+  waits["asked_ns"] = _nanoseconds(asked)
+  waits["listened"] = null(numbers(layout.LISTENED)[0], ~np.isfinite(asked))
+  lost = np.where(there, lost, 0)
+  waits["enter_ns"] = waits["enter_ns"] + lost
   readings = []
-  for place, slot in enumerate(slots):
+  for slot in slots.tolist():
     tag = layout.held_value(slot, layout.READING)
     heard, told = executions.tag == tag, executions.tag == tag + 1
     row = executions.of[heard]
     iteration = np.arange(len(row)) - np.searchsorted(row, row)
-    readings.append((row, np.full(len(row), place, np.int64), iteration,
-                     _floats(executions.ns[heard]),
-                     _floats(executions.ns[told])))
+    readings.append((row, np.full(len(row), slot, np.int32), iteration.astype(np.int32),
+                     _floats(executions.ns[heard]), _floats(executions.ns[told])))
   columns = [np.concatenate(column) for column in zip(*readings, strict=True)]
   order = np.lexsort((columns[2], columns[1], columns[0]))
-  return Held(np.where(there, each[layout.LOST][0], -1), seconds(layout.ASKED),
-              seconds(layout.HEARD), each[layout.LISTENED][0],
-              *(column[order] for column in columns))
+  row, collective, turn, reading, telling = (column[order] for column in columns)
+  return {"row": row, "collective": collective, "turn": turn, "heard_ns": _measured(reading),
+          "told_ns": _measured(telling)}, lost
 
 
-class InstrumentedIntake(Intake):
-  """What the writer's thread holds of an instrumented step. Only `calls`, `over`, `underway`,
-  `finish` and `programs` are for other threads."""
+_LONGEST = 1e9
+"""Seconds, thirty years: what is asked beyond is recorded as this, since its nanoseconds would not
+fit."""
 
-  wait_seconds: float | None = _POLL_SECONDS
 
-  def __init__(self, paced: InstrumentedFunction, directory: pathlib.Path, run: str, process: int,
-               attempt: int, losses: Losses, detail: int | str):
-    """Begins with what starts from now on.
+def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
+  unknown = ~np.isfinite(seconds)
+  fitting = np.clip(np.where(unknown, 0, seconds).astype(np.float64), -_LONGEST, _LONGEST)
+  return null(np.rint(fitting * 1e9).astype(np.int64), unknown)
 
-    Args:
-      paced: the instrumented function.
-      directory: run directory; `marks/<process>.plan.json` says there what the events mean.
-      run: id of the run.
-      process: index of this process.
-      attempt: attempt of the run.
-      losses: what could not be recorded is counted there.
-      detail: of the collectives in loops, write one step in so many in detail, or "auto".
-    """
-    super().__init__(process, attempt, losses)
-    self._paced, self._run = paced, run
-    # Held open: what stands under its name later is nothing to write to.
-    self._folder = Folder(directory, ring_file.FOLDER)
-    self._first_attempt = attempt
-    self._collector = Collector()
-    self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
-    self.calls: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
-    """Of each step that the loop has recorded; filled by it, emptied here."""
+
+def _measured(seconds: np.ndarray) -> np.ndarray:
+  """Nanoseconds of what `jaxpace.core.durations.elapsed_seconds` makes float32 seconds of again, to
+  the last bit, where the seconds are a difference of timestamps below four seconds."""
+  nearest = _nanoseconds(seconds)
+  whole = np.ma.getdata(nearest)
+  found = whole.copy()
+  rounded = whole.astype(np.float32)
+  spacing = np.maximum(np.spacing(rounded).astype(np.int64), 1)
+  for offset in (2, -2, 1, -1, 0):  # the nearest last: it wins
+    made = rounded.astype(np.int64) + offset * spacing
+    found = np.where(durations.elapsed_seconds(np.maximum(made, 0)) == seconds, made, found)
+  return null(found, np.ma.getmaskarray(nearest))
+
+
+class InstrumentedStep:
+  """What is recorded of an instrumented function: its executions, by the number that the pace state
+  gives them."""
+
+  def __init__(self, paced: InstrumentedFunction):
+    """Prepares."""
+    self._paced = paced
+    self._detail: dict[str, Any] = {}
+    self._plan: Plan | None = None
+    self._laid_out: InstrumentedPlan | None = None
     self.programs: list[ObservedProgram] = []
     """What is known of the step, for those who look where ranks are in it."""
-    self.over = 0
-    """Steps so far that are finished on all devices of this process."""
-    self._called, self._finishing, self._each = 0, False, True
-    self._host: dict[int, tuple[Sample, dict[str, float]]] = {}
-    self._plan: Plan | None = None
-    self._laid_out: Any = None
-    self._chosen: tuple[np.ndarray, np.ndarray] | None = None
-    self._begun = 0
-    if paced.number is not None:
-      for buffer in range(self._collector.buffers):
-        self._collector.skip(buffer, paced.number)
-        self._begun = max(self._begun, self._collector.passed(buffer, paced.number))
-    self._first = self._begun
 
   @property
-  def underway(self) -> bool:
-    """Whether a device has begun a step that has not been read to its end."""
-    number = self._paced.number
-    return number is not None and self._paced.plan is not None and any(
-        host_ring.executions(buffer, number) > max(self._first,
-                                                   self._collector.passed(buffer, number))
-        for buffer in self._buffers())
+  def runs(self) -> frozenset[int]:
+    """Number of the step's program; none before the first trace, or where its events go nowhere."""
+    plan = self._paced.plan
+    return frozenset(() if plan is None or plan.program is None else (plan.program,))
 
-  def reached(self, handed: int) -> bool:
-    """Whether as many steps as the loop has recorded are over, and no other is under way."""
-    return self.over >= handed and not self.underway
+  @property
+  def known(self) -> frozenset[int]:
+    """Numbers of the programs whose timestamps are read."""
+    return self.runs
 
-  def finish(self) -> None:
-    """Says that the loop records no more steps."""
-    self._finishing = True
-
-  def poll(self) -> Batch | None:
-    """Takes the steps that are over on all of this process's devices; None where none is."""
-    number, buffers = self._paced.number, self._buffers()
-    if number is None or self._meet() is None or not buffers:
-      return None
-    started = max(host_ring.executions(buffer, number) for buffer in buffers)
-    self._collector.collect(lambda: (number,))
-    # GPUs count by themselves.
-    started = max(started, *(self._collector.passed(buffer, number) for buffer in buffers))
-    while self.calls:
-      self._host[self._first + self._called] = self.calls.popleft()
-      self._called += 1
-    # The loop records a step before it dispatches the next.
-    self._each = self._each and started - self._first <= self._called + 1
-    done = min(self._collector.passed(buffer, number) for buffer in buffers)
-    if self._each and not self._finishing:
-      done = min(done, self._first + self._called)
-    if done <= self._begun:
-      return None
-    batch = self._batch(number, buffers, done)
-    self.over = done - self._first
-    return batch
-
-  def _batch(self, number: int, buffers: dict[int, int], done: int) -> Batch:
-    plan = self._meet()
-    assert plan is not None, "a step that has run has been traced"
-    begun, self._begun = self._begun, done
-    taken = [self._collector.take(buffer, number, done) for buffer in buffers]
-    taken = [each.picked(each.number >= begun) for each in taken]
-    missing = np.array([done - begun - len(each.number) for each in taken])
-    self._losses.lost_rows += int(missing.sum())
-    self._losses.holes += bool(missing.any())
-    host = {each: self._host.pop(each) for each in sorted(self._host) if each < done}
-    return Batch(plan, list(buffers.values()), [each.number for each in taken],
-                 [steps_of(each, plan) for each in taken], host if self._each else {})
-
-  def _buffers(self) -> dict[int, int]:
+  def ranks(self, collector: Collector) -> dict[int, int]:
     """Device buffers of the devices that have a place in the pace state, with that."""
-    buffers = {device: buffer for buffer, device in enumerate(self._collector.devices)}
+    buffers = {device: buffer for buffer, device in enumerate(collector.devices)}
     return {buffers[device]: place
             for place, device in enumerate(self._paced.devices, self._paced.first_place)
             if device in buffers}
 
-  def _meet(self) -> Plan | None:
-    """The plan, which is also written beside the ring whenever it is new; None before the first
-    trace."""
-    plan = self._paced.plan
-    if plan is not None and plan != self._plan:
-      self._plan, self._laid_out = plan, None
-      # Where somebody numbers devices otherwise, the ring's own numbers would name the wrong ones.
-      if all(self._collector.ranks[buffer] == place for buffer, place in self._buffers().items()):
-        self.programs = [inside.observed_program(plan, self._paced.settings_json(),
-                                                 jax.device_count(),
-                                                 [slot_tags(c.slot) for c in plan.collectives])]
-        ring_file.write_plan(self._folder, self._process, self._run, self._first_attempt,
-                         ObservedPlan(tuple(self.programs)))
-    return self._plan
+  def buffers(self, collector: Collector) -> dict[int, list[int]]:
+    """Device buffers that the program writes to, by its number."""
+    return {number: list(self.ranks(collector)) for number in self.runs}
 
-  def plan_of(self, batch: Batch) -> Any:
-    """The batch's plan; with a slot for each iteration of collectives in loops, if it has such."""
-    plan: Plan = super().plan_of(batch)
+  def meet(self, collector: Collector) -> bool:
+    """Takes note of the plan; says whether what devices run is new."""
+    plan = self._paced.plan
+    if not self.runs or plan == self._plan:
+      return False
+    assert plan is not None, "what runs was traced"
+    self._plan, self._laid_out = plan, None
+    # Where somebody numbers devices otherwise, the ring's own numbers would name the wrong ones.
+    if any(collector.ranks[buffer] != place for buffer, place in self.ranks(collector).items()):
+      return False
+    self.programs = [observed_program(plan, self._paced.settings_json(), jax.device_count(),
+                                      [slot_tags(one.slot) for one in plan.collectives])]
+    return True
+
+  def prepare(self, steps: Iterable[StepCalls]) -> None:
+    """Nothing: slots are the plan's."""
+
+  def device(self, plan: InstrumentedPlan, steps: Sequence[StepCalls],
+             executions: Mapping[int, Executions], _rank: int) -> DeviceSteps:
+    """Lays the executions of one device out by step."""
+    return plan.device(steps, executions)
+
+  @property
+  def stretch(self) -> int:
+    """Steps of which one is written in detail, where nested collectives make that many rows."""
+    return every(len(self.plan.collectives), self.plan.ranks) if self.plan.detailed else 1
+
+  def tell_detail(self, detail: dict[str, Any]) -> None:
+    """Says which steps are written in detail, for `run.json`."""
+    if detail != self._detail:
+      self._detail, self._laid_out = detail, None
+
+  @property
+  def plan(self) -> InstrumentedPlan:
+    """The plan of now; the same object as long as nothing is new."""
+    assert self._plan is not None, "a step that has run has been traced"
     if self._laid_out is None:
-      self._laid_out = plan
-      if plan.inside:
-        made = inside.NestedPlan(plan, {})
-        if self._asked == "auto":
-          self._detail.every = max(self._detail.every, every(made.rows, plan.ranks))
-        made.detail = {"every": self._detail.every, "asked": self._asked}
-        self._laid_out = made
+      self._laid_out = InstrumentedPlan(self._plan, self._detail)
     return self._laid_out
 
-  def _decoded(self, attempt: Attempt, plan: Any) -> tuple[list[Columns], list[Columns]]:
-    if isinstance(plan, inside.NestedPlan):
-      self._choose(attempt)
-    return super()._decoded(attempt, plan)
 
-  def _of_rank(self, place: int, rank: int, own: TimestampedSteps, attempt: Attempt, plan: Any
-               ) -> tuple[Columns, Columns]:
-    if not isinstance(plan, inside.NestedPlan):
-      return super()._of_rank(place, rank, own, attempt, plan)
-    columns, waits = super()._of_rank(place, rank, own, attempt, plan.timestamped)
-    assert own.executions is not None and self._chosen is not None
-    nested = inside.join(own.times, own.executions, plan)
-    known, chosen = self._chosen
-    chosen = chosen[np.searchsorted(known, own.step)]
-    timestamped_rows = np.repeat(chosen, len(waits["step"]) // max(1, len(chosen)))
-    return (inside.step_columns(columns, nested, own.times, plan.timestamped),
-            decode.concatenate([{name: values[timestamped_rows] for name, values in waits.items()},
-                                inside.collective_columns(columns, nested, chosen, plan)]))
+def observed_program(plan: Plan, settings: dict[str, Any], ranks: int,
+                     slot_tags: Sequence[tuple[int, int]]
+                     ) -> ObservedProgram:
+  """What the timestamps of an instrumented step mean, those at its timestamps included: for who
+  looks where ranks are in it.
 
-  def _choose(self, attempt: Attempt) -> None:
-    """Chooses which steps are written in detail, for all of this process's ranks alike."""
-    seconds: dict[int, float] = {}
-    for place, rank in enumerate(self.ranks):
-      own = attempt.of_rank(place)
-      before = self._previous.get(rank)
-      ends = np.concatenate([[np.nan if before is None else before.end_ns], own.times[:, -1]])
-      for step, taken in zip(own.step.tolist(), (np.diff(ends) * 1e-9).tolist(), strict=True):
-        seconds[step] = np.fmax(seconds.get(step, np.nan), taken)
-    steps = np.array(sorted(seconds), np.int64)
-    times = np.array([seconds[step] for step in steps.tolist()])
-    self._chosen = steps, self._detail.choose(steps, times)
+  Args:
+    plan: of the step.
+    settings: the step's, with the mesh and the axis.
+    ranks: of the job.
+    slot_tags: tags of the timestamps at entry and exit timestamp of each slot.
+  """
+  assert plan.program is not None
+  found: list[ObservedCollective] = []
+  timestamped = {one.slot: one for one in plan.collectives}
+  inside = sorted(plan.inside, key=lambda one: (one.after, one.slot))
+
+  def add(one: ObservedCollective, entry: dict[str, Any]) -> None:
+    rank_groups = read_groups({"settings": settings}, entry, ranks, sends(entry["primitives"]))
+    groups: tuple[tuple[int, ...], ...] = (tuple(range(ranks)),)
+    if rank_groups is not None:
+      groups = tuple(tuple(np.flatnonzero(rank_groups.groups == group).tolist())
+                     for group in np.unique(rank_groups.groups[rank_groups.groups >= 0]).tolist())
+    found.append(dataclasses.replace(one, index=len(found), groups=groups))
+
+  at = 0
+  for number in range(len(timestamped) + 1):
+    while at < len(inside) and inside[at].after <= number:
+      add(_observed(inside[at]), inside[at].to_json())
+      at += 1
+    if number in timestamped:
+      one, (enter, leave) = timestamped[number], slot_tags[number]
+      add(ObservedCollective(
+          index=0, name=one.name, kind=observed.of_primitives(one.primitives), bytes=one.bytes,
+          operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
+          pairs=(), phase=one.phase, loops=(), source=None, operation=None, enter_tags=(enter,),
+          exit_tags=(leave,)), one.to_json())
+  return ObservedProgram(
+      number=plan.program, name=str(settings.get("step") or "step"), ranks=tuple(range(ranks)),
+      mesh_axes=dict(settings.get("mesh") or {}), collectives=tuple(found),
+      unstamped=plan.unstamped)
+
+
+def _observed(one: Collective) -> ObservedCollective:
+  return ObservedCollective(
+      index=one.slot, name=one.name, kind=observed.of_primitives(one.primitives), bytes=one.bytes,
+      operands=one.operands, dtypes=one.dtypes, axes=tuple(one.axis.split(",")), groups=(),
+      pairs=(), phase=one.phase, loops=one.loops, source=one.source, operation=None,
+      enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional)

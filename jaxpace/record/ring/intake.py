@@ -1,75 +1,99 @@
-"""Steps with timestamps on the writer's side: collected from the ring, laid out by step, as rows of
-the tables."""
+"""Steps on the writer's side: collected from the ring, cut and laid out as rows of the tables."""
 
 from __future__ import annotations
 
+import collections
+import contextlib
+import dataclasses
 import logging
 import pathlib
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxpace.core.detail import every
 from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.recordable import ObservedFunction
-from jaxpace.record import decode
-from jaxpace.record.intake import Losses, host_columns
-from jaxpace.record.ring.collect import Collector, Detail
-from jaxpace.record.ring.plan import PlannedProgram, PlannedPrograms, TimestampPlan
-from jaxpace.record.ring.table import (
-  DeviceSteps,
-  StepCalls,
-  calls_before,
-  collective_columns,
-  device,
-  step_columns,
-)
-from jaxpace.runs.ring_file import write_plan
+from jaxpace.files.folders import Folder
+from jaxpace.observation.clocks import host_ring
+from jaxpace.record import columns
+from jaxpace.record.columns import Columns
+from jaxpace.record.ring.collect import Detail
+from jaxpace.record.ring.found import Executed, StepFinder
+from jaxpace.record.ring.instrumented import InstrumentedStep
+from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls, rows
+from jaxpace.runs import ring_file
+from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import Sample
 
 _LOG = logging.getLogger("jaxpace")
 _POLL_SECONDS = 0.25
 """Between two looks at the ring: 65,536 events last that long at 260,000 a second and device."""
+_MOST_RECORDED = 65536
+"""Calls of `record` that wait for their steps, at most."""
+_STANDING = 2
+"""Steps in a row with the number of the one before that are no slip."""
 
 
-class Calls(NamedTuple):
-  """Steps that are over on all devices of this process."""
+@dataclasses.dataclass
+class Losses:
+  """What a process did not manage to record."""
 
-  steps: list[StepCalls]
+  lost_rows: int = 0  # steps of a rank that were lost before they were read
+  holes: int = 0  # interruptions in the sequence of steps
+
+  def __str__(self) -> str:
+    return f"{plural(self.lost_rows, 'row')} in {plural(self.holes, 'hole')}"
 
 
-class ObservedIntake:
-  """What the writer's thread holds of steps with timestamps. Those that find steps inherit."""
+class Intake:
+  """What the writer's thread holds of steps, observed or instrumented. `record`, `over`,
+  `underway`, `reached` and `last` are for other threads."""
 
   wait_seconds: float | None = _POLL_SECONDS
+  """How long the writer may sleep before it polls; None as long as it likes."""
 
-  def __init__(self, collector: Collector, observed: ObservedFunction, directory: pathlib.Path,
-               run: str,
-               process: int, attempt: int, ranks: int, losses: Losses, detail: int | str):
+  def __init__(self, source: PlannedPrograms | InstrumentedStep, executed: Executed,
+               directory: pathlib.Path, run: str, process: int, attempt: int, losses: Losses,
+               detail: int | str = "auto", first_step: int = 0,
+               finder: StepFinder | None = None):
     """Begins.
 
     Args:
-      collector: reads the ring.
-      observed: asked for its programs by the writer's thread.
+      source: what is recorded; asked for its programs by the writer's thread.
+      executed: what has been executed since the recording began.
       directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
       run: id of the run.
       process: index of this process.
       attempt: attempt of the run.
-      ranks: devices of the job.
       losses: what could not be recorded is counted there.
       detail: write one step in so many in detail, or "auto".
+      first_step: number of the first step, where the program does not count them.
+      finder: finds the steps among what is executed; None where each execution is one, whichever
+        program it is of.
     """
-    self._collector, self._observed = collector, observed
-    self._directory, self._run = directory, run
-    self._process, self._attempt, self._losses = process, attempt, losses
-    self._programs, self._ranks = PlannedPrograms(ranks), ranks
+    self._source, self._executed, self._collector = source, executed, executed.collector
+    # Held open: what stands under its name later is nothing to write to.
+    self._folder = Folder(directory, ring_file.FOLDER)
+    self._run, self._process, self._losses = run, process, losses
+    self._attempt = self._first_attempt = attempt
     self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
+    self._finder, self._next = finder, first_step
     self._steps: list[StepCalls] = []
-    self._previous: list[decode.Previous | None] = [None] * collector.buffers
-    self._over = 0
-    self._described = 0
+    self._previous: dict[int, tuple[int, int]] = {}
+    self._standing = self._described = 0
+    self._listening: list[Columns] = []
+    self.recorded: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
+    """What the loop has recorded of each step; filled by it, emptied here."""
+    self._recorded, self._follows = 0, True
+    self._pending: list[StepCalls] = []
+    self.over = 0
+    """Steps so far that are finished on all devices of this process."""
+    self.last = False
+    """Set by another thread: nothing will be executed any more."""
     self.last_step: int | None = None
-    self._meet()
+    self._source.meet(self._collector)
+    self._write_plan()
 
   @property
   def rows(self) -> int:
@@ -77,91 +101,167 @@ class ObservedIntake:
     return len(self._steps) * self._collector.buffers
 
   @property
-  def over(self) -> int:
-    """Steps so far that are finished on all devices of this process."""
-    return self._over
+  def ranks(self) -> list[int]:
+    """Ranks of this process of which steps are recorded."""
+    used = set(self._source.plan.used)
+    return [rank for rank in self._source.ranks(self._collector).values() if rank in used]
 
-  def poll(self) -> Calls | None:
+  @property
+  def underway(self) -> bool:
+    """Whether something has begun that is not over, or not taken in."""
+    return any(host_ring.executions(buffer, number) > self._collector.passed(buffer, number)
+               for number, buffers in self._source.buffers(self._collector).items()
+               for buffer in buffers)
+
+  def reached(self, handed: int) -> bool:
+    """Whether as many steps as the loop has recorded are over, and no other is under way."""
+    return not self.underway and (self.over >= handed or not self._source.runs)
+
+  def record(self, sample: Sample, extra: dict[str, float]) -> None:
+    """Takes what the loop says of its next step."""
+    if len(self.recorded) < _MOST_RECORDED:
+      self.recorded.append((sample, extra))
+    else:
+      self._follows = False
+
+  def poll(self) -> list[StepCalls] | None:
     """Reads what is new in the ring, and takes the steps that are over; None where there is nothing
     to say."""
     self._meet()
     self._collector.collect(self._meet)
-    steps = self._finish()
-    known, self._described = self._described, len(self._programs.by_number)
-    return Calls(steps) if steps or known < self._described else None
+    if self._executed.host is not None:
+      self._executed.host.keep()
+    fresh = self._executed.order.settle(self._source.buffers(self._collector))
+    steps = self._each(fresh) if self._finder is None else self._finder.cut(fresh, self.last)
+    self.over += len(steps)
+    steps = self._as_recorded(steps)
+    known, self._described = self._described, len(self._source.programs)
+    return steps if steps or known < self._described else None
 
-  def _buffers(self) -> dict[int, list[int]]:
-    """Device buffers whose devices each of the programs is on that steps may run."""
-    ranks = self._collector.ranks
-    return {number: [buffer for buffer, rank in enumerate(ranks) if rank in program.ranks]
-            for number in self._observed.runs if (program := self._programs.by_number.get(number))}
+  def _meet(self) -> Any:
+    """Takes note of programs; returns the numbers of those to read."""
+    if self._source.meet(self._collector):
+      self._write_plan()
+    return self._source.known
 
-  def _meet(self) -> dict[int, PlannedProgram]:
-    """The programs met so far, by number."""
-    programs = self._observed.plan.programs if self._observed.plan else ()
-    if self._programs.meet(programs):
-      write_plan(self._directory, self._process, self._run, self._attempt,
-                 ObservedPlan(programs))
-    return self._programs.by_number
+  def _write_plan(self) -> None:
+    """Says beside the ring what its timestamps mean."""
+    if programs := tuple(self._source.programs):
+      ring_file.write_plan(self._folder, self._process, self._run, self._first_attempt,
+                           ObservedPlan(programs))
 
-  def plan_of(self, batch: Calls) -> TimestampPlan:
-    """The plan with all slots that the steps of a batch need."""
-    for step in batch.steps:
-      for one, before in zip(step.ranges, calls_before(step.ranges, self._programs), strict=True):
-        program = self._programs.by_number.get(one.program)
-        if program is not None and not program.program.bare:
-          for call in range(before, before + one.end - one.begin):
-            if self._programs.block(one.program, call) < 0:
-              break
-    self._choose_detail()
-    return self._programs.plan
+  def _each(self, fresh: Sequence[tuple[int, int]]) -> list[StepCalls]:
+    """Each execution as a step."""
+    first, self._next = self._next, self._next + len(fresh)
+    return [StepCalls(first + place, (Range(program, number, number + 1),), UNKNOWN, {})
+            for place, (program, number) in enumerate(fresh)]
 
-  @property
-  def ranks(self) -> list[int]:
-    """Ranks of this process that a program with timestamps runs on."""
-    used = set(self._programs.plan.used)
-    return [rank for rank in self._collector.ranks if rank in used]
+  def _as_recorded(self, steps: list[StepCalls]) -> list[StepCalls]:
+    """With what the loop has recorded of them. As long as it records each, one that it has not
+    recorded yet waits."""
+    self._pending += steps
+    # The loop records a step before it dispatches the next.
+    self._follows = self._follows and self.over <= self._recorded + len(self.recorded) + 1
+    count = len(self._pending)
+    if self._follows and not self.last:
+      count = min(count, len(self.recorded))
+    for place in range(count):
+      with contextlib.suppress(IndexError):
+        sample, extra = self.recorded.popleft()
+        self._recorded += 1
+        if self._follows:
+          self._pending[place] = self._pending[place]._replace(sample=sample, extra=extra)
+    taken, self._pending = self._pending[:count], self._pending[count:]
+    return taken
 
-  def add(self, batch: Calls) -> None:
+  def plan_of(self, steps: list[StepCalls]) -> Any:
+    """The plan with all slots that steps need."""
+    self._source.prepare(steps)
+    if self._asked == "auto" and (stretch := self._source.stretch) > self._detail.every:
+      self._detail.every = stretch
+      _LOG.info("A step has many collectives: the sums of every step are recorded, and each "
+                "collective of one step in %d, of the first ones and around slow ones; detail=1 "
+                "records all.", stretch)
+    self._source.tell_detail({"every": self._detail.every, "asked": self._asked})
+    return self._source.plan
+
+  def add(self, steps: list[StepCalls]) -> None:
     """Takes steps in."""
-    self._steps += batch.steps
+    self._steps += steps
 
-  def decode(self, plan: TimestampPlan) -> tuple[decode.Columns, decode.Columns]:
-    """Lays the finished steps out as rows, and forgets them."""
+  def decode(self, plan: Any) -> tuple[Columns, Columns]:
+    """Makes rows of the tables of all steps taken in, and forgets them."""
     steps, self._steps = self._steps, []
-    numbers = np.array([step.step for step in steps], np.int64)
-    devices = [device(steps, self._executions(buffer, steps), self._programs, rank)
-               for buffer, rank in enumerate(self._collector.ranks)]
-    seconds = self._seconds(numbers, devices)
-    chosen = self._detail.choose(numbers, seconds)
-    rows, waits, missing = [], [], np.zeros(len(steps), np.int64)
-    for buffer, (own, rank) in enumerate(zip(devices, self._collector.ranks, strict=True)):
-      columns = step_columns(numbers, own, rank, self._process, self._attempt,
-                             self._previous[buffer])
-      rows.append(columns)
-      waits.append(collective_columns(numbers, own, chosen, plan, rank, self._process,
-                                      self._attempt))
-      missing += own.missing
-      if len(columns["step"]):
-        self._previous[buffer] = decode.Previous(int(columns["step"][-1]),
-                                                 int(columns["end_ns"][-1]))
+    ranks = self._source.ranks(self._collector)
+    devices = [self._source.device(plan, steps, self._executions(buffer, steps), rank)
+               for buffer, rank in ranks.items()]
+    self._lose(sum((own.missing.astype(np.int64) for own in devices),
+                   np.zeros(len(steps), np.int64)))
+    numbers, attempts, kept = self._numbered(steps, devices)
+    devices = [own._replace(whole=own.whole & kept) for own in devices]
+    before = [columns.ends_before(numbers[own.whole], own.end_ns[own.whole],
+                                  self._previous.get(rank))
+              for own, rank in zip(devices, ranks.values(), strict=True)]
+    chosen = (self._detail.choose(numbers, _seconds(devices, before)) if plan.detailed
+              else np.ones(len(steps), bool))
+    host = columns.of_host(self._samples(steps, devices), [step.extra for step in steps])
+    tables = []
+    for rank, own, prior in zip(ranks.values(), devices, before, strict=True):
+      tables.append(rows(own, columns.whose(numbers, rank, self._process, attempts), prior, host,
+                         chosen, plan))
+      if own.whole.any():
+        last = np.flatnonzero(own.whole)[-1]
+        self._previous[rank] = int(numbers[last]), int(own.end_ns[last])
+    if tables and self._process == 0:  # What was heard is the same on all ranks.
+      self._listening.append(tables[0][2])
+    return (columns.concatenate([own for own, _, _ in tables]),
+            columns.concatenate([waits for _, waits, _ in tables]))
+
+  def _lose(self, missing: np.ndarray) -> None:
+    """Counts rows that are missing, [K] of each step."""
     self._losses.lost_rows += int(missing.sum())
     lost = np.concatenate([[False], missing > 0])
     self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
-    if len(numbers):
-      self.last_step = int(numbers[-1])
-    samples = self._samples(steps, devices)
-    host = host_columns({step.step: (sample, step.extra)
-                         for step, sample in zip(steps, samples, strict=True)})
-    return decode.join_host(decode.concatenate(rows), host), decode.concatenate(waits)
 
-  def _samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> list[Sample]:
-    """What the host did in each step."""
-    return [step.sample for step in steps]
+  def _numbered(self, steps: list[StepCalls], devices: list[DeviceSteps]
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers and attempts of steps, and which are recorded, [K] each.
 
-  def _finish(self) -> list[StepCalls]:
-    """Takes out the steps that are over on all devices of this process, with what they ran."""
-    raise NotImplementedError
+    Where the program counts its steps, one with an earlier number than the one before begins
+    another attempt: the loop went back, by a restored checkpoint or a new pace state. One that ran
+    again is left out.
+    """
+    counted = [own.number for own in devices if own.number is not None]
+    if not counted:
+      self.last_step = steps[-1].step
+      return (np.array([step.step for step in steps], np.int64),
+              np.full(len(steps), self._attempt), np.ones(len(steps), bool))
+    numbers = np.max(counted, axis=0)
+    attempts, kept = np.full(len(steps), self._attempt), np.zeros(len(steps), bool)
+    for place, number in enumerate(numbers.tolist()):
+      if number == self.last_step:
+        self._stands()
+      elif number >= 0:
+        self._attempt += self.last_step is not None and number < self.last_step
+        attempts[place], kept[place], self.last_step = self._attempt, True, number
+    return numbers, attempts, kept
+
+  def _stands(self) -> None:
+    self._standing += 1
+    if self._standing == _STANDING:
+      _LOG.warning("The pace state given to the step does not advance, so steps are missing from "
+                   "the recording. Give each step the state that the one before returned: `pace, "
+                   "out = step(pace, state, batch)`.")
+
+  def _samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
+    """What the host did in each step: as the loop has recorded it, else as the clock has read it at
+    the end of each."""
+    host = self._executed.host
+    if host is None or not devices:
+      return [step.sample for step in steps]
+    native = host.samples(devices[0].end_ns, devices[0].whole)
+    return [own if step.sample is UNKNOWN else step.sample
+            for step, own in zip(steps, native, strict=True)]
 
   def _executions(self, buffer: int, steps: list[StepCalls]) -> dict[int, Any]:
     ends: dict[int, int] = {}
@@ -170,29 +270,18 @@ class ObservedIntake:
         ends[one.program] = max(ends.get(one.program, 0), one.end)
     return {number: self._collector.take(buffer, number, end) for number, end in ends.items()}
 
-  def _seconds(self, numbers: np.ndarray, devices: list[DeviceSteps]) -> np.ndarray:
-    """[K] how long each step took, from the end of the one before it; the longest of this process's
-    devices."""
-    longest = np.full(len(numbers), np.nan)
-    for buffer, own in enumerate(devices):
-      before = self._previous[buffer]
-      ends = np.where(own.whole, own.end_ns.astype(np.float64), np.nan)
-      prior = np.concatenate([[np.nan if before is None else float(before.end_ns)], ends[:-1]])
-      steps_before = np.concatenate([[-2 if before is None else before.step], numbers[:-1]])
-      taken = np.where(steps_before == numbers - 1, (ends - prior) * 1e-9, np.nan)
-      longest = np.fmax(longest, taken)
-    return longest
+  def take_listening(self) -> Columns:
+    """Takes what was heard in the steps decoded so far; nothing where nobody listened."""
+    heard, self._listening = [each for each in self._listening if columns.length(each)], []
+    return columns.concatenate(heard)
 
-  def _choose_detail(self) -> None:
-    """Says which steps are written in detail; every process comes to the same, from the programs
-    alone."""
-    if self._asked == "auto":
-      rows = max((len(program.unrolled) * len(program.blocks)
-                  for program in self._programs.by_number.values()), default=0)
-      stretch = every(rows, self._ranks)
-      if stretch > self._detail.every:
-        self._detail.every = stretch
-        _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each "
-                  "collective of one step in %d, of the first ones and around slow ones; detail=1 "
-                  "records all.", rows, stretch)
-    self._programs.tell_detail({"every": self._detail.every, "asked": self._asked})
+
+def _seconds(devices: list[DeviceSteps], before: list[np.ndarray]) -> np.ndarray:
+  """[K] how long each step took, from the end of the one before it; the longest of this process's
+  devices."""
+  longest = np.full(len(devices[0].whole), np.nan)
+  for own, prior in zip(devices, before, strict=True):
+    taken = np.full(len(own.whole), np.nan)
+    taken[own.whole] = np.ma.filled((own.end_ns[own.whole] - prior) * 1e-9, np.nan)
+    longest = np.fmax(longest, taken)
+  return longest

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.runs.step_causes import TIMES
 
 MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.files import atomic_write
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.show.exporters.figures import (
   MOST_COLLECTIVES,
   MOST_DECISIONS,

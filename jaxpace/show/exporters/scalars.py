@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from jaxpace.record.decode import Columns
+from jaxpace.record.columns import Columns
 from jaxpace.show.exporters.figures import BatchFigures, figures
 
 

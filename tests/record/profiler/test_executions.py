@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from jaxpace.record import decode
 from jaxpace.record.profiler import timestamps
 from jaxpace.record.profiler.executions import (
   ANCHOR,
@@ -16,6 +15,7 @@ from jaxpace.record.profiler.executions import (
   operations,
   until,
 )
+from tests.record.ring.replayed import rows_of
 
 SHIFT = 5_000_000_000_000
 
@@ -142,9 +142,7 @@ def test_rows_decode_to_the_tables_they_came_from():
            for k in (0, 2000)]
   groups = timestamps.group(steps)
   plan = timestamps.plan("jit_step", groups, "data", 4)
-  rows = timestamps.timestamped(steps, groups, 50)
-  assert rows.times.shape[1] == len(plan.marks)
-  columns, collectives = decode.decode(rows, plan, 3, 0, 0)
+  columns, collectives, _ = rows_of(plan, timestamps.events(steps, groups), 3, numbers=[50, 51])
   assert (columns["step"].tolist() == [50, 51]
           and columns["start_ns"].tolist() == [begin, begin + 2000])
   assert columns["sync_ns"].tolist() == [600, 600] and columns["compute_ns"].tolist() == [300, 300]
@@ -158,8 +156,8 @@ def test_rows_decode_to_the_tables_they_came_from():
 def test_a_collective_that_did_not_run_is_null():
   steps = [Execution(10, 90, {"all-reduce.1": (20, 30)}), Execution(110, 190, {})]
   groups = timestamps.group(steps)
-  _, collectives = decode.decode(timestamps.timestamped(steps, groups, 0),
-                                 timestamps.plan("p", groups, "data", 1), 0, 0, 0)
+  _, collectives, _ = rows_of(timestamps.plan("p", groups, "data", 1),
+                              timestamps.events(steps, groups), numbers=[0, 1])
   assert np.ma.getmaskarray(collectives["enter_ns"]).tolist() == [False, True]
 
 

@@ -4,8 +4,9 @@ import jax
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import ObservedFunction
-from jaxpace.record.intake import Losses
-from jaxpace.record.ring.found import Executed, FoundIntake
+from jaxpace.record.ring.found import Executed
+from jaxpace.record.ring.intake import Intake, Losses
+from jaxpace.record.ring.observed import PlannedPrograms
 from tests.record.ring.handmade import Handmade
 
 
@@ -26,12 +27,10 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
         return ObservedPlan()
       return ObservedPlan((step._program,) if len(asked) > 2 else ())
 
-  executed = Executed(Asked(), ())
-  executed.host.close()
+  executed = Executed()
+  executed.close()
   collector = executed.collector
-  taken = FoundIntake(executed, tmp_path, "run", 0, 0, jax.device_count(), Losses(), "",
-                      lambda found, last, first: found, 1)
-  (tmp_path / "marks").mkdir()
-  assert taken.poll().steps == []
+  taken = Intake(PlannedPrograms([Asked()]), executed, tmp_path, "run", 0, 0, Losses())
+  assert taken.poll() == []
   buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
   assert [collector.passed(buffer, step.number) for buffer in buffers] == [1, 1]

@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.core.plan import Collective, Loop, Plan, Timestamp
-from jaxpace.core.ring_layout import slot_tags
-from jaxpace.record.ring import nested
+from jaxpace.core.ring_layout import PHASE_TAG, STEP_VALUE, slot_tags
 from jaxpace.record.ring.executions import Executions
+from jaxpace.record.ring.instrumented import InstrumentedPlan, observed_program
 from tests.quick import examples
+from tests.record.ring.replayed import rows_of
 
 PLAN = Plan(
     axis="data", ranks=2, clock="native", program=7,
@@ -27,10 +28,21 @@ PLAN = Plan(
                        exit_tags=(37, 39))))
 
 
+def executions(times, marks):
+  """Executions with the step's timestamps, [n, 5], and nested ones: (execution, tag, ns)."""
+  enter, leave = slot_tags(0)
+  events = [event for place, own in enumerate(times) for event in (
+      (place, STEP_VALUE, 4 + place), (place, PHASE_TAG, own[1]), (place, enter, own[2]),
+      (place, leave, own[3]))] + marks
+  of, tag, ns = np.array(sorted(events, key=lambda event: event[0]), np.int64).T
+  return Executions(np.arange(len(times)), np.array([own[0] for own in times], np.int64),
+                    np.array([own[-1] for own in times], np.int64), of, tag.astype(np.uint32), ns)
+
+
 @st.composite
 def recorded(draw):
   """Timestamps of some steps, and timestamps in their executions, each where its turn puts it."""
-  now, times, runs, marks = 1000, [], [], []
+  now, times, marks = 1000, [], []
   for _ in range(draw(st.integers(1, 4))):
     begin = now
     spans = [draw(st.integers(1, 50)) for _ in range(4)]
@@ -38,35 +50,28 @@ def recorded(draw):
     times.append(bounds)
     now = int(bounds[-1]) + draw(st.integers(1, 20))
     tags = [(34, 35)] * draw(st.integers(0, 3)) + draw(st.sampled_from([[], [(36, 38, 37, 39)]]))
-    runs.append((begin, int(bounds[-1])))
     at = begin
     for own in tags:
       enters, leaves = own[:len(own) // 2], own[len(own) // 2:]
       for tag in (*enters, *leaves):
         at = min(int(bounds[2]), at + draw(st.integers(0, 15)))
-        marks.append((len(runs) - 1, tag, at))
-  of, tag, ns = ((np.array(column) for column in zip(*marks, strict=True)) if marks
-                 else (np.empty(0, int),) * 3)
-  return np.array(times), Executions(np.arange(len(runs)), np.array([r[0] for r in runs], np.int64),
-                                     np.array([r[1] for r in runs], np.int64), of.astype(np.int64),
-                                     tag.astype(np.uint32), ns.astype(np.int64))
+        marks.append((len(times) - 1, tag, at))
+  return np.array(times), executions(times, marks)
 
 
 @given(recorded())
 @settings(max_examples=examples(60), deadline=None)
 def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
   times, ran = case
-  plan = nested.NestedPlan(PLAN, {})
-  found = nested.join(times, ran, plan)
-  starts = ran.start_ns.tolist()
-  expected = {phase: np.zeros(len(times), np.int64) for phase in ("forward", "backward", "update")}
+  steps, waits, _ = rows_of(PLAN, ran)
+  expected = {phase: np.diff(times)[:, place] for place, phase in
+              ((0, "forward"), (1, "backward"), (3, "update"))}
+  sync = np.diff(times)[:, 2]
   rows = []
-  for run, start in enumerate(starts):
-    row = run
-    assert times[row, 0] == start
+  for row in range(len(times)):
     occurrences = []
     for number, (enters, leaves) in enumerate((((34,), (35,)), ((36, 38), (37, 39)))):
-      by_tag = {tag: ran.ns[(ran.of == run) & (ran.tag == tag)].tolist()
+      by_tag = {tag: ran.ns[(ran.of == row) & (ran.tag == tag)].tolist()
                 for tag in (*enters, *leaves)}
       for iteration in range(min(map(len, by_tag.values()))):
         enter, leave = (choose(by_tag[tag][iteration] for tag in tags)
@@ -80,36 +85,33 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
       place = int(np.searchsorted(times[row], instant, side="right"))
       segment = PLAN.marks[place].segment
       if segment in expected:
-        expected[segment][row] += 1
-  for phase, total in expected.items():
-    assert found.waiting[phase].tolist() == total.tolist()
-  assert sorted(zip(found.row.tolist(), found.slot.tolist(), found.enter_ns.tolist(),
-                    found.exit_ns.tolist(), strict=True)) == sorted(rows)
+        expected[segment][row] -= 1
+        sync[row] += 1
+  for phase, total in (*expected.items(), ("sync", sync)):
+    assert steps[f"{phase}_ns"].tolist() == total.tolist()
+  nested = waits["collective"] > 0
+  assert sorted(zip(*((waits[name] - offset)[nested].tolist() for name, offset in (
+      ("step", 4), ("collective", 0), ("enter_ns", 0), ("exit_ns", 0))), strict=True)
+                ) == sorted(rows)
+  assert steps["last_exit_ns"].tolist() == [
+      max([own[3], *(leave for row, _, _, leave in rows if row == at)])
+      for at, own in enumerate(times.tolist())]
 
 
 def test_columns_add_up_as_before():
-  plan = nested.NestedPlan(PLAN, {})
-  times = np.array([[0, 100, 200, 250, 260]], np.int64)
-  ran = Executions(np.array([0]), np.array([0]), np.array([260]), np.array([0] * 4),
-                   np.array([34, 35, 34, 35], np.uint32), np.array([10, 30, 90, 120]))
-  columns = {"forward_ns": np.array([100]), "backward_ns": np.array([100]),
-             "sync_ns": np.array([50]), "update_ns": np.array([10])}
-  joined = nested.join(times, ran, plan)
-  steps = nested.step_columns(columns, joined, times, PLAN)
+  ran = executions([[1000, 1100, 1200, 1250, 1260]],
+                   [(0, 34, 1010), (0, 35, 1030), (0, 34, 1090), (0, 35, 1120)])
+  steps, rows, _ = rows_of(PLAN, ran)
   assert ([steps[name][0] for name in ("forward_ns", "backward_ns", "sync_ns", "update_ns")]
           == [70, 80, 100, 10])
-  assert steps["last_exit_ns"][0] == 250
-  identity = {"step": np.array([5]), "rank": np.zeros(1, np.int32),
-              "process": np.zeros(1, np.int32), "attempt": np.zeros(1, np.int32)}
-  rows = nested.collective_columns(identity, joined, np.array([True]), plan)
-  assert rows["step"].tolist() == [5, 5] and rows["collective"].tolist() == [1, 2]
-  assert rows["name"].tolist() == ["psum.0", "psum.0@1"] and rows["bytes"].tolist() == [8, 8]
-  none = nested.collective_columns(identity, joined, np.array([False]), plan)
-  assert not len(none["step"])
+  assert steps["last_exit_ns"][0] == 1250
+  assert rows["step"].tolist() == [4] * 3 and rows["collective"].tolist() == [0, 1, 2]
+  assert rows["name"].tolist() == ["grads", "psum.0", "psum.0@1"]
+  assert rows["bytes"].tolist() == [64, 8, 8]
 
 
 def test_run_json_tells_each_turn_and_stamped_slots_stay():
-  plan = nested.NestedPlan(PLAN, {"every": 1})
+  plan = InstrumentedPlan(PLAN, {"every": 1})
   told = plan.to_json()
   assert [entry["slot"] for entry in told["collectives"]] == [0, 1, 2, 3, 4]
   assert [(entry["name"], entry["of"], entry["loops"]) for entry in told["collectives"]] == [
@@ -119,7 +121,6 @@ def test_run_json_tells_each_turn_and_stamped_slots_stay():
           and told["collectives"][4]["index_groups"] == [[0, 1]])
   assert ({mark["collective"] for mark in told["marks"]} == {None, 0}
           and told["detail"] == {"every": 1})
-  assert plan.rows == 5
   [timestamped] = json.loads(json.dumps(PLAN.to_json()))["collectives"]
   assert timestamped.keys().isdisjoint({"loops", "after"})
 
@@ -128,7 +129,7 @@ def test_who_meets_is_told_beside_the_ring():
   settings_of = {"mesh": {"data": 2, "model": 2}, "axis": ["data"], "step": "train_step"}
   grouped = dataclasses.replace(PLAN, inside=(PLAN.inside[0],
                                               dataclasses.replace(PLAN.inside[1], after=1)))
-  found = nested.observed_program(grouped, settings_of, 4, [slot_tags(0)])
+  found = observed_program(grouped, settings_of, 4, [slot_tags(0)])
   assert [one.name for one in found.collectives] == ["psum.0", "grads", "gather"]
   assert found.collectives[1].enter_tags == (slot_tags(0)[0],)
   assert found.collectives[0].groups == ((0, 2), (1, 3)) and found.number == 7

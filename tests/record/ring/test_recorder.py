@@ -10,8 +10,9 @@ import pytest
 
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
+from jaxpace.record import recorder as recorders
 from jaxpace.record.recorder import Recorder
-from jaxpace.record.ring import collect, copier, steps
+from jaxpace.record.ring import collect, copier
 from jaxpace.runs import ring_file
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.ring_file import read_plan
@@ -231,7 +232,7 @@ def test_what_is_neither_observed_nor_instrumented_is_refused(tmp_path):
 
 
 def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):
-  monkeypatch.setattr(steps.host_ring, "unavailable",
+  monkeypatch.setattr(recorders.host_ring, "unavailable",
                       lambda clock: "The native clock is not part of it.")
   with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
     observed(observed.inputs())

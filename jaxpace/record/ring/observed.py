@@ -1,0 +1,339 @@
+"""Observed steps: what `run.json` says of their programs, and what devices did in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpace.core.detail import every
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.recordable import ObservedFunction
+from jaxpace.record.columns import Columns
+from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.executions import (
+  BACKWARD,
+  COMPUTE,
+  FORWARD,
+  PHASES,
+  UPDATE,
+  Executions,
+  occurrences,
+  sums,
+)
+from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, Unrolled, described
+from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
+
+_PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", COMPUTE),
+           ("update_ns", UPDATE))
+
+
+class PlannedProgram:
+  """A program with timestamps: where its collectives lie in the table, and what to add up."""
+
+  def __init__(self, program: ObservedProgram, of: int, alike: PlannedProgram | None = None):
+    """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
+
+    A program with the same collectives as one before has the same slots: a step is often compiled
+    twice, since what the first call is given is laid out in another way than what it returns.
+    """
+    self.program = program
+    self.of: int = of if alike is None else alike.of
+    self.first: int = program.number if alike is None else alike.first
+    """Number of the first program that it is like; its own, if there is none."""
+    self.unrolled = Unrolled(program)
+    self.blocks: list[int] = [] if alike is None else alike.blocks
+    """First slot, by how many executions of programs like it come before in the step."""
+    self.phase = np.array([PHASES.get(each.phase, COMPUTE) for each in program.collectives],
+                          np.int64)
+    self.ranks = frozenset(program.ranks)
+
+
+class TimestampPlan:
+  """The plan of `run.json` for marked steps; made anew whenever a program or an execution is new.
+
+  Attributes:
+    names: [slots] names in the table.
+    axes: [slots]
+    bytes: [slots] int64, -1 where not known.
+  """
+
+  def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any],
+               step: dict[str, Any] | None = None):
+    """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
+    have them, `step` which programs were found to be the step."""
+    self.detailed = True
+    """Whether not all steps need be written in detail."""
+    self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
+    """Ranks that a program with timestamps runs on."""
+    ranks = self.used[-1] + 1 if self.used else ranks
+    streamed = any(each.program.clock == "stream" for each in programs)
+    self.clock, self.ranks, self._detail = STREAM_CLOCK if streamed else CLOCK, ranks, detail
+    self._programs = tuple(programs)
+    programs = [each for each in programs if each.first == each.program.number]
+    size = max((base + len(each.unrolled) for each in programs for base in each.blocks), default=0)
+    entries: list[dict[str, Any] | None] = [None] * size
+    for each in programs:
+      for call, base in enumerate(each.blocks):
+        for slot in range(len(each.unrolled)):
+          entries[base + slot] = each.unrolled.entry(slot, base + slot, call, each.of)
+    self.collectives = [entry for entry in entries if entry is not None]
+    self.names, self.axes, self.bytes = described(self.collectives)
+    mesh = _mesh(programs, ranks)
+    self.axis = ",".join(mesh) if mesh else ",".join(dict.fromkeys(
+        axis for each in programs for axis in each.program.mesh_axes))
+    self.settings: dict[str, Any] = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
+    if step:
+      self.settings["step"] = step
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars, with the keys that readers know of other plans."""
+    notices = list(dict.fromkeys(notice for each in self._programs
+                                 for notice in each.program.notices))
+    unstamped = [vars(one) for each in self._programs for one in each.program.unstamped]
+    for each in self._programs:
+      if each.program.bare:
+        notices.append(f"{each.program.name} runs unmodified: {each.program.bare}")
+      if each.unrolled.turns_kept is not None:
+        notices.append(f"{each.program.name} has more than {MOST} collectives per step, iterations "
+                       f"of loops counted: of each loop the first {each.unrolled.turns_kept} "
+                       "iterations are recorded one by one, all in the sums.")
+    return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
+            "collectives": self.collectives, "unstamped": unstamped, "share": False,
+            "share_reason": "", "carrier": None, "decisions": [], "overflow": 0,
+            "notices": notices, "source": "observe", "detail": self._detail}
+
+
+class PlannedPrograms:
+  """What is recorded of observed functions whose programs make up a step: the programs as they are
+  met, and the slots they are given."""
+
+  def __init__(self, observed: Sequence[ObservedFunction]):
+    """Begins with none; the functions are asked by the writer's thread."""
+    self._observed = tuple(observed)
+    self._slots = self._of = 0
+    self._detail: dict[str, Any] = {}
+    self._step: dict[str, Any] = {}
+    self.by_number: dict[int, PlannedProgram] = {}
+    self._plan: TimestampPlan | None = None
+
+  @property
+  def programs(self) -> list[ObservedProgram]:
+    """All programs so far. From any thread."""
+    plans = [one.plan for one in self._observed]
+    return [program for plan in plans if plan is not None for program in plan.programs]
+
+  @property
+  def runs(self) -> frozenset[int]:
+    """Numbers of the programs that steps may run. From any thread."""
+    return frozenset[int]().union(*(one.runs for one in self._observed))
+
+  @property
+  def known(self) -> Container[int]:
+    """Numbers of the programs whose timestamps are read."""
+    return self.by_number
+
+  def ranks(self, collector: Collector) -> dict[int, int]:
+    """Rank of each device buffer's device."""
+    return dict(enumerate(collector.ranks))
+
+  def buffers(self, collector: Collector) -> dict[int, list[int]]:
+    """Device buffers that each of the programs that steps may run writes to, by its number."""
+    return {number: buffers_of(program.program, collector) for number in self.runs
+            if (program := self.by_number.get(number))}
+
+  def meet(self, _collector: Collector) -> bool:
+    """Takes note of programs; says whether one was new."""
+    fresh = [each for each in self.programs if each.number not in self.by_number]
+    for each in fresh:
+      alike = next((one for one in self.by_number.values() if _same(one.program, each)), None)
+      self.by_number[each.number] = PlannedProgram(each, self._of, alike)
+      self._of += len(each.collectives) if alike is None else 0
+      self._plan = None
+    return bool(fresh)
+
+  def prepare(self, steps: Iterable[StepCalls]) -> None:
+    """Gives the executions of steps their slots."""
+    for step in steps:
+      for one, before in zip(step.ranges, calls_before(step.ranges, self), strict=True):
+        program = self.by_number.get(one.program)
+        if program is not None and not program.program.bare:
+          for call in range(before, before + one.end - one.begin):
+            if self.block(one.program, call) < 0:
+              break
+
+  def device(self, _plan: TimestampPlan, steps: Sequence[StepCalls],
+             executions: Mapping[int, Executions], rank: int) -> DeviceSteps:
+    """Lays the executions of one device out by step."""
+    return device(steps, executions, self, rank)
+
+  def block(self, number: int, call: int) -> int:
+    """First slot of the call-th execution of a program, or one like it, in a step; -1 where no
+    slots are left.
+
+    In every process steps have the same executions in the same order, and so the same slots.
+    """
+    program = self.by_number[number]
+    while len(program.blocks) <= call:
+      size = len(program.unrolled)
+      if self._slots + size > MOST and self._slots:
+        return -1
+      program.blocks.append(self._slots)
+      self._slots += size
+      self._plan = None
+    return program.blocks[call]
+
+  def tell_detail(self, detail: dict[str, Any]) -> None:
+    """Says which steps are written in detail, for `run.json`."""
+    if detail != self._detail:
+      self._detail = detail
+      self._plan = None
+
+  @property
+  def stretch(self) -> int:
+    """Steps of which one is written in detail: every process comes to the same, from the programs
+    alone."""
+    rows = max((len(program.unrolled) * len(program.blocks)
+                for program in self.by_number.values()), default=0)
+    return every(rows, jax.device_count())
+
+  def tell_step(self, step: dict[str, Any]) -> None:
+    """Says which programs were found to be the step, for `run.json`."""
+    self._step, self._plan = step, None
+
+  @property
+  def plan(self) -> TimestampPlan:
+    """The plan of now; the same object as long as nothing is new."""
+    if self._plan is None:
+      self._plan = TimestampPlan(list(self.by_number.values()), jax.device_count(), self._detail,
+                                 self._step)
+    return self._plan
+
+
+def buffers_of(program: ObservedProgram, collector: Collector) -> list[int]:
+  """Device buffers of this process that a program writes to."""
+  return [buffer for buffer, rank in enumerate(collector.ranks) if rank in program.ranks]
+
+
+def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
+  """Whether two programs have the same collectives, each in the same place."""
+  def key(program: ObservedProgram) -> tuple[Any, ...]:
+    return program.name, program.ranks, program.bare, [
+        (each.index, each.kind, each.bytes, each.dtypes, each.groups, each.pairs, each.phase,
+         each.loops and
+         [loop.trips for loop in each.loops]) for each in program.collectives]
+  return key(one) == key(other)
+
+
+def _mesh(programs: Sequence[PlannedProgram], ranks: int) -> dict[str, int]:
+  """The mesh, where it has all devices in their order; else {}."""
+  for each in programs:
+    if each.program.mesh_axes and each.program.ranks == tuple(range(ranks)):
+      return dict(each.program.mesh_axes)
+  return {}
+
+
+def calls_before(ranges: Sequence[Range], programs: PlannedPrograms) -> list[int]:
+  """How many executions of programs like it come before each range, in a step that has several
+  such."""
+  seen: dict[int, int] = {}
+  before = []
+  for one in ranges:
+    program = programs.by_number.get(one.program)
+    first = one.program if program is None else program.first
+    before.append(seen.get(first, 0))
+    seen[first] = before[-1] + one.end - one.begin
+  return before
+
+
+def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
+           programs: PlannedPrograms, rank: int) -> DeviceSteps:
+  """Lays the executions of one device out by step.
+
+  Args:
+    steps: in order.
+    executions: by number of the program; those of other steps are left out.
+    programs: what the timestamps mean.
+    rank: the device's. Programs that don't run on it are not awaited.
+  """
+  count = len(steps)
+  found = np.zeros(count, np.int64)
+  expected = np.zeros(count, np.int64)
+  spans: list[tuple[np.ndarray, ...]] = []
+  rows: list[tuple[np.ndarray, ...]] = []
+  last = np.zeros(count, np.int64)
+  earlier = [calls_before(step.ranges, programs) for step in steps]
+  sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
+  for number in sorted({one.program for step in steps for one in step.ranges}):
+    program = programs.by_number.get(number)
+    if program is None or program.program.bare or rank not in program.ranks:
+      continue
+    own = [(at, one.begin, one.end, before) for at, step in enumerate(steps)
+           for one, before in zip(step.ranges, earlier[at], strict=True) if one.program == number]
+    at, begin, end, before = (np.array(column, np.int64) for column in zip(*own, strict=True))
+    np.add.at(expected, at, end - begin)
+    all_of_it = executions.get(number)
+    if all_of_it is None or not len(all_of_it.number):
+      continue
+    place = np.searchsorted(begin, all_of_it.number, side="right") - 1
+    inside = (place >= 0) & (all_of_it.number < end[np.maximum(place, 0)])
+    step, call = at[place], all_of_it.number - begin[place] + before[place]
+    np.add.at(found, step[inside], 1)
+    spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
+    ran = occurrences(all_of_it, program.program.collectives)
+    phase = program.phase[np.searchsorted([each.index for each in program.program.collectives],
+                                          ran.collective)] if len(ran.iteration) else ran.iteration
+    counted = inside[ran.execution]
+    np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
+    total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns,
+                 phase)
+    np.add.at(sync, step[inside], total.sync[inside])
+    for kind in range(4):
+      known = inside & (total.computed[:, kind] >= 0)
+      computed[step[known], kind] = np.maximum(computed[step[known], kind], 0)
+      np.add.at(computed[:, kind], step[known], total.computed[known, kind])
+    rows.append(_slots(number, program, programs, ran, inside, step, call))
+  start, stop, idle = _spans(spans, count)
+  joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
+      np.empty(0, np.int64)] * 4
+  order = np.lexsort((joined[1], joined[2], joined[0]))
+  columns: Columns = {"sync_ns": sync, "last_exit_ns": np.ma.masked_array(last, last == 0)}
+  for name, kind in _PHASES:
+    values = computed[:, kind]
+    columns[name] = np.ma.masked_array(np.maximum(values, 0), values < 0)
+  return DeviceSteps((found == expected) & (expected > 0), found < expected, start, stop, columns,
+                     dict(zip(("row", "slot", "enter_ns", "exit_ns"),
+                              (column[order] for column in joined), strict=True)), idle)
+
+
+def _slots(number: int, program: PlannedProgram, programs: PlannedPrograms, ran, inside: np.ndarray,
+           step: np.ndarray, call: np.ndarray) -> tuple[np.ndarray, ...]:
+  """(step, slot, entry, exit) of a program's occurrences that have a slot."""
+  calls = int(call[inside].max(initial=-1)) + 1
+  bases = np.array([programs.block(number, each) for each in range(calls)] or [-1], np.int64)
+  own = program.unrolled.slot(ran.collective, ran.iteration)
+  base = bases[np.clip(call[ran.execution], 0, len(bases) - 1)]
+  kept = inside[ran.execution] & (own >= 0) & (base >= 0)
+  return step[ran.execution][kept], (base + own)[kept], ran.enter_ns[kept], ran.exit_ns[kept]
+
+
+def _spans(spans: list[tuple[np.ndarray, ...]],
+           count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Start and end of each step, and the time between its executions."""
+  start = np.full(count, np.iinfo(np.int64).max)
+  stop = np.full(count, np.iinfo(np.int64).min)
+  inside = np.zeros(count, np.int64)
+  if spans:
+    step, begin, end = (np.concatenate(column) for column in zip(*spans, strict=True))
+    order = np.lexsort((begin, step))
+    step, begin, end = step[order], begin[order], end[order]
+    np.minimum.at(start, step, begin)
+    np.maximum.at(stop, step, end)
+    # Executions of one step seldom overlap; where they do, the time counts once.
+    reached = begin.copy()
+    for at in np.flatnonzero(step[1:] == step[:-1]) + 1:
+      reached[at] = max(begin[at], end[at - 1], reached[at - 1])
+    np.add.at(inside, step, np.maximum(0, end - reached))
+  return start, stop, np.maximum(0, np.where(stop >= start, stop - start - inside, 0))

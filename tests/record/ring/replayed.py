@@ -1,0 +1,82 @@
+"""Executions made by hand, handed to the intake as if the ring's collector had read them."""
+
+import dataclasses
+
+import numpy as np
+
+from jaxpace.core.recordable import InstrumentedFunction
+from jaxpace.record import columns
+from jaxpace.record.ring.executions import NOTHING, join
+from jaxpace.record.ring.instrumented import InstrumentedPlan, InstrumentedStep
+from jaxpace.record.ring.intake import Intake, Losses
+from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls, rows
+
+NUMBER = 7
+
+
+def rows_of(plan, executions, rank=0, process=0, attempt=0, previous=None, numbers=None):
+  """Rows of the tables `steps`, `collectives` and `listening` of one device's executions."""
+  laid_out = InstrumentedPlan(dataclasses.replace(plan, program=NUMBER))
+  steps = [StepCalls(0, (Range(NUMBER, number, number + 1),), UNKNOWN, {})
+           for number in executions.number.tolist()]
+  own = laid_out.device(steps, {NUMBER: executions})
+  numbers = own.number if numbers is None else np.array(numbers, np.int64)
+  return rows(own, columns.whose(numbers, rank, process, attempt),
+              columns.ends_before(numbers, own.end_ns, previous), {},
+              np.ones(len(steps), bool), laid_out)
+
+
+class _Collector:
+  """Has what it is given."""
+
+  def __init__(self, ranks):
+    self.ranks, self.devices, self.buffers = list(ranks), list(ranks), len(ranks)
+    self.waiting = {}
+
+  def collect(self, programs):
+    """All is there."""
+
+  def take(self, buffer, program, before):
+    return self.waiting.pop(buffer, NOTHING)
+
+
+class _Executed:
+  """Every execution is over."""
+
+  host = None
+
+  def __init__(self, collector):
+    self.collector, self.order, self.fresh = collector, self, []
+
+  def settle(self, buffers):
+    fresh, self.fresh = self.fresh, []
+    return fresh
+
+
+class Replayed:
+  """The intake of an instrumented step."""
+
+  def __init__(self, path, plan, ranks, process=0, attempt=0):
+    (path / "marks").mkdir(exist_ok=True)
+    paced = InstrumentedFunction()
+    paced.plan, paced.devices = dataclasses.replace(plan, program=NUMBER), tuple(ranks)
+    paced.settings_json = dict
+    source = InstrumentedStep(paced)
+    source.ranks = lambda collector: dict(enumerate(collector.ranks))
+    self.executed, self.losses = _Executed(_Collector(ranks)), Losses()
+    self.intake = Intake(source, self.executed, path, "run", process, attempt, self.losses)
+    self.intake.last = True
+
+  def rows(self, executions, calls):
+    """Rows of both tables of executions by rank, with what the loop has recorded of them."""
+    ran = list(executions.values())
+    for buffer, own in enumerate(ran):
+      self.executed.collector.waiting[buffer] = join([own])
+    numbers = sorted({number for own in ran for number in own.number.tolist()})
+    self.executed.fresh = [(NUMBER, number) for number in numbers]
+    for sample, extra in calls:
+      self.intake.record(sample, extra)
+    steps = self.intake.poll()
+    plan = self.intake.plan_of(steps)
+    self.intake.add(steps)
+    return self.intake.decode(plan)
