@@ -23,14 +23,29 @@ class Recorded:
 
   Attributes:
     recorder: the `jaxpace.Recorder` in use, for `measure` and `lost`.
+    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare
+      step where nothing is recorded; of an instrumented step the compiled function.
   """
 
-  def __init__(self, recorder: Recorder) -> None:
-    self.recorder = recorder
+  def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
+    # With the attributes of what was jitted: libraries copy those of what they wrap.
+    functools.update_wrapper(self, getattr(step, "jitted", step))
+    self.step, self.recorder = step, recorder
+
+  def __getattr__(self, name: str) -> Any:
+    # Whatever else the step has: `lower`, `trace`, `plan`.
+    if name == "step":
+      raise AttributeError(name)
+    return getattr(self.step, name)
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, records it, and returns what the bare step would have."""
-    raise NotImplementedError
+    """Runs one step, records it, and returns what the bare step would have; only returns that while
+    JAX traces."""
+    out = self.step(*args, **kwargs)
+    # Libraries trace a step for its shapes, before the loop or in it: no device runs it.
+    if not compiling.tracing():
+      self.recorder.record()
+    return out
 
   def open(self) -> Self:
     """Begins to record, where a `with` block does not fit the loop; returns the step."""
@@ -49,35 +64,6 @@ class Recorded:
     self.recorder.__exit__(kind, error, trace)
 
 
-class RecordedObserved(Recorded):
-  """A jitted step, observed and recorded; made by `recorded`.
-
-  Attributes:
-    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare
-      step where nothing is recorded.
-  """
-
-  def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
-    # With the attributes of what was jitted: libraries copy those of what they wrap.
-    functools.update_wrapper(self, getattr(step, "jitted", step))
-    super().__init__(recorder)
-    self.step = step
-
-  def __getattr__(self, name: str) -> Any:
-    # Whatever else the step has: `lower`, `trace`, `plan`.
-    if name == "step":
-      raise AttributeError(name)
-    return getattr(self.step, name)
-
-  def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, records it, and returns its results; only returns them while JAX traces."""
-    out = self.step(*args, **kwargs)
-    # Libraries trace a step for its shapes, before the loop or in it: no device runs it.
-    if not compiling.tracing():
-      self.recorder.record()
-    return out
-
-
 class RecordedInstrumented(Recorded):
   """A compiled, instrumented step with the signature of the bare one; made by `recorded`.
 
@@ -86,9 +72,8 @@ class RecordedInstrumented(Recorded):
   """
 
   def __init__(self, step: Callable[..., Any], recorder: Recorder, pace: Any) -> None:
-    super().__init__(recorder)
-    self._step = step
-    self.pace = pace
+    # Without the attributes of what was instrumented: they are of before the first trace.
+    self.step, self.recorder, self.pace = step, recorder, pace
     self._places: int | None = pace.rank.shape[0]
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -99,7 +84,7 @@ class RecordedInstrumented(Recorded):
         bare step's, or drops some devices' part of the pace state.
     """
     try:
-      self.pace, out = self._step(self.pace, *args, **kwargs)
+      self.pace, out = self.step(self.pace, *args, **kwargs)
     except ValueError as error:
       told = checks.of_specs(error)
       if told is None:
@@ -114,7 +99,7 @@ class RecordedInstrumented(Recorded):
 
 @overload
 def recorded(directory: str | os.PathLike[str] | None, paced: Callable[..., Any], **options: Any
-             ) -> RecordedObserved: ...
+             ) -> Recorded: ...
 
 
 @overload
@@ -171,9 +156,9 @@ def recorded(
           "jaxpace.recorded takes mesh and devices for an instrumented step; a jitted one has "
           "its own.")
     if directory is None:
-      return RecordedObserved(paced, Recorder(None, None, **options))
+      return Recorded(paced, Recorder(None, None, **options))
     observed = paced if observed_function(paced) else observe(paced)
-    return RecordedObserved(observed, Recorder(directory, observed, **options))
+    return Recorded(observed, Recorder(directory, observed, **options))
   if not isinstance(paced, Instrumented) or step is None:
     wrong = ("the third argument is missing" if step is None
              else f"the second argument is {type(paced).__name__}")

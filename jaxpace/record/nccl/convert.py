@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.record.columns import null, whose
 from jaxpace.record.nccl.jobs import Members, NcclError, Process, members, streams
 from jaxpace.record.nccl.records import MOST_RECORDS, Dumps
 from jaxpace.record.nccl.tables import Table, lay_out
 from jaxpace.record.parts import PartStore
+from jaxpace.record.ring.plan import described
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.problems import plural
 
@@ -134,8 +136,7 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
   for old in sorted((path / "collectives").glob(f"{run}-*.parquet")):
     old.unlink()
   rundir.write_json(path / rundir.RUN_FILE, _info(run, ranks, len(processes), table, said))
-  names = np.array([slot.name for slot in table.slots])
-  sizes = np.array([-1 if slot.bytes is None else slot.bytes for slot in table.slots], np.int64)
+  names, axes, sizes = described(table.slots)
   for i, (host, pid) in enumerate(processes):
     own = [rank for rank, process in who.process.items() if process == (host, pid)]
     rundir.write_json(path / "process" / f"{i}.json", {
@@ -148,22 +149,17 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
       rows = chosen[at:at + _ROWS]
       slot = table.slot[rows]
       store.append({
-          "step": table.step[rows], "rank": table.rank[rows].astype(np.int32),
-          "process": np.full(len(rows), i, np.int32), "attempt": np.zeros(len(rows), np.int32),
-          "collective": slot.astype(np.int32), "name": names[slot], "axis": np.full(len(rows), ""),
-          "bytes": np.ma.masked_array(sizes[slot], sizes[slot] < 0),
+          **whose(table.step[rows], table.rank[rows], i, 0),
+          "collective": slot.astype(np.int32), "name": names[slot], "axis": axes[slot],
+          "bytes": null(sizes[slot], sizes[slot] < 0),
           "enter_ns": table.enter_ns[rows], "exit_ns": table.exit_ns[rows]})
     store.compact()
 
 
 def _info(run: str, ranks: int, processes: int, table: Table,
           said: Sequence[str]) -> dict[str, Any]:
-  collectives = [{"slot": i, "name": slot.name, "primitives": [slot.kind], "kind": slot.kind,
-                  "axis": "", "bytes": slot.bytes, "operands": 1, "dtypes": [], "phase": "",
-                  "groups": [list(group) for group in slot.groups]}
-                 for i, slot in enumerate(table.slots)]
   return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
           "processes": processes, "devices": ranks, "axis": None, "clock": "nccl",
           "platform": "gpu", "kind": "nccl",
           "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
-                   "collectives": collectives, "notices": list(said)}}
+                   "collectives": list(table.slots), "notices": list(said)}}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def members(records: Iterable[Record]) -> Members:
     inside[record.communicator][record.rank] = record.host, record.pid
     sizes[record.communicator] = record.ranks
   order = sorted(inside, key=lambda name: (-sizes[name], -len(inside[name]), name))
-  several = {process for of in inside.values() for process, count in _counts(of.values()).items()
+  several = {process for of in inside.values() for process, count in Counter(of.values()).items()
              if count > 1}
   ranks: dict[tuple[str, int], int] = {}
   process_of: dict[int, Process] = {}
@@ -108,20 +108,14 @@ def streams(records: Sequence[Record],
     NcclError: nothing repeats, or `each_step` does not fit what does.
   """
   sizes: dict[Key, dict[int, int | None]] = defaultdict(dict)
-  ranks_of: dict[Key, set[tuple[Process, int]]] = defaultdict(set)
+  processes: dict[Key, set[Process]] = defaultdict(set)
   for record in records:
     key = record.communicator, record.kind
     sizes[key][record.number] = record.bytes
-    ranks_of[key].add(((record.host, record.pid), record.rank))
-  found, said = [], []
-  alone = 0
-  for key, by_number in sorted(sizes.items()):
-    stream = _stream(key, by_number)
-    if stream is None:
-      alone += 1
-    else:
-      found.append(stream)
-  if alone:
+    processes[key].add((record.host, record.pid))
+  each = [_stream(key, by_number) for key, by_number in sorted(sizes.items())]
+  found, said = [stream for stream in each if stream is not None], []
+  if alone := len(each) - len(found):
     said.append(f"Collectives that don't repeat at least {_REPEATS} times, as those of the start, "
                 f"are left out: {plural(alone, 'kind')}.")
   if not found:
@@ -137,7 +131,10 @@ def streams(records: Sequence[Record],
                   "left out.")
       continue
     folded.append(_times(stream, factor))
-  most = max(_of_rank(folded, ranks_of).values())
+  of_process: Counter[Process] = Counter()
+  for stream in folded:
+    of_process.update(dict.fromkeys(processes[stream.key], stream.period))
+  most = max(of_process.values())
   if each_step is not None:
     if each_step % most:
       raise NcclError(f"{each_step} collectives a step don't fit: those of a rank repeat after "
@@ -147,16 +144,6 @@ def streams(records: Sequence[Record],
     said.append("All collectives look the same, so each is taken for a step: say with "
                 "--collectives-per-step how many a step has.")
   return folded, said
-
-
-def _of_rank(folded: Sequence[Stream],
-             ranks_of: Mapping[Key, set[tuple[Process, int]]]) -> dict[Process, int]:
-  """Collectives of a step by process, of one of its ranks."""
-  total: dict[Process, int] = defaultdict(int)
-  for stream in folded:
-    for process in {process for process, _ in ranks_of[stream.key]}:
-      total[process] += stream.period
-  return total
 
 
 def _stream(key: Key, by_number: dict[int, int | None]) -> Stream | None:
@@ -178,11 +165,8 @@ def _stream(key: Key, by_number: dict[int, int | None]) -> Stream | None:
     begin = int(broken[-1]) + 1 if broken.size else 0
     # A shorter one at the end alone is part of a longer pattern.
     if count - begin >= max(_REPEATS * period, count / 2):
-      pattern = []
-      for place in range(period):
-        known = sizes[begin + place::period]
-        known = known[known >= 0]
-        pattern.append(int(known[0]) if known.size else None)
+      known = [sizes[begin + place::period] for place in range(period)]
+      pattern = [next(iter(own[own >= 0].tolist()), None) for own in known]
       return Stream(key, first + begin, period, (count - begin) // period, tuple(pattern))
   return None
 
@@ -196,10 +180,3 @@ def _equal(sizes: np.ndarray, period: int) -> np.ndarray:
 def _times(stream: Stream, factor: int) -> Stream:
   return dataclasses.replace(stream, period=stream.period * factor, steps=stream.steps // factor,
                              pattern=stream.pattern * factor)
-
-
-def _counts(values: Iterable[Process]) -> dict[Process, int]:
-  found: dict[Process, int] = defaultdict(int)
-  for value in values:
-    found[value] += 1
-  return found

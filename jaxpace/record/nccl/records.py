@@ -86,34 +86,9 @@ def read_dumps(places: Sequence[str | pathlib.Path]) -> Dumps:
   return found
 
 
-@dataclasses.dataclass
-class _Batch:
-  """A marker's header and metadata, for the objects that follow it."""
-
-  context: dict[str, Any] = dataclasses.field(default_factory=dict)
-  left: int = 0
-
-  def begin(self, value: dict[str, Any]) -> int:
-    """Takes a marker; returns how many collectives were lost before it."""
-    stats = value["dump_stats"] if isinstance(value["dump_stats"], dict) else {}
-    counts = [stats.get(f"{kind}_records", 0) for kind in ("coll", "p2p", "proxy")]
-    self.left = sum(count for count in counts if _whole(count))
-    self.context = {name: value.get(name) for name in ("header", "metadata")}
-    lost = stats.get("coll_dropped_since_last_dump", 0)
-    return lost if _whole(lost) else 0
-
-  def whole(self, value: dict[str, Any]) -> dict[str, Any] | None:
-    """An object with its header; None where nothing says whose it is."""
-    if "header" in value:
-      return value
-    if self.left <= 0:
-      return None
-    self.left -= 1
-    return self.context | value
-
-
 def _read(lines: Any, found: Dumps) -> None:
-  batch = _Batch()
+  context: dict[str, Any] = {}  # of the last marker
+  left = 0  # objects that follow it still
   for text in _objects(lines):
     if len(found.records) >= MOST_RECORDS:
       found.cut = True
@@ -125,17 +100,30 @@ def _read(lines: Any, found: Dumps) -> None:
     if not isinstance(value, dict):
       found.damaged += 1
       # It may have been a marker: what follows is then not of the batch before.
-      batch = _Batch(batch.context, batch.left - 1) if _PAYLOAD.match(text) else _Batch()
-    elif "dump_stats" in value:
-      found.overwritten += batch.begin(value)
-    elif (whole := batch.whole(value)) is None:
-      found.orphans += 1
-    elif "coll_perf" not in whole:
+      left = left - 1 if _PAYLOAD.match(text) else 0
+      continue
+    if "dump_stats" in value:
+      stats = value["dump_stats"] if isinstance(value["dump_stats"], dict) else {}
+      context = {name: value.get(name) for name in ("header", "metadata")}
+      left = sum(_count(stats, f"{kind}_records") for kind in ("coll", "p2p", "proxy"))
+      found.overwritten += _count(stats, "coll_dropped_since_last_dump")
+      continue
+    if "header" not in value:
+      if left <= 0:
+        found.orphans += 1
+        continue
+      value, left = context | value, left - 1
+    if "coll_perf" not in value:
       found.others += 1
-    elif (record := _record(whole)) is None:
+    elif (record := _record(value)) is None:
       found.damaged += 1
     else:
       found.records.append(record)
+
+
+def _count(stats: dict[str, Any], name: str) -> int:
+  count = stats.get(name, 0)
+  return count if _whole(count) else 0
 
 
 def _objects(lines: Any) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,20 +19,12 @@ _MOST_SLOTS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot:
-  """A collective of the step, in all groups of ranks that run it side by side."""
-
-  name: str
-  kind: str
-  bytes: int | None
-  groups: tuple[tuple[int, ...], ...]
-
-
-@dataclasses.dataclass(frozen=True)
 class Table:
   """Rows, n of them; times are ns of their host's clock."""
 
-  slots: tuple[Slot, ...]
+  slots: tuple[dict[str, Any], ...]
+  """Collectives of the step, as `run.json` describes them, each in all groups of ranks that run it
+  side by side."""
   step: np.ndarray  # [n] int64, from 0 on
   rank: np.ndarray  # [n] int64
   slot: np.ndarray  # [n] int64
@@ -53,9 +45,7 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
     NcclError: there are more slots than a run can have.
   """
   by_key = {stream.key: stream for stream in found}
-  group_of: dict[str, tuple[int, ...]] = _groups(who)
-  classes = _classes(found, group_of)
-  slots, first_slot = _slots(classes, group_of)
+  slots, first_slot = _slots(found, who)
   if len(slots) > _MOST_SLOTS:
     raise NcclError(
         f"A step would have {len(slots):,} collectives, more than the {_MOST_SLOTS:,} that a run "
@@ -90,50 +80,41 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
   step -= step.min()
   slot = np.array([first_slot[key] for key in keys], np.int64)[which[:, 1]] + inside
   order, renumbered = _in_order(slot, step, which[:, 0], times[:, 0], len(slots))
-  return Table(tuple(slots[i] for i in order), step, which[:, 0], renumbered[slot], times[:, 0],
-               times[:, 1], before, untimed, total - len(rows))
+  return Table(tuple({"slot": at, **slots[i]} for at, i in enumerate(order)), step, which[:, 0],
+               renumbered[slot], times[:, 0], times[:, 1], before, untimed, total - len(rows))
 
 
-def _groups(who: Members) -> dict[str, tuple[int, ...]]:
-  found: dict[str, list[int]] = defaultdict(list)
-  for (communicator, _), rank in who.ranks.items():
-    found[communicator].append(rank)
-  return {communicator: tuple(sorted(ranks)) for communicator, ranks in found.items()}
-
-
-def _classes(found: Sequence[Stream], group_of: dict[str, tuple[int, ...]]) -> list[list[Stream]]:
-  """Streams of groups that do the same side by side, as those along one axis of a mesh do."""
+def _slots(found: Sequence[Stream], who: Members) -> tuple[list[dict[str, Any]], dict[Key, int]]:
+  """Slots, and the first of each stream's. Streams of groups that do the same side by side, as
+  those along one axis of a mesh do, have the same ones."""
+  members: dict[str, list[int]] = defaultdict(list)
+  for (communicator, _), rank in sorted(who.ranks.items(), key=lambda item: item[1]):
+    members[communicator].append(rank)
+  group_of = {communicator: tuple(ranks) for communicator, ranks in members.items()}
   alike: dict[Any, list[list[Stream]]] = defaultdict(list)
-  for stream in sorted(found, key=lambda one: group_of.get(one.key[0], ())):
-    group = group_of.get(stream.key[0])
-    if group is None:
-      continue
-    apart = tuple(np.diff(group).tolist())
-    for together in alike[stream.key[1], stream.pattern, apart]:
-      if not any(set(group) & set(group_of[other.key[0]]) for other in together):
-        together.append(stream)
-        break
-    else:
-      alike[stream.key[1], stream.pattern, apart].append([stream])
-  return [together for lists in alike.values() for together in lists]
-
-
-def _slots(classes: list[list[Stream]],
-           group_of: dict[str, tuple[int, ...]]) -> tuple[list[Slot], dict[Key, int]]:
-  slots: list[Slot] = []
+  for stream in sorted((one for one in found if one.key[0] in group_of),
+                       key=lambda one: group_of[one.key[0]]):
+    group = group_of[stream.key[0]]
+    classes = alike[stream.key[1], stream.pattern, tuple(np.diff(group).tolist())]
+    apart = (own for own in classes
+             if not any(set(group) & set(group_of[other.key[0]]) for other in own))
+    if (together := next(apart, None)) is None:
+      classes.append(together := [])
+    together.append(stream)
+  slots: list[dict[str, Any]] = []
   first: dict[Key, int] = {}
-  for together in classes:
-    kind = together[0].key[1]
-    groups = tuple(sorted(group_of[stream.key[0]] for stream in together))
-    for stream in together:
-      first[stream.key] = len(slots)
-    slots += [Slot(kind, _KINDS.get(kind, kind), size, groups) for size in together[0].pattern]
-  counts: dict[str, int] = defaultdict(int)
-  named = []
-  for slot in slots:
-    named.append(dataclasses.replace(slot, name=f"{slot.name}.{counts[slot.name]}"))
-    counts[slot.name] += 1
-  return named, first
+  counts: Counter[str] = Counter()
+  for together in (own for classes in alike.values() for own in classes):
+    first.update(dict.fromkeys((stream.key for stream in together), len(slots)))
+    kind = _KINDS.get(together[0].key[1], together[0].key[1])
+    groups = [list(group) for group in sorted(group_of[stream.key[0]] for stream in together)]
+    for size in together[0].pattern:
+      name = together[0].key[1]
+      slots.append({"name": f"{name}.{counts[name]}", "primitives": [kind], "kind": kind,
+                    "axis": "", "bytes": size, "operands": 1, "dtypes": [], "phase": "",
+                    "groups": groups})
+      counts[name] += 1
+  return slots, first
 
 
 def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.ndarray,

@@ -101,18 +101,7 @@ class _ProfiledIntake:
     return {}
 
 
-class _ProfiledStep(Recordable):
-  """Stands in for an instrumented function: says where the timestamps come from."""
-
-  def __init__(self, every: int, steps: int):
-    self._settings = {"clock": timestamps.CLOCK, "pacer": None, "source": "jax.profiler",
-                      "every": every, "steps": steps}
-
-  def settings_json(self) -> dict[str, Any]:
-    return dict(self._settings)
-
-
-class ProfiledRecorder(Recording):
+class ProfiledRecorder(Recording, Recordable):
   """Writes entries and exits of collectives to a run directory, without any change to the step.
 
       with jaxpace.ProfiledRecorder("runs/demo", every=100, steps=4) as recorder:
@@ -149,7 +138,7 @@ class ProfiledRecorder(Recording):
     if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
       raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps "
                        "< every: a session of `steps` steps, `every` so many.")
-    super().__init__(directory, _ProfiledStep(every, steps), **options)
+    super().__init__(directory, self, **options)
     self.sessions = 0
     self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
     """Spent so far in starting the profiler, by the loop; and in stopping it and reading its
@@ -169,6 +158,11 @@ class ProfiledRecorder(Recording):
     self._intake: _ProfiledIntake | None = None
     self._told: set[str] = set()
     self._checked = False  # whether `record` was given arrays, the first time
+
+  def settings_json(self) -> dict[str, Any]:
+    """Returns where the timestamps come from, as plain JSON values."""
+    return {"clock": timestamps.CLOCK, "pacer": None, "source": "jax.profiler",
+            "every": self._period, "steps": self._length}
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
