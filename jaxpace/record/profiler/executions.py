@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import collections
 import itertools
+import math
 import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
+
+from jaxpace.record.ring.plan import slot_name
 
 ANCHOR = "jaxpace_clock:"
 """Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in
@@ -28,14 +31,14 @@ _COLLECTIVE = re.compile(
 
 
 class Operation(NamedTuple):
-  """One operation of one execution on one device; ns of the trace."""
+  """One operation of one execution on one device; ns of the host's monotonic clock."""
 
   program: str
   execution: int
   device: int  # ordinal among the process's devices
   name: str
-  begin_ns: float
-  end_ns: float
+  begin_ns: int
+  end_ns: int
 
 
 class Execution(NamedTuple):
@@ -51,20 +54,17 @@ class ProfileError(Exception):
   """The trace doesn't show what is looked for; the message says what it lacks."""
 
 
-def operations(profile: Any) -> tuple[list[Operation], int]:
-  """Reads a trace.
+def operations(profile: Any) -> list[Operation]:
+  """Reads the operations of a trace that belong to an execution and a device.
 
   Args:
     profile: a `jax.profiler.ProfileData`.
 
-  Returns:
-    The operations that belong to an execution and a device, and what to add to the trace's times to
-    get nanoseconds of the host's monotonic clock.
-
   Raises:
     ProfileError: there is no anchor in it.
   """
-  found, offset = [], None
+  found: list[Operation] = []
+  offset: int | None = None
   for plane in profile.planes:
     for line in plane.lines:
       for event in line.events:
@@ -76,13 +76,13 @@ def operations(profile: Any) -> tuple[list[Operation], int]:
           continue
         stats = dict(event.stats)
         if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
-          begin = event.start_ns
-          found.append(Operation(str(stats.get("hlo_module", "")), int(stats["run_id"]),
-                                 int(stats["device_ordinal"]), str(stats["hlo_op"]), begin,
-                                 begin + event.duration_ns))
+          found.append(Operation(
+              str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
+              str(stats["hlo_op"]), round(event.start_ns),
+              round(event.start_ns + event.duration_ns)))
   if offset is None:
     raise ProfileError("the trace holds no mark of the host's clock")
-  return found, offset
+  return [one._replace(begin_ns=one.begin_ns + offset, end_ns=one.end_ns + offset) for one in found]
 
 
 def is_collective(name: str) -> bool:
@@ -94,26 +94,15 @@ def is_collective(name: str) -> bool:
   return _COLLECTIVE.match(name) is not None
 
 
-def until(found: Iterable[Operation], offset: int, end_ns: int) -> list[Operation]:
-  """Those of the operations that had begun by `end_ns` of the host's monotonic clock.
-
-  Args:
-    found: operations of the trace.
-    offset: what to add to the trace's times.
-    end_ns: when the steps in question had ended.
-  """
-  return [operation for operation in found if operation.begin_ns + offset <= end_ns]
-
-
-def executions(found: Iterable[Operation], offset: int,
-               steps: int) -> tuple[str, dict[int, list[Execution]]]:
+def executions(found: Iterable[Operation], steps: int,
+               end_ns: float = math.inf) -> tuple[str, dict[int, list[Execution]]]:
   """Picks the program with collectives that takes most time, and lays its executions out by device.
 
   Args:
     found: operations of the trace.
-    offset: what to add to the trace's times.
     steps: steps that the trace covers; where the program ran a multiple of it, that many executions
       are one step.
+    end_ns: when these had ended; what begins later is of no step.
 
   Returns:
     The program's name; and of each device `steps` executions, in order.
@@ -125,16 +114,18 @@ def executions(found: Iterable[Operation], offset: int,
       lambda: collections.defaultdict(list))
   time: collections.Counter[str] = collections.Counter()
   for operation in found:
+    if operation.begin_ns > end_ns:
+      continue
     runs[operation.program][operation.device, operation.execution].append(operation)
     if is_collective(operation.name):
-      time[operation.program] += max(1, int(operation.end_ns - operation.begin_ns))
+      time[operation.program] += max(1, operation.end_ns - operation.begin_ns)
   if not time:
     raise ProfileError(
         "no program that ran in it has a collective: one device, or nothing is reduced over them")
   program = time.most_common(1)[0][0]
   by_device: dict[int, list[Execution]] = collections.defaultdict(list)
   for (device, _), own in runs[program].items():
-    by_device[device].append(_execution(own, offset))
+    by_device[device].append(_execution(own))
   for device, ordered in by_device.items():
     ordered.sort(key=lambda one: one.begin_ns)
     if len(ordered) % steps:
@@ -144,7 +135,7 @@ def executions(found: Iterable[Operation], offset: int,
   return program, dict(by_device)
 
 
-def _execution(own: list[Operation], offset: int) -> Execution:
+def _execution(own: list[Operation]) -> Execution:
   """One device's operations as an execution.
 
   An operation that a loop repeats is a collective of its own in each iteration: what a device does
@@ -157,30 +148,20 @@ def _execution(own: list[Operation], offset: int) -> Execution:
     if is_collective(operation.name):
       half = re.search(r"-(start|done)", operation.name)
       turns[re.sub(r"-(start|done)", "", operation.name)][half[1] if half else ""].append(
-          (round(operation.begin_ns) + offset, round(operation.end_ns) + offset))
+          (operation.begin_ns, operation.end_ns))
   collectives: dict[str, tuple[int, int]] = {}
   for name, halves in turns.items():
     for turn, parts in enumerate(itertools.zip_longest(*halves.values())):
       known = [part for part in parts if part is not None]
-      collectives[turn_name(name, turn)] = (min(part[0] for part in known),
+      collectives[slot_name(name, turn)] = (min(part[0] for part in known),
                                             max(part[1] for part in known))
-  return Execution(round(min(one.begin_ns for one in own)) + offset,
-                   round(max(one.end_ns for one in own)) + offset, collectives)
-
-
-def turn_name(name: str, turn: int) -> str:
-  """Name of a collective in an iteration of its loop; the first keeps the operation's own.
-
-  >>> turn_name("all-reduce.5", 0), turn_name("all-reduce.5", 2)
-  ('all-reduce.5', 'all-reduce.5@2')
-  """
-  return f"{name}@{turn}" if turn else name
+  return Execution(min(one.begin_ns for one in own), max(one.end_ns for one in own), collectives)
 
 
 def _joined(parts: list[Execution]) -> Execution:
   """Several executions as one step; collectives of the later ones get the execution's number."""
   if len(parts) == 1:
     return parts[0]
-  collectives = {f"{name}#{i}" if i else name: times
+  collectives = {slot_name(name, 0, i): times
                  for i, part in enumerate(parts) for name, times in part.collectives.items()}
   return Execution(parts[0].begin_ns, max(part.end_ns for part in parts), collectives)

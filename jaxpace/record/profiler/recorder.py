@@ -23,7 +23,7 @@ from jaxpace.record import columns
 from jaxpace.record.profiler import executions, timestamps
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.instrumented import InstrumentedPlan
-from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls, rows
+from jaxpace.record.ring.table import rows
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 from jaxpace.runs import step_causes as host
@@ -45,57 +45,47 @@ class _Session(NamedTuple):
   extra: list[dict[str, float]]
 
 
-class _Batch(NamedTuple):
-  """Steps of a session that has been read."""
+class _Rows(NamedTuple):
+  """Rows of a session that has been read."""
 
   plan: InstrumentedPlan
-  steps: list[StepCalls]
-  devices: dict[int, DeviceSteps]
-  """By rank."""
+  ranks: list[int]
+  steps: columns.Columns
+  collectives: columns.Columns
 
 
 class _ProfiledIntake:
-  """Steps of sessions on the writer's side, see `jaxpace.record.ring.intake.Intake`."""
+  """Sessions on the writer's side, see `jaxpace.record.ring.intake.Intake`."""
 
   wait_seconds: float | None = None
 
-  def __init__(self, process: int, attempt: int):
-    self._process, self._attempt = process, attempt
-    self.ready: collections.deque[_Batch] = collections.deque()
+  def __init__(self) -> None:
+    self.ready: collections.deque[_Rows] = collections.deque()
     """Filled by the thread that reads the traces, emptied by the writer's."""
-    self._taken: list[_Batch] = []
+    self._taken: list[_Rows] = []
     self.ranks: list[int] = []
     self.last_step: int | None = None
 
   @property
   def rows(self) -> int:
-    return sum(len(batch.steps) * len(batch.devices) for batch in self._taken)
+    return sum(columns.length(one.steps) for one in self._taken)
 
-  def poll(self) -> _Batch | None:
+  def poll(self) -> _Rows | None:
     return self.ready.popleft() if self.ready else None
 
-  def plan_of(self, batch: _Batch) -> InstrumentedPlan:
-    self.ranks = list(batch.devices)
-    return batch.plan
+  def plan_of(self, session: _Rows) -> InstrumentedPlan:
+    self.ranks = session.ranks
+    return session.plan
 
-  def add(self, batch: _Batch) -> None:
-    self._taken.append(batch)
-    self.last_step = batch.steps[-1].step
+  def add(self, session: _Rows) -> None:
+    self._taken.append(session)
+    self.last_step = int(session.steps["step"][-1])
 
-  def decode(self, plan: InstrumentedPlan) -> tuple[columns.Columns, columns.Columns]:
-    """Makes rows of the tables of all steps taken in, and forgets them."""
+  def decode(self, _plan: InstrumentedPlan) -> tuple[columns.Columns, columns.Columns]:
+    """Gives the rows of all sessions taken in, and forgets them."""
     taken, self._taken = self._taken, []
-    tables = []
-    for batch in taken:
-      numbers = np.array([step.step for step in batch.steps], np.int64)
-      host = columns.of_host([step.sample for step in batch.steps],
-                             [step.extra for step in batch.steps])
-      # Sessions never adjoin: before each there is a hole.
-      tables += [rows(own, columns.whose(numbers, rank, self._process, self._attempt),
-                      columns.ends_before(numbers, own.end_ns, None), host,
-                      np.ones(len(numbers), bool), plan) for rank, own in batch.devices.items()]
-    return (columns.concatenate([steps for steps, _, _ in tables]),
-            columns.concatenate([waits for _, waits, _ in tables]))
+    return (columns.concatenate([one.steps for one in taken]),
+            columns.concatenate([one.collectives for one in taken]))
 
   def take_listening(self) -> columns.Columns:
     return {}
@@ -156,6 +146,7 @@ class ProfiledRecorder(Recording, Recordable):
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[InstrumentedPlan, timestamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._intake: _ProfiledIntake | None = None
+    self._attempt = 0
     self._told: set[str] = set()
     self._checked = False  # whether `record` was given arrays, the first time
 
@@ -166,7 +157,7 @@ class ProfiledRecorder(Recording, Recordable):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt)
+    self._intake, self._attempt = _ProfiledIntake(), identity.attempt
     writer.set_intake(self._intake)
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -279,9 +270,8 @@ class ProfiledRecorder(Recording, Recordable):
     files = sorted(pathlib.Path(session.folder).glob("**/*.xplane.pb"))
     if not files:
       raise executions.ProfileError("the profiler has written no trace")
-    found, offset = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
-    program, by_device = executions.executions(
-        executions.until(found, offset, session.end_ns), offset, self._length)
+    found = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
+    program, by_device = executions.executions(found, self._length, session.end_ns)
     rank_of = timestamps.ranks_of(list(by_device),
                               [(d.id, d.local_hardware_id) for d in jax.local_devices()],
                               [device.id for device in jax.devices()])
@@ -294,16 +284,19 @@ class ProfiledRecorder(Recording, Recordable):
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    calls = [StepCalls(session.first_step + k, (Range(0, k, k + 1),), sample, extra)
-             for k, (sample, extra) in enumerate(zip(session.samples, session.extra, strict=True))]
-    self._hand_over(_Batch(plan, calls, {
-        rank: plan.device(calls, {0: timestamps.events(by_device[ordinal], groups)})
-        for ordinal, rank in zip(ordinals, ranks, strict=True)}))
-
-  def _hand_over(self, batch: _Batch) -> None:
+    numbers = np.arange(session.first_step, session.first_step + self._length)
+    host_columns = columns.of_host(session.samples, session.extra)
+    tables = []
+    for ordinal, rank in zip(ordinals, ranks, strict=True):
+      own = plan.device(np.arange(self._length), timestamps.events(by_device[ordinal], groups))
+      # Sessions never adjoin: before each there is a hole.
+      tables.append(rows(own, columns.whose(numbers, rank, jax.process_index(), self._attempt),
+                         columns.ends_before(numbers, own.end_ns, None), host_columns,
+                         np.ones(len(numbers), bool), plan))
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
-      intake.ready.append(batch)
+      intake.ready.append(_Rows(plan, ranks, columns.concatenate([steps for steps, _, _ in tables]),
+                                columns.concatenate([waits for _, waits, _ in tables])))
       writer.poke()
 
   def _plan(self, program: str, steps: list[executions.Execution],

@@ -168,17 +168,15 @@ class InstrumentedPlan:
                      "sums.")
     return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
 
-  def device(self, steps: Sequence[StepCalls],
-             executions: Mapping[int, Executions]) -> DeviceSteps:
-    """Lays the executions of one device out by step, each of which is one.
+  def device(self, numbers: np.ndarray, ran: Executions) -> DeviceSteps:
+    """Lays out what one device did in the executions with these numbers, each of which is a step.
 
     A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
     be told apart are `compute_ns`. Phases that occur several times add up. A timestamp that is 0
     was not taken: what it bounds is null.
     """
     plan = self.timestamped
-    ran, whole = _aligned(executions.get(self.nested.number, NOTHING),
-                          np.array([step.ranges[0].begin for step in steps], np.int64))
+    ran, whole = _aligned(ran, numbers)
     own = steps_of(ran, plan)
     taken = own.times != 0
     columns = _phases(own.times, taken, plan)
@@ -188,14 +186,14 @@ class InstrumentedPlan:
       values = own.decisions[:, i]
       columns[f"decision_{name}"] = null(values, np.isnan(values))
     count = len(self._slots)
-    waits: Columns = {"row": np.repeat(np.arange(len(steps)), count),
-                      "slot": np.tile(self._slots, len(steps))}
+    waits: Columns = {"row": np.repeat(np.arange(len(numbers)), count),
+                      "slot": np.tile(self._slots, len(numbers))}
     for name, places in (("enter_ns", self._enters), ("exit_ns", self._exits)):
       waits[name] = null(own.times[:, places].reshape(-1), ~taken[:, places].reshape(-1))
     heard: Columns = {}
     if plan.holds:
       heard, lost = _held(ran, self._slots, waits)
-      columns["held_ns"] = lost.reshape(len(steps), count).sum(axis=1)
+      columns["held_ns"] = lost.reshape(len(numbers), count).sum(axis=1)
     if plan.inside:
       waits = concatenate([waits, self._nested(ran, own.times, columns)])
     return DeviceSteps(whole, ~whole, ran.start_ns, ran.end_ns, columns, waits, 0, own.step, heard)
@@ -364,7 +362,8 @@ class InstrumentedStep:
   def device(self, plan: InstrumentedPlan, steps: Sequence[StepCalls],
              executions: Mapping[int, Executions], _rank: int) -> DeviceSteps:
     """Lays the executions of one device out by step."""
-    return plan.device(steps, executions)
+    return plan.device(np.array([step.ranges[0].begin for step in steps], np.int64),
+                       executions.get(steps[0].ranges[0].program, NOTHING))
 
   @property
   def stretch(self) -> int:

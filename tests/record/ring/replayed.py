@@ -9,7 +9,7 @@ from jaxpace.record import columns
 from jaxpace.record.ring.executions import NOTHING, join
 from jaxpace.record.ring.instrumented import InstrumentedPlan, InstrumentedStep
 from jaxpace.record.ring.intake import Intake, Losses
-from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls, rows
+from jaxpace.record.ring.table import rows
 
 NUMBER = 7
 
@@ -17,13 +17,11 @@ NUMBER = 7
 def rows_of(plan, executions, rank=0, process=0, attempt=0, previous=None, numbers=None):
   """Rows of the tables `steps`, `collectives` and `listening` of one device's executions."""
   laid_out = InstrumentedPlan(dataclasses.replace(plan, program=NUMBER))
-  steps = [StepCalls(0, (Range(NUMBER, number, number + 1),), UNKNOWN, {})
-           for number in executions.number.tolist()]
-  own = laid_out.device(steps, {NUMBER: executions})
+  own = laid_out.device(executions.number, executions)
   numbers = own.number if numbers is None else np.array(numbers, np.int64)
   return rows(own, columns.whose(numbers, rank, process, attempt),
               columns.ends_before(numbers, own.end_ns, previous), {},
-              np.ones(len(steps), bool), laid_out)
+              np.ones(len(numbers), bool), laid_out)
 
 
 class _Collector:
