@@ -25,8 +25,9 @@ import jax
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_a_line
+from jaxpace.record.ring.collect import Collector, ExecutionOrder
 from jaxpace.record.ring.finding import Step
-from jaxpace.record.ring.found import Executed
+from jaxpace.record.ring.found import HostUse
 from jaxpace.record.ring.observed import buffers_of
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
@@ -132,15 +133,17 @@ class observed:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
-      self._recording.executed = Executed(lambda collector: {
+      collector = Collector()
+      self._recording.order = ExecutionOrder(collector, {
           one.number: buffers_of(one, collector) for one in self._programs.known if not one.bare})
+      self._recording.host = HostUse()
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
       self._opener.start()
 
   def _open(self) -> None:
     """Opens the recording once a program with timestamps runs."""
-    executed = self._recording.executed
-    assert executed is not None
+    assert self._recording.order is not None
+    executed = self._recording.order.collector
     while not executed.anything and not self._over.wait(_LOOK_SECONDS):
       pass
     if not executed.anything:

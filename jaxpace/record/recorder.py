@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -24,9 +24,9 @@ from jaxpace.observation.clocks import host_ring
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter
 from jaxpace.record.recording import Recording
-from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.collect import Collector, ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier, copied_ring
-from jaxpace.record.ring.found import Agreement, Executed, StepFinder
+from jaxpace.record.ring.found import Agreement, HostUse, StepFinder
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake
 from jaxpace.record.ring.observed import PlannedPrograms
@@ -135,7 +135,8 @@ class Recorder(Recording):
         PlannedPrograms(marked) if marked else InstrumentedStep(source or InstrumentedFunction()))
     self._calls = self._handed = 0  # of `record`, and those that were taken
     self._intake: Intake | None = None
-    self.executed: Executed | None = None
+    self.order: ExecutionOrder | None = None
+    self.host: HostUse | None = None
     self._finder: StepFinder | None = None
     self._copier: RingCopier | None = None
 
@@ -181,8 +182,8 @@ class Recorder(Recording):
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return 0 if self.executed is None else self._calls * len(
-        self._recorded.ranks(self.executed.collector))
+    return 0 if self.order is None else self._calls * len(
+        self._recorded.ranks(self.order.collector))
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """Copies events to the run directory, and says who reads them.
@@ -202,7 +203,10 @@ class Recorder(Recording):
     if self._recorded.runs:
       # Warm-up steps, say: one that begins later is taken for one of the recording's.
       wait_for_dispatched()
-    self.executed = Executed(self._earlier, host=bool(self._observed))
+    collector = Collector()
+    self._recorded.meet(collector)
+    self.order = ExecutionOrder(collector, self._recorded.buffers(collector))
+    self.host = HostUse() if self._observed else None
     self.read(writer, identity, first, "*" if len(self._observed) > 1 else None)
 
   def read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
@@ -217,21 +221,16 @@ class Recorder(Recording):
         where each execution is a step.
       say: takes what was found to be the step.
     """
-    assert self.directory is not None and self.executed is not None
+    assert self.directory is not None and self.order is not None
     self._copier = copied_ring(self.directory, identity)
     if match is not None:
       assert isinstance(self._recorded, PlannedPrograms)
-      self._finder = StepFinder(self._recorded, self.executed, match, Agreement(
+      self._finder = StepFinder(self._recorded, self.order.collector, match, Agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", say), first_step)
-    self._intake = Intake(self._recorded, self.executed, self.directory, identity.run,
+    self._intake = Intake(self._recorded, self.order, self.directory, identity.run,
                           jax.process_index(), identity.attempt, writer.losses, self._detail,
-                          first_step, self._finder)
+                          first_step, self._finder, self.host)
     writer.set_intake(self._intake)
-
-  def _earlier(self, collector: Collector) -> Mapping[int, Sequence[int]]:
-    """Device buffers that programs which have run before write to."""
-    self._recorded.meet(collector)
-    return self._recorded.buffers(collector)
 
   def bring_in(self, deadline: float | None) -> None:
     """Waits until the devices have ended all steps, until `deadline` if there is one."""
@@ -273,8 +272,8 @@ class Recorder(Recording):
     if self._copier is not None:
       self._copier.close()
       self._copier = None
-    if self.executed is not None:
-      self.executed.close()
+    if self.host is not None:
+      self.host.close()
 
 
 def wait_for_dispatched() -> None:

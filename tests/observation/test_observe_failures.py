@@ -16,7 +16,8 @@ from jaxpace.record import describe
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.parts import PartStore
 from jaxpace.record.recorder import Recorder
-from jaxpace.record.ring import collect, intake, table
+from jaxpace.record.ring import collect, intake
+from jaxpace.record.ring import observed as programs
 from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.runs import rundir, step_causes
@@ -36,7 +37,7 @@ POINTS = {
     "sample": (HostSampler, "__init__"), "intake": (intake.Intake, "__init__"),
     "begin": (ExecutionOrder, "__init__"), "record": (intake.Intake, "record"),
     "causes": (step_causes.StepCauseMeter, "sample"), "collect": (collect.Collector, "collect"),
-    "order": (ExecutionOrder, "settle"), "lay out": (table, "device"),
+    "order": (ExecutionOrder, "settle"), "lay out": (programs, "device"),
     "meet": (intake.ring_file, "write_plan"), "write": (PartStore, "append"),
     "process file": (rundir, "write_json"),
     "end": (Recorder, "bring_in_last"), "close ring": (RingCopier, "close"),

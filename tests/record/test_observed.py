@@ -20,6 +20,7 @@ from jaxpace.record import describe, observed
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring import collect, finding, found, intake
+from jaxpace.record.ring import observed as programs
 from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.runs import rundir
@@ -190,7 +191,7 @@ POINTS = {
     "put timestamps in": (thunks, "timestamped"), "load": (compiling.Request, "load"),
     "describe": (program, "_described"), "note": (everywhere, "add"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
-    "begin": (observed, "Executed"), "usage": (host_ring.Usage, "take"),
+    "begin": (observed, "ExecutionOrder"), "usage": (host_ring.Usage, "take"),
     "open": (observed.FoundRecorder, "open"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
@@ -198,7 +199,8 @@ POINTS = {
     "intake": (intake.Intake, "__init__"), "collect": (collect.Collector, "collect"),
     "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
     "cut": (finding.Step, "steps"),
-    "lay out": (intake, "device"), "meet": (intake, "write_plan"), "write": (PartStore, "append"),
+    "lay out": (programs, "device"), "meet": (intake.ring_file, "write_plan"),
+    "write": (PartStore, "append"),
     "wait": (intake.Intake, "reached"), "end": (observed.FoundRecorder, "bring_in_last"),
     "close ring": (RingCopier, "close"),
 }

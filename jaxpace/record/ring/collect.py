@@ -84,7 +84,8 @@ class Collector:
     self._ring = host_ring.current()
     self.ranks = self._ring.ranks
     held = self._ring.layout.capacity if before else 0
-    self._buffers = [DeviceBuffer(max(0, head - held)) for head in self._ring.heads().tolist()]
+    self._begun = self._ring.heads().tolist()
+    self._buffers = [DeviceBuffer(max(0, head - held)) for head in self._begun]
     self._splitters: dict[tuple[int, int], Splitter] = {}
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
@@ -101,6 +102,11 @@ class Collector:
   def buffers(self) -> int:
     """Devices of this process."""
     return len(self._buffers)
+
+  @property
+  def anything(self) -> bool:
+    """Whether anything was written since it began."""
+    return bool(host_ring.current().heads().tolist() != self._begun)
 
   @property
   def lost(self) -> int:
@@ -222,10 +228,9 @@ class ExecutionOrder:
 
     Args:
       collector: reads the ring.
-      device buffers: of each program that is known by now, the device buffers whose devices it runs
-        on.
+      buffers: of each program that is known by now, the device buffers whose devices it runs on.
     """
-    self._collector = collector
+    self.collector = collector
     for number, of in buffers.items():
       for buffer in of:
         collector.skip(buffer, number)
@@ -246,13 +251,13 @@ class ExecutionOrder:
     return [(number, at) for _, number, at in sorted(fresh)]
 
   def _passed(self, number: int, buffers: Sequence[int]) -> int:
-    return min((self._collector.passed(buffer, number) for buffer in buffers), default=0)
+    return min((self.collector.passed(buffer, number) for buffer in buffers), default=0)
 
   def _times(self, number: int, buffers: Sequence[int], begin: int, end: int) -> list[int]:
     """When executions began, on the last device; of lost ones, when events were lost."""
-    began = np.max([self._collector.began(buffer, number, begin, end) for buffer in buffers],
+    began = np.max([self.collector.began(buffer, number, begin, end) for buffer in buffers],
                    axis=0)
-    gaps, latest, times = sorted(self._collector.gaps), self._latest.get(number, 0), []
+    gaps, latest, times = sorted(self.collector.gaps), self._latest.get(number, 0), []
     for ns in began.tolist():
       if not ns:
         at = bisect.bisect_left(gaps, latest)

@@ -6,7 +6,7 @@ import collections
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ import numpy as np
 from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring import finding
-from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls
@@ -69,33 +69,6 @@ class Agreement:
               distributed.key_value_directory(self._key).get(key))
       return Step.from_json(text) if text else None
     return found if last else None
-
-
-class Executed:
-  """What programs of this process have executed from now on. Made before the first of them runs."""
-
-  def __init__(self, earlier: Callable[[Collector], Mapping[int, Sequence[int]]] = lambda _: {},
-               host: bool = True):
-    """Begins.
-
-    Args:
-      earlier: device buffers that programs which have run before write to, by their number.
-      host: whether the clock reads what the process does in each step.
-    """
-    self.collector = Collector()
-    self.order = ExecutionOrder(self.collector, earlier(self.collector))
-    self.host = HostUse() if host else None
-    self._heads = host_ring.current().heads().tolist()
-
-  @property
-  def anything(self) -> bool:
-    """Whether anything has been executed."""
-    return bool(host_ring.current().heads().tolist() != self._heads)
-
-  def close(self) -> None:
-    """Leaves the garbage collector alone again."""
-    if self.host is not None:
-      self.host.close()
 
 
 class HostUse:
@@ -162,19 +135,18 @@ class HostUse:
 class StepFinder:
   """Cuts what devices execute into steps, once it is found what the step is."""
 
-  def __init__(self, source: PlannedPrograms, executed: Executed, match: str, agree: Agree,
+  def __init__(self, source: PlannedPrograms, collector: Collector, match: str, agree: Agree,
                first_step: int = 0):
     """Begins.
 
     Args:
       source: the programs.
-      executed: what has been executed since the recording began.
+      collector: has what was executed.
       match: pattern of the names of the step's programs; empty where they are to be found.
       agree: settles among all processes which step it is.
       first_step: number of the first step.
     """
-    self._source, self._collector, self._match, self._agree = (
-        source, executed.collector, match, agree)
+    self._source, self._collector, self._match, self._agree = source, collector, match, agree
     self._order: list[tuple[int, int]] = []
     self._since: float | None = None
     self._ran = 0.0

@@ -17,8 +17,8 @@ from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
 from jaxpace.record.columns import Columns
-from jaxpace.record.ring.collect import Detail
-from jaxpace.record.ring.found import Executed, StepFinder
+from jaxpace.record.ring.collect import Detail, ExecutionOrder
+from jaxpace.record.ring.found import HostUse, StepFinder
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls, rows
@@ -53,15 +53,15 @@ class Intake:
   wait_seconds: float | None = _POLL_SECONDS
   """How long the writer may sleep before it polls; None as long as it likes."""
 
-  def __init__(self, source: PlannedPrograms | InstrumentedStep, executed: Executed,
+  def __init__(self, source: PlannedPrograms | InstrumentedStep, order: ExecutionOrder,
                directory: pathlib.Path, run: str, process: int, attempt: int, losses: Losses,
                detail: int | str = "auto", first_step: int = 0,
-               finder: StepFinder | None = None):
+               finder: StepFinder | None = None, host: HostUse | None = None):
     """Begins.
 
     Args:
       source: what is recorded; asked for its programs by the writer's thread.
-      executed: what has been executed since the recording began.
+      order: what has been executed since the recording began.
       directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
       run: id of the run.
       process: index of this process.
@@ -71,8 +71,9 @@ class Intake:
       first_step: number of the first step, where the program does not count them.
       finder: finds the steps among what is executed; None where each execution is one, whichever
         program it is of.
+      host: knows what the process did in each step, where the loop does not say so.
     """
-    self._source, self._executed, self._collector = source, executed, executed.collector
+    self._source, self._order, self._collector, self._host = source, order, order.collector, host
     # Held open: what stands under its name later is nothing to write to.
     self._folder = Folder(directory, ring_file.FOLDER)
     self._run, self._process, self._losses = run, process, losses
@@ -129,9 +130,9 @@ class Intake:
     to say."""
     self._meet()
     self._collector.collect(self._meet)
-    if self._executed.host is not None:
-      self._executed.host.keep()
-    fresh = self._executed.order.settle(self._source.buffers(self._collector))
+    if self._host is not None:
+      self._host.keep()
+    fresh = self._order.settle(self._source.buffers(self._collector))
     steps = self._each(fresh) if self._finder is None else self._finder.cut(fresh, self.last)
     self.over += len(steps)
     steps = self._as_recorded(steps)
@@ -256,10 +257,9 @@ class Intake:
   def _samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
     """What the host did in each step: as the loop has recorded it, else as the clock has read it at
     the end of each."""
-    host = self._executed.host
-    if host is None or not devices:
+    if self._host is None or not devices:
       return [step.sample for step in steps]
-    native = host.samples(devices[0].end_ns, devices[0].whole)
+    native = self._host.samples(devices[0].end_ns, devices[0].whole)
     return [own if step.sample is UNKNOWN else step.sample
             for step, own in zip(steps, native, strict=True)]
 

@@ -38,13 +38,11 @@ class _Collector:
     return self.waiting.pop(buffer, NOTHING)
 
 
-class _Executed:
+class _Order:
   """Every execution is over."""
 
-  host = None
-
   def __init__(self, collector):
-    self.collector, self.order, self.fresh = collector, self, []
+    self.collector, self.fresh = collector, []
 
   def settle(self, buffers):
     fresh, self.fresh = self.fresh, []
@@ -61,17 +59,17 @@ class Replayed:
     paced.settings_json = dict
     source = InstrumentedStep(paced)
     source.ranks = lambda collector: dict(enumerate(collector.ranks))
-    self.executed, self.losses = _Executed(_Collector(ranks)), Losses()
-    self.intake = Intake(source, self.executed, path, "run", process, attempt, self.losses)
+    self.order, self.losses = _Order(_Collector(ranks)), Losses()
+    self.intake = Intake(source, self.order, path, "run", process, attempt, self.losses)
     self.intake.last = True
 
   def rows(self, executions, calls):
     """Rows of both tables of executions by rank, with what the loop has recorded of them."""
     ran = list(executions.values())
     for buffer, own in enumerate(ran):
-      self.executed.collector.waiting[buffer] = join([own])
+      self.order.collector.waiting[buffer] = join([own])
     numbers = sorted({number for own in ran for number in own.number.tolist()})
-    self.executed.fresh = [(NUMBER, number) for number in numbers]
+    self.order.fresh = [(NUMBER, number) for number in numbers]
     for sample, extra in calls:
       self.intake.record(sample, extra)
     steps = self.intake.poll()

@@ -4,7 +4,7 @@ import jax
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import ObservedFunction
-from jaxpace.record.ring.found import Executed
+from jaxpace.record.ring.collect import Collector, ExecutionOrder
 from jaxpace.record.ring.intake import Intake, Losses
 from jaxpace.record.ring.observed import PlannedPrograms
 from tests.record.ring.handmade import Handmade
@@ -27,10 +27,9 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
         return ObservedPlan()
       return ObservedPlan((step._program,) if len(asked) > 2 else ())
 
-  executed = Executed()
-  executed.close()
-  collector = executed.collector
-  taken = Intake(PlannedPrograms([Asked()]), executed, tmp_path, "run", 0, 0, Losses())
+  collector = Collector()
+  taken = Intake(PlannedPrograms([Asked()]), ExecutionOrder(collector, {}), tmp_path, "run", 0, 0,
+                 Losses())
   assert taken.poll() == []
   buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
   assert [collector.passed(buffer, step.number) for buffer in buffers] == [1, 1]

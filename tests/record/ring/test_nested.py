@@ -98,18 +98,6 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
       for at, own in enumerate(times.tolist())]
 
 
-def test_columns_add_up_as_before():
-  ran = executions([[1000, 1100, 1200, 1250, 1260]],
-                   [(0, 34, 1010), (0, 35, 1030), (0, 34, 1090), (0, 35, 1120)])
-  steps, rows, _ = rows_of(PLAN, ran)
-  assert ([steps[name][0] for name in ("forward_ns", "backward_ns", "sync_ns", "update_ns")]
-          == [70, 80, 100, 10])
-  assert steps["last_exit_ns"][0] == 1250
-  assert rows["step"].tolist() == [4] * 3 and rows["collective"].tolist() == [0, 1, 2]
-  assert rows["name"].tolist() == ["grads", "psum.0", "psum.0@1"]
-  assert rows["bytes"].tolist() == [64, 8, 8]
-
-
 def test_run_json_tells_each_turn_and_stamped_slots_stay():
   plan = InstrumentedPlan(PLAN, {"every": 1})
   told = plan.to_json()
