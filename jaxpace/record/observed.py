@@ -16,12 +16,13 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Self
 
 import jax
 
+from jaxpace.core.observed import ObservedProgram
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_a_line
@@ -133,25 +134,20 @@ class observed:
       if self._opener is not None or self._closed or os.getpid() != self._pid:
         return
       # Now: nothing with timestamps has run that is to be recorded.
-      collector = Collector()
-      self._recording.order = ExecutionOrder(collector, {
-          one.number: buffers_of(one, collector) for one in self._programs.known if not one.bare})
-      self._recording.host = HostUse()
+      self._recording.begin(self._programs.known)
       self._opener = threading.Thread(target=self._open, name="jaxpace-open", daemon=True)
       self._opener.start()
 
   def _open(self) -> None:
     """Opens the recording once a program with timestamps runs."""
-    assert self._recording.order is not None
-    executed = self._recording.order.collector
-    while not executed.anything and not self._over.wait(_LOOK_SECONDS):
+    while not self._recording.anything and not self._over.wait(_LOOK_SECONDS):
       pass
-    if not executed.anything:
+    if not self._recording.anything:
       wait_for_dispatched()
     if self.gives_way and Recording.opened:
       self._closed = True
       self._say("This program opens a recorder of its own: that alone records.")
-    elif executed.anything:
+    elif self._recording.anything:
       self._recording.open()
 
   def _at_exit(self) -> None:
@@ -166,6 +162,18 @@ class FoundRecorder(Recorder):
     """Prepares; see `observed`."""
     super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
     self._match, self._say = match, say
+
+  def begin(self, earlier: Iterable[ObservedProgram]) -> None:
+    """Begins with what is executed from now on; `earlier` are programs that may have run before."""
+    collector = Collector()
+    self._order = ExecutionOrder(collector, {
+        one.number: buffers_of(one, collector) for one in earlier if not one.bare})
+    self._host = HostUse()
+
+  @property
+  def anything(self) -> bool:
+    """Whether anything has been executed."""
+    return self._order is not None and self._order.collector.anything
 
   @property
   def step(self) -> Step | None:

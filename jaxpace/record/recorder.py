@@ -135,8 +135,8 @@ class Recorder(Recording):
         PlannedPrograms(marked) if marked else InstrumentedStep(source or InstrumentedFunction()))
     self._calls = self._handed = 0  # of `record`, and those that were taken
     self._intake: Intake | None = None
-    self.order: ExecutionOrder | None = None
-    self.host: HostUse | None = None
+    self._order: ExecutionOrder | None = None
+    self._host: HostUse | None = None
     self._finder: StepFinder | None = None
     self._copier: RingCopier | None = None
 
@@ -182,8 +182,8 @@ class Recorder(Recording):
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return 0 if self.order is None else self._calls * len(
-        self._recorded.ranks(self.order.collector))
+    return 0 if self._order is None else self._calls * len(
+        self._recorded.ranks(self._order.collector))
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """Copies events to the run directory, and says who reads them.
@@ -205,8 +205,8 @@ class Recorder(Recording):
       wait_for_dispatched()
     collector = Collector()
     self._recorded.meet(collector)
-    self.order = ExecutionOrder(collector, self._recorded.buffers(collector))
-    self.host = HostUse() if self._observed else None
+    self._order = ExecutionOrder(collector, self._recorded.buffers(collector))
+    self._host = HostUse() if self._observed else None
     self.read(writer, identity, first, "*" if len(self._observed) > 1 else None)
 
   def read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
@@ -221,15 +221,15 @@ class Recorder(Recording):
         where each execution is a step.
       say: takes what was found to be the step.
     """
-    assert self.directory is not None and self.order is not None
+    assert self.directory is not None and self._order is not None
     self._copier = copied_ring(self.directory, identity)
     if match is not None:
       assert isinstance(self._recorded, PlannedPrograms)
-      self._finder = StepFinder(self._recorded, self.order.collector, match, Agreement(
+      self._finder = StepFinder(self._recorded, self._order.collector, match, Agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", say), first_step)
-    self._intake = Intake(self._recorded, self.order, self.directory, identity.run,
+    self._intake = Intake(self._recorded, self._order, self.directory, identity.run,
                           jax.process_index(), identity.attempt, writer.losses, self._detail,
-                          first_step, self._finder, self.host)
+                          first_step, self._finder, self._host)
     writer.set_intake(self._intake)
 
   def bring_in(self, deadline: float | None) -> None:
@@ -272,8 +272,8 @@ class Recorder(Recording):
     if self._copier is not None:
       self._copier.close()
       self._copier = None
-    if self.host is not None:
-      self.host.close()
+    if self._host is not None:
+      self._host.close()
 
 
 def wait_for_dispatched() -> None:

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import bisect
 import collections
+import logging
 from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
-from jaxpace.core.detail import is_detailed
+from jaxpace.core.detail import every, is_detailed
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.core.ring_layout import NUMBER, VALUES
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.executions import NOTHING, DeviceBuffer, Executions, Splitter, join, part
+
+_LOG = logging.getLogger("jaxpace")
 
 # Which steps are written in detail: one in so many, and what is unusual.
 
@@ -38,12 +42,22 @@ judged."""
 class Detail:
   """Chooses steps: those that all ranks draw, the first ones, and those around slow ones."""
 
-  def __init__(self, every: int = 1):
-    """Begins; `every` may be changed as programs are met."""
-    self.every = every
+  def __init__(self, asked: int | str = "auto"):
+    """Begins; `asked` is of how many steps one is written in detail, or "auto"."""
+    self._asked, self.every = asked, asked if isinstance(asked, int) else 1
     self._recent: collections.deque[float] = collections.deque(maxlen=_MEDIAN_OF)
     self._until = -1
     self._spent, self._seen = 0.0, 0
+
+  def settle(self, rows: int, ranks: int) -> dict[str, Any]:
+    """Says for `run.json` which steps are written in detail, where these have so many rows of
+    collectives: every process comes to the same, from the programs alone."""
+    if self._asked == "auto" and (stretch := every(rows, ranks)) > self.every:
+      self.every = stretch
+      _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each "
+                "collective of one step in %d, of the first ones and around slow ones; detail=1 "
+                "records all.", rows, stretch)
+    return {"every": self.every, "asked": self._asked}
 
   def choose(self, steps: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """[n] bool: which steps to write in detail.

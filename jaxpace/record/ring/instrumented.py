@@ -8,7 +8,7 @@ own: what a device waits in them is taken out of the phase that they ran in.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 
 from jaxpace.core import durations, observed
 from jaxpace.core import ring_layout as layout
-from jaxpace.core.detail import every
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
 from jaxpace.core.plan import (
   BACKWARD,
@@ -32,7 +31,7 @@ from jaxpace.core.plan import (
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import slot_tags, timestamp_tags
 from jaxpace.record.columns import Columns, concatenate, null
-from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
 from jaxpace.record.ring.plan import Unrolled, described
 from jaxpace.record.ring.table import DeviceSteps, StepCalls
@@ -120,7 +119,7 @@ class InstrumentedPlan:
     """Lays the slots out; `detail` says which steps have nested ones in detail."""
     self.timestamped, self.detail = timestamped, detail or {}
     self.clock, self.axis, self.ranks = timestamped.clock, timestamped.axis, timestamped.ranks
-    self.used, self.detailed = range(timestamped.ranks), bool(timestamped.inside)
+    self.detailed = bool(timestamped.inside)
     self.settings: dict[str, Any] = {}
     self.nested = ObservedProgram(
         number=timestamped.program or 0, name="step", ranks=(), mesh_axes={},
@@ -314,7 +313,6 @@ class InstrumentedStep:
   def __init__(self, paced: InstrumentedFunction):
     """Prepares."""
     self._paced = paced
-    self._detail: dict[str, Any] = {}
     self._plan: Plan | None = None
     self._laid_out: InstrumentedPlan | None = None
     self.programs: list[ObservedProgram] = []
@@ -338,6 +336,10 @@ class InstrumentedStep:
             for place, device in enumerate(self._paced.devices, self._paced.first_place)
             if device in buffers}
 
+  def used(self, collector: Collector) -> list[int]:
+    """Ranks of this process."""
+    return list(self.ranks(collector).values())
+
   def buffers(self, collector: Collector) -> dict[int, list[int]]:
     """Device buffers that the program writes to, by its number."""
     return {number: list(self.ranks(collector)) for number in self.runs}
@@ -356,31 +358,20 @@ class InstrumentedStep:
                                       [slot_tags(one.slot) for one in plan.collectives])]
     return True
 
-  def prepare(self, steps: Iterable[StepCalls]) -> None:
-    """Nothing: slots are the plan's."""
-
   def device(self, plan: InstrumentedPlan, steps: Sequence[StepCalls],
              executions: Mapping[int, Executions], _rank: int) -> DeviceSteps:
     """Lays the executions of one device out by step."""
     return plan.device(np.array([step.ranges[0].begin for step in steps], np.int64),
                        executions.get(steps[0].ranges[0].program, NOTHING))
 
-  @property
-  def stretch(self) -> int:
-    """Steps of which one is written in detail, where nested collectives make that many rows."""
-    return every(len(self.plan.collectives), self.plan.ranks) if self.plan.detailed else 1
-
-  def tell_detail(self, detail: dict[str, Any]) -> None:
-    """Says which steps are written in detail, for `run.json`."""
-    if detail != self._detail:
-      self._detail, self._laid_out = detail, None
-
-  @property
-  def plan(self) -> InstrumentedPlan:
-    """The plan of now; the same object as long as nothing is new."""
-    assert self._plan is not None, "a step that has run has been traced"
+  def plan_of(self, _steps: Any, detail: Detail) -> InstrumentedPlan:
+    """The plan with a slot for each iteration; the same object as long as nothing is new."""
     if self._laid_out is None:
-      self._laid_out = InstrumentedPlan(self._plan, self._detail)
+      assert self._plan is not None, "a step that has run has been traced"
+      made = InstrumentedPlan(self._plan)
+      if made.detailed:
+        made.detail = detail.settle(len(made.collectives), made.ranks)
+      self._laid_out = made
     return self._laid_out
 
 

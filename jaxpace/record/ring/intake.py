@@ -78,7 +78,7 @@ class Intake:
     self._folder = Folder(directory, ring_file.FOLDER)
     self._run, self._process, self._losses = run, process, losses
     self._attempt = self._first_attempt = attempt
-    self._asked, self._detail = detail, Detail(detail if isinstance(detail, int) else 1)
+    self._detail = Detail(detail)
     self._finder, self._next = finder, first_step
     self._steps: list[StepCalls] = []
     self._previous: dict[int, tuple[int, int]] = {}
@@ -104,8 +104,7 @@ class Intake:
   @property
   def ranks(self) -> list[int]:
     """Ranks of this process of which steps are recorded."""
-    used = set(self._source.plan.used)
-    return [rank for rank in self._source.ranks(self._collector).values() if rank in used]
+    return self._source.used(self._collector)
 
   @property
   def underway(self) -> bool:
@@ -176,15 +175,8 @@ class Intake:
     return taken
 
   def plan_of(self, steps: list[StepCalls]) -> Any:
-    """The plan with all slots that steps need."""
-    self._source.prepare(steps)
-    if self._asked == "auto" and (stretch := self._source.stretch) > self._detail.every:
-      self._detail.every = stretch
-      _LOG.info("A step has many collectives: the sums of every step are recorded, and each "
-                "collective of one step in %d, of the first ones and around slow ones; detail=1 "
-                "records all.", stretch)
-    self._source.tell_detail({"every": self._detail.every, "asked": self._asked})
-    return self._source.plan
+    """The plan with all slots that steps need; the same object as long as nothing is new."""
+    return self._source.plan_of(steps, self._detail)
 
   def add(self, steps: list[StepCalls]) -> None:
     """Takes steps in."""

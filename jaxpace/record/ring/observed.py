@@ -8,11 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpace.core.detail import every
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
 from jaxpace.record.columns import Columns
-from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import (
   BACKWARD,
   COMPUTE,
@@ -66,9 +65,8 @@ class TimestampPlan:
     have them, `step` which programs were found to be the step."""
     self.detailed = True
     """Whether not all steps need be written in detail."""
-    self.used = sorted({rank for each in programs if not each.program.bare for rank in each.ranks})
-    """Ranks that a program with timestamps runs on."""
-    ranks = self.used[-1] + 1 if self.used else ranks
+    used = {rank for each in programs if not each.program.bare for rank in each.ranks}
+    ranks = max(used) + 1 if used else ranks
     streamed = any(each.program.clock == "stream" for each in programs)
     self.clock, self.ranks, self._detail = STREAM_CLOCK if streamed else CLOCK, ranks, detail
     self._programs = tuple(programs)
@@ -139,6 +137,11 @@ class PlannedPrograms:
     """Rank of each device buffer's device."""
     return dict(enumerate(collector.ranks))
 
+  def used(self, collector: Collector) -> list[int]:
+    """Ranks of this process that a program with timestamps runs on."""
+    used = {rank for each in self.programs if not each.bare for rank in each.ranks}
+    return [rank for rank in collector.ranks if rank in used]
+
   def buffers(self, collector: Collector) -> dict[int, list[int]]:
     """Device buffers that each of the programs that steps may run writes to, by its number."""
     return {number: buffers_of(program.program, collector) for number in self.runs
@@ -153,16 +156,6 @@ class PlannedPrograms:
       self._of += len(each.collectives) if alike is None else 0
       self._plan = None
     return bool(fresh)
-
-  def prepare(self, steps: Iterable[StepCalls]) -> None:
-    """Gives the executions of steps their slots."""
-    for step in steps:
-      for one, before in zip(step.ranges, calls_before(step.ranges, self), strict=True):
-        program = self.by_number.get(one.program)
-        if program is not None and not program.program.bare:
-          for call in range(before, before + one.end - one.begin):
-            if self.block(one.program, call) < 0:
-              break
 
   def device(self, _plan: TimestampPlan, steps: Sequence[StepCalls],
              executions: Mapping[int, Executions], rank: int) -> DeviceSteps:
@@ -185,30 +178,25 @@ class PlannedPrograms:
       self._plan = None
     return program.blocks[call]
 
-  def tell_detail(self, detail: dict[str, Any]) -> None:
-    """Says which steps are written in detail, for `run.json`."""
-    if detail != self._detail:
-      self._detail = detail
-      self._plan = None
-
-  @property
-  def stretch(self) -> int:
-    """Steps of which one is written in detail: every process comes to the same, from the programs
-    alone."""
-    rows = max((len(program.unrolled) * len(program.blocks)
-                for program in self.by_number.values()), default=0)
-    return every(rows, jax.device_count())
-
   def tell_step(self, step: dict[str, Any]) -> None:
     """Says which programs were found to be the step, for `run.json`."""
     self._step, self._plan = step, None
 
-  @property
-  def plan(self) -> TimestampPlan:
-    """The plan of now; the same object as long as nothing is new."""
-    if self._plan is None:
-      self._plan = TimestampPlan(list(self.by_number.values()), jax.device_count(), self._detail,
-                                 self._step)
+  def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> TimestampPlan:
+    """The plan with all slots that steps need; the same object as long as nothing is new."""
+    for step in steps:
+      for one, before in zip(step.ranges, calls_before(step.ranges, self), strict=True):
+        program = self.by_number.get(one.program)
+        if program is not None and not program.program.bare:
+          for call in range(before, before + one.end - one.begin):
+            if self.block(one.program, call) < 0:
+              break
+    planned = list(self.by_number.values())
+    told = detail.settle(max((len(each.unrolled) * len(each.blocks) for each in planned),
+                             default=0), jax.device_count())
+    if self._plan is None or told != self._detail:
+      self._detail = told
+      self._plan = TimestampPlan(planned, jax.device_count(), told, self._step)
     return self._plan
 
 
