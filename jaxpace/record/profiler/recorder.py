@@ -146,7 +146,7 @@ class ProfiledRecorder(Recording, Recordable):
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[InstrumentedPlan, timestamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._intake: _ProfiledIntake | None = None
-    self._attempt = 0
+    self._run_attempt = 0
     self._told: set[str] = set()
     self._checked = False  # whether `record` was given arrays, the first time
 
@@ -157,7 +157,7 @@ class ProfiledRecorder(Recording, Recordable):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake, self._attempt = _ProfiledIntake(), identity.attempt
+    self._intake, self._run_attempt = _ProfiledIntake(), identity.attempt
     writer.set_intake(self._intake)
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -290,7 +290,7 @@ class ProfiledRecorder(Recording, Recordable):
     for ordinal, rank in zip(ordinals, ranks, strict=True):
       own = plan.device(np.arange(self._length), timestamps.events(by_device[ordinal], groups))
       # Sessions never adjoin: before each there is a hole.
-      tables.append(rows(own, columns.whose(numbers, rank, jax.process_index(), self._attempt),
+      tables.append(rows(own, columns.whose(numbers, rank, jax.process_index(), self._run_attempt),
                          columns.ends_before(numbers, own.end_ns, None), host_columns,
                          np.ones(len(numbers), bool), plan))
     writer, intake = self._writer, self._intake
