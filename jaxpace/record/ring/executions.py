@@ -37,6 +37,8 @@ class Executions(NamedTuple):
 
   def picked(self, chosen: np.ndarray) -> Executions:
     """Some of them: [n] bool."""
+    if chosen.all():
+      return self
     kept = chosen[self.of]
     return Executions(self.number[chosen], self.start_ns[chosen], self.end_ns[chosen],
                       (np.cumsum(chosen) - 1)[self.of[kept]], self.tag[kept], self.ns[kept])

@@ -239,16 +239,13 @@ def _column(segment: str) -> str:
 def _phases(times: np.ndarray, taken: np.ndarray, plan: Plan) -> Columns:
   """Total duration of every segment, null where it is unknown; the delay and the gap have columns
   of their own."""
-  totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+  totals: Columns = {}
   for i, timestamp in enumerate(plan.marks):
-    if i == 0 or timestamp.segment in (DELAY, GAP):
-      continue
-    duration, unknown = times[:, i] - times[:, i - 1], ~(taken[:, i] & taken[:, i - 1])
-    if timestamp.segment in totals:
-      total, missing = totals[timestamp.segment]
-      duration, unknown = total + duration, missing | unknown
-    totals[timestamp.segment] = duration, unknown
-  return {_column(segment): null(*total) for segment, total in totals.items()}
+    if i and timestamp.segment not in (DELAY, GAP):
+      name = _column(timestamp.segment)
+      span = null(times[:, i] - times[:, i - 1], ~(taken[:, i] & taken[:, i - 1]))
+      totals[name] = totals[name] + span if name in totals else span
+  return totals
 
 
 def _held(executions: Executions, slots: np.ndarray, waits: Columns) -> tuple[Columns, np.ndarray]:
