@@ -64,8 +64,6 @@ _STILL = 2
 """High steps of the latter half of those looked back on, at most, in a quiet spell."""
 _TWICE = 2
 """Pauses with a cause that an onset takes; it is over after 80 steps without."""
-_FULL = 5.0
-"""Times its threshold that a sum grows to at most: what is over is soon seen to be so."""
 
 
 class Alarm(NamedTuple):
@@ -218,7 +216,6 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   more = np.where(active, rule.allowance - share, share - rule.allowance)
   total = np.where(ready, np.maximum(sums.total + np.clip(more, -rule.cap, rule.cap), 0.0),
                    sums.total)
-  total = np.minimum(total, _FULL * usual.threshold)
   excess, number = sums.excess + np.where(ready, share, 0.0), sums.steps + ready
   raised = sums.raised + (ready & (more > 0))
   high = ~active & (now - usual.middle > rule.high * usual.step_time)

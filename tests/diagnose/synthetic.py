@@ -4,12 +4,8 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.diagnose.floor import find_floor
-from jaxpace.diagnose.lateness import find_late
+from jaxpace.diagnose.diagnose import add, count, who
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
-from jaxpace.diagnose.phases import phase_medians
-from jaxpace.diagnose.selected_steps import count_steps
-from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.runs.dense import HOST_COLUMNS
 from jaxpace.runs.run import HostCauses, HostSamples, Run
 from tests.diagnose.traces import make_run
@@ -48,13 +44,7 @@ def run_of(job: SyntheticJob):
 
 def case_of(run: Run) -> EvidenceInputs:
   """What failure modes are looked for in."""
-  selected = count_steps(run)
-  totals = add_up(run, selected)
-  step = float(totals.per_step["step"][selected.mask].mean())
-  run_totals = RunTotals(run, selected, totals, step)
-  return EvidenceInputs(**vars(run_totals), lateness=find_late(run_totals),
-                        phases=phase_medians(run, selected.mask),
-              floor=find_floor(run, totals.transfer, None))
+  return who(add(run, count(run)))
 
 
 def true_shares(truth, quiet: float) -> dict[str, float]:
