@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            f"(default: {_SIZES})")
   parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
                       help=f"collectives to measure (default: {','.join(_KINDS)})")
-  parser.add_argument("--repeats", type=_positive, metavar="N", default=9,
+  parser.add_argument("--repeats", type=running.number("samples", 1, 4096), metavar="N", default=9,
                       help="samples a size, or messages a pair of hosts (default: 9)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"), default="ring",
                       help="whose formula is fitted (default: ring)")
-  parser.add_argument("--devices", type=_positive, metavar="N",
+  parser.add_argument("--devices", type=running.number("devices", 1, 4096), metavar="N",
                       help="devices to make of each process's CPU")
   links = parser.add_argument_group("links between hosts")
   links.add_argument("--links", action="store_true",
@@ -98,8 +98,7 @@ def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
              first: bool) -> dict[str, Any]:
-  from jaxpace.costs.bench.fit import fit, to_json
-  from jaxpace.costs.bench.measure import host_of_processes, levels, measure
+  from jaxpace.costs.bench import fit, host_of_processes, levels, measure, to_json
 
   hosts = host_of_processes(socket.gethostname())
   devices = sorted(devices, key=lambda d: (hosts[d.process_index], d.process_index, d.id))
@@ -192,9 +191,3 @@ def _kinds(text: str) -> tuple[str, ...]:
     raise argparse.ArgumentTypeError(
         f"{wrong[0]!r} is no collective of bench: there are {', '.join(_KINDS)}")
   return kinds
-
-
-def _positive(text: str) -> int:
-  if not text.isdecimal() or not 0 < int(text) <= 4096:
-    raise argparse.ArgumentTypeError(f"{text!r} must be a whole number from 1 to 4,096")
-  return int(text)

@@ -8,6 +8,7 @@ import pathlib
 import sys
 from typing import Any
 
+from jaxpace.cli import running
 from jaxpace.files import UserError
 from jaxpace.live import control_file
 from jaxpace.live.control_request import ControlRequest, RequestError, parse_ranks
@@ -23,6 +24,7 @@ examples:
   jaxpace control runs/demo --reset
 """  # noqa: E501
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+_STEP = running.number("the number", 0, 2**31 - 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   who = parser.add_mutually_exclusive_group()
   who.add_argument("--ranks", type=_some_ranks, metavar="LIST",
                    help="only these, such as 0-7,9; or 'all'")
-  who.add_argument("--nodes", type=_whole, metavar="N",
+  who.add_argument("--nodes", type=_STEP, metavar="N",
                    help="only the ranks of the run's first N hosts")
-  parser.add_argument("--from-step", type=_whole, metavar="N", help="no delay before this step")
+  parser.add_argument("--from-step", type=_STEP, metavar="N", help="no delay before this step")
   parser.add_argument("--until-step", type=_step_or_none, metavar="N",
                       help="no delay from this step on; 'none' for good")
 
@@ -163,11 +165,5 @@ def _some_ranks(text: str) -> tuple[int, ...] | str:
     raise argparse.ArgumentTypeError(str(error)) from error
 
 
-def _whole(text: str) -> int:
-  if not text.isdecimal() or int(text) >= 2**31:
-    raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0")
-  return int(text)
-
-
 def _step_or_none(text: str) -> int | str:
-  return text if text == "none" else _whole(text)
+  return text if text == "none" else _STEP(text)

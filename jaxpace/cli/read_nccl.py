@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from jaxpace.cli import running
 from jaxpace.files import UserError
 
 EPILOG = """\
@@ -23,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("dumps", metavar="DUMPS", nargs="+",
                       help="directories and files of all ranks' dumps")
   parser.add_argument("--to", metavar="RUN", required=True, help="run directory to write")
-  parser.add_argument("--collectives-per-step", metavar="N", type=int,
+  parser.add_argument("--collectives-per-step", metavar="N",
+                      type=running.number("the number of collectives", 1),
                       help="collectives of one rank in a step (default: as many as repeat)")
 
 
@@ -34,8 +36,6 @@ def run(args: argparse.Namespace) -> int:
   from jaxpace.runs.plain_text import write_plain
   from jaxpace.runs.problems import plural
 
-  if args.collectives_per_step is not None and args.collectives_per_step < 1:
-    raise UserError(f"--collectives-per-step {args.collectives_per_step} must be 1 or more.")
   dumps = read_dumps(args.dumps)
   if dumps.unreadable and not dumps.records:
     raise UserError(f"nothing can be read: {dumps.unreadable[0]}.")

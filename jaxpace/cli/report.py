@@ -28,6 +28,7 @@ examples:
   jaxpace report runs/demo --steps 1000:1200 --chrome demo.json
 """
 LESS = "report on a window of it with --steps A:B"
+_COUNT = running.number("the number of ranks", 1, (1 << 24) - 1)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--forecast", type=_sizes, metavar="N,M,...",
                       help="also say how long a step would take at these numbers of ranks, each "
                            "with the same work as now; --floor says what collectives cost there")
-  parser.add_argument("--ranks-per-host", type=_count, metavar="N",
+  parser.add_argument("--ranks-per-host", type=_COUNT, metavar="N",
                       help="ranks of one host in the forecast jobs (default: as in the run)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"),
                       help="how the collectives of the forecast go, where no --floor says "
@@ -178,13 +179,7 @@ def _sizes(text: str) -> list[int]:
   [128, 512]
   """
   try:
-    return list(dict.fromkeys(_count(part) for part in text.split(",")))
+    return list(dict.fromkeys(_COUNT(part) for part in text.split(",")))
   except argparse.ArgumentTypeError:
     raise argparse.ArgumentTypeError(
         f"{text!r} are no numbers of ranks: write them like 128,512,2048") from None
-
-
-def _count(text: str) -> int:
-  if not text.strip().isdecimal() or not 0 < int(text) < 1 << 24:
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 or more")
-  return int(text)

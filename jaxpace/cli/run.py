@@ -4,17 +4,16 @@ recorded by `jaxpace.record.observed`."""
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+from jaxpace.cli.running import number
+from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.launcher import Launch, Launcher, LaunchError, find_program
-from jaxpace.show.console import refuse
+from jaxpace.hosts.launch.launcher import Launch, Launcher, find_program
 
 EPILOG = """\
 The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets
@@ -41,37 +40,6 @@ _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
 take the machine."""
 
 
-def _at_least(low: int, what: str, most: int | None = None) -> Callable[[str], int]:
-  def parse(text: str) -> int:
-    try:
-      value = int(text)
-    except ValueError:
-      raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-    if value < low:
-      raise argparse.ArgumentTypeError(f"{what} must be at least {low}, not {value}")
-    if most is not None and value > most:
-      raise argparse.ArgumentTypeError(f"{what} must be at most {most:,}, not {value:,}")
-    return value
-  return parse
-
-
-def _seconds(text: str) -> float:
-  try:
-    value = float(text)
-  except ValueError:
-    raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds") from None
-  if not (math.isfinite(value) and value >= 0):
-    raise argparse.ArgumentTypeError(f"seconds must be finite and not negative, not {text}")
-  return value
-
-
-def _port(text: str) -> int:
-  value = _at_least(0, "the port")(text)
-  if value > 65535:
-    raise argparse.ArgumentTypeError(f"the port must be at most 65535, not {value}")
-  return value
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace run`."""
   parser.usage = "jaxpace run [options] -- COMMAND [ARGUMENT ...]"
@@ -82,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="name of the step's program, such as train_step or 'train*', where it "
                            "shall not be found")
   parser.add_argument("--no-record", action="store_true", help="record nothing")
-  parser.add_argument("--nproc", "-n", type=_at_least(1, "the number of processes"),
+  parser.add_argument("--nproc", "-n", type=number("the number of processes", 1),
                       metavar="N", help="start so many processes on this machine, as one job")
   parser.add_argument("--devices-per-process",
-                      type=_at_least(1, "the number of devices", _MOST_DEVICES), metavar="D",
+                      type=number("the number of devices", 1, _MOST_DEVICES), metavar="D",
                       help="devices of each process: simulated ones on CPU, D of the machine's "
                            "GPUs each otherwise (default: one GPU each where there are enough, "
                            "else JAX's own choice)")
@@ -95,16 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--show", choices=("first", "all", "none"), default="first",
                       help="whose output appears live: process 0's, everyone's with the process "
                            "number before each line, or nobody's (default: first)")
-  parser.add_argument("--grace", type=_seconds, default=10.0, metavar="S",
+  parser.add_argument("--grace", type=number("the grace time", 0, whole=False), default=10.0,
+                      metavar="S",
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
-  parser.add_argument("--tail", type=_at_least(0, "the number of lines"), default=20,
+  parser.add_argument("--tail", type=number("the number of lines", 0), default=20,
                       metavar="LINES",
                       help="lines of the failed process's log to print (default: 20)")
-  parser.add_argument("--threads", type=_at_least(1, "the number of threads", _MOST_THREADS),
+  parser.add_argument("--threads", type=number("the number of threads", 1, _MOST_THREADS),
                       metavar="T",
                       help="XLA CPU threads of each process (default: the cores shared out, at "
                            "least D + 1)")
-  parser.add_argument("--port", type=_port, default=0, metavar="P",
+  parser.add_argument("--port", type=number("the port", 0, 65535), default=0, metavar="P",
                       help="TCP port of the coordinator on the loopback interface (default: a "
                            "free one)")
   parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
@@ -120,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
   """
   command = args.command[1:] if args.command[:1] == ["--"] else args.command
   if wrong := find_program(command):
-    return refuse("run", wrong)
+    raise UserError(wrong)
   name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
   if args.no_record:
     os.environ.pop(_RUN, None)
@@ -133,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     try:
       os.execvp(command[0], command)
     except OSError as error:
-      return refuse("run", f"{command[0]} can't be run: {error.strerror}")
+      raise UserError(f"{command[0]} can't be run: {error.strerror}") from error
   return _launch(args, command, args.logs or Path("runs") / f"launch-{name}")
 
 
@@ -150,16 +119,12 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
   cores = environment.available_cores()
   most = max(_LEAST_BOUND, _PROCESSES_A_CORE * cores)
   if args.nproc > most:
-    return refuse("run", f"--nproc {args.nproc:,} is more than this machine of {cores} cores "
-                         f"can run: at most {most:,}. Simulated devices are cheaper: "
-                         "--devices-per-process.")
+    raise UserError(f"--nproc {args.nproc:,} is more than this machine of {cores} cores can run: "
+                    f"at most {most:,}. Simulated devices are cheaper: --devices-per-process.")
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
   job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace,
                tail_lines=args.tail, devices=args.devices_per_process, threads=threads,
                port=args.port)
   print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
-  try:
-    return Launcher(job).run()
-  except LaunchError as error:
-    return refuse("run", str(error))
+  return Launcher(job).run()

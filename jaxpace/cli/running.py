@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
@@ -94,6 +95,29 @@ def _delivered(answer: Answer, target: str | None) -> int:
     raise UnwritableError(
         f"standard output can't be written: {error.strerror or error}.") from error
   return answer.status
+
+
+def number(what: str, least: float, most: float = math.inf, *, whole: bool = True
+           ) -> Callable[[str], Any]:
+  """Makes a parser of a number from `least` to `most`; `what` names it where it refuses one.
+
+  >>> number("the port", 0, 65535)("8080"), number("seconds", 0, whole=False)("0.5")
+  (8080, 0.5)
+  """
+  def parse(text: str) -> float:
+    try:
+      value = int(text) if whole else float(text)
+    except ValueError:
+      value = math.nan
+    if math.isnan(value) or math.isinf(value):
+      raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * whole}number")
+    if value < least:
+      raise argparse.ArgumentTypeError(f"{what} must be at least {least}, not {text}")
+    if value > most:
+      raise argparse.ArgumentTypeError(f"{what} must be at most {most}, not {text}")
+    return value
+
+  return parse
 
 
 def window(text: str) -> tuple[int | None, int | None]:

@@ -32,10 +32,6 @@ examples:
 LESS = "simulate fewer steps, or fewer ranks"
 
 
-class ConfigError(UserError, ValueError):
-  """The config file can't be read: a sentence that says why."""
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace simulate`."""
   parser.add_argument("config", metavar="CONFIG",
@@ -66,7 +62,7 @@ def run(args: argparse.Namespace) -> running.Answer:
   whole = False
   try:
     if args.output == "":
-      raise ConfigError("--output is empty: name a directory.")
+      raise UserError("--output is empty: name a directory.")
     config = load(args.config, args.set)
     named = _named(args.pacer_from, config)
     scenario = settings.read(config,
@@ -88,9 +84,9 @@ def run(args: argparse.Namespace) -> running.Answer:
       writer.close()
     whole = True
   except (settings.SettingsError, rundir.ForeignDirectoryError) as error:
-    raise ConfigError(str(error)) from error
+    raise UserError(str(error)) from error
   except OSError as error:
-    raise ConfigError(f"{args.output} can't be written: {error.strerror or error}.") from error
+    raise UserError(f"{args.output} can't be written: {error.strerror or error}.") from error
   finally:
     if not whole:
       for writer in writers:
@@ -105,20 +101,20 @@ def load(path: str, changes: list[str]) -> dict[str, Any]:
   """Reads a config file and applies `--set`.
 
   Raises:
-    ConfigError: there is no such file, it fails, or it returns something else.
+    UserError: there is no such file, it fails, or it returns something else.
   """
   file = pathlib.Path(path)
   if not file.is_file():
-    raise ConfigError(f"there is no file {path}.")
+    raise UserError(f"there is no file {path}.")
   if file.suffix == ".py":
     config = _plain(_from_python(file))
   else:
     try:
       config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-      raise ConfigError(f"{path} is no JSON file: {error}. A Python config ends in .py.") from error
+      raise UserError(f"{path} is no JSON file: {error}. A Python config ends in .py.") from error
   if not isinstance(config, dict):
-    raise ConfigError(f"{path} gives a {type(config).__name__}; a dict of fields is needed.")
+    raise UserError(f"{path} gives a {type(config).__name__}; a dict of fields is needed.")
   for change in changes:
     _set(config, change)
   return config
@@ -132,10 +128,10 @@ def _from_python(file: pathlib.Path) -> Any:
     spec.loader.exec_module(module)
     return module.get_config()
   except ModuleNotFoundError as error:
-    raise ConfigError(
+    raise UserError(
         f"{file} needs {error.name}, which is not installed: pip install {error.name}.") from error
   except (Exception, SystemExit) as error:  # whatever the user's file does
-    raise ConfigError(
+    raise UserError(
         f"{file} fails: {type(error).__name__}: {error}. It must define get_config().") from error
 
 
@@ -150,13 +146,13 @@ def _plain(config: Any) -> Any:
 def _set(config: dict[str, Any], change: str) -> None:
   name, equals, text = change.partition("=")
   if not equals:
-    raise ConfigError(f"--set {change} must be FIELD=VALUE, such as jobs.a.forward=0.02.")
+    raise UserError(f"--set {change} must be FIELD=VALUE, such as jobs.a.forward=0.02.")
   *path, last = name.strip().split(".")
   place: Any = config
   for key in path:
     place = place.get(key) if isinstance(place, dict) else None
     if not isinstance(place, dict):
-      raise ConfigError(f"--set {change}: there is no section {'.'.join(path)} in the config.")
+      raise UserError(f"--set {change}: there is no section {'.'.join(path)} in the config.")
   try:
     place[last] = json.loads(text)
   except (ValueError, RecursionError):
@@ -173,10 +169,10 @@ def _named(given: list[str], config: dict[str, Any]) -> set[str]:
     if not equals or ":" in job:  # an equals sign of an argument, or none
       job, text = "", one
     if not isinstance(jobs, dict) or (job and job not in jobs):
-      raise ConfigError(f"--pacer-from {one}: the config has no job {job or 'at all'}.")
+      raise UserError(f"--pacer-from {one}: the config has no job {job or 'at all'}.")
     for name in [job] if job else list(jobs):
       if not isinstance(jobs[name], dict):
-        raise ConfigError(f"jobs.{name} must be a dict of fields.")
+        raise UserError(f"jobs.{name} must be a dict of fields.")
       jobs[name] = {**jobs[name], "pacer": text}
     named.add(text)
   return named

@@ -6,6 +6,7 @@ import argparse
 import pathlib
 import sys
 
+from jaxpace.cli import running
 from jaxpace.files import UserError
 
 EPILOG = """\
@@ -23,9 +24,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace watch`."""
   parser.add_argument("run", metavar="RUN", help="run directory; it may be missing yet")
-  parser.add_argument("--every", type=_seconds, metavar="SECONDS", default=1.0,
+  parser.add_argument("--every", type=running.number("seconds", 0.1, 3600, whole=False),
+                      metavar="SECONDS", default=1.0,
                       help="time between two looks (default: 1)")
-  parser.add_argument("--steps", type=_steps, metavar="N", default=200,
+  parser.add_argument("--steps", type=running.number("steps", 20, 10_000), metavar="N", default=200,
                       help="newest steps that step time, shares and lateness are of (default: 200)")
   parser.add_argument("--once", action="store_true", help="print what there is now, and end")
 
@@ -71,21 +73,3 @@ def _check(path: pathlib.Path) -> None:
              "spelt right?")
   if wrong:
     raise RunError(wrong)
-
-
-def _seconds(text: str) -> float:
-  """Parses a time between two looks."""
-  try:
-    value = float(text)
-  except ValueError:
-    value = -1.0
-  if not 0.1 <= value <= 3600:
-    raise argparse.ArgumentTypeError(f"{text!r} is no time from 0.1 to 3600 s")
-  return value
-
-
-def _steps(text: str) -> int:
-  """Parses a number of steps."""
-  if not (text.isascii() and text.isdecimal()) or not 20 <= int(text) <= 10_000:
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of steps from 20 to 10000")
-  return int(text)

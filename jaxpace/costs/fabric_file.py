@@ -54,6 +54,7 @@ class Cost(NamedTuple):
   beta: Estimate  # seconds a byte
   algorithm: str
   points: tuple[tuple[int, float], ...] = ()  # bytes and seconds as measured, rising
+  misfit: float = 0.0  # largest |fitted / measured - 1| over the sizes
 
   def seconds(self, kind: str, ranks: int, size: float) -> float:
     """Time of a collective of `size` bytes over `ranks` ranks."""

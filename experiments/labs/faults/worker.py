@@ -32,8 +32,7 @@ import jaxpace
 from experiments.labs.faults import places
 from experiments.labs.faults.schedule import Schedule, schedule
 from experiments.labs.faults.spec import Spec, from_json
-from jaxpace.costs.bench.fit import fit, to_json
-from jaxpace.costs.bench.measure import host_of_processes, levels, measure
+from jaxpace.costs.bench import fit, host_of_processes, levels, measure, to_json
 from jaxpace.costs.fabric_file import ALL_REDUCE
 from jaxpace.live import probe as links
 from jaxpace.observation.clocks import Clock, gate, resolve_clock, words

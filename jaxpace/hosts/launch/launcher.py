@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from jaxpace.files import UserError
 from jaxpace.hosts.launch import environment
 from jaxpace.hosts.launch.output import Display, LogView, tail
 
@@ -45,10 +46,6 @@ class Launch(NamedTuple):
   devices: int | None = None  # devices a process; None leaves it to JAX
   threads: int | None = None  # XLA CPU threads a process; None leaves it to XLA
   port: int = 0  # TCP port of the coordinator; 0 for a free one
-
-
-class LaunchError(Exception):
-  """The job could not be started; the message is one sentence for the user."""
 
 
 class Failure(NamedTuple):
@@ -220,14 +217,14 @@ class Launcher:
       that stopped it.
 
     Raises:
-      LaunchError: it can't be started.
+      UserError: it can't be started.
     """
     job, begun = self._job, time.monotonic()
     self._prepare_logs()
     try:
       port = environment.reserve_port(job.port)
     except OSError as error:
-      raise LaunchError(f"the coordinator's port {job.port or '(any)'} cannot be used: "
+      raise UserError(f"the coordinator's port {job.port or '(any)'} cannot be used: "
                         f"{error.strerror}") from error
     with port, self._signals():
       try:
@@ -266,10 +263,10 @@ class Launcher:
       for old in logs.glob("process-*.log"):
         old.replace(old.with_name(f"{old.name}.previous"))
     except (FileExistsError, NotADirectoryError) as error:
-      raise LaunchError(f"--logs takes a directory, but {logs} is a file or lies in one; "
+      raise UserError(f"--logs takes a directory, but {logs} is a file or lies in one; "
                         "give another, such as runs/logs") from error
     except OSError as error:
-      raise LaunchError(f"the log directory {logs} cannot be used: {error.strerror}") from error
+      raise UserError(f"the log directory {logs} cannot be used: {error.strerror}") from error
 
   def _start(self, index: int, port: int) -> None:
     job = self._job
@@ -279,7 +276,7 @@ class Launcher:
     try:
       self._workers.append(Worker(index, job.command, env, job.logs / f"process-{index}.log"))
     except OSError as error:
-      raise LaunchError(
+      raise UserError(
           f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
 
   def _shown(self) -> list[LogView]:

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.costs.bench.fit import Timing, fit, to_json
-from jaxpace.costs.bench.measure import HOST, HOSTS, PROCESS, Group, levels
+from jaxpace.costs.bench import HOST, HOSTS, PROCESS, Group, Timing, fit, levels, to_json
 from jaxpace.costs.fabric_file import ALGORITHMS, KINDS, coefficients, quiet_seconds, read_fabric
 
 SIZES = [1 << n for n in range(10, 25, 2)]
@@ -27,8 +26,8 @@ def timings(kind, algorithm, ranks, alpha, beta, noise=0.0, seed=0):
        st.floats(1e-7, 1e-3), st.floats(1e-12, 1e-8))
 def test_exact_timings_give_alpha_and_beta(kind, algorithm, ranks, alpha, beta):
   found = fit(kind, algorithm, ranks, timings(kind, algorithm, ranks, alpha, beta))
-  assert found.cost.alpha.estimate == pytest.approx(alpha, rel=1e-3)
-  assert found.cost.beta.estimate == pytest.approx(beta, rel=1e-3)
+  assert found.alpha.estimate == pytest.approx(alpha, rel=1e-3)
+  assert found.beta.estimate == pytest.approx(beta, rel=1e-3)
   assert found.misfit < 1e-3
 
 
@@ -38,8 +37,8 @@ def test_one_odd_size_bends_neither(factor):
   measured = timings("all_reduce", "ring", 8, 20e-6, 1e-9, noise=0.02)
   measured[3] = Timing(measured[3].bytes, tuple(factor * s for s in measured[3].samples))
   found = fit("all_reduce", "ring", 8, measured)
-  assert found.cost.alpha.estimate == pytest.approx(20e-6, rel=0.06)
-  assert found.cost.beta.estimate == pytest.approx(1e-9, rel=0.06)
+  assert found.alpha.estimate == pytest.approx(20e-6, rel=0.06)
+  assert found.beta.estimate == pytest.approx(1e-9, rel=0.06)
   assert found.misfit > 0.4
 
 
@@ -49,7 +48,7 @@ def test_intervals_hold_the_truth():
   held, widths = 0, []
   for seed in range(60):
     cost = fit("shift", "ring", 8,
-               timings("shift", "ring", 8, 20e-6, 1e-9, noise=0.1, seed=seed)).cost
+               timings("shift", "ring", 8, 20e-6, 1e-9, noise=0.1, seed=seed))
     more = 1.07456
     held += bool(cost.alpha.low <= 20e-6 * more <= cost.alpha.high)
     held += bool(cost.beta.low <= 1e-9 * more <= cost.beta.high)
@@ -60,7 +59,7 @@ def test_intervals_hold_the_truth():
 @pytest.mark.parametrize("samples", [(0.0,), (1e-3,), (0.0, 1e-3, 2e-3)])
 def test_little_gives_no_nonsense(samples):
   for sizes in ([1024], SIZES):
-    cost = fit("all_reduce", "ring", 4, [Timing(size, samples) for size in sizes]).cost
+    cost = fit("all_reduce", "ring", 4, [Timing(size, samples) for size in sizes])
     for value in (*cost.alpha, *cost.beta):
       assert np.isfinite(value) and value >= 0
   with pytest.raises(ValueError, match="at least one"):

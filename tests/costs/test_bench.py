@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.costs.bench import measure
-from jaxpace.costs.bench.measure import Group
+from jaxpace.costs import bench
+from jaxpace.costs.bench import Group
 from jaxpace.costs.fabric_file import KINDS, read_fabric
 from tests.multiprocess.jobs import ROOT, clean_environment
 
@@ -24,7 +24,7 @@ def test_what_is_timed_is_the_collective_of_that_size_in_a_loop(kind):
   """The compiled loop holds one collective over all of the vector, and its turns depend on each
   other."""
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("group", "rank"))
-  loop = measure._loop(kind, mesh)
+  loop = bench._loop(kind, mesh)
   own = 512 if kind == "all_gather" else 1024
   shapes = jax.ShapeDtypeStruct((own * 4,), np.float32), jax.ShapeDtypeStruct((), np.int32)
   text = loop.lower(*shapes).compile().as_text()
@@ -42,7 +42,7 @@ def test_what_is_timed_is_the_collective_of_that_size_in_a_loop(kind):
 
 
 def test_groups_exchange_among_themselves():
-  found = measure.measure("all_reduce", Group("process", ((0, 1), (2, 3)), 2), [1000, 64], 2,
+  found = bench.measure("all_reduce", Group("process", ((0, 1), (2, 3)), 2), [1000, 64], 2,
                           jax.devices()[:4])
   assert [m.bytes for m in found] == [1000, 64] and all(len(m.samples) == 2 for m in found)
 
