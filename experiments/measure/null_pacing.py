@@ -23,7 +23,7 @@ import numpy as np
 from absl import app, flags
 
 from experiments.lib import measured
-from jaxpace.coordination import pace_early_ranks
+from jaxpace.coordination.early_ranks import pace_early_ranks
 from jaxpace.core.types import Observation, Pacer
 
 BUSY, TRANSFER, COST = 20e-3, 2e-3, 1e-3

@@ -117,7 +117,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   if summary is None:
     raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
                    "nothing can be replayed.")
-  notes = [*_hold_notes(pacer, run, summary, args),
+  notes = [*_hold_notes(pacer, summary, args),
            *_notes(run, summary, laid_out, not args.no_share)]
   return running.Answer(
       lambda: write_plain(_text(args, run, summary, notes)),
@@ -167,8 +167,7 @@ def _number(value: Any, default: float) -> float:
   return float(value) if is_number(value, 0) and value else default
 
 
-def _hold_notes(pacer: Any, run: Run, summary: ReplaySummary, args: argparse.Namespace
-                ) -> list[str]:
+def _hold_notes(pacer: Any, summary: ReplaySummary, args: argparse.Namespace) -> list[str]:
   """What is to be known of a pacer's `hold` in this run."""
   if pacer is None or pacer.hold is None:
     return []

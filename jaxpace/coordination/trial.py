@@ -129,11 +129,6 @@ class Trials(NamedTuple):
   update: Callable[[Number, Number, Number, Trial], Trial]  # (seconds, tag, used, state) -> state
 
 
-def block_for(period: int) -> int:
-  """Returns the steps of a block that holds at least two pauses which come every `period` steps."""
-  return max(BLOCK, 2 * knobs.steps("period", period, 1) + 2)
-
-
 def is_on(state: Trial) -> Number:
   """Says whether the step about to run is to be switched on: [] bool."""
   return (state.tag & ON) != 0
@@ -191,7 +186,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
   Args:
     block: steps of a block, at least settle + 1; at least two periods of any pauses that are what
-      it is about (`block_for`).
+      it is about.
     key: of the hash that orders each pair.
     harm: block lengths of extra time at which a block is cut short.
     level: chance of ever deciding falsely.

@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import Any
+
+from jaxpace.hosts.locality.types import Gpu
 
 _MAX_LINKS = 18
-
-
-class NvmlGpu(NamedTuple):
-  """A GPU as NVIDIA's library describes it."""
-
-  pci: str
-  name: str | None
-  uuid: str | None
-  nvlinks: int | None
 
 
 def load() -> Any | None:
@@ -31,7 +24,7 @@ def load() -> Any | None:
   return module
 
 
-def read_gpus(module: Any) -> tuple[list[NvmlGpu], list[str]]:
+def read_gpus(module: Any) -> tuple[list[Gpu], list[str]]:
   """GPUs by PCI bus id, and what could not be read."""
   gpus, notes = [], []
   count = _ask(module.nvmlDeviceGetCount)
@@ -43,9 +36,9 @@ def read_gpus(module: Any) -> tuple[list[NvmlGpu], list[str]]:
           f"The driver's GPU {index} does not answer: is it lost, or not permitted to "
           "this process?")
       continue
-    gpus.append(NvmlGpu(bus_id(_text(info.busId) or ""),
-                        _text(_ask(module.nvmlDeviceGetName, handle)),
-                        _text(_ask(module.nvmlDeviceGetUUID, handle)), _links(module, handle)))
+    gpus.append(Gpu(bus_id(_text(info.busId) or ""),
+                    _text(_ask(module.nvmlDeviceGetName, handle)),
+                    _text(_ask(module.nvmlDeviceGetUUID, handle)), nvlinks=_links(module, handle)))
   return gpus, notes
 
 

@@ -129,7 +129,7 @@ def _place(device: Device, gpus: tuple[Gpu, ...], environment: Mapping[str, str]
   return device._replace(gpu=gpu.pci if gpu else None)
 
 
-def _join_nvml(gpus: tuple[Gpu, ...], told: list[nvml.NvmlGpu]) -> tuple[Gpu, ...]:
+def _join_nvml(gpus: tuple[Gpu, ...], told: list[Gpu]) -> tuple[Gpu, ...]:
   known = {gpu.pci: gpu for gpu in gpus}
   for one in told:
     gpu = known.get(one.pci, Gpu(one.pci))
