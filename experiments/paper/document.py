@@ -8,19 +8,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from experiments.paper import identified, mechanisms, tables, turns_page
+from experiments.paper import identified, mechanisms, tables
 from experiments.paper import world as worlds
 
-TABLE: dict[str, Callable[[dict[str, Any]], list[str]]] = {"sentence": tables.sentence}
-"""Parts of the page made from Table 1, by the name between their marks."""
-BESIDE: dict[str, tuple[str, str, Callable[[dict[str, Any]], list[str]]]] = {
-    "alone": ("table1_turns", "turns", turns_page.others)}
-"""Parts made from records beside it: file, program, function."""
-TOGETHER: dict[str, Callable[[dict[str, Any]], list[str]]] = {
+PARTS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "said": identified.said, "groups": identified.groups, "literal": identified.literal,
     "scenes": identified.scenes, "mechanisms": mechanisms.gains,
-    "variation": mechanisms.variation}
-"""Parts made from several of them."""
+    "sentence": lambda found: tables.sentence(found["table1.json"])}
+"""Parts of the page, made of the records, by the name between their marks."""
 RECORDS = (identified.RECORD, "table1_turns.json", "table1_literal.json", "table1_scenarios.json",
            "table1_scenarios_fitted.json")
 
@@ -30,26 +25,19 @@ def filled(page: str, table: pathlib.Path) -> str:
 
   Args:
     page: its text.
-    table: `docs/measurements/table1.json`, the other records beside it; a sentence takes the
-      place of what is made from any of them while it isn't there.
+    table: `docs/measurements/table1.json`, the other records beside it.
 
   Raises:
     ValueError: a mark has a name that nothing is made for.
   """
+  found = records(table)
+
   def made(match: re.Match[str]) -> str:
     name = match[1]
-    if name in BESIDE:
-      file, program, make = BESIDE[name]
-      lines = _from(table.with_name(f"{file}.json"), make, f"experiments.paper.{program}")
-    elif name in TOGETHER:
-      lines = TOGETHER[name](records(table))
-    elif name in TABLE:
-      lines = _from(table, TABLE[name], "experiments.paper.table1")
-    else:
-      raise ValueError(
-          f"Nothing is made for the mark {name!r}; there are "
-          f"{', '.join([*BESIDE, *TOGETHER, *TABLE])}.")
-    return f"<!-- {name} -->\n" + "\n".join(lines).strip("\n") + "\n<!-- end -->"
+    if name not in PARTS:
+      raise ValueError(f"Nothing is made for the mark {name!r}; there are {', '.join(PARTS)}.")
+    lines = "\n".join(PARTS[name](found)).strip("\n")
+    return f"<!-- {name} -->\n{lines}\n<!-- end -->"
 
   return re.sub(r"<!-- (\w+) -->\n.*?<!-- end -->", made, page, flags=re.DOTALL)
 
@@ -58,13 +46,6 @@ def records(table: pathlib.Path) -> dict[str, Any]:
   """Returns Table 1 and the records beside it that are there, by the names of their files."""
   return {name: json.loads(path.read_text()) for name in (table.name, *RECORDS)
           if (path := table.with_name(name)).is_file()}
-
-
-def _from(path: pathlib.Path, make: Callable[[dict[str, Any]], list[str]],
-          module: str) -> list[str]:
-  if not path.is_file():
-    return [f"Not run yet: `python -m {module}`."]
-  return make(json.loads(path.read_text()))
 
 
 def data(found: dict[str, Any]) -> dict[str, Any]:

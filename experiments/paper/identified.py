@@ -71,7 +71,6 @@ def said(records: dict[str, Any]) -> list[str]:
   searches = list(dict.fromkeys(found.search))
   medians = {nodes: np.median([np.median(gain[nodes][found.search == name]) for name in searches])
              for nodes in _SIZES}
-  untried = np.arange(len(quiet)) % 2 == 1
   one = [np.mean(np.array(sizes[str(nodes)]["one"]["gain"]) >= tables.PAPER[nodes])
          for nodes in worlds.NODES[1:]]
   return textwrap.wrap(
@@ -89,8 +88,7 @@ def said(records: dict[str, Any]) -> list[str]:
       f"those {len(around)} and the search for the largest gain the median world has "
       f"{_gains({n: np.median(gain[n][apart]) for n in _SIZES})}. What gains is capacity that is "
       f"assumed lost: in {100 * np.mean(lost >= 0.3):.0f} % of the worlds two jobs that send lose "
-      "30 % or more of the trunk. The worlds in which no constant of `take_turns` was tried are "
-      f"worlds of the same searches; they have {_gains({n: np.median(gain[n][untried]) for n in _SIZES})}. "  # noqa: E501
+      "30 % or more of the trunk."
       "One job that takes turns alone comes up to the paper's gain in "
       f"{', '.join(f'{100 * share:.0f}' for share in one)} % of the worlds at 8, 16, 32 and 64 "
       "nodes.", 116)

@@ -51,15 +51,6 @@ def gains(records: dict[str, Any]) -> list[str]:
   return measured.table(["nodes", "the paper", *(column.about for column in COLUMNS)], rows)
 
 
-def variation(records: dict[str, Any]) -> list[str]:
-  """CV of the step, lowest .. highest of the worlds."""
-  rows = [[nodes, worlds.CV["baseline"][k], worlds.CV["coordination"][k],
-           *_spans(records, nodes, "cv", lambda value: f"{value:.3f}")]
-          for k, nodes in enumerate(worlds.NODES)]
-  return measured.table(["nodes", "the paper's baseline", "the paper, coordinated",
-                         *(column.about for column in COLUMNS)], rows)
-
-
 def _spans(records: dict[str, Any], nodes: int, field: str, form: Callable[[float], str],
            unit: str = "") -> list[str | None]:
   found = [_of(records, column, nodes) for column in COLUMNS]
