@@ -116,7 +116,7 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   laid_out = groups(rundir.read_json(directory / rundir.RUN_FILE) or {}, devices)
   if laid_out is None:
     raise RequestError(
-        "run.json does not tell which ranks are along the data axis; name them with --ranks")
+        "run.json does not say which ranks are along the data axis; name them with --ranks")
   chosen = {device for ranks in list(hosts.values())[:count] for device in ranks}
   return tuple(rank for rank in range(laid_out.shape[1]) if set(laid_out[:, rank].tolist())
                & chosen)

@@ -75,7 +75,7 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
   """[groups, R] ranks that synchronise with each other along the data axis.
 
   Raises:
-    RunError: the run doesn't tell, or has collectives in which not all of them meet.
+    RunError: the run doesn't say, or has collectives in which not all of them meet.
   """
   from jaxpace.diagnose.groups import fully_grouped
   from jaxpace.runs.groups import groups
@@ -89,7 +89,7 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
   if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
     laid_out = _of_one_size(parts)
   if laid_out is None:
-    raise RunError(f"run.json of {args.run} does not tell which of its {run.ranks} recorded "
+    raise RunError(f"run.json of {args.run} does not say which of its {run.ranks} recorded "
                    "ranks synchronise with each other along the data axis, so their arrivals "
                    "can't be put together.")
   return laid_out

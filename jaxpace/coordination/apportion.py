@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 _BRANCHES, _ROUNDS = 64, 6
-"""Thresholds looked at at once, and how often: all positive float32 are told apart."""
+"""Thresholds looked at at once, and how often: enough to separate all positive float32."""
 
 
 def even(micro_batches: int, ranks: int) -> np.ndarray:

@@ -45,7 +45,7 @@ class SpeedShares(NamedTuple):
   since: jax.Array  # [] int32, steps seen since they were last changed
   was: jax.Array  # [R] float32 s, median arrivals before that change
   had: jax.Array  # [R] int32, counts before that change; 0 where there was none
-  fixed: jax.Array  # [2] float32, sums from which the rest of a step is told, see `_learnt`
+  fixed: jax.Array  # [2] float32, sums that give the rest of a step, see `_learnt`
   # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
   slowness: jax.Array
   error: jax.Array  # [R] float32, standard error of a single window's median of it, as a part of it
@@ -69,7 +69,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   a median is off that by 2.5 standard errors the rank has changed, and earlier windows are
   forgotten. The standard error of a median comes from the window's quartiles, or from how much
   windows differ where that is more: steps that hang together, as under a quota of a processor, say
-  little together. f is told from what changes of the counts have changed (least squares over the
+  little together. f follows from what changes of the counts have changed (least squares over the
   ranks), and is 0 before the first.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
@@ -168,7 +168,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     ranks = state.counts.shape[0]
     state = state._replace(fixed=_learnt(state, np.int32(width)))
     fixed = _rest(state.fixed, total / ranks)
-    # [W, R]. A rank that ran nothing tells nothing: as the median of the others.
+    # [W, R]. A rank that ran nothing says nothing: as the median of the others.
     each = state.times / jnp.maximum(state.ran.astype(jnp.float32) + fixed, _HALF)
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
     # them.
@@ -195,7 +195,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     longest, shortest = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
                          for n in (state.counts, counts))
     promised = _ONE - shortest / longest
-    # The last of many ranks whose speeds are told apart is the one that noise has made the last.
+    # The last of many ranks whose speeds differ is the one that noise has made the last.
     by_chance = np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
     enough = (knobs.chosen(state.knobs.threshold, worth)
               + jnp.where(jnp.any(uneven), by_chance, _ZERO))

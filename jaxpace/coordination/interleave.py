@@ -19,7 +19,7 @@ _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _EDGE = np.float32(1.1)
 """A bucket that took less than this times its floor had the link to itself, but for noise."""
 _RISE = np.float32(0.15)
-"""Rise of n from the first bucket to the last that tells who was first, where both were shared."""
+"""Rise of n from the first bucket to the last that shows who was first, where both were shared."""
 _SMALL = np.float32(0.1)
 """Buckets below this share of the largest are left out: a scalar's time is latency, not
 bandwidth."""

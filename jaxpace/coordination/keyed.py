@@ -57,7 +57,7 @@ def uniform(key: jax.Array, step: jax.Array, salt: int) -> jax.Array:
   Args:
     key: [] uint32.
     step: [] int32.
-    salt: tells apart the draws of one step, 0 to 2**32 - 1.
+    salt: separates the draws of one step, 0 to 2**32 - 1.
 
   Returns:
     [] float32, one of 2**24 equally likely values in [0, 1).

@@ -83,9 +83,9 @@ def effect(state: ShiftTest, level: float) -> tuple[jax.Array, jax.Array, jax.Ar
   # Values are near `_PRIOR`: so the mixture is made for sums of squares about 64 of those.
   half = sequential.half_width(state.tests, state.squares, sequential.prior(_PRIOR * _PRIOR),
                                log_odds)
-  known, told = state.tests > np.int32(0), jnp.isfinite(half)
-  return (jnp.where(known, state.mean, _NAN), jnp.where(told, state.mean - half, _NAN),
-          jnp.where(told, state.mean + half, _NAN))
+  known, bounded = state.tests > np.int32(0), jnp.isfinite(half)
+  return (jnp.where(known, state.mean, _NAN), jnp.where(bounded, state.mean - half, _NAN),
+          jnp.where(bounded, state.mean + half, _NAN))
 
 
 def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience: int, retry: int,

@@ -22,9 +22,9 @@ for a while."""
 _LEAK = np.float32(1 / 256)
 """Weight of a reading that is neither the least nor the most so far in the memory of these."""
 _APART = np.float32(2.5)
-"""A link in use sounds at least so many times as long as a quiet one, or it isn't told."""
+"""A link in use sounds at least so many times as long as a quiet one, or nobody hears it."""
 _LOUD = np.float32(4)
-"""By message a reading so many times as long as the shortest tells of a link in use."""
+"""By message a reading so many times as long as the shortest means a link in use."""
 _RESTED = np.float32(5)
 """A step's first reading of a quiet link takes at most so many times as long as the shortest."""
 _NOTICED = 16
@@ -64,7 +64,7 @@ class TakeTurns(NamedTuple):
   loud: jax.Array  # [] float32 s, while others send
   # [] float32 s, by message: what a step's first time takes on a quiet link, which has rested; NaN
   rested: jax.Array
-  # [] int32, free readings that are still wanted since one told of a link in use
+  # [] int32, free readings that are still wanted since one meant a link in use
   doubts: jax.Array
   heard: jax.Array  # [] bool, whether any reading of this step did
   mode: jax.Array  # [] int32
@@ -98,7 +98,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
   for jobs of any period, and there is no phase to keep.
 
   *Listening.* Before a collective a tiny one is timed: the shortest wait of any rank in it is the
-  network's time, and the same on all ranks. It tells of a link in use where it is nearer, in ratio,
+  network's time, and the same on all ranks. It means a link in use where it is nearer, in ratio,
   to the longest readings than to the shortest, and these are 2.5-fold apart at least. While it
   does, the job listens again after 0.75 to 1.25 times the quiet reading, for up to `patience` times
   the bucket's own time; then it sends. After a link in use one free reading is not believed, but
@@ -129,7 +129,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
 
   By message three free readings in a row are wanted after one of a link in use. A step's first one
   is compared with other first ones, since processors and links that have rested answer later; where
-  it is four times the shortest of all, two more tell. A tenth more than sharing costs is put up
+  it is four times the shortest of all, two more decide. A tenth more than sharing costs is put up
   with, and nobody need be heard: jobs of one period that took turns are out of each other's way. Who
   has waited, and waits in less than a quarter of the steps, begins later by 2 % of its collectives
   in each of the next eight, so that the next step's jitter does not make them meet again. Turns
@@ -273,7 +273,7 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     without, with_turns = sharing.value(shared), turning.value(taken)
 
     mode = state.mode
-    # A trial lasts so many steps of turns: those in which a guard keeps it from them tell nothing.
+    # A trial lasts so many steps of turns: those in which a guard keeps it from them say nothing.
     since = state.since + jnp.where(mode == TRIES, acted, known).astype(jnp.int32)
     contended = noticed.value(recent) > band
     silent = mode == SILENT
@@ -291,9 +291,9 @@ def take_turns(key: int = 0, *, by: str = "bucket",
                       state.spent)
     others = noticed.update(jnp.where(acted, state.heard.astype(jnp.float32), _NAN), state.others)
     # By message, jobs that were put out of each other's way hear nothing of each other.
-    told = (noticed.value(others) >= _RARE) | jnp.asarray(whole)
+    heard_others = (noticed.value(others) >= _RARE) | jnp.asarray(whole)
     fails = ((mode == TRIES) | (mode == TURNS)) & (spent > _BANK)
-    unheard = (mode == TRIES) & (since >= np.int32(min(trial, _LONG_ENOUGH))) & ~told
+    unheard = (mode == TRIES) & (since >= np.int32(min(trial, _LONG_ENOUGH))) & ~heard_others
     fails |= (tried & ~(with_turns < no_worse * without)) | unheard
     # Nothing is gained by waiting shorter for who isn't there.
     shorter = fails & (state.patience >= most) & ~unheard

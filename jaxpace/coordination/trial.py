@@ -58,7 +58,7 @@ from jaxpace.coordination import keyed, knobs, plain, sequential
 from jaxpace.coordination.sequential import Number
 
 BLOCK = 16
-"""Steps of a block, unless told otherwise. Short blocks make little of drifts and of
+"""Steps of a block, by default. Short blocks make little of drifts and of
 autocorrelation, and a gross harm is seen after a dozen pairs whatever their length."""
 
 HOLD = 8
@@ -101,7 +101,7 @@ class Trial(NamedTuple):
   total_1: Number  # float32 s, their times added up
   total_2: Number  # float32 s
   used: Number  # bool, the thing switched on was seen to do anything since the last pair
-  # bool, it was in the block switched on before this pair; else the pair tells nothing and is void
+  # bool, it was in the block switched on before this pair; else the pair is void
   useful: Number
   usual: Number  # float32 s, typical step time while off
   spread: Number  # float32 s^2, variance of single steps about it
@@ -144,9 +144,9 @@ def effect(state: Trial, xp: Any = jnp) -> tuple[Number, Number, Number]:
   nothing = xp.float32(math.nan)
   known = state.pairs > 0
   off = xp.where(known, state.off, 1.0)
-  told = known & (state.high < math.inf)
-  return (xp.where(known, state.mean / off, nothing), xp.where(told, state.low / off, nothing),
-          xp.where(told, state.high / off, nothing))
+  bounded = known & (state.high < math.inf)
+  return (xp.where(known, state.mean / off, nothing), xp.where(bounded, state.low / off, nothing),
+          xp.where(bounded, state.high / off, nothing))
 
 
 def _chosen(chosen: bool, one: Callable[[], Any], other: Callable[[], Any]) -> Any:

@@ -149,7 +149,7 @@ _AGAIN = 1.05  # a collection that freed nothing is not repeated before memory h
 
 
 def resident_bytes() -> int | None:
-  """Returns the bytes of this process that are in memory; None where the system doesn't tell (all
+  """Returns the bytes of this process that are in memory; None where the system doesn't say (all
   but Linux)."""
   try:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -164,7 +164,7 @@ class Ceiling:
     max_bytes: most resident bytes; None for no such limit.
     max_growth: most resident bytes more than after the last collection; None for no such limit.
     max_objects: most container objects more than after the last collection; None for no such limit.
-    resident: tells the resident bytes.
+    resident: returns the resident bytes.
     clock: seconds, monotonic.
   """
 

@@ -234,7 +234,7 @@ class Control:
     seconds = max(time.monotonic() - self._taken_at, 1e-9)
     calls = call - self._taken_call
     # No more than twice as many as last time: the loop runs ahead of the devices, and calls that
-    # come together tell nothing of how long a step takes.
+    # come together do not show how long a step takes.
     most = min(_MOST_CALLS, 2 * max(calls, _LEAST_CALLS))
     return min(max(round(self._every_seconds * calls / seconds), _LEAST_CALLS), most)
 

@@ -36,7 +36,7 @@ def locate(path: str | os.PathLike[str]) -> pathlib.Path:
 
 
 def signature(path: pathlib.Path) -> Signature:
-  """Returns what tells one version of the file from the next, without reading it."""
+  """Returns what differs between two versions of the file, without reading it."""
   try:
     stat = path.stat()
   except OSError:

@@ -31,7 +31,7 @@ class PeriodicTask:
 
 
 class Errors:
-  """What hooks raised: counted by hook, and told once for each kind."""
+  """What hooks raised: counted by hook, and logged once for each kind."""
 
   def __init__(self) -> None:
     self.counts: collections.Counter[str] = collections.Counter()

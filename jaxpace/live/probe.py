@@ -222,7 +222,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   began = time.monotonic()
   times = measure(chosen, message_bytes, repeats, seconds, progress)
   hosts = host_names(chosen, socket.gethostname())
-  if len(set(hosts)) == 1:  # one host: its ends are told apart instead
+  if len(set(hosts)) == 1:  # one host: its ends get numbers instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
   found = infer(times.quickest, hosts)
   links = ProbedLinks(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits,

@@ -158,7 +158,7 @@ class Share:
     some = next((part for part in parts if part is not None), None)
     if some is None:
       raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no "
-                       f"micro-batch in step {self.step}, so it cannot tell what one looks like. "
+                       f"micro-batch in step {self.step}, so it does not know what one looks like. "
                        "Let every rank have one: share_by_speed(..., least=1).")
 
     def whole(place: int) -> np.ndarray:

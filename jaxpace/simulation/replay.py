@@ -274,7 +274,7 @@ class HeldSummary(NamedTuple):
   unanswered: int  # of these, times of which there is no reading on record
   on_record: int  # readings on record
   asked: int  # questions: collectives before which it was asked
-  # share of questions to which the answer is as recorded; None where the record doesn't tell
+  # share of questions to which the answer is as recorded; None where the record has none
   agreement: float | None
 
 
@@ -341,13 +341,13 @@ def _held(replayed: Replayed, mask: np.ndarray) -> HeldSummary | None:
     return None
   by_step = np.nan_to_num(seconds).sum(axis=1)
   listened = holds.listened[mask]
-  told = replayed.holds_recorded[mask]
+  recorded = replayed.holds_recorded[mask]
   return HeldSummary(
       float(by_step.mean()), float(by_step.max()),
       float(((by_step > 0) | (listened > 0).any(axis=1)).mean()),
       float(replayed.hold_cost[mask].sum()), int(listened.sum()), int(holds.unanswered[mask].sum()),
       int(replayed.readings[mask].sum()), asked,
-      float(replayed.holds_agree[mask][told].mean()) if told.any() else None)
+      float(replayed.holds_agree[mask][recorded].mean()) if recorded.any() else None)
 
 
 def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool,

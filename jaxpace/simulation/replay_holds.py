@@ -1,13 +1,13 @@
 """What a replayed pacer's `hold` is shown of a recorded run, and what its answers come to.
 
-It is asked as in the live step, by the very `jaxpace.core.pacing.until_sent`; where it listens it is
-told what was heard on record, in order, as long as there is any. Asked beyond, it is told NaN.
+It is asked as in the live step, by the very `jaxpace.core.pacing.until_sent`; where it listens it
+hears what is on record, in order, as long as there is any, and NaN beyond.
 
 By how much a hold lengthens a step, in the model in which all ranks wait for the last one: before a
 collective that the last rank reaches B after the one before, a hold of H in all, of which the first
 S lie before the first time of listening, costs H - min(S, B), for S is counted from the end of the
 collective before and passes while the job computes.
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ _PART_CELLS = 1 << 21
 
 
 _MOST_STRETCHES = 64
-"""Stretches of a collective between which its use of shared links is told apart."""
+"""Stretches of a collective at most, each with its own use of shared links."""
 
 
 class Part(NamedTuple):

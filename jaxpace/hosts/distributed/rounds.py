@@ -138,7 +138,7 @@ class Announcements:
       answer, task = item
       try:
         answer.set_result(task())
-      except Exception as error:  # Told to whoever asks for this message.
+      except Exception as error:  # raised where somebody asks for this message
         answer.set_exception(error)
 
 

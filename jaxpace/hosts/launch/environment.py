@@ -1,5 +1,4 @@
-"""What a worker is told about its place: environment variables, devices, threads, the coordinator's
-port."""
+"""The environment of a worker: its place, devices and threads; the coordinator's port."""
 
 from __future__ import annotations
 

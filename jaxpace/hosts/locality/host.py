@@ -35,7 +35,7 @@ def read_cpu(tree: Tree) -> Cpu:
 
 
 def read_numa(tree: Tree) -> tuple[NumaNode, ...]:
-  """NUMA nodes that have CPUs or memory; none where the kernel does not tell."""
+  """NUMA nodes that have CPUs or memory; none where the kernel lists none."""
   nodes = []
   for name in tree.names(_NODES):
     if not re.match(r"^node\d+$", name):

@@ -71,7 +71,7 @@ def host_name(place: Locality) -> str:
 
 
 def job_concerns(places: Sequence[Locality]) -> list[Concern]:
-  """What is noteworthy of the processes of one job: each one's own, equal ones of a host told once,
+  """What is noteworthy of the processes of one job: each one's own, equal ones of a host once,
   and differences."""
   merged: dict[tuple[str, str, str, str | None], list[int]] = {}
   for place in places:

@@ -75,7 +75,7 @@ def _matched(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...],
     own = sorted(gpu.pci for gpu in gpus if not (gpu.name or "").startswith("AMD"))
     if len(own) != len(described.gpus):
       return described, (f"it has {len(described.gpus)} GPUs and this machine {len(own)}, and "
-                         "without bus ids it can't be told which is which.")
+                         "without bus ids nothing says which is which.")
     if described.nics and not {nic.name for nic in described.nics} & {nic.name for nic in nics}:
       return described, "none of its NICs has the name of one of this machine's."
     bus = dict(zip((gpu.pci for gpu in described.gpus), own, strict=True))

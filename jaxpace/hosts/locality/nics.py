@@ -43,7 +43,7 @@ def read_nics(tree: Tree) -> tuple[Nic, ...]:
 def nearest(
     gpus: Sequence[Gpu],
     nics: Sequence[Nic],
-    told: Mapping[tuple[str, str], str] | None = None,
+    distances: Mapping[tuple[str, str], str] | None = None,
 ) -> tuple[Gpu, ...]:
   """Gives every GPU its nearest NIC: of those on its NUMA node the one that is the fewest hops away
   on the PCI tree.
@@ -54,7 +54,7 @@ def nearest(
   Args:
     gpus: GPUs of a host.
     nics: its NICs.
-    told: how far apart a GPU and a NIC are, one of `pci.DISTANCES` by (bus id of the GPU, name of
+    distances: of a GPU and a NIC, one of `pci.DISTANCES` by (bus id of the GPU, name of
       the NIC), where something else than the tree says it. It goes before the tree.
   """
   fabric = fabric_of(nics)
@@ -64,7 +64,7 @@ def nearest(
     if not fabric:
       placed.append(gpu._replace(nic=None, nic_distance=None))
       continue
-    ranked = [(*_nearness(gpu, nic, told or {}), taken[nic.name], i)
+    ranked = [(*_nearness(gpu, nic, distances or {}), taken[nic.name], i)
               for i, nic in enumerate(fabric)]
     *_, distance, _, chosen = min(ranked)
     taken[fabric[chosen].name] += 1
@@ -72,10 +72,10 @@ def nearest(
   return tuple(placed)
 
 
-def _nearness(gpu: Gpu, nic: Nic, told: Mapping[tuple[str, str], str]) -> tuple[int, int, int]:
+def _nearness(gpu: Gpu, nic: Nic, distances: Mapping[tuple[str, str], str]) -> tuple[int, int, int]:
   """What is smaller the nearer they are: what lies between their nodes, hops, index of the
   distance's name."""
-  word = told.get((gpu.pci, nic.name))
+  word = distances.get((gpu.pci, nic.name))
   if word is not None:
     hops = None
   else:

@@ -41,8 +41,8 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
   gpus, found = read_gpus(tree), nics.read_nics(tree)
   module = nvml.load() if tree.live else None
   if module is not None:
-    told, notes = nvml.read_gpus(module)
-    gpus = _join_nvml(gpus, told)
+    described_gpus, notes = nvml.read_gpus(module)
+    gpus = _join_nvml(gpus, described_gpus)
     sources.append("nvml")
   numa = host.read_numa(tree)
   joined = join.JoinedCards(gpus, found)
@@ -100,7 +100,7 @@ def describe_device(device: Any) -> Device:
 
 
 def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu | None, ...]:
-  """GPUs in the order CUDA numbers them, None for one that can't be told.
+  """GPUs in the order CUDA numbers them, None for an unknown one.
 
   Args:
     gpus: all of the host, in the order of their bus ids; CUDA takes the same order among GPUs of
@@ -129,9 +129,9 @@ def _place(device: Device, gpus: tuple[Gpu, ...], environment: Mapping[str, str]
   return device._replace(gpu=gpu.pci if gpu else None)
 
 
-def _join_nvml(gpus: tuple[Gpu, ...], told: list[Gpu]) -> tuple[Gpu, ...]:
+def _join_nvml(gpus: tuple[Gpu, ...], others: list[Gpu]) -> tuple[Gpu, ...]:
   known = {gpu.pci: gpu for gpu in gpus}
-  for one in told:
+  for one in others:
     gpu = known.get(one.pci, Gpu(one.pci))
     known[one.pci] = gpu._replace(
         name=one.name or gpu.name, uuid=one.uuid or gpu.uuid, nvlinks=one.nvlinks,

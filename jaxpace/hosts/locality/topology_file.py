@@ -142,8 +142,8 @@ def _row(rest: str, width: int) -> _Row | None:
       return None
     cells.append("SYS" if cell[1] == "SOC" else cell[1])
     at = cell.end()
-  # Columns may be blank, such as the CPUs of a node that this process may not use: tabs still tell
-  # them apart.
+  # Columns may be blank, such as the CPUs of a node that this process may not use: tabs still
+  # separate them.
   behind = rest[at:]
   return cells, ([column.strip() for column in behind.split("\t")[1:]] if "\t" in behind
                  else behind.split())
@@ -173,7 +173,7 @@ def _gpu(label: str, labels: list[str], gpus: list[str], cells: list[str], behin
   # of links.
   count = sum(links) if sum(links) <= _MOST_LINKS else max(links)
   column = next((i for i, name in enumerate(tail) if name.startswith("NUMA")), None)
-  # With fewer values than columns it can't be told which is whose.
+  # With fewer values than columns nothing says which is whose.
   node = behind[column] if column is not None and len(behind) >= len(tail) else ""
   return Gpu(label, numa_node=int(node) if node.isdecimal() and len(node) < 5 else None,
              nvlinks=count or None,

@@ -32,7 +32,7 @@ class Gpu(NamedTuple):
   nvlinks: int | None = None
   interconnect: str | None = None  # to its peers: "nvlink" or "pcie"
   nic: str | None = None  # name of the nearest NIC
-  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": can't be told
+  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": unknown
   nic_distance: str | None = None
 
 
@@ -88,7 +88,7 @@ class Device(NamedTuple):
   local_hardware_id: int | None = None
   slice_index: int | None = None
   coords: tuple[int, ...] | None = None
-  gpu: str | None = None  # PCI bus id, as far as the order of GPUs and CUDA_VISIBLE_DEVICES tell
+  gpu: str | None = None  # PCI bus id, as far as the order of GPUs and CUDA_VISIBLE_DEVICES show
 
 
 class Locality(NamedTuple):

@@ -84,7 +84,7 @@ _LABELLED = 0.085
 """Segments of this share of the bar are wide enough for their name on a wide screen, ..."""
 _ALWAYS = 0.25
 """... those of this share on any."""
-# Lines of each pattern, in a square of 10: they tell the segments apart in black and white.
+# Lines of each pattern, in a square of 10: they separate the segments in black and white.
 _PATTERNS = {"skew": "M-2,2 l4,-4 M0,10 l10,-10 M8,12 l4,-4", "transfer": "M2,2 h2 M7,7 h2",
              "contention": "M0,0 l10,10 M10,0 l-10,10",
              "runtime": "M-2,8 l4,4 M0,0 l10,10 M8,-2 l4,4", "pacing": "M3,0 v10 M8,0 v10"}

@@ -223,17 +223,17 @@ def _pacing(figures: DocumentFigures) -> Markup:
 def _forecast(found: dict[str, Any]) -> Markup:
   if found["silent"] is not None:
     return element("p", f"No forecast. {plain(found['silent'])}")
-  # Reasons that differ in their numbers only are one: the first is told.
+  # Reasons that differ in their numbers only are one: the first stands for them.
   reasons: dict[str, tuple[list[str], str]] = {}
   for point in found["forecasts"]:
     if point["silent"] is not None:
       alike = re.sub(r"\d[\d,]*", "0", point["silent"])
       reasons.setdefault(alike, ([], point["silent"]))[0].append(f"{point['ranks']:,}")
-  told = [point for point in found["forecasts"] if point["silent"] is None]
+  known = [point for point in found["forecasts"] if point["silent"] is None]
   sample = f"the newest {found['steps']:,}" if found["newest"] else f"{found['steps']:,}"
   parts = [element("p", f"From {sample} steps in which every rank is known; each rank is taken to "
                         "do the same work as now. Intervals are for 90 %.", class_="aside")]
-  if told:
+  if known:
     parts.append(_chart("forecast", "Step time at more ranks",
                         "The recorded step, and forecasts with intervals."))
   said = [element("li", element("strong", f"No forecast for {', '.join(ranks)} ranks. "),

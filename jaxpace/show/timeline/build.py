@@ -144,13 +144,13 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
     transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"),
                                   run.steps, 2, there))
   _pauses(run, edges, known, gathered, tracks)
-  told = _findings(run, edges, known & inside, findings, gathered)
+  slices_of = _findings(run, edges, known & inside, findings, gathered)
   counters, lines = _job(run, edges, waits, known, gathered)
   columns, place = gathered.finish()
   flows = [*_late_flows(run, edges, waits, work, transfers),
-           *_finding_flows(run, told, findings, whole)]
+           *_finding_flows(run, slices_of, findings, whole)]
   origin = int(columns["begin"].min()) if columns["begin"].size else 0
-  details = {int(place[i]): values for i, values in [*lines, *_details(told, findings)]}
+  details = {int(place[i]): values for i, values in [*lines, *_details(slices_of, findings)]}
   return Timeline(
       tracks=tuple(tracks), names=tuple(gathered.names), track=columns["track"],
       name=columns["name"], begin=columns["begin"] - origin, end=columns["end"] - origin,
@@ -311,7 +311,7 @@ def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Findin
               ) -> list[int]:
   """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is
   shown."""
-  told = []
+  slices_of = []
   for i, finding in enumerate(findings):
     steps = known.any(axis=0)
     if finding.first_step is not None:
@@ -324,16 +324,16 @@ def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Findin
     end = np.where(here, edges.end, MISSING).max()
     at = gathered.add(np.array(2 + i), np.array([begin]), np.array([end]),
                       gathered.name(finding.mode), np.array([-1]), 0, np.array([bool(here.any())]))
-    told.append(int(at[0]))
-  return told
+    slices_of.append(int(at[0]))
+  return slices_of
 
 
-def _details(told: list[int],
+def _details(slices_of: list[int],
              findings: tuple[Finding, ...]) -> list[tuple[int, dict[str, str | int | float]]]:
   return [(at, {"share": f.share, "confidence": f.confidence, "ranks": ", ".join(map(str, f.ranks)),
                 "hosts": text(", ".join(f.hosts)), "advice": plain(f.advice),
                 **{f"evidence {n + 1}": plain(line) for n, line in enumerate(f.evidence)}})
-          for at, f in zip(told, findings, strict=True) if at >= 0]
+          for at, f in zip(slices_of, findings, strict=True) if at >= 0]
 
 
 def _job(run: Run, edges: _Edges, waits: list[TimelineWaits], known: np.ndarray, gathered: Slices
@@ -386,11 +386,11 @@ def _late_flows(run: Run, edges: _Edges, waits: list[TimelineWaits], work: list[
   return flows
 
 
-def _finding_flows(run: Run, told: list[int], findings: tuple[Finding, ...], whole: np.ndarray
+def _finding_flows(run: Run, slices_of: list[int], findings: tuple[Finding, ...], whole: np.ndarray
                    ) -> list[tuple[int, int]]:
   """Arrows from a finding to the first step of it on each of its ranks."""
   flows = []
-  for at, finding in zip(told, findings, strict=True):
+  for at, finding in zip(slices_of, findings, strict=True):
     first = run.steps >= (finding.first_step if finding.first_step is not None else run.steps[0])
     for rank in finding.ranks[:16] if at >= 0 else ():
       there = (np.flatnonzero((whole[rank] >= 0) & first) if rank < run.ranks

@@ -59,18 +59,18 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
 
 
 class News:
-  """Tells what was not told before, of onsets, events and notes."""
+  """Picks the sentences on onsets, events and notes that are new."""
 
   def __init__(self) -> None:
-    """Nothing was told."""
-    self._told: set[str] = set()
+    """Everything is new."""
+    self._shown: set[str] = set()
 
   def of(self, look: Snapshot) -> list[str]:
     """Returns new sentences, in their order."""
     every = ([alert.sentence for alert in look.alerts] + [event.sentence for event in look.events]
              + list(look.notes))
-    fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._told]
-    self._told = set(every)
+    fresh = [sentence for sentence in dict.fromkeys(every) if sentence not in self._shown]
+    self._shown = set(every)
     return fresh
 
 
