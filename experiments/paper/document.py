@@ -13,7 +13,7 @@ from experiments.paper import world as worlds
 
 PARTS: dict[str, Callable[[dict[str, Any]], list[str]]] = {
     "said": identified.said, "groups": identified.groups, "literal": identified.literal,
-    "scenes": identified.scenes, "mechanisms": mechanisms.gains,
+    "mechanisms": mechanisms.gains,
     "sentence": lambda found: tables.sentence(found["table1.json"])}
 """Parts of the page, made of the records, by the name between their marks."""
 RECORDS = (identified.RECORD, "table1_turns.json", "table1_literal.json", "table1_scenarios.json",

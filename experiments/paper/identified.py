@@ -114,23 +114,3 @@ def literal(records: dict[str, Any]) -> list[str]:
       "share of the earliness, which the paper leaves open, decides: "
       + ", ".join(f"{100 * gain:+.1f} % with {share}" for share, gain in shares.items())
       + " of it in the place of a half.", 116)
-
-
-def scenes(records: dict[str, Any]) -> list[str]:
-  """Turns of all jobs by bucket in scenes and fabrics that the worlds on record don't have."""
-  found = [(kind, of["sizes"] if kind == "scenes" else of)
-           for name in ("table1_scenarios.json", "table1_scenarios_fitted.json")
-           for kind in ("scenes", "fabrics") for of in records.get(name, {}).get(kind, {}).values()
-           if kind == "fabrics" or "sizes" in of]
-  if not found:
-    return ["Not run yet."]
-  middle = {kind: [np.median(sizes[str(nodes)]["both"]["gain"]) for each, sizes in found
-                   if each == kind for nodes in (32, 64)] for kind in ("scenes", "fabrics")}
-  fit = sum(kind == "scenes" for kind, _ in found)
-  said = (f"Turns of all jobs by bucket change the throughput at 32 and 64 nodes by "
-          f"{100 * min(middle['scenes']):+.1f} to {100 * max(middle['scenes']):+.1f} % in the "
-          f"middle of the {fit} scenes that were fitted, over 300 steps")
-  if middle["fabrics"]:
-    said += (f", and by {100 * min(middle['fabrics']):+.1f} to "
-             f"{100 * max(middle['fabrics']):+.1f} % on fabrics of two tiers")
-  return textwrap.wrap(said + ".", 116)

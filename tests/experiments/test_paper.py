@@ -18,8 +18,6 @@ from experiments.paper import (
   literal_table1,
   paced,
   quick,
-  scenarios,
-  scene,
   turns,
 )
 from experiments.paper import world as worlds
@@ -107,26 +105,6 @@ def records(tmp_path):
   record = {"pauses": [0.0, 0.0], "searches": [{"worlds": [{"values": list(MIDDLE.values())}] * 2}]}
   (tmp_path / "worlds.json").write_text(json.dumps(record))
   return str(tmp_path / "worlds.json")
-
-
-@pytest.mark.long
-def test_scenarios_in_small(tmp_path, monkeypatch):
-  """One kind of scene, and one fabric, from one world: fitted, kept whatever the fit, run."""
-  monkeypatch.setattr(scenarios, "WITHIN", 1e6)
-  fabric = scene.Scene("spread, 4:1", fabric=("spread", 4, 1.0))
-  monkeypatch.setattr(scenarios, "FABRICS", [fabric])
-  args = types.SimpleNamespace(steps=150, long=0, drawn=150, apart=1, rounds=2, candidates=4,
-                               only=["steady", "fabrics"], worlds=records(tmp_path),
-                               out=str(tmp_path / "out.json"))
-  scenarios.run(args)
-  found = json.loads((tmp_path / "out.json").read_text())
-  assert found["scenes"]["steady"]["kept"] == 1
-  of = found["scenes"]["steady"]["sizes"]["64"]
-  assert set(of) == {name for name, arm in scenarios.ARMS.items() if not arm.guarded}
-  assert of["first_come"]["gain"][0] > 0
-  assert found["fabrics"]["spread, 4:1"]["64"]["first_come"]["gain"][0] > 0
-  page = (tmp_path / "out.md").read_text()
-  assert "| spread, 4:1 | 64 |" in page and "1 of 1 kept." in page
 
 
 @pytest.mark.long

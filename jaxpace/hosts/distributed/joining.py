@@ -38,7 +38,8 @@ class Place:
     index: 0 to count - 1.
     count: number of processes.
     source: "environment" (`jaxpace run`, or the variables set by hand), "cluster" (JAX's own
-      detection of SLURM, Open MPI, Kubernetes or Cloud TPU), "mpi" (Open MPI 5 and other MPIs), "joined" (`jax.distributed` was initialized before) or "alone".
+      detection of SLURM, Open MPI, Kubernetes or Cloud TPU), "mpi" (Open MPI 5 and other MPIs),
+      "joined" (`jax.distributed` was initialized before) or "alone".
     coordinator: "host:port" of process 0 where it is known here.
   """
 
