@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> running.Answer | int:
   except (RuntimeError, TimeoutError, ValueError) as error:
     raise UserError(str(error).splitlines()[0]) from error
   if len(devices) < 2:
-    raise UserError("there is one device, which has nobody to exchange with. Start several "
+    raise UserError("there is one device, which has no other to exchange with. Start several "
                     "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
                     "or give --devices 8 to make 8 of this CPU.")
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
@@ -180,7 +180,7 @@ def _sizes(text: str) -> list[int]:
                     and part else (part, ""))
     if not number.isdecimal() or not 0 < int(number) * _UNITS.get(unit, 1) <= 2**34:
       raise argparse.ArgumentTypeError(
-          f"{part!r} is no size in bytes: write 4096, 4K or 1M, 16G at most")
+          f"{part!r} is not a size in bytes: write 4096, 4K or 1M, 16G at most")
     found.append(int(number) * _UNITS.get(unit, 1))
   return sorted(set(found))
 
@@ -189,5 +189,5 @@ def _kinds(text: str) -> tuple[str, ...]:
   kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
   if wrong := [kind for kind in kinds if kind not in _KINDS]:
     raise argparse.ArgumentTypeError(
-        f"{wrong[0]!r} is no collective of bench: there are {', '.join(_KINDS)}")
+        f"{wrong[0]!r} is not a collective of bench: there are {', '.join(_KINDS)}")
   return kinds

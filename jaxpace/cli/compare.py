@@ -130,5 +130,5 @@ def _share(text: str) -> float:
   except ValueError:
     value = -1.0
   if rest.strip() or not 0 <= value < (10 if percent else 1):
-    raise argparse.ArgumentTypeError(f"{text!r} is no share of the step time: write 3% or 0.03")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share of the step time: write 3% or 0.03")
   return value

@@ -69,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     asked = ControlRequest() if args.reset else control_file.read(path)
   except RequestError as error:
     if args.enabled is not False:  # whatever stands there: pacing can be switched off
-      raise UserError(f"{path}: {error}. With --reset it is written anew.") from error
-    print(f"jaxpace control: {path}: {error}. It is written anew.", file=sys.stderr)
+      raise UserError(f"{path}: {error}. --reset overwrites it.") from error
+    print(f"jaxpace control: {path}: {error}. This overwrites it.", file=sys.stderr)
     asked = ControlRequest()
   try:
     if args.nodes is not None:
@@ -140,7 +140,7 @@ def _seconds(text: str) -> float | str:
         f"{text!r} has no unit: write {text}ms for milliseconds, or 0.005s for seconds")
   if not 0 <= value <= 10:
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no time from 0 to 10 s: write 5ms, 250us or 0.005s")
+        f"{text!r} is not a time from 0 to 10 s: write 5ms, 250us or 0.005s")
   return round(value, 12)
 
 
@@ -152,7 +152,7 @@ def _share(text: str) -> float | str:
   except ValueError:
     value = -1.0
   if not 0 <= value <= 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is no share from 0 to 1: 5 % is 0.05")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1: 5 % is 0.05")
   return value
 
 

@@ -90,7 +90,7 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
           f"{FOLDER}/*.json.{why}")
     return places, problems
   if not os.path.isdir(args.root):
-    raise UserError(f"--root {args.root} is no directory.")
+    raise UserError(f"--root {args.root} is not a directory.")
   devices = _devices() if args.devices else ()
   return [read_locality(args.root, devices=devices, topology=args.topology)], []
 

@@ -103,7 +103,7 @@ def _parsed(source: str, text: str, hint: str) -> ast.expr:
     parsed = ast.parse(source, mode="eval").body
     ast.unparse(parsed)  # what is said of a part of it later is no deeper
   except (SyntaxError, ValueError) as error:
-    raise ExpressionError(f"{shown} is no expression: {error.args[0]}. {hint}") from error
+    raise ExpressionError(f"{shown} is not an expression: {error.args[0]}. {hint}") from error
   except (RecursionError, MemoryError) as error:
     raise ExpressionError(f"{shown} is nested too deeply. {hint}") from error
   return parsed
@@ -125,8 +125,8 @@ def _from_module(module: str, attribute: str,
   try:
     found = getattr(importlib.import_module(module), attribute)
   except Exception as error:
-    raise ExpressionError(f"{module}:{attribute} can't be had: {type(error).__name__}: {error}. "
-                          "The module must be importable from here, and have that "
+    raise ExpressionError(f"{module}:{attribute} can't be imported: {type(error).__name__}: "
+                          f"{error}. The module must be importable from here, and have that "
                           "attribute.") from error
   return found if arguments is None else _called(found, *arguments, f"{module}:{attribute}")
 
@@ -134,7 +134,7 @@ def _from_module(module: str, attribute: str,
 def _arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
   tree = _parsed(f"f{call}", call, "Give arguments, such as '(rate=0.1)'.")
   if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-    raise ExpressionError(f"{call!r} are no arguments of one call.")
+    raise ExpressionError(f"{call!r} is not the arguments of one call.")
   return _given(tree)
 
 

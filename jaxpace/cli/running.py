@@ -133,7 +133,7 @@ def window(text: str) -> tuple[int | None, int | None]:
     found = None
   if not colon or found is None:
     raise argparse.ArgumentTypeError(
-        f"{text!r} is no range of steps: write A:B, such as 100:200, 100: or :200")
+        f"{text!r} is not a range of steps: write A:B, such as 100:200, 100: or :200")
   first, stop = found
   if (first is not None and first < 0) or (stop is not None and stop < 0):
     raise argparse.ArgumentTypeError(f"{text!r} has a negative step")
@@ -152,5 +152,5 @@ def ranks(text: str) -> int | None:
   except ValueError:
     number = 0
   if number < 1:
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks: give 1 or more, or 'all'")
+    raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give 1 or more, or 'all'")
   return number

@@ -112,7 +112,8 @@ def load(path: str, changes: list[str]) -> dict[str, Any]:
     try:
       config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-      raise UserError(f"{path} is no JSON file: {error}. A Python config ends in .py.") from error
+      raise UserError(
+          f"{path} is not a JSON file: {error}. A Python config ends in .py.") from error
   if not isinstance(config, dict):
     raise UserError(f"{path} gives a {type(config).__name__}; a dict of fields is needed.")
   for change in changes:

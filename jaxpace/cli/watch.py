@@ -69,7 +69,7 @@ def _check(path: pathlib.Path) -> None:
 
   wrong = misplaced(path) if path.exists() else None
   if not path.exists() and not path.absolute().parent.is_dir():
-    wrong = (f"There is no directory {path.parent}, so no run can begin at {path}. Is it "
-             "spelt right?")
+    wrong = (f"There is no directory {path.parent}, so no run can begin at {path}. Is the "
+             "name right?")
   if wrong:
     raise RunError(wrong)

@@ -143,16 +143,16 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
 
 def _level(entry: Any, where: str) -> Level:
   if not isinstance(entry, dict):
-    raise RunError(f"{where} is no object. docs/forecast.md shows the format.")
+    raise RunError(f"{where} is not an object. docs/forecast.md shows the format.")
   ranks, measured = entry.get("ranks"), entry.get("measured")
   for value in (ranks, measured):
     if value is not None and not is_whole(value, 1):
-      raise RunError(f"{where}: {value!r} is no number of ranks.")
+      raise RunError(f"{where}: {value!r} is not a number of ranks.")
   by_kind = entry.get("collectives")
   if by_kind is None:
     by_kind = dict.fromkeys(KINDS, entry)
   if not isinstance(by_kind, dict):
-    raise RunError(f"{where}: 'collectives' is no object.")
+    raise RunError(f"{where}: 'collectives' is not an object.")
   costs = {kind: _cost(cost, f"{where}, {kind}") for kind, cost in by_kind.items() if kind in KINDS}
   if not costs:
     raise RunError(
@@ -162,7 +162,7 @@ def _level(entry: Any, where: str) -> Level:
 
 def _cost(entry: Any, where: str) -> Cost:
   if not isinstance(entry, dict):
-    raise RunError(f"{where} is no object with alpha and beta.")
+    raise RunError(f"{where} is not an object with alpha and beta.")
   algorithm = entry.get("algorithm", RING)
   if algorithm not in ALGORITHMS:
     raise RunError(

@@ -61,7 +61,7 @@ def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
   try:
     asked: Any = json.loads(text)
   except (ValueError, RecursionError) as error:
-    raise RequestError(f"it is no JSON: {error}") from error
+    raise RequestError(f"it is not JSON: {error}") from error
   return ControlRequest.from_json(asked, ranks)
 
 

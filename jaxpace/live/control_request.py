@@ -45,7 +45,7 @@ class ControlRequest:
       ranks: ranks along the data axis, where that is known.
 
     Raises:
-      RequestError: it is no object, has unknown keys, or a value is out of range.
+      RequestError: it is not an object, has unknown keys, or a value is out of range.
     """
     if not isinstance(data, Mapping):
       raise RequestError(

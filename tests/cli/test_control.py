@@ -82,6 +82,6 @@ def test_off_works_whatever_stands_there(tmp_path, what, capsys):
       (tmp_path / name).unlink(missing_ok=True)
       os.mkfifo(tmp_path / name)
   assert control(tmp_path, "--off") == 0 and written(tmp_path) == {"enabled": False}
-  assert ("It is written anew" in capsys.readouterr().err) == (what in ("broken", "pipe", "huge"))
+  assert ("This overwrites it" in capsys.readouterr().err) == (what in ("broken", "pipe", "huge"))
   if what == "run":
     assert control(tmp_path, "--nodes", "1") == 2 and "which ranks are" in capsys.readouterr().err

@@ -101,7 +101,7 @@ def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys)
     ("__import__('os')", "no pacer '__import__'"),
     ("pace_early_ranks(window=3)", "window=3 must be"),
     ("pace_early_ranks(windw=3)", "unexpected keyword argument 'windw'"),
-    ("pace_early_ranks(window=64", "is no expression"),
+    ("pace_early_ranks(window=64", "is not an expression"),
     ("pace_early_ranks(window=2**99)", "can't be used here"),
     ("(lambda: 0)()", "can't be used here"),
     ("pace_early_ranks.__globals__", "can't be used here"),
@@ -110,8 +110,9 @@ def test_as_recorded_compares_with_the_recorded_delays(run, monkeypatch, capsys)
     ("os:getcwd", "would import a module"),
     ("only_ranks(pace_early_ranks(), range(10**9))", "can't be used here"),
     ("only_ranks(pace_early_ranks(), range(1000000000000))", "more ranks than there can be"),
-    ("(" * 5000 + ")" * 5000, "is no expression"), ("+" + "-" * 9000 + "1", "nested too deeply"),
-    ("chain(" * 1400 + ")" * 1400, "is no expression"), ("1" * 20000, "has 20,000 characters"),
+    ("(" * 5000 + ")" * 5000, "is not an expression"),
+    ("+" + "-" * 9000 + "1", "nested too deeply"),
+    ("chain(" * 1400 + ")" * 1400, "is not an expression"), ("1" * 20000, "has 20,000 characters"),
     ("only_ranks(pace_early_ranks(), [9])", "given rank 9")])
 def test_slips_are_one_sentence_and_status_2(run, monkeypatch, capsys, pacer, words):
   monkeypatch.chdir(run.parent)

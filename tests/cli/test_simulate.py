@@ -72,7 +72,7 @@ def test_two_jobs_get_a_directory_each_and_a_pacer_runs(config, tmp_path, capsys
     (["{config}", "--set", "steps=-1"], "steps=-1 must be a whole number"),
     (["{config}", "--set", "steps"], "must be FIELD=VALUE"),
     (["{config}", "--json", "/no/such/dir/x.json"], "does not exist"),
-    (["{folder}/broken.json"], "is no JSON file"),
+    (["{folder}/broken.json"], "is not a JSON file"),
     (["{folder}/raises.py"], "fails: ZeroDivisionError"),
     (["{folder}/imports.py"], "needs not_there, which is not installed"),
     (["{folder}/exits.py"], "fails: SystemExit"),

@@ -90,4 +90,4 @@ def test_slips_are_said(arguments, words, capsys):
 def test_one_device_is_a_sentence(monkeypatch, capsys):
   monkeypatch.setattr(jax, "devices", lambda *a: [object()])
   assert call() == 2
-  assert "one device, which has nobody to exchange with" in capsys.readouterr().err
+  assert "one device, which has no other to exchange with" in capsys.readouterr().err

@@ -57,7 +57,7 @@ def test_a_described_fabric_and_a_measured_one(tmp_path):
 
 @pytest.mark.parametrize(("text", "words"), [
     (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"),
-    ('{"levels": []}', "no list 'levels'"), ('{"levels": [3]}', "level 1 is no object"),
+    ('{"levels": []}', "no list 'levels'"), ('{"levels": [3]}', "level 1 is not an object"),
     ('{"levels": [{"ranks": -1}]}', "no number of ranks"),
     ('{"levels": [{"alpha": 1}]}', "beta must be a number"),
     ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),

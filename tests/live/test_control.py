@@ -170,7 +170,7 @@ def test_a_file_that_was_there_applies_from_the_start_and_says_so(tmp_path, capl
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    ("{", "it is no JSON"), ("[]", "must hold an object"),
+    ("{", "it is not JSON"), ("[]", "must hold an object"),
     ('{"enable": false}', "did you mean 'enabled'?"), ('{"enabled": 1}', "must be true or false"),
     ('{"ranks": [7]}', "there is no rank 7: the data axis has"),
     ('{"from_step": 1.5}', "number of a step")])
@@ -193,11 +193,11 @@ def test_a_bad_file_is_one_warning_and_changes_nothing(tmp_path, caplog, text, w
 
 @pytest.mark.parametrize(("text", "words"), [
     (f'{{"max_delay": 1{"0" * 400}}}', "seconds from 0 to 10"),
-    (f'{{"max_delay": 1{"0" * 5000}}}', "it is no JSON"), ("[" * 100_000, "it is no JSON"),
+    (f'{{"max_delay": 1{"0" * 5000}}}', "it is not JSON"), ("[" * 100_000, "it is not JSON"),
     ('{"max_delay": 1e999}', "seconds from 0 to 10"),
     ('{"ranks": "0-16777215"}', "list of rank numbers"),
     ('{"from_step": 9, "until_step": 9}', "must be above from_step=9"),
-    ('{"enabled": tr', "it is no JSON"), ("", "it is no JSON"),
+    ('{"enabled": tr', "it is not JSON"), ("", "it is not JSON"),
     (" " * (1 << 20) + "{}", "more than 1,048,576"),
     ('{"ranks": "' + "0," * 70_000 + '0"}', "more than 65,536 pieces"),
     ('{"ranks": {"0": 1}}', "list of rank numbers"),

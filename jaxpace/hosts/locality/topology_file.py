@@ -306,7 +306,7 @@ def parse_topology(content: bytes) -> Described:
     matrix = read_matrix(content.decode(errors="replace"))
     if matrix is None:
       raise TopologyError(
-          f"this is no XML, and holds no whole matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
+          f"this is not XML, and holds no complete matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
     found = matrix
   if len(found.gpus) > _MOST_GPUS or len(found.nics) > _MOST_NICS:
     raise TopologyError(
@@ -325,7 +325,7 @@ def _parse_xml(content: bytes) -> Described:
   except RecursionError:
     raise TopologyError("this XML is nested deeper than any machine is.") from None
   except (xml.ParseError, ValueError, LookupError) as error:
-    raise TopologyError(f"this is no XML ({error}).") from error
+    raise TopologyError(f"this is not XML ({error}).") from error
   raise TopologyError("this is XML, but no topology of NCCL: its outermost element is "
                       f"<{read_name(root.tag)}>, not <system>. Give {_WANTED}.")
 

@@ -142,7 +142,7 @@ class Prometheus:
       raise ValueError(
           "Prometheus() exports nowhere: give port=9400, textfile=\"jaxpace.prom\", or both.")
     if port is not None and not 0 <= port < 65536:
-      raise ValueError(f"port={port} is no TCP port: give 1 to 65535, or 0 for any that is free.")
+      raise ValueError(f"port={port} is not a TCP port: give 1 to 65535, or 0 for any free one.")
     try:
       import prometheus_client
     except ImportError as error:
