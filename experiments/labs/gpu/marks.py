@@ -40,7 +40,7 @@ def launched(values: Sequence[jax.Array], tag: int) -> list[jax.Array]:
 
 def lane() -> jax.Array:
   """This device's block."""
-  words: jax.Array = jax.ffi.ffi_call(kernels.LANE,
+  words: jax.Array = jax.ffi.ffi_call(kernels.DEVICE_BUFFER,
                                       jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32))()
   return words
 

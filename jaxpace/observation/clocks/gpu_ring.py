@@ -73,8 +73,8 @@ class Source:
     leave slots with an older number in the ring, by which its readers know that they are lost.
 
     Args:
-      blocks: [buffers] marks.LANE of that ring.
-      events: [buffers, capacity] marks.EVENT of it.
+      blocks: [buffers] `ring_layout.BUFFER` of that ring.
+      events: [buffers, capacity] `ring_layout.EVENT` of it.
     """
     for place, buffer in enumerate(self.buffers):
       while True:

@@ -23,8 +23,8 @@ from jaxpace.core.observed import TAG_BITS
 
 TARGET = "__gpu$xla.gpu.ptx"
 """XLA's custom call that takes a kernel as it is; see `jaxpace.observation.clocks.stream`."""
-LANE = "jaxpace_lane"
-"""The handler that gives a program its device's block; see native/lane.cc."""
+DEVICE_BUFFER = "jaxpace_device_buffer"
+"""The handler that gives a program its device's block; see native/device_buffer.cc."""
 MARK = "jaxpace_mark_"
 """How the kernel of a timestamp is called; its tag follows."""
 BLOCK_WORDS = 8

@@ -105,7 +105,7 @@ def unavailable() -> str:
 def place(_rank: jax.Array) -> jax.Array:
   """What a kernel must be given to know its device: that device's block."""
   call = jax.ffi.ffi_call(
-      kernels.LANE, jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32),
+      kernels.DEVICE_BUFFER, jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32),
       vmap_method="sequential")
   return call()
 

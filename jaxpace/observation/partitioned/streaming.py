@@ -107,7 +107,8 @@ def _buffer() -> Any:
   words = ir.RankedTensorType.get([kernels.BLOCK_WORDS], ir.IntegerType.get_unsigned(32))
   return ir.Operation.create(
       "stablehlo.custom_call", results=[words], operands=[], attributes={
-          "call_target_name": ir.StringAttr.get(kernels.LANE), "api_version": mlir.integer(4),
+          "call_target_name": ir.StringAttr.get(kernels.DEVICE_BUFFER),
+          "api_version": mlir.integer(4),
           "has_side_effect": ir.BoolAttr.get(False), "backend_config": ir.DictAttr.get({}),
           "operand_layouts": mlir.layouts([]), "result_layouts": mlir.layouts([words])})
 

@@ -20,7 +20,7 @@ from jaxpace.observation.clocks.native import library
 from jaxpace.observation.clocks.native.library import whole
 
 HANDLERS = 1
-"""Version of the handler's results, as in lane.cc."""
+"""Version of the handler's results, as in device_buffer.cc."""
 
 _PORTABLE, _MAPPED = 1, 2
 _NON_BLOCKING = 1
@@ -145,7 +145,7 @@ class DriverGpu:
 def unavailable() -> str:
   """Registers the handler that gives a program its device's block; returns why that can't be, in a
   sentence."""
-  path = next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so"))), None)
+  path = next(iter(sorted(pathlib.Path(__file__).parent.glob("device_buffer*.so"))), None)
   if path is None:
     return ("Timestamps for GPUs are not part of this installation of jaxpace (no compiler at the "
             f"time?). {library.REINSTALL}")
@@ -153,15 +153,15 @@ def unavailable() -> str:
     return f"The library {path} of timestamps for GPUs is damaged. {library.REINSTALL}"
   try:
     loaded = _library(path)
-    if loaded.jaxpace_lane_handlers() != HANDLERS:
+    if loaded.jaxpace_device_buffer_handlers() != HANDLERS:
       return f"The library {path} is left over from another version of jaxpace. {library.REINSTALL}"
     built = loaded.jaxpace_ffi_major(), loaded.jaxpace_ffi_minor()
-    handler = jax.ffi.pycapsule(getattr(loaded, kernels.LANE))
+    handler = jax.ffi.pycapsule(getattr(loaded, kernels.DEVICE_BUFFER))
   except (OSError, AttributeError) as error:
     return f"The library of timestamps for GPUs can't be loaded: {error}. {library.REINSTALL}"
   if reason := library.incompatibility(built, library.running_api()):
     return reason
-  jax.ffi.register_ffi_target(kernels.LANE, handler, platform="CUDA")
+  jax.ffi.register_ffi_target(kernels.DEVICE_BUFFER, handler, platform="CUDA")
   return ""
 
 
@@ -176,7 +176,7 @@ def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
   Raises:
     DriverError: a GPU has a number that is too high.
   """
-  loaded = _library(next(iter(sorted(pathlib.Path(__file__).parent.glob("lane*.so")))))
+  loaded = _library(next(iter(sorted(pathlib.Path(__file__).parent.glob("device_buffer*.so")))))
   for ordinal, address in blocks:
     if not loaded.jaxpace_block(ordinal, address):
       raise DriverError(f"GPU {ordinal} of a process is more than timestamps are written for")

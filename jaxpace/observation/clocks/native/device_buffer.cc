@@ -1,6 +1,6 @@
-// Where the marks of a GPU go: the one thing its kernels must be told by the host, once at the start of each program.
+// Where the timestamps of a GPU go: the one thing that the host hands to its kernels, once at the start of each program.
 //
-// The marks themselves are kernels (jaxpace/observation/clocks/kernels.py). What they need, the addresses of this device's ring
+// The timestamps themselves are kernels (jaxpace/observation/clocks/kernels.py). What they need, the addresses of this device's ring
 // and counters, differs by process and device, and the program is the same in all: so it is no constant of the program.
 // This handler copies a few words of device memory on the stream, nothing waits for it, and no CUDA header is needed: the
 // driver's function is given by its address.
@@ -25,14 +25,14 @@ std::atomic<Copy> copy{nullptr};
 std::atomic<Fill> fill{nullptr};
 std::atomic<uint64_t> blocks[kMostDevices];
 
-// Words of this device's block; zeros, with which marks go nowhere, where it has none.
-ffi::Error Lane(void* stream, int32_t device, ffi::Result<ffi::BufferR1<ffi::U32>> words) {
+// Words of this device's block; zeros, with which timestamps go nowhere, where it has none.
+ffi::Error DeviceBuffer(void* stream, int32_t device, ffi::Result<ffi::BufferR1<ffi::U32>> words) {
   const uint64_t to = reinterpret_cast<uint64_t>(words->untyped_data());
   const uint64_t from = device >= 0 && device < kMostDevices ? blocks[device].load() : 0;
   const Copy copies = copy.load();
   const Fill fills = fill.load();
   if (copies == nullptr || fills == nullptr) {
-    return ffi::Error::Internal("jaxpace: this process has not said where the marks of its GPUs go");
+    return ffi::Error::Internal("jaxpace: this process has not said where the timestamps of its GPUs go");
   }
   const int status = from == 0 ? fills(to, 0, words->size_bytes(), stream)
                                : copies(to, from, words->size_bytes(), stream);
@@ -41,7 +41,7 @@ ffi::Error Lane(void* stream, int32_t device, ffi::Result<ffi::BufferR1<ffi::U32
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_lane, Lane,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_device_buffer, DeviceBuffer,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<void*>>()
                                   .Ctx<ffi::DeviceOrdinal>()
@@ -61,7 +61,7 @@ extern "C" int jaxpace_block(int32_t device, uint64_t address) {
 }
 
 // Raised whenever the handler's results change.
-extern "C" int jaxpace_lane_handlers() { return 1; }
+extern "C" int jaxpace_device_buffer_handlers() { return 1; }
 
 extern "C" int jaxpace_ffi_major() { return XLA_FFI_API_MAJOR; }
 extern "C" int jaxpace_ffi_minor() { return XLA_FFI_API_MINOR; }
