@@ -110,7 +110,7 @@ def number(what: str, least: float, most: float = math.inf, *, whole: bool = Tru
     except ValueError:
       value = math.nan
     if math.isnan(value) or math.isinf(value):
-      raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole ' * whole}number")
+      raise argparse.ArgumentTypeError(f"{text!r} is not a {'whole' if whole else 'finite'} number")
     if value < least:
       raise argparse.ArgumentTypeError(f"{what} must be at least {least}, not {text}")
     if value > most:

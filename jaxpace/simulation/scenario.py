@@ -112,24 +112,6 @@ def run(scenario: Scenario) -> Iterator[Part]:
       yield from _shared(scenario, group)
 
 
-def summarise(settings: JobSettings, step_times: np.ndarray, means: dict[str, float],
-              seed: int) -> JobSummary:
-  """Adds a job up.
-
-  Args:
-    settings: of the job.
-    step_times: [K] s.
-    means: `transfer`, `earliness`, `delay`, `cost`: mean seconds per step.
-    seed: of failures.
-  """
-  mean = float(step_times.mean())
-  return JobSummary(
-      len(step_times), mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
-      float(step_times.std() / mean) if mean else 0.0, alone(settings), means["transfer"],
-      means["earliness"], means["delay"], means["cost"],
-      survive(step_times, settings.failures, seed) if settings.failures else None)
-
-
 def alone(settings: JobSettings) -> float:
   """Seconds per step takes where nothing varies, nothing is paced and no other job is there."""
   job, overlap = settings.job, settings.shape.overlap
@@ -270,7 +252,11 @@ class Adding:
     self._sums["cost"] += float(np.sum(steps.cost, dtype=np.float64))
 
   def summary(self, settings: JobSettings, seed: int) -> JobSummary:
-    """Returns the job in figures, of all parts so far."""
+    """Returns the job in figures, of all parts so far; `seed` is that of its failures."""
     step_times = np.concatenate(self._step_times)
-    return summarise(settings, step_times,
-                     {name: total / len(step_times) for name, total in self._sums.items()}, seed)
+    mean, count = float(step_times.mean()), len(step_times)
+    transfer, earliness, delay, cost = (total / count for total in self._sums.values())
+    return JobSummary(
+        count, mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
+        float(step_times.std() / mean) if mean else 0.0, alone(settings), transfer, earliness,
+        delay, cost, survive(step_times, settings.failures, seed) if settings.failures else None)

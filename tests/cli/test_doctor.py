@@ -78,7 +78,7 @@ def test_torn_files_of_a_run_are_named(tmp_path, capsys):
     (["none"], "there is no run at none"),
     (["."], "does not say where its processes ran"),
     ([".", "--devices"], "Leave RUN or them out"),
-    (["--root", "none"], "--root none is no directory"),
+    (["--root", "none"], "--root none is not a directory"),
     (["--topology", "none.xml"], "none.xml can't be read"),
     (["--json", "none/x.json"], "none"),
 ])

@@ -51,7 +51,7 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--", "{tmp}/plain.py"], "is not executable; did you mean `-- python"),
     (["--nproc", "2", "--", "{tmp}"], "is a directory"),
     (["--nproc", "2", "--", "{tmp}/noformat"], "Exec format error"),
-    (["--nproc", "2", "--grace", "-1", "--", "true"], "not negative"),
+    (["--nproc", "2", "--grace", "-1", "--", "true"], "at least 0"),
     (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
     (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
     (["--nproc", "2", "--port", "70000", "--", "true"], "at most 65535"),

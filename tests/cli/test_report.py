@@ -170,7 +170,7 @@ def test_a_window(late, capsys, tmp_path):
 
 @pytest.mark.parametrize(("arguments", "words"), [
     (["--steps", "5"], "is not a range of steps"), (["--steps", "9:3"], "is empty"),
-    (["--steps", "-3:4"], None), (["--steps", "a:b"], "is no range"),
+    (["--steps", "-3:4"], None), (["--steps", "a:b"], "is not a range"),
     (["--ranks", "0"], "is not a number of ranks"), (["--ranks", "few"], "'all'")])
 def test_slips_get_a_sentence_and_status_2(late, capsys, arguments, words):
   assert report(late, *arguments) == 2

@@ -79,9 +79,10 @@ def test_two_processes_of_a_host(tmp_path):
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    (["--sizes", "1X"], "no size in bytes"), (["--sizes", "0"], "no size in bytes"),
-    (["--sizes", ""], "no size in bytes"),
-    (["--kinds", "all_to_all"], "no collective of bench"), (["--repeats", "0"], "from 1 to 4,096")])
+    (["--sizes", "1X"], "not a size in bytes"), (["--sizes", "0"], "not a size in bytes"),
+    (["--sizes", ""], "not a size in bytes"),
+    (["--kinds", "all_to_all"], "not a collective of bench"),
+    (["--repeats", "0"], "must be at least 1")])
 def test_slips_are_said(arguments, words, capsys):
   assert call(*arguments) == 2
   assert words in capsys.readouterr().err

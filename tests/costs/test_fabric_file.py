@@ -58,13 +58,13 @@ def test_a_described_fabric_and_a_measured_one(tmp_path):
 @pytest.mark.parametrize(("text", "words"), [
     (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"),
     ('{"levels": []}', "no list 'levels'"), ('{"levels": [3]}', "level 1 is not an object"),
-    ('{"levels": [{"ranks": -1}]}', "no number of ranks"),
+    ('{"levels": [{"ranks": -1}]}', "not a number of ranks"),
     ('{"levels": [{"alpha": 1}]}', "beta must be a number"),
     ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),
     ('{"levels": [{"alpha": 1, "beta": 1, "algorithm": "magic"}]}', "must be one of ring"),
     ('{"levels": [{"collectives": {}}]}', "says nothing of"),
-    ('{"levels": [{"collectives": 3}]}', "no object"),
-    ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "no object with alpha"),
+    ('{"levels": [{"collectives": 3}]}', "not an object"),
+    ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "not an object with alpha"),
     ('{"schema": 9, "levels": [{}]}', "newer jaxpace"), ("\x00\xff", "not JSON")])
 def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
   path = tmp_path / "fabric.json"

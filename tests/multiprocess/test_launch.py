@@ -293,7 +293,7 @@ print(os.getpgid(0) == os.getpid(), sys.stdin.read() == '')
 
 @pytest.mark.parametrize(("option", "words"), [
     (["--nproc", "1000000"], "more than this machine of"),
-    (["--nproc", "1", "--threads", "1000000"], "must be at most 4,096")])
+    (["--nproc", "1", "--threads", "1000000"], "must be at most 4096")])
 def test_more_than_a_machine_can_run_is_refused_before_anything_starts(tmp_path, option, words):
   """A slip of the finger started processes until the machine gave up."""
   done = subprocess.run([sys.executable, "-m", "jaxpace", "run", "--no-record", *option,

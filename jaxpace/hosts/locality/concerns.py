@@ -70,21 +70,23 @@ def _shared_nics(place: Locality) -> _Found:
   for gpu in _used(place):
     if gpu.nic:
       users.setdefault(gpu.nic, []).append(gpu.pci)
-  fabric = fabric_of(place.nics)
-  everyone = {gpu.nic for gpu in place.gpus}
-  free = [nic.name for nic in fabric if nic.name not in everyone]
   for name, sharing in users.items():
-    if len(sharing) < 2:
-      continue
-    start = f"{len(sharing)} GPUs ({', '.join(sharing)}) share the NIC {name}"
-    if free:
-      yield WARNING, "shared_nic", (
-          f"{start}, while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: "
-          "these ranks halve each other's rate. Is a card in the wrong slot, or a NIC left out of "
-          "the fabric?")
-    else:
-      yield NOTE, "shared_nic", (f"{start}; there is no other of its kind: their transfers "
-                                 "take turns.")
+    if len(sharing) > 1:
+      level, sentence = sharing_of(place, f"{len(sharing)} GPUs ({', '.join(sharing)})", name)
+      yield level, "shared_nic", sentence
+
+
+def sharing_of(place: Locality, who: str, nic: str) -> tuple[str, str]:
+  """Returns level and sentence of a NIC that several share: whether the host has another one for
+  them."""
+  taken = {gpu.nic for gpu in place.gpus}
+  free = [other.name for other in fabric_of(place.nics) if other.name not in taken]
+  if not free:
+    return NOTE, (f"{who} share the NIC {nic}; the host has no other of its kind: their transfers "
+                  "take turns.")
+  return WARNING, (f"{who} share the NIC {nic}, while {', '.join(free)} "
+                   f"{'is' if len(free) == 1 else 'are'} nearest to none: these ranks halve each "
+                   "other's rate. Is a card in the wrong slot, or a NIC left out of the fabric?")
 
 
 def _far_socket(place: Locality) -> _Found:

@@ -11,7 +11,7 @@ from typing import Any
 from jaxpace.files.documents import LARGEST, parse
 from jaxpace.files.plain import from_plain
 from jaxpace.files.reading import UnreadableError, read_bytes
-from jaxpace.hosts.locality.concerns import NOTE, WARNING, Concern, find_concerns
+from jaxpace.hosts.locality.concerns import NOTE, WARNING, Concern, find_concerns, sharing_of
 from jaxpace.hosts.locality.nics import fabric_of
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.hosts.locality.types import SCHEMA, Locality
@@ -87,27 +87,19 @@ def job_concerns(places: Sequence[Locality]) -> list[Concern]:
 
 def _shared_between_processes(places: Sequence[Locality]) -> list[Concern]:
   """NICs that are nearest to the GPUs of several processes of one host."""
-  users: dict[tuple[str, str], dict[int, set[str]]] = {}
-  idle: dict[str, list[str]] = {}
+  users: dict[tuple[str, str], dict[int, Locality]] = {}
   for place in places:
     own = {device.gpu for device in place.devices if device.gpu}
-    host = host_name(place)
-    idle[host] = [nic.name for nic in fabric_of(place.nics)
-                  if nic.name not in {gpu.nic for gpu in place.gpus}]
     for gpu in place.gpus:
       if gpu.pci in own and gpu.nic and place.process is not None:
-        users.setdefault((host, gpu.nic), {}).setdefault(place.process, set()).add(gpu.pci)
+        users.setdefault((host_name(place), gpu.nic), {})[place.process] = place
   found = []
   for (host, nic), by_process in users.items():
     if len(by_process) > 1:
-      names = ", ".join(map(str, sorted(by_process)))
-      free = idle[host]
-      rest = (f", while {', '.join(free)} {'is' if len(free) == 1 else 'are'} nearest to none: "
-              "these ranks halve each other's rate." if free
-              else "; there is no other of its kind: their transfers take turns.")
-      found.append(Concern(WARNING if free else NOTE, "shared_nic",
-                           f"The GPUs of processes {names} share the NIC {nic}{rest}", host,
-                           tuple(sorted(by_process))))
+      processes = tuple(sorted(by_process))
+      level, sentence = sharing_of(
+          by_process[processes[-1]], f"The GPUs of processes {', '.join(map(str, processes))}", nic)
+      found.append(Concern(level, "shared_nic", sentence, host, processes))
   return found
 
 

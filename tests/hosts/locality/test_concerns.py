@@ -56,7 +56,7 @@ def test_gpu_and_nic_on_different_nodes():
 
 def test_gpus_that_share_the_only_nic_are_a_note(tmp_path):
   place = read_locality(machines.cloud_vm(tmp_path))
-  assert "there is no other" in only(place, "shared_nic", NOTE)
+  assert "has no other of its kind" in only(place, "shared_nic", NOTE)
 
 
 def pinned(allowed, gpus=(), devices=(), nics=()):
