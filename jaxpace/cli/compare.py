@@ -61,12 +61,11 @@ def run(args: argparse.Namespace) -> running.Answer:
 
 
 def _render(found: Comparison, console: Console, most: int | None) -> None:
-  from rich import box
-  from rich.table import Table
   from rich.text import Text
 
   from jaxpace.diagnose.codes import milliseconds, signed
   from jaxpace.runs.problems import plural
+  from jaxpace.show.console import make_table
 
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run
@@ -75,10 +74,7 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   console.print()
   console.print(Text(found.verdict, style="bold red" if found.failed else "bold"))
   console.print()
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  table.add_column("", no_wrap=True)
-  for header in ("A", "B", "change", "95 % interval", "of A's step"):
-    table.add_column(header, justify="right", no_wrap=True)
+  table = make_table("", "A", "B", "change", "95 % interval", "of A's step")
   for name, c in (("step", found.step_time), *found.shares.items()):
     table.add_row(name, milliseconds(c.a), milliseconds(c.b), signed(c.difference),
                   f"{signed(c.low)} to {signed(c.high)}",
@@ -89,11 +85,7 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
   changed = found.changed_ranks
   if changed:
     console.print()
-    ranks = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-    ranks.add_column("rank", justify="right", no_wrap=True)
-    ranks.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
-    for header in ("lateness A", "lateness B", "change", "95 % interval"):
-      ranks.add_column(header, justify="right", no_wrap=True)
+    ranks = make_table("rank", "host", "lateness A", "lateness B", "change", "95 % interval")
     for rank in changed if most is None else changed[:most]:
       c, (a, b) = found.ranks[rank], (d.run.host_of_rank(rank) for d in (found.a, found.b))
       host = b if a == b else f"{a or '?'} → {b or '?'}"

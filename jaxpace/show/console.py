@@ -16,6 +16,7 @@ from jaxpace.runs.plain_text import plain
 if TYPE_CHECKING:
   from rich.console import Console, ConsoleOptions, RenderableType
   from rich.segment import Segment
+  from rich.table import Table
 
 _PIPED_WIDTH, _WIDEST = 100, 120
 
@@ -48,6 +49,26 @@ def make_console() -> Console:
   if console.width > _WIDEST:
     console.width = _WIDEST
   return console
+
+
+_NUMBERS: dict[str, Any] = {"justify": "right", "no_wrap": True}
+_NAMES: dict[str, Any] = {"no_wrap": True}
+_WORDS: dict[str, dict[str, Any]] = {
+    "host": {"overflow": "ellipsis", "no_wrap": True, "max_width": 24},
+    "collective": {"overflow": "fold"}, "": _NAMES, "phase": _NAMES, "most in": _NAMES,
+    "mostly for": _NAMES}
+
+
+def make_table(*headers: str) -> Table:
+  """Makes a table with these columns; those that hold words start on the left, others are numbers.
+  """
+  from rich import box
+  from rich.table import Table
+
+  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
+  for header in headers:
+    table.add_column(header, **_WORDS.get(header, _NUMBERS))
+  return table
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"

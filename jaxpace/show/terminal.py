@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
@@ -20,7 +19,7 @@ from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.phases import waiting_for_data
 from jaxpace.runs.problems import list_ranks, plural
-from jaxpace.show.console import draw_bar
+from jaxpace.show.console import draw_bar, make_table
 
 if TYPE_CHECKING:
   from jaxpace.diagnose.forecast.forecast import Forecast
@@ -161,11 +160,7 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
   shown = order if most is None else order[:most]
   elapsed = float(np.nansum(totals.per_step["step"]))
   late = set(diagnosis.without_rank)
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  table.add_column("rank", justify="right", no_wrap=True)
-  table.add_column("host", overflow="ellipsis", no_wrap=True, max_width=24)
-  for header in ("process", "lateness", "last", "cost", "compute", "gap"):
-    table.add_column(header, justify="right", no_wrap=True)
+  table = make_table("rank", "host", "process", "lateness", "last", "cost", "compute", "gap")
   for rank in shown.tolist():
     number = int(totals.present[rank])
     process = int(run.process_of_rank[rank])
@@ -196,11 +191,7 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
   waits = [each for each in diagnosis.waits if each.waiting > 0][:_MOST_WAITS]
   if not waits or step is None:
     return None
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  table.add_column("collective", overflow="fold")
-  for header in ("times", "waiting", "share", "most in", "mostly for"):
-    table.add_column(header, justify="left" if header.startswith("most") else "right", no_wrap=True)
-  table.add_column("transfer", justify="right", no_wrap=True)
+  table = make_table("collective", "times", "waiting", "share", "most in", "mostly for", "transfer")
   for each in waits:
     most = "all iterations" if each.iterations > 1 else ""
     if each.stands_out:
@@ -226,10 +217,8 @@ def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
   line = (f"Collectives are under way for {milliseconds(found.exposed + found.computing)} of a "
           f"step: at most {milliseconds(found.exposed)} of that are waited for, at least "
           f"{milliseconds(found.computing)} are hidden behind computing.")
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  table.add_column("collective", overflow="fold")
-  for header in ("times", "in flight", "exposed", "hidden", "behind others", "work meanwhile"):
-    table.add_column(header, justify="right", no_wrap=True)
+  table = make_table("collective", "times", "in flight", "exposed", "hidden", "behind others",
+                     "work meanwhile")
   for each in found.collectives[:_MOST_WAITS]:
     table.add_row(each.name, str(each.times),
                   *map(milliseconds, (each.in_flight, each.exposed, each.hidden,
@@ -246,10 +235,7 @@ def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
 def _phases(diagnosis: Diagnosis) -> RenderableType | None:
   if not diagnosis.phases:
     return None
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  table.add_column("phase", no_wrap=True)
-  for header in ("median", "quickest rank", "slowest rank"):
-    table.add_column(header, justify="right", no_wrap=True)
+  table = make_table("phase", "median", "quickest rank", "slowest rank")
   for name, medians in diagnosis.phases.items():
     slow, quick = int(np.nanargmax(medians)), int(np.nanargmin(medians))
     table.add_row(name, milliseconds(float(np.nanmedian(medians))),
@@ -314,10 +300,8 @@ def render_forecast(found: Forecast, console: Console) -> None:
   """Prints a row for each number of ranks, then why some can't be forecast, and notes."""
   sample = found.sample
   console.print()
-  table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="dim")
-  for header in ("ranks", "step", "90 % interval", "change", "variation", "efficiency", "waiting",
-                 "transfer"):
-    table.add_column(header, justify="right", no_wrap=True)
+  table = make_table("ranks", "step", "90 % interval", "change", "variation", "efficiency",
+                     "waiting", "transfer")
   waiting = found.recorded * (1 - found.efficiency) - float(sample.transfer.sum(axis=0).mean())
   table.add_row(f"{sample.ranks}", milliseconds(found.recorded), "as recorded", "",
                 f"{100 * found.recorded_cv:.1f} %", f"{100 * found.efficiency:.1f} %",

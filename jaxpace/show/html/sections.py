@@ -137,7 +137,7 @@ def shares(figures: DocumentFigures) -> Markup:
     label = element("span", swatch(name), name, class_="named")
     rows.append([label, figures.share(f"shares/{name}"), milliseconds(parts[name] * step),
                  MEANING[name]])
-  legend = table("Shares of the step", ("spent on", "share", "a step", "what it is"), rows,
+  legend = table("Shares of the step", ("spent on", "share", "per step", "what it is"), rows,
                  texts=(0, 3), tight=True)
   return joined([bar(parts, described), legend])
 
@@ -218,7 +218,7 @@ def what_if(figures: DocumentFigures) -> Markup | None:
            figures.times(f"what_if/{name}/speedup"), _meter(answers[name]["step_time"] / step)]
           for label, name in rows]
   return table("Steps that might have been",
-               ("the run again, but", "a step", "as fast", "step, of the recorded one"), body,
+               ("the run again, but", "step", "as fast", "step, of the recorded one"), body,
                texts=(0, 3))
 
 
@@ -231,7 +231,7 @@ def _meter(share: float) -> Markup:
 
 
 def collectives(figures: DocumentFigures) -> Markup | None:
-  """Every stamped collective, and the phases."""
+  """Every collective with timestamps, and the phases."""
   document = figures.document
   parts: list[Markup] = []
   if document["waits"]:
@@ -241,7 +241,7 @@ def collectives(figures: DocumentFigures) -> Markup | None:
              _most_in(figures, i), _mostly_for(row)]
             for i, row in enumerate(document["waits"])]
     parts.append(table("Where the waits are", (
-        "collective", "axis", "times a step", "waiting", "transfer", "contention", "most in",
+        "collective", "axis", "times per step", "waiting", "transfer", "contention", "most in",
         "mostly for"), body,
         texts=(0, 1, 6, 7), hidden_caption=False))
   elif document["collectives"]:
@@ -263,7 +263,7 @@ def collectives(figures: DocumentFigures) -> Markup | None:
              figures.share(f"{at}/{i}/meanwhile")]
             for i, row in enumerate(found["collectives"])]
     parts.append(table("Computing while sending", (
-        "collective", "times a step", "in flight", "exposed, at most", "hidden, at least",
+        "collective", "times per step", "in flight", "exposed, at most", "hidden, at least",
         "behind others", "work meanwhile"), body, hidden_caption=False))
   if document["phases"]:
     body = [[name.removeprefix("phase_"), figures.time(f"phases/{escaped(name)}/median"),
