@@ -18,7 +18,7 @@ from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
 from jaxpace.diagnose.codes import Note, Sentence, Silence, codes
-from jaxpace.diagnose.forecast.sample import MIN_STEPS, Sample, Transfers, new_tier, transfers
+from jaxpace.diagnose.forecast.sample import MIN_STEPS, Sample, new_tier, transfers
 from jaxpace.diagnose.forecast.tails import (
   Noise,
   Pooled,
@@ -107,8 +107,9 @@ def forecast(sample: Sample, ranks: Sequence[int], *, per_host: int | None = Non
     if why:
       points.append(Point(number, why))
     else:
-      moved = transfers(sample, number, fabric, algorithm, draws, random)
-      points.append(_at(sample, noises, drawn, number, moved, random))
+      transfer, source = transfers(sample, number, fabric, algorithm, draws, random)
+      points.append(_at(sample, noises, drawn, number, transfer, random)._replace(
+          transfer_source=source))
     if progress:
       progress(done + 1, len(ranks))
   recorded = float(sample.step.mean())
@@ -157,8 +158,8 @@ def _draw(sample: Sample, noises: Sequence[Noise], draws: int,
                 shared, np.concatenate([[0.0], random.permutation(error)]))
 
 
-def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, moved: Transfers,
-        random: np.random.Generator) -> Point:
+def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int,
+        transfer: np.ndarray, random: np.random.Generator) -> Point:
   units = max(1, math.ceil(ranks / sample.unit))
   fitted = units * MIN_STEPS > sample.units * sample.steps
   draws = len(drawn.weights)
@@ -176,7 +177,6 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
       most, spread = largest(used, units)
       excess += scale * (most - centre)
       variance += scale**2 * spread
-  transfer = np.concatenate([[moved.point.sum()], moved.draws.sum(axis=1)])
   step = drawn.mean + excess + transfer
   # Each draw of offsets is another job: none is "the" job, so the middle one stands for it.
   point = float(np.median(step) if any(n.offsets_spread for n in noises) else step[0])
@@ -193,7 +193,7 @@ def _at(sample: Sample, noises: Sequence[Noise], drawn: _Draws, ranks: int, move
       ranks=ranks, silent=None, step_time=around, cv=_spread(cv, float(cv[0]), sample.blocks, 0.0),
       efficiency=Estimate(*efficiency), change=Estimate(*(x / recorded - 1 for x in around)),
       waiting=max(waited - busy, 0.0), transfer=float(transfer[0]),
-      method=TAIL if fitted else RESAMPLED, transfer_source=moved.source)
+      method=TAIL if fitted else RESAMPLED)
 
 
 def _exceedances(sample: Sample, units: int) -> int:

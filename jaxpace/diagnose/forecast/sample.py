@@ -212,14 +212,6 @@ def correlation_time(values: np.ndarray) -> float:
 FITTED, ONE_SIZE, GIVEN = "fitted to the run", "one size: bounds", "fabric"
 
 
-class Transfers(NamedTuple):
-  """Transfers at a number of ranks."""
-
-  point: np.ndarray  # [C] s
-  draws: np.ndarray  # [D, C] s
-  source: str
-
-
 def new_tier(sample: Sample, ranks: int, per_host: int | None,
              fabric: MeasuredFabric | None) -> Sentence | None:
   """Says why transfers at `ranks` ranks can't be known, or None where they can."""
@@ -247,7 +239,7 @@ def new_tier(sample: Sample, ranks: int, per_host: int | None,
 
 
 def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorithm: str | None,
-              draws: int, random: np.random.Generator) -> Transfers:
+              draws: int, random: np.random.Generator) -> tuple[np.ndarray, str]:
   """Scales the recorded transfers to another number of ranks.
 
   What a transfer takes above its floor, contention, stays as it was recorded. The floor grows as α
@@ -262,26 +254,28 @@ def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorit
     algorithm: "ring", "tree" or "doubling"; None leaves it open where nothing says.
     draws: draws of what is not known for sure.
     random: where they come from.
+
+  Returns:
+    [1 + D] s of all collectives together, first as it is most likely, and by what that is known.
   """
   recorded = sample.transfer.mean(axis=1)
   contention = np.maximum(recorded - sample.floor, 0.0)
   floor = np.minimum(sample.floor, recorded)
   if ranks < 2:
-    return Transfers(np.zeros_like(recorded), np.zeros((draws, len(recorded))), "no other rank")
+    return np.zeros(1 + draws), "no other rank"
   if ranks == sample.ranks:
-    return Transfers(recorded, np.broadcast_to(recorded, (draws, len(recorded))), "as recorded")
+    return np.full(1 + draws, recorded.sum()), "as recorded"
   if fabric is not None:
     here, there = fabric.level(sample.ranks), fabric.level(ranks)
     assert here is not None and there is not None
-    return _given(sample, recorded, ranks, here, there, draws, random)
+    return _given(sample, recorded, ranks, here, there, draws, random), GIVEN
   fitted = _fit(sample, floor, algorithm or RING)
   if fitted is not None:
     ratio = np.array([_model(fitted, c.kind, algorithm or RING, ranks, c.size or 0)
                       / max(_model(fitted, c.kind, algorithm or RING, sample.ranks, c.size or 0),
                             1e-30)
                       for c in sample.collectives])
-    return Transfers(contention + floor * ratio,
-                     np.broadcast_to(contention + floor * ratio, (draws, len(recorded))), FITTED)
+    return np.full(1 + draws, (contention + floor * ratio).sum()), FITTED
   latency = random.random((draws, 1))
   algorithms = [algorithm] if algorithm in ALGORITHMS else [TREE, RING]
   chosen = random.integers(0, len(algorithms), (draws, 1))
@@ -292,26 +286,26 @@ def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorit
   drawn = growth[chosen[:, 0]]  # [D, C, 2]
   ratio = latency * drawn[..., 0] + (1 - latency) * drawn[..., 1]
   point = 0.5 * growth[0, :, 0] + 0.5 * growth[0, :, 1]
-  return Transfers(contention + floor * point, contention + floor * ratio, ONE_SIZE)
+  return (contention + floor * np.concatenate([point[None], ratio])).sum(axis=1), ONE_SIZE
 
 
 def _given(sample: Sample, recorded: np.ndarray, ranks: int, here: Level, there: Level, draws: int,
-           random: np.random.Generator) -> Transfers:
+           random: np.random.Generator) -> np.ndarray:
   """As recorded, and what the fabric takes more at the new size than at the old one."""
-  points, drawn = [], []
+  total = np.zeros(1 + draws)
   for c, collective in enumerate(sample.collectives):
     kind, size = collective.kind, float(collective.size or 0)
     costs = here.costs[kind], there.costs[kind]
     before, after = (cost.seconds(kind, p, size)
                      for cost, p in zip(costs, (sample.ranks, ranks), strict=True))
-    points.append(max(recorded[c] + after - before, 0.0))
+    total[0] += max(recorded[c] + after - before, 0.0)
     # One error for both where they are of one level: α off by a tenth is off at both sizes.
     alpha, beta = random.standard_normal((2, draws))
     other = (alpha, beta) if here is there else random.standard_normal((2, draws))
     old = _drawn(costs[0], kind, sample.ranks, size, alpha, beta)
     new = _drawn(costs[1], kind, ranks, size, *other)
-    drawn.append(np.maximum(recorded[c] + new - old, 0.0))
-  return Transfers(np.array(points), np.stack(drawn, axis=1), GIVEN)
+    total[1:] += np.maximum(recorded[c] + new - old, 0.0)
+  return total
 
 
 def _drawn(cost: Cost, kind: str, ranks: int, size: float, alpha: np.ndarray,
