@@ -12,6 +12,7 @@ import jaxpace
 from experiments.paper import on_one_link as turns
 from experiments.paper import quick
 from jaxpace.core.types import Decision, Hold, Pacer
+from tests.quick import long
 
 STEPS = 60
 
@@ -105,8 +106,7 @@ def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway
   np.testing.assert_allclose(found.held[0], 0.9, rtol=1e-5)
 
 
-@pytest.mark.parametrize("ratio", [
-    1.13, *(pytest.param(each, marks=pytest.mark.long) for each in (1.0, 1.3))])
+@pytest.mark.parametrize("ratio", [1.13, *long(1.0, 1.3)])
 def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
   """Two jobs, of one period and of others, on a link that loses a third of its capacity where they
   share."""
@@ -123,26 +123,3 @@ def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
   for job in (0, 1):
     assert found.step_time[job, late].mean() < bare.step_time[job, late].mean() * 0.99
   assert found.info["turns"][0, :100].mean() > 0.2
-
-
-@pytest.mark.long
-def test_by_message_turns_gain_where_sharing_loses_nothing():
-  """Two jobs of one period and eight buckets on a link that they share equally: who came first must
-  send all of its buckets first."""
-  scene = drawn([[0.6] * 8] * 2, [[0.05] * 8] * 2, [0, 0.15], 0.5, [True] * 2, tiny=2e-3)
-  late = {}
-  for by in ("none", "bucket", "message"):
-    found = played(scene, nothing if by == "none" else lambda key, by=by: jaxpace.take_turns(
-        key=key, by=by, floor=0.05, learn=20, trial=20), turns.Ear(), 250)
-    late[by] = found.step_time[:, 100:200].mean() - 1
-  assert late["none"] > 0.2 and late["message"] < 0.1 * late["none"] < 0.3 * late["bucket"]
-
-
-@pytest.mark.long
-def test_the_null_without_a_neighbour_is_the_bare_run():
-  """Nobody else: take_turns never listens, and every step is the same to the last bit."""
-  scene = drawn([[0.6, 0.7]], [[0.2, 0.2]], [0], 1.0, [True])
-  found, bare = (played(scene, make, turns.Ear(), 200)
-                 for make in (lambda key: jaxpace.take_turns(key=key), nothing))
-  np.testing.assert_array_equal(found.step_time, bare.step_time)
-  assert found.listened.max() == 0

@@ -101,22 +101,29 @@ def test_first_come_first_served_by_hand():
   assert times[0] == pytest.approx(2.2, abs=1e-5)
 
 
-def records(tmp_path):
-  record = {"pauses": [0.0, 0.0], "searches": [{"worlds": [{"values": list(MIDDLE.values())}] * 2}]}
+def settings(tmp_path, *worlds, **more):
+  """Arguments of a program of the paper that goes by these worlds: what differs from MIDDLE."""
+  record = {"pauses": [0.0, 0.0],
+            "searches": [{"worlds": [{"values": list((MIDDLE | world).values())}
+                                     for world in worlds]}]}
   (tmp_path / "worlds.json").write_text(json.dumps(record))
-  return str(tmp_path / "worlds.json")
+  return types.SimpleNamespace(worlds=str(tmp_path / "worlds.json"),
+                               out=str(tmp_path / "out.json"), **more)
+
+
+def made(tmp_path):
+  return json.loads((tmp_path / "out.json").read_text()), (tmp_path / "out.md").read_text()
 
 
 @pytest.mark.long
 def test_the_literal_pacer_in_small(tmp_path):
-  args = types.SimpleNamespace(steps=120, sizes=["4", "8"], worlds=records(tmp_path),
-                               out=str(tmp_path / "out.json"))
-  literal_table1.run(args)
-  found = json.loads((tmp_path / "out.json").read_text())["sizes"]
+  literal_table1.run(settings(tmp_path, {}, {}, steps=120, sizes=["4", "8"]))
+  found, page = made(tmp_path)
+  found = found["sizes"]
   assert 0 < found["8"]["literal"]["delay"][0] < 0.5
   assert found["8"]["literal"]["cost"][0] <= found["8"]["literal"]["delay"][0] * 16
   assert "share 1" in found["8"] and "share 1" not in found["4"]
-  assert "| 8 | +0.8 % |" in (tmp_path / "out.md").read_text()
+  assert "| 8 | +0.8 % |" in page
 
 
 def observed(wait):
@@ -148,32 +155,19 @@ def test_the_page_of_the_paper_says_what_its_records_say():
 
 
 @pytest.mark.long
-def test_a_small_table(tmp_path):
+def test_a_small_table(tmp_path, monkeypatch):
   """Two worlds on record that differ in what sharing loses, at one size: run, kept, not run
   again."""
-  middle = dict.fromkeys(worlds.World._fields, 0.0) | {
-      "growth": 0.9, "power": 1.0, "ratio": 1.1, "mass": 1.0, "claim": 1.0, "length": 1.0,
-      "step": 1.0}
-  made = [dict(middle, lost=lost) for lost in (0.0, 0.5)]
-  record = {"pauses": [0.0, 0.0],
-            "searches": [{"worlds": [{"values": list(world.values())} for world in made]}]}
-  (tmp_path / "worlds.json").write_text(json.dumps(record))
-  args = types.SimpleNamespace(steps=250, long=200, drawn=200, apart=1, sizes=["64"],
-                               arms=["both", "alone", "first_come"],
-                               worlds=str(tmp_path / "worlds.json"), out=str(tmp_path / "out.json"))
+  args = settings(tmp_path, {"lost": 0.0, "jitter": 0.0}, {"lost": 0.5, "jitter": 0.0}, steps=250,
+                  long=200, drawn=200, apart=1, sizes=["64"], arms=["both", "alone", "first_come"])
   turns.run(args)
-  found = json.loads((tmp_path / "out.json").read_text())["sizes"]["64"]
+  found, page = made(tmp_path)
+  found = found["sizes"]["64"]
   assert (found["both"]["gain"][1] > 0.05
           and found["both"]["gain"][1] > found["both"]["gain"][0] > -0.02)
   assert found["first_come"]["gain"][1] > 0.2
   assert found["both"]["exposed"][1] < found["both"]["bare_exposed"][1]
   assert found["alone"]["gain"] == [0.0, 0.0] and found["alone"]["listened"] == [0.0, 0.0]
-  assert "Both jobs take turns" in (tmp_path / "out.md").read_text()
-  before = (tmp_path / "out.json").stat().st_mtime_ns
-  again = turns._Runner.run
-  try:
-    turns._Runner.run = lambda *_: pytest.fail("it is on record")
-    turns.run(args)
-  finally:
-    turns._Runner.run = again
-  assert (tmp_path / "out.json").stat().st_mtime_ns >= before
+  assert "Both jobs take turns" in page
+  monkeypatch.setattr(turns._Runner, "run", lambda *_: pytest.fail("it is on record"))
+  turns.run(args)

@@ -1,6 +1,5 @@
-"""A lab of network namespaces: its commands, and a real one that leaves nothing behind."""
-
-from __future__ import annotations
+"""The labs: one of network namespaces, which leaves nothing behind, and the GPU checks as far as
+they run on a CPU. No time is asserted: what a check measures here is this machine's business."""
 
 import signal
 import subprocess
@@ -12,6 +11,8 @@ import pytest
 from experiments.labs.fabric import commands, lab, machine
 from experiments.labs.fabric.commands import Topology
 from experiments.labs.fabric.machine import LabError
+from experiments.labs.gpu import injected, steps, whole_loop
+from experiments.labs.gpu.bench import Bench
 from tests.multiprocess import jobs
 
 _RACKS = Topology((("a0", "b0"), ("a1", "b1")), trunk_mbit=40.0)
@@ -27,7 +28,7 @@ with Lab(Topology((("a0",), ("a1",)), trunk_mbit=100.0)) as lab:
 
 
 @pytest.fixture(scope="module")
-def possible() -> None:
+def possible():
   """Skips, with the reason, where no lab can be built."""
   try:
     with lab.Lab(_RACKS):
@@ -36,42 +37,38 @@ def possible() -> None:
     pytest.skip(str(error))
 
 
-def left(name: str) -> list[str]:
+def left(name):
   """Everything of a lab that is still there: namespaces, processes, files."""
   own = machine.namespaces(name)
   return (own + [str(pid) for pid in machine.pids(own)]
           + [str(machine.STATE / name)] * (machine.STATE / name).exists())
 
 
-def links() -> str:
-  return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
-
-
-def test_every_command_names_the_labs_own_namespaces_and_shapes_each_uplink() -> None:
+def test_every_command_names_the_labs_own_namespaces_and_shapes_each_uplink():
   built = [" ".join(command) for command in commands.build(_RACKS, "abc")]
   assert all("jaxfab-abc-" in line for line in built)
   shaped = [line for line in built if line.startswith("tc ")]
   assert [line.split()[6] for line in shaped] == ["up0", "down0", "up1", "down1"]
   assert all("rate 40000000bit burst 16000b limit 128000b" in line for line in shaped)
   assert "10.0.2.1 a1\n" in _RACKS.hosts_file()
-  with pytest.raises(ValueError, match="no host 'c0'"):
-    _RACKS.address("c0")
   assert commands.lab_of("jaxfab-abc-a0") == "abc" and commands.lab_of("docker-abc-a0") is None
 
 
-def test_a_missing_right_or_qdisc_is_explained() -> None:
+def test_a_slip_a_missing_right_or_qdisc_is_explained():
+  with pytest.raises(ValueError, match="no host 'c0'"):
+    _RACKS.address("c0")
+  with pytest.raises(LabError, match="inside `with Lab"):
+    lab.Lab(_RACKS).popen("a0", ["true"])
   assert "modprobe sch_tbf" in machine.explain(["tc", "x"], "Specified qdisc kind is unknown.")
   assert "--privileged" in machine.explain(["ip", "x"], "Operation not permitted")
 
 
-def test_popen_outside_of_with_names_the_fix() -> None:
-  with pytest.raises(LabError, match="inside `with Lab"):
-    lab.Lab(_RACKS).popen("a0", ["true"])
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("possible")
-def test_an_exception_takes_the_lab_down() -> None:
+def test_an_exception_takes_the_lab_down():
+  def links():
+    return subprocess.run(["ip", "-o", "link"], capture_output=True, text=True, check=True).stdout
+
   before = links()
   with pytest.raises(ZeroDivisionError), lab.Lab(_RACKS) as built:
     assert links() == before, "the machine's own interfaces are the same while the lab is up"
@@ -87,11 +84,10 @@ def test_an_exception_takes_the_lab_down() -> None:
 @pytest.mark.long
 @pytest.mark.usefixtures("possible")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_signals_take_the_lab_down_and_clean_finds_the_killed(number: signal.Signals) -> None:
+def test_signals_take_the_lab_down_and_clean_finds_the_killed(number):
   maker = subprocess.Popen([sys.executable, "-c", _MAKER], cwd=jobs.ROOT,
                            env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
                            stderr=subprocess.DEVNULL)
-  assert maker.stdout is not None
   name = maker.stdout.readline().strip()
   try:
     assert name and left(name) and name not in list(machine.abandoned())
@@ -107,3 +103,42 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(number: signal.Sig
     maker.kill()
     maker.communicate()
     machine.remove(name)
+
+
+@pytest.mark.long
+def test_the_gpu_checks_run_on_a_cpu():
+  def bench(run, *arguments):
+    made = Bench("cpu", "native", "tiny", 10.0)
+    run(made, *arguments)
+    return made
+
+  sections = bench(injected.run)
+  for name in ("before the collective, in `arrival`", "before the collective, in `start to enter`",
+               "after it, in `exit to end`", "after it, in `arrival of the next`"):
+    found = [one for one in (*sections.checks, *sections.figures)
+             if f"injected {name}" in one["name"]]
+    assert [one["limit"].split(" ")[0] for one in found] == ["2000", "5000"]
+    assert all(float(one["value"].split(" ")[0]) > 0.8 * float(one["limit"].split(" ")[0])
+               for one in found)
+  asked = [one["passed"] for one in sections.checks
+           if "what the pacer asked for is what the ring says" in one["name"]]
+  assert asked and all(asked)
+  timed = bench(steps.run, "2ms")
+  assert set(timed.raw["seconds_a_step"]) == {"bare", "bare again", "stamped", "callback",
+                                              "recorded"}
+  assert {check["limit"] for check in timed.checks} == {"<= 1"} and len(timed.checks) == 2
+  loop = bench(whole_loop.run)
+  assert not [check["name"] for check in loop.checks if not check["passed"]]
+  assert sum("control: host callbacks are seen" in check["name"] for check in loop.checks) == 2
+
+
+@pytest.mark.long
+def test_without_a_gpu_one_line_says_so_and_the_status_is_0(tmp_path):
+  done = subprocess.run([sys.executable, str(jobs.ROOT / "experiments/labs/gpu_check.py"),
+                         f"--out={tmp_path / 'gpu.json'}"],
+                        cwd=tmp_path, env=jobs.clean_environment(JAX_PLATFORMS="cpu"), text=True,
+                        capture_output=True, timeout=300)
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines()[-1].startswith(
+      "No GPU is visible to JAX, so nothing was checked: ")
+  assert not list(tmp_path.iterdir()), "nothing is claimed"
