@@ -12,9 +12,11 @@ import pytest
 
 import jaxpace
 from jaxpace.core.types import Observation
-from tests.coordination.test_combinators import ANY, MOST, RANKS, SLOTS, always
+from tests.coordination.test_combinators import MOST, RANKS, SLOTS, always
 from tests.quick import examples, long
 
+ANY = st.one_of(st.floats(width=32), st.floats(0, 0.125, width=32),
+                st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 1.8e10, 4.29, 3.4e38, 0.0]))
 EAGER = jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9, cost=1.0,
                                  max_delay=MOST)
 SHIFT = jaxpace.interleave_jobs(max_delay=MOST, floor=1e-3, budget=1.0, key=3)

@@ -1,6 +1,5 @@
 """chain, limit, only_ranks."""
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,31 +86,3 @@ def test_slips_are_named():
       jaxpace.only_ranks(good, ranks)
   with pytest.raises(ValueError, match="rank 4, but there are 4"):
     jaxpace.only_ranks(good, [1, 4]).init(4)
-
-
-# Whatever is observed: strategies; see test_any_observation.py.
-
-ANY = st.one_of(st.floats(width=32), st.floats(0, 0.125, width=32),
-                st.sampled_from([np.nan, np.inf, -np.inf, -1.0, 1.8e10, 4.29, 3.4e38, 0.0]))
-
-@st.composite
-def observations(draw):
-  """Some steps of plain imbalance, then anything at all in any field, then plain ones again."""
-  plain = [1e-2 * (1 + r) for r in range(RANKS)]
-  steps = []
-  for wild in draw(st.lists(st.booleans(), min_size=1, max_size=4)):
-    for _ in range(draw(st.integers(1, 3 if wild else 10))):
-      if wild:
-        floats = [draw(st.lists(ANY, min_size=n, max_size=n)) for n in (RANKS, RANKS, SLOTS, 1)]
-        steps.append((draw(st.integers(-5, 9)), *floats))
-      else:
-        steps.append((0, plain, [0.0] * RANKS, [1e-3] * SLOTS, [5e-2]))
-  return steps
-
-
-def observation(k, rank, arrivals, delays, waits, step_time):
-  f32 = jnp.float32
-  return Observation(jnp.int32(k), jnp.int32(rank), jnp.asarray(arrivals, f32),
-                     jnp.asarray(delays, f32), jnp.asarray(waits, f32),
-                     jnp.asarray(step_time[0], f32), jnp.asarray(step_time[0], f32),
-                     jnp.asarray(waits, f32))

@@ -3,55 +3,41 @@ made."""
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxpace
 from jaxpace.coordination.steer import Steered
+from tests.coordination import jobs
 from tests.quick import examples
 
 RANKS = 3
 ARRIVALS = np.array([5e-3, 12e-3, 20e-3], np.float32)
-
-
-def observation(step, rank, delays, arrivals=ARRIVALS):
-  last = float(np.max(arrivals + delays))
-  return jaxpace.Observation(
-      step=jnp.int32(step), rank=jnp.int32(rank), arrivals=jnp.asarray(arrivals),
-      delays=jnp.asarray(delays), waits=jnp.array([last + 1e-3 - arrivals[rank] - delays[rank]],
-                                                  jnp.float32), step_time=jnp.float32(last + 1e-3),
-      job_step_time=jnp.float32(last + 1e-3), job_transfers=jnp.array([1e-3], jnp.float32))
-
-
-def of_all_ranks(step, delays, arrivals):
-  """`observation` of every rank, stacked."""
-  took = np.full(RANKS, float(np.max(arrivals + delays)) + 1e-3, np.float32)
-  return jaxpace.Observation(
-      step=np.full(RANKS, step, np.int32), rank=np.arange(RANKS, dtype=np.int32),
-      arrivals=np.tile(arrivals, (RANKS, 1)), delays=np.tile(delays, (RANKS, 1)),
-      waits=(took - arrivals - delays)[:, None], step_time=took, job_step_time=took,
-      job_transfers=np.full((RANKS, 1), 1e-3, np.float32),
-      job_transfers_now=np.full((RANKS, 1), np.nan, np.float32))
+SPENDER = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=0.05,
+                                                     max_delay=5e-3))
 
 
 def play(pacer, steps, changes=None):
   """Runs all ranks. `changes` maps a step to new settings, applied before it. Returns delays
-  [steps, RANKS], state."""
-  update = jax.jit(pacer.update)
-  states = [pacer.init(RANKS) for _ in range(RANKS)]
+  [steps, RANKS], state and columns, each leaf with a leading axis of ranks."""
+  update, state = jobs.compiled(pacer), jobs.states(pacer, RANKS)
   asked, history, infos = np.zeros(RANKS, np.float32), [], []
   for step in range(steps):
-    for name, value in (changes or {}).get(step, {}).items():
-      states = [state._replace(steering=state.steering._replace(**{
-          name: jnp.asarray(value, getattr(state.steering, name).dtype)})) for state in states]
+    if changes and step in changes:
+      state = changed(state, changes[step])
     history.append(asked)
-    made = [update(observation(step, rank, asked), states[rank]) for rank in range(RANKS)]
-    states = [state for _, state in made]
-    asked = np.array([decision.delay for decision, _ in made], np.float32)
-    infos.append([decision.info for decision, _ in made])
-  return np.array(history), states, infos
+    decision, state = update(jobs.observe(step, ARRIVALS, asked), state)
+    asked = np.asarray(decision.delay)
+    infos.append(decision.info)
+  return np.array(history), state, infos
+
+
+def changed(state, settings):
+  """The state of all ranks with other settings."""
+  return state._replace(steering=state.steering._replace(**{
+      name: jnp.stack([jnp.asarray(value, getattr(state.steering, name).dtype)] * RANKS)
+      for name, value in settings.items()}))
 
 
 def early(**settings):
@@ -61,10 +47,10 @@ def early(**settings):
 
 def test_as_made_it_changes_nothing_bit_for_bit():
   plain, _, _ = play(early(), 60)
-  steered, states, infos = play(jaxpace.steerable(early()), 60)
+  steered, state, infos = play(jaxpace.steerable(early()), 60)
   np.testing.assert_array_equal(plain, steered)
-  assert (plain[-1, :2] > 0).all() and isinstance(states[0], Steered)
-  assert float(infos[-1][0]["allowed"]) == 1 and "slack" in infos[-1][0]
+  assert (plain[-1, :2] > 0).all() and isinstance(state, Steered)
+  assert (infos[-1]["allowed"] == 1).all() and "slack" in infos[-1]
 
 
 def test_off_is_exactly_zero_from_the_step_that_was_named_and_on_again_comes_at_once():
@@ -72,7 +58,7 @@ def test_off_is_exactly_zero_from_the_step_that_was_named_and_on_again_comes_at_
                           {50: {"enabled": False}, 60: {"enabled": True}})
   assert (delays[50, :2] > 0).all(), "decided before"
   assert (delays[51:61] == 0).all() and (delays[61:, :2] > 0).all(), "it went on observing"
-  assert float(infos[55][0]["allowed"]) == 0 and float(infos[55][0]["active"]) == 1
+  assert (infos[55]["allowed"] == 0).all() and infos[55]["active"][0] == 1
 
 
 def test_the_longest_delay_can_be_cut_and_raised():
@@ -106,11 +92,8 @@ def test_what_is_no_pacer_is_said():
 @hypothesis.settings(max_examples=examples(60))
 def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
   """Sum of L <= cost x sum of max(A), under any sequence of settings and arrivals."""
-  cost = 0.05
-  pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, cost=cost,
-                                                     max_delay=5e-3))
-  update = _jitted(pacer)
-  states = jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * RANKS), pacer.init(RANKS))
+  pacer, cost = SPENDER, 0.05
+  update, state = jobs.compiled(pacer), jobs.states(pacer, RANKS)
   asked = np.zeros(RANKS, np.float32)
   spent = earned = 0.0
   arrivals = data.draw(st.lists(st.floats(1e-3, 50e-3), min_size=RANKS, max_size=RANKS))
@@ -120,22 +103,12 @@ def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
                 "max_delay": data.draw(st.sampled_from([np.nan, 0.0, 1e-3, 5.0])),
                 "threshold": data.draw(st.sampled_from([np.nan, 0.0, 0.5])),
                 "ranks": data.draw(st.lists(st.booleans(), min_size=RANKS, max_size=RANKS))}
-      states = states._replace(steering=states.steering._replace(**{
-          name: jnp.stack([jnp.asarray(value, getattr(states.steering, name).dtype)] * RANKS)
-          for name, value in change.items()}))
+      state = changed(state, change)
       arrivals = data.draw(st.permutations(arrivals))
     seen = np.array(arrivals, np.float32)
     earned += cost * float(seen.max())
     spent += float((seen.astype(np.float64) + asked).max() - seen.max())
-    decisions, states = update(of_all_ranks(step, asked, seen), states)
-    asked = np.asarray(decisions.delay)
+    decision, state = update(jobs.observe(step, seen, asked), state)
+    asked = np.asarray(decision.delay)
     assert np.isfinite(asked).all() and (asked >= 0).all()
     assert spent <= earned + 1e-9
-
-
-_CACHE: dict = {}
-
-
-def _jitted(pacer):
-  """One compilation for all examples: the pacers are made alike."""
-  return _CACHE.setdefault("update", jax.jit(jax.vmap(pacer.update)))

@@ -12,7 +12,6 @@ import re
 import subprocess
 import sys
 
-import duckdb
 import jax
 import pytest
 import yaml
@@ -20,7 +19,6 @@ import yaml
 from tests.docs import names, shell
 from tests.docs.blocks import ROOT, Block, blocks, of, written
 from tests.synthetic import synthetic_runs
-from tests.synthetic.synthetic_faults import Fault
 
 SHOWN = {"output", "formula", "layout", "query", "json"}
 """What a block of text may be; the word after `text` says it, for an output or a layout with of
@@ -112,21 +110,6 @@ def test_commands_can_be_typed(block):
 def test_commands_that_would_fail_are_noticed(line):
   with pytest.raises((shell.NotTypeableError, ValueError)):
     shell.check(line)
-
-
-def test_queries_run(tmp_path):
-  """Each answers something where there is something to tell; views answer nothing."""
-  pause = Fault("pause", 20e-3, probability=0.1, mechanism="gc")
-  synthetic_runs.write(tmp_path,
-                       synthetic_runs.SyntheticJob(ranks=4, steps=200, processes=2, hosts=2,
-                                                      host_columns=True, faults=(pause,),
-                                                      delays={1: 1e-3}))
-  (tmp_path / "runs").mkdir()
-  (tmp_path / "runs" / "demo").symlink_to(tmp_path)
-  with contextlib.chdir(tmp_path), duckdb.connect() as database:
-    for block in written("sql"):
-      rows = database.execute(block.text).fetchall()
-      assert rows or "create" in block.text.lower(), block.where
 
 
 def test_the_first_query_can_be_typed(tmp_path):

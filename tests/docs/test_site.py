@@ -111,10 +111,3 @@ def test_every_file_of_measurements_has_its_command(measured_figures):
   items = measured_figures.commands()
   assert len(items) == len(list((DOCS / "measurements").glob("*.json")))
   assert all("`python -m experiments." in item for item in items), items
-
-
-def test_links_lead_somewhere():
-  for page in DOCS.rglob("*.md"):
-    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
-      if not re.match(r"\w+:", target):
-        assert (page.parent / target).exists(), f"{page}: {target}"

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.record.ring.instrumented import TimestampedSteps, held_in_ring
+from tests.instrumentation import models
 
 P = PartitionSpec
 PAUSE = 3e-4  # s, what `restless` asks for
@@ -48,6 +49,30 @@ def bits(tree: Any) -> list[bytes]:
 
   arrays = [np.asarray(plain(jnp.asarray(leaf))) for leaf in jax.tree.leaves(tree)]
   return [f"{array.dtype}{array.shape}".encode() + array.tobytes() for array in arrays]
+
+
+def instrumented(step: Callable[..., Any], mesh: Mesh, *specs: Any, out: Any = P(),
+                 axis: Any = "data", check_vma: bool = False, donate: tuple[int, ...] = (),
+                 **settings: Any) -> tuple[Any, Callable[..., Any], Any]:
+  """Instruments a step and jits it under shard_map.
+
+  Args:
+    step: per device.
+    mesh: of its devices.
+    specs: of the step's own arguments.
+    out: of its results.
+    axis: the data axis.
+    check_vma: as of shard_map.
+    donate: arguments that are donated, the pace state counted.
+    settings: of `jaxpace.instrument`.
+
+  Returns:
+    What `jaxpace.instrument` returned, the jitted step, and the pace state.
+  """
+  paced, spec = jaxpace.instrument(step, axis, **settings), jaxpace.spec(mesh)
+  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, *specs), out_specs=(spec, out),
+                              check_vma=check_vma), donate_argnums=donate)
+  return paced, run, paced.init(mesh)
 
 
 @dataclasses.dataclass
@@ -93,13 +118,10 @@ def pair(step: Callable[..., Any], mesh: Mesh, state: Any, batch: Any, *, check_
          axis: Any = "data", **settings: Any) -> Pair:
   """Compiles `step` (state, batch) -> (state, metrics) under shard_map, bare and instrumented."""
   out_spec = (state_spec, P()) if out_spec is None else out_spec
-  paced = jaxpace.instrument(step, axis, **settings)
-  spec = jaxpace.spec(mesh)
-  pace = paced.init(mesh)
+  paced, run, pace = instrumented(step, mesh, state_spec, batch_spec, out=out_spec, axis=axis,
+                                  check_vma=check_vma, **settings)
   bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(state_spec, batch_spec),
                                out_specs=out_spec, check_vma=check_vma))
-  instrumented = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, state_spec, batch_spec),
-                                       out_specs=(spec, out_spec), check_vma=check_vma))
 
   def place(state, batch):
     shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), (state_spec, batch_spec),
@@ -108,9 +130,26 @@ def pair(step: Callable[..., Any], mesh: Mesh, state: Any, batch: Any, *, check_
 
   # What is looked at is what runs; and each is compiled once.
   compiled_bare = bare.lower(*place(state, batch)).compile()
-  compiled = instrumented.lower(pace, *place(state, batch)).compile()
+  compiled = run.lower(pace, *place(state, batch)).compile()
   return Pair(paced, compiled_bare, compiled, pace, compiled_bare.as_text(), compiled.as_text(),
               place)
+
+
+class Loop:
+  """A small instrumented step over some ranks, and its states as they are threaded through it."""
+
+  def __init__(self, pacer: Pacer, ranks: int = 2, donate: tuple[int, ...] = ()):
+    self.mesh = mesh_of(data=ranks)
+    self.paced, self.step, self.pace = instrumented(
+        models.plain_step, self.mesh, P(), P("data"), pacer=pacer, share=True, donate=donate)
+    self.batch, self.state = models.batches(ranks)[0], models.mlp_params()
+
+  def run(self, steps: int) -> Any:
+    """Trains for some steps; returns the pace state."""
+    for _ in range(steps):
+      self.pace, (self.state, _) = jax.block_until_ready(
+          self.step(self.pace, self.state, self.batch))
+    return self.pace
 
 
 # Collectives of a compiled program.

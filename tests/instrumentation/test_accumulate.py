@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding
 
 import jaxpace
 from tests import quick
-from tests.instrumentation.running import P, bits, mesh_of
+from tests.instrumentation.running import P, bits, instrumented, mesh_of
 
 RANKS, CAPACITY, TOTAL, ROWS, WIDTH, KINDS = 4, 6, 12, 3, 8, 5
 EVEN = (3, 3, 3, 3)
@@ -204,11 +204,8 @@ def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
     return jax.tree.map(lambda w, g: w - jnp.float32(0.1) * g, weights, grads), loss_now
 
   mesh = mesh_of(data=RANKS)
-  paced = jaxpace.instrument(step, "data")
-  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
+  paced, run, pace = instrumented(step, mesh, P(), P("data"), P(), check_vma=True)
   bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P()))
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),
-                              out_specs=(spec, P())))
   one, other, even = weights, weights, weights
   for counts in ((6, 1, 0, 5), (2, 4, 3, 3), EVEN):
     one, loss_one = bare(one, shared_out(counts), of(*counts))

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import jaxpace
 from tests.instrumentation import models
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import P, instrumented, mesh_of
 
 TURNS = 4
 
@@ -38,11 +37,8 @@ def accumulating(mended, checkpoint=False):
 
 
 def train(step, check_vma=True, clock="callback"):
-  mesh = mesh_of(data=2)
-  paced = jaxpace.instrument(step, "data", clock=clock)
-  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                              out_specs=(spec, P()), check_vma=check_vma))
+  paced, run, pace = instrumented(step, mesh_of(data=2), P(), P("data"), check_vma=check_vma,
+                                  clock=clock)
   params = models.mlp_params()
   for batch in models.batches(2, each=2 * TURNS):
     pace, (params, _) = run(pace, params, batch)

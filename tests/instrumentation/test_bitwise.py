@@ -7,7 +7,6 @@ import numpy as np
 import optax
 import pytest
 
-import jaxpace
 from tests.instrumentation import models
 from tests.instrumentation.running import extra_operands, host_callbacks, mesh_of, pair, restless
 from tests.quick import QUICK
@@ -155,20 +154,3 @@ def test_gradients_cast_up_for_the_sum_and_down_again():
 
   params, data = models.mlp_params(dtype=jnp.bfloat16), models.batches(2)
   pair(step, mesh_of(data=2), params, data[0], pacer=restless()).check_bits(params, data, STEPS)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [2, 8])
-def test_pmap(ranks):
-  data, devices = models.batches(ranks), jax.local_devices()[:ranks]
-  stack = jax.tree.map(lambda leaf: jnp.stack([leaf] * ranks), models.mlp_params())
-  data = [jax.tree.map(lambda leaf: leaf.reshape(ranks, -1, leaf.shape[-1]), batch)
-          for batch in data]
-  paced = jaxpace.instrument(models.plain_step, "data", restless())
-  bare, instrumented = (jax.pmap(step, "data", devices=devices)
-                        for step in (models.plain_step, paced))
-  pace, expected, found = paced.init(devices=devices), (stack, None), (stack, None)
-  for k in range(STEPS):
-    expected = bare(expected[0], data[k % 3])
-    pace, found = instrumented(pace, found[0], data[k % 3])
-  np.testing.assert_equal(jax.tree.map(np.asarray, found), jax.tree.map(np.asarray, expected))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import program, rewrite, script
 from jaxpace.observation.clocks import Clock, words
-from tests.instrumentation.traced import mesh
+from tests.instrumentation.running import mesh_of
 
 ARGUMENTS = {"v": jnp.ones((8, 8)), "w": jnp.ones((8, 8))}, jnp.ones((4, 8))
 
@@ -127,7 +127,7 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
   # The state is each device's own, the parameters are the same everywhere: what is tracked differs
   # most.
   own = P(tuple(axes or ["data"]))
-  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh(**axes),
+  whole = jax.make_jaxpr(jax.shard_map(trace, mesh=mesh_of(**(axes or {"data": 2})),
                                        in_specs=(P(), P("data"), P(), own),
                                        out_specs=(P(), own, own), check_vma=check_vma))(
       *arguments, jnp.float32(0), jnp.zeros((2 * 2 ** len(axes or ["data"]),), jnp.uint32))

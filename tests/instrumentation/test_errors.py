@@ -23,21 +23,42 @@ def trace(step, mesh, *, axis="data", pace=None, specs=None, out_specs=None, che
   return jax.eval_shape(mapped, pace, models.mlp_params(), models.batches(4)[0])
 
 
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_no_collective(check_vma):
-  def forgetful(params, batch):
-    return params, jnp.float32(0)
-
-  with pytest.raises(ValueError, match=r"forgetful has no collective over 'data'.*pmean"):
-    trace(forgetful, mesh_of(data=4), check_vma=check_vma)
+def forgetful(params, batch):
+  return params, jnp.float32(0)
 
 
-def test_a_collective_over_another_axis_only():
-  def step(params, batch):
-    return params, jax.lax.psum(jnp.sum(batch[0]), "model")
+def over_the_model(params, batch):
+  return params, jax.lax.psum(jnp.sum(batch[0]), "model")
 
-  with pytest.raises(ValueError, match=r"no collective over 'data', but over 'model'"):
-    trace(step, mesh_of(data=2, model=2))
+
+def pacer(update):
+  return {"pacer": Pacer(lambda ranks: np.float32(0), update)}
+
+
+ONE, TWO = {"data": 4}, {"data": 2, "model": 2}
+PARTLY = {"specs": (P("data"), P(), P("data")), "out_specs": (P("data"), P())}
+WHOLE = {"specs": (P(), P(), P("data")), "out_specs": (P(), P())}
+CHECKED = {"check_vma": True}
+
+
+@pytest.mark.parametrize("step, axes, settings, words", [
+    (forgetful, ONE, CHECKED, r"forgetful has no collective over 'data'.*pmean"),
+    (forgetful, ONE, {}, r"forgetful has no collective over 'data'.*pmean"),
+    (over_the_model, TWO, {}, r"no collective over 'data', but over 'model'"),
+    (models.vma_step, TWO, PARTLY | CHECKED, r"leaves out .*model.*jaxpace\.spec\(mesh\)"),
+    (models.plain_step, TWO, PARTLY, r"leaves out .*model.*jaxpace\.spec\(mesh\)"),
+    (models.vma_step, ONE, WHOLE | CHECKED, r"own part.*jaxpace\.spec\(mesh\)"),
+    (models.plain_step, ONE, WHOLE, r"own part.*jaxpace\.spec\(mesh\)"),
+    (models.plain_step, ONE, pacer(lambda o, s: (jnp.float32(0), s)),
+     "must return .Decision, state."),
+    (models.plain_step, ONE, pacer(lambda o, s: (Decision(jnp.float32(0), {}),
+                                                 s.astype(jnp.int32))),
+     "same structure, shapes and dtypes"),
+    (models.plain_step, ONE, pacer(lambda o, s: (
+        Decision(jnp.float32(0), {str(i): s for i in range(25)}), s)), "has 25")])
+def test_what_cannot_be_traced(step, axes, settings, words):
+  with pytest.raises(ValueError, match=words):
+    trace(step, mesh_of(**axes), **settings)
 
 
 def test_an_axis_the_mesh_lacks():
@@ -64,21 +85,6 @@ def test_a_state_of_another_number_of_ranks(made, used):
                      old)
   with pytest.raises(ValueError, match=rf"made for {made} ranks.*runs on {used}.*init"):
     trace(models.plain_step, mesh_of(data=used), pace=old)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_spec_that_leaves_out_an_axis(check_vma):
-  mesh = mesh_of(data=2, model=2)
-  with pytest.raises(ValueError, match=r"leaves out .*model.*jaxpace\.spec\(mesh\)"):
-    trace(models.vma_step if check_vma else models.plain_step, mesh,
-          specs=(P("data"), P(), P("data")), out_specs=(P("data"), P()), check_vma=check_vma)
-
-
-@pytest.mark.parametrize("check_vma", [True, False])
-def test_a_state_that_is_not_split_at_all(check_vma):
-  with pytest.raises(ValueError, match=r"own part.*jaxpace\.spec\(mesh\)"):
-    trace(models.vma_step if check_vma else models.plain_step, mesh_of(data=4),
-          specs=(P(), P(), P("data")), out_specs=(P(), P()), check_vma=check_vma)
 
 
 @pytest.mark.parametrize("settings, words", [
@@ -123,17 +129,6 @@ def test_spec_names_every_axis_and_only_those_of_the_mesh():
   assert jaxpace.spec(mesh_of(data=2, model=2), axes=["data"]) == P("data")
   with pytest.raises(ValueError, match="no axis 'row'"):
     jaxpace.spec(mesh_of(data=2), axes=["row"])
-
-
-@pytest.mark.parametrize("update, words", [
-    (lambda o, s: (jnp.float32(0), s), "must return .Decision, state."),
-    (lambda o, s: (Decision(jnp.float32(0), {}), s.astype(jnp.int32)),
-     "same structure, shapes and dtypes"),
-    (lambda o, s: (Decision(jnp.float32(0), {str(i): s for i in range(25)}), s), "has 25"),
-], ids=["no decision", "another state", "too many columns"])
-def test_a_pacer_that_breaks_its_contract(update, words):
-  with pytest.raises(ValueError, match=words):
-    trace(models.plain_step, mesh_of(data=2), pacer=Pacer(lambda ranks: np.float32(0), update))
 
 
 def test_arguments_that_are_no_arrays_reach_the_step_as_they_are():

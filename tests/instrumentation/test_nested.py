@@ -12,7 +12,7 @@ import pytest
 import jaxpace
 from jaxpace.observation.clocks import host_ring
 from tests.instrumentation import models
-from tests.instrumentation.running import P, extra_operands, mesh_of, pair, restless
+from tests.instrumentation.running import P, extra_operands, instrumented, mesh_of, pair, restless
 from tests.patience import patiently
 
 LAYERS, WIDTH, TURNS = 3, 12, 4
@@ -156,12 +156,8 @@ def rows(directory, table):
 
 @patiently(PAUSE=0.02)
 def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
-  mesh = mesh_of(data=2)
-  paced = jaxpace.instrument(late_in_a_turn(), "data")
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), (P("data"), P())),
-                               out_specs=(spec, P()), check_vma=False))
-  state, pace, steps = models.normal(3, TURNS, WIDTH, WIDTH), paced.init(mesh), 24
+  paced, step, pace = instrumented(late_in_a_turn(), mesh_of(data=2), P(), (P("data"), P()))
+  state, steps = models.normal(3, TURNS, WIDTH, WIDTH), 24
   x = batches(1)[0]
   with jaxpace.Recorder(tmp_path, paced) as recorder:
     for k in range(steps):

@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.instrumentation import nested, program
-from tests.instrumentation.traced import mesh
+from tests.instrumentation.running import mesh_of
 
 AXIS = ("data",)
 
@@ -39,7 +39,7 @@ def both(step, *arguments, check_vma=False):
       results.append(jax.lax.pmean(env[each.outputs[0]], AXIS))
     return tuple(results)
 
-  given = jax.jit(jax.shard_map(run, mesh=mesh(), in_specs=P("data"), out_specs=P(),
+  given = jax.jit(jax.shard_map(run, mesh=mesh_of(data=2), in_specs=P("data"), out_specs=P(),
                                 check_vma=check_vma))(*arguments)
   np.testing.assert_array_equal(*given)
   assert np.isfinite(given[0]).all()

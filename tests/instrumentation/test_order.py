@@ -5,7 +5,6 @@ import re
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 from tests.instrumentation import models
@@ -31,11 +30,6 @@ def halves():
     return models.sgd(params, grads), jnp.int32(0)
 
   return Case(step, models.mlp_params(dtype=jnp.bfloat16))
-
-
-def adam():
-  tx, params = optax.adam(1e-2), models.mlp_params()
-  return Case(models.optax_step(tx), (params, tx.init(params)))
 
 
 def operands_of(hlo):

@@ -9,7 +9,7 @@ import pytest
 
 import jaxpace
 from tests.instrumentation import models
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import Loop, P, instrumented, mesh_of
 
 RANKS = 2
 
@@ -28,27 +28,8 @@ def counting():
   return jaxpace.Pacer(init, update)
 
 
-class Loop:
-  """A compiled step over some ranks, and its states."""
-
-  def __init__(self, pacer):
-    self.paced = jaxpace.instrument(models.plain_step, "data", pacer, share=True)
-    self.batch, self.state = models.batches(RANKS)[0], models.mlp_params()
-    mesh = mesh_of(data=RANKS)
-    spec = jaxpace.spec(mesh)
-    self.pace = self.paced.init(mesh)
-    self.step = jax.jit(jax.shard_map(self.paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                                      out_specs=(spec, P()), check_vma=False), donate_argnums=0)
-
-  def run(self, steps):
-    for _ in range(steps):
-      self.pace, (self.state, _) = jax.block_until_ready(
-          self.step(self.pace, self.state, self.batch))
-    return self.pace
-
-
 def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it():
-  loop = Loop(counting())
+  loop = Loop(counting(), donate=(0,))
   before = loop.paced.pacer_state(loop.pace)
   assert before["steps"].tolist() == [0] * RANKS and before["steps"].dtype == np.int32
   state = loop.paced.pacer_state(loop.run(3))
@@ -69,13 +50,10 @@ def test_it_is_read_by_name_and_put_back_and_the_step_goes_on_with_it():
 
 
 def test_under_check_vma_a_pacer_whose_state_does_not_vary_is_packed_too():
-  paced = jaxpace.instrument(lambda w, x: jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
-                             counting())
-  mesh = mesh_of(data=RANKS)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P())))
-  pace, _ = step(paced.init(mesh), jnp.float32(2), jnp.ones(RANKS))
+  paced, step, pace = instrumented(lambda w, x: jax.lax.pmean(jnp.mean(x) * w, "data"),
+                                   mesh_of(data=RANKS), P(), P("data"), check_vma=True,
+                                   pacer=counting())
+  pace, _ = step(pace, jnp.float32(2), jnp.ones(RANKS))
   assert paced.pacer_state(pace)["steps"].tolist() == [1] * RANKS
 
 
@@ -90,7 +68,7 @@ def test_the_abstract_state_is_that_of_the_real_one():
 def test_a_pacer_without_state_is_asked_and_a_pace_state_made_for_none_is_refused():
   always = jaxpace.Pacer(lambda ranks: (),
                          lambda seen, state: (jaxpace.Decision(jnp.float32(1e-4), {}), state))
-  loop = Loop(always)
+  loop = Loop(always, donate=(0,))
   assert (loop.paced.pacer_state(loop.pace) == ()
           and (np.asarray(loop.run(1).delay) == np.float32(1e-4)).all())
   loop.pace = loop.paced.with_pacer_state(loop.pace, ())
@@ -109,7 +87,7 @@ def test_without_a_pacer_it_is_empty():
 
 
 def test_wrong_uses_name_the_fix():
-  loop = Loop(counting())
+  loop = Loop(counting(), donate=(0,))
   state = loop.paced.pacer_state(loop.pace)
   for wrong in (state | {"steps": np.zeros(RANKS, np.float32)},
                 state | {"more": np.zeros(RANKS)}, ()):

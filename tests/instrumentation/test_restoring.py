@@ -9,7 +9,7 @@ import pytest
 
 import jaxpace
 from tests.instrumentation import models
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import Loop
 
 STEPS = 12
 
@@ -18,30 +18,10 @@ def pacer():
   return jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(window=8, cost=1.0)))
 
 
-class Loop:
-  """A step over some ranks, and its states."""
-
-  def __init__(self, ranks, made=None):
-    self.paced = jaxpace.instrument(models.plain_step, "data", made or pacer(), share=True)
-    self.mesh = mesh_of(data=ranks)
-    self.spec = jaxpace.spec(self.mesh)
-    self.step = jax.jit(jax.shard_map(self.paced, mesh=self.mesh,
-                                      in_specs=(self.spec, P(), P("data")),
-                                      out_specs=(self.spec, P()), check_vma=False))
-    self.batch, self.state = models.batches(ranks)[0], models.mlp_params()
-    self.pace = self.paced.init(self.mesh)
-
-  def run(self, steps):
-    for _ in range(steps):
-      self.pace, (self.state, _) = jax.block_until_ready(
-          self.step(self.pace, self.state, self.batch))
-    return self.pace
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
   """A checkpoint of a job of two ranks, and its pace state."""
-  loop = Loop(2)
+  loop = Loop(pacer(), 2)
   loop.run(STEPS)
   path = tmp_path_factory.mktemp("checkpoint") / "12"
   with ocp.StandardCheckpointer() as checkpointer:
@@ -63,7 +43,7 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
   learnt = first.paced.pacer_state(before)
   assert ((before.end != 0).all() and (before.last_exit != 0).all()
           and (learnt.inner[0].low.seen == 8).all())
-  loop = Loop(2)
+  loop = Loop(pacer(), 2)
   compare = loop.pace
   pace = jaxpace.restore_pace(restored(path, loop, whole), loop.paced, loop.mesh)
   assert not caplog.records
@@ -87,7 +67,7 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
 
 def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, caplog):
   path, _, _ = saved
-  loop = Loop(4)
+  loop = Loop(pacer(), 4)
   pace = jaxpace.restore_pace(restored(path, loop, whole=True), loop.paced, loop.mesh)
   (record,) = caplog.records
   assert "of 2 ranks, this job has 4" in record.getMessage()
@@ -102,7 +82,7 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
   longer = jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), other_state()))
   for other in (jaxpace.pace_early_ranks(window=8), longer):
     caplog.clear()
-    loop = Loop(2, other)
+    loop = Loop(other, 2)
     pace = jaxpace.restore_pace(before, loop.paced, loop.mesh)
     assert "another pacer" in caplog.text
     chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
@@ -115,7 +95,7 @@ def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
   _, before, loop = saved
   learnt = jax.tree.map(np.asarray, loop.paced.pacer_state(before))
   for stored in (learnt, learnt._asdict() | {"steering": learnt.steering._asdict()}):
-    new = Loop(2)
+    new = Loop(pacer(), 2)
     pace = jaxpace.restore_pace(before._replace(pacer=stored), new.paced, new.mesh)
     chex.assert_trees_all_equal(new.paced.pacer_state(pace), learnt)
     assert not caplog.records
@@ -150,7 +130,7 @@ def test_under_pmap(saved, caplog):
 
 def test_wrong_uses_name_the_fix(saved):
   _, before, _ = saved
-  loop = Loop(2)
+  loop = Loop(pacer(), 2)
   with pytest.raises(TypeError, match="what jaxpace.instrument returned"):
     jaxpace.restore_pace(before, loop.step, loop.mesh)
   with pytest.raises(TypeError, match="without 'step': with 'pace', 'state'"):

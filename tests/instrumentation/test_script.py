@@ -50,20 +50,6 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
       assert not constant.intersection(segment.boundary or ())
 
 
-def test_an_entry_waits_for_operands_and_an_exit_for_a_result_of_its_own_bucket():
-  result = written(with_a_norm)
-  timestamped = [stage.bucket for stage in result.stages if stage.bucket
-                 and stage.bucket.timestamps]
-  assert (len(timestamped) >= 2
-          and [bucket.timestamps.slot for bucket in timestamped] == list(range(len(timestamped))))
-  for bucket in timestamped:
-    equations = [result.program.equations[i] for i in bucket.equations]
-    assert set(bucket.timestamps.operands) <= {v for e in equations for v in e.reads()}
-    assert bucket.timestamps.latest_result in {v for e in equations for v in e.outputs}
-    assert (bucket.timestamps.gate is None
-            or bucket.timestamps.gate in {v for e in equations for v in e.reads()})
-
-
 @pytest.mark.parametrize("delayed", [True, False])
 def test_marks_are_in_the_order_of_time(delayed):
   result = written(with_a_norm, delayed=delayed)

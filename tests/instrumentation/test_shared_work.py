@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 import jaxpace
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.share_work import found
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import P, instrumented, mesh_of
 from tests.patience import patiently
 from tests.quick import long
 
@@ -43,12 +43,10 @@ def loaded(counts, speeds):
 @patiently(SECONDS=1.5e-3)
 def test_a_rank_that_is_slow_gets_fewer_and_the_parameters_are_those_of_even_counts():
   mesh = mesh_of(data=RANKS)
-  paced = jaxpace.instrument(step, "data",
-                             jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY, window=8)),
-                             share=True)
-  spec, pace = jaxpace.spec(mesh), paced.init(mesh)
   specs = {"x": P("data"), "seconds": P("data"), "counts": P()}
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), specs), out_specs=(spec, P())))
+  paced, run, pace = instrumented(
+      step, mesh, P(), specs, check_vma=True, share=True,
+      pacer=jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY, window=8)))
   bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), specs), out_specs=P()))
   w = other = jax.device_put(jnp.float32(0), NamedSharding(mesh, P()))
   queue = [even(TOTAL, RANKS)] * 2

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import P, instrumented, mesh_of
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
 LOAD = {"mesh": None, "examples": EXAMPLES, "size": SIZE, "total_micro_batches": TOTAL,
@@ -37,19 +37,15 @@ def turning():
 
 def compiled():
   mesh = mesh_of(data=RANKS)
-  paced = jaxpace.instrument(step, "data", jaxpace.share_work(turning()), share=True)
-  spec = jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data"), P()),
-                              out_specs=(spec, P())),
-                donate_argnums=(0,))
-  return mesh, paced, run
+  return mesh, *instrumented(step, mesh, P(), P("data"), P(), check_vma=True, donate=(0,),
+                             pacer=jaxpace.share_work(turning()), share=True)
 
 
 def test_each_example_once_an_epoch_across_changes_and_a_restart():
-  mesh, paced, run = compiled()
+  mesh, paced, run, pace = compiled()
   source = {"x": np.arange(EXAMPLES, dtype=np.float32),
             "number": np.arange(EXAMPLES, dtype=np.int32)}
-  pace, w, total, ran = paced.init(mesh), jnp.float32(0), np.zeros(EXAMPLES, int), []
+  w, total, ran = jnp.float32(0), np.zeros(EXAMPLES, int), []
 
   def some_steps(pace, w, number):
     feed = jaxpace.shares(**LOAD | {"mesh": mesh})

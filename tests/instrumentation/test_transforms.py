@@ -4,14 +4,17 @@ accounted for."""
 import json
 
 import jax
+import numpy as np
 import pytest
 
 from tests.instrumentation import cases, models
 from tests.instrumentation.running import (
   P,
+  bits,
   bytes_of,
   extra_operands,
   host_callbacks,
+  instrumented,
   jaxpr_collectives,
   mesh_of,
   pair,
@@ -57,3 +60,41 @@ def test_bits_and_collectives(make):
   assert (inside > 0 if case.hidden < 0 else inside == case.hidden) and not plan.unstamped
   assert all(len(one.enter_tags) == len(one.exit_tags) and one.name for one in plan.inside)
   assert json.loads(json.dumps(plan.to_json()))["ranks"] == plan.ranks
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_without_phases_only_collectives_are_stamped_and_bits_are_the_same(check_vma):
+  batches, params = models.batches(2), models.mlp_params(layers=2)
+  both = pair(models.vma_step if check_vma else models.plain_step, mesh_of(data=2), params,
+              batches[0], check_vma=check_vma, phases=False)
+  both.check_bits(params, batches, 6)
+  plan = both.paced.plan
+  assert {mark.kind for mark in plan.marks} == {"start", "enter", "exit", "end"}
+  assert {mark.segment for mark in plan.marks} == {"gap", "compute", "sync", "update"}
+  assert (len(plan.collectives) >= 1 and not plan.overflow
+          and both.paced.settings_json()["phases"] is False)
+
+
+def test_one_trace_donation_and_a_checkpoint():
+  """The loop of a user: state donated, saved and restored half way, compiled once."""
+  traces = []
+
+  def step(params, batch):
+    traces.append(1)
+    return models.plain_step(params, batch)
+
+  mesh, data = mesh_of(data=2), models.batches(2)
+  _, run, pace = instrumented(step, mesh, P(), P("data"), pacer=restless(), donate=(0, 1))
+  bare = jax.jit(jax.shard_map(models.plain_step, mesh=mesh, in_specs=(P(), P("data")),
+                               out_specs=P(), check_vma=False))
+  expected, state = models.mlp_params(), models.mlp_params()
+  for k in range(20):
+    expected, _ = bare(expected, data[k % 3])
+    pace, (state, _) = run(pace, state, data[k % 3])
+    if k == 10:
+      shardings = jax.tree.map(lambda leaf: leaf.sharding, pace)
+      pace = jax.tree.map(jax.device_put, jax.tree.map(np.asarray, pace), shardings)
+  assert bits(state) == bits(expected)
+  assert np.asarray(pace.step).tolist() == [20] * 2
+  assert np.asarray(pace.rank).tolist() == [0, 1]
+  assert len(traces) <= 2, "retraced"

@@ -11,7 +11,16 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
 from tests.instrumentation import models
-from tests.instrumentation.running import P, arrivals, at, column, mesh_of, segments, times
+from tests.instrumentation.running import (
+  P,
+  arrivals,
+  at,
+  column,
+  instrumented,
+  mesh_of,
+  segments,
+  times,
+)
 from tests.patience import patiently
 from tests.quick import long
 
@@ -64,19 +73,15 @@ def late_step(slow):
 
 
 def run(step, *, pmap=False, **settings):
-  paced = jaxpace.instrument(step, "data", **settings)
   state, batch = models.mlp_params(width=64, layers=1), models.batches(RANKS, each=32)[0]
   if pmap:
-    devices = jax.local_devices()[:RANKS]
+    paced, devices = jaxpace.instrument(step, "data", **settings), jax.local_devices()[:RANKS]
     pace = paced.init(devices=devices)
     state = jax.tree.map(lambda leaf: jnp.stack([leaf] * RANKS), state)
     batch = jax.tree.map(lambda leaf: leaf.reshape(RANKS, -1, leaf.shape[-1]), batch)
     run_one = jax.pmap(paced, "data", devices=devices)
   else:
-    mesh = mesh_of(data=RANKS)
-    pace, spec = paced.init(mesh), jaxpace.spec(mesh)
-    run_one = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                                    out_specs=(spec, P()), check_vma=False))
+    paced, run_one, pace = instrumented(step, mesh_of(data=RANKS), P(), P("data"), **settings)
   for _ in range(STEPS):
     pace, (state, _) = run_one(pace, state, batch)
   return jax.block_until_ready(pace), paced.plan

@@ -1,20 +1,13 @@
 """Steps traced to flat programs, for tests of the order of evaluation."""
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, PartitionSpec
+import numpy as np
 
 from jaxpace.instrumentation import program
-
-
-def mesh(**axes: int) -> jax.sharding.Mesh:
-  """A mesh of the first devices: mesh(data=2, model=2). Two along the data axis by default."""
-  axes = axes or {"data": 2}
-  return jax.make_mesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes),
-                       devices=jax.devices()[:math.prod(axes.values())])
+from tests.instrumentation.running import P, mesh_of
 
 
 def flat(step: Any, *arguments: Any) -> program.Program:
@@ -25,17 +18,14 @@ def flat(step: Any, *arguments: Any) -> program.Program:
     found.append(program.flatten(jax.make_jaxpr(step)(*arguments), ("data",)))
     return jnp.float32(0)
 
-  P = PartitionSpec
-  jax.eval_shape(jax.shard_map(trace, mesh=mesh(), in_specs=P(), out_specs=P(), check_vma=False),
-                 *arguments)
+  jax.eval_shape(jax.shard_map(trace, mesh=mesh_of(data=2), in_specs=P(), out_specs=P(),
+                               check_vma=False), *arguments)
   return found[0]
 
 
 def layered(seed: int) -> tuple[Any, tuple[Any, ...]]:
   """A step of a few layers with sums over the ranks between them (as in SyncBN), in an order drawn
   from `seed`."""
-  import numpy as np
-
   rng = np.random.default_rng(seed)
   layers = [("dense", "norm", "jit", "accumulate")[i] for i in rng.integers(0, 4, size=4)]
 

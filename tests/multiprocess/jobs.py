@@ -53,6 +53,27 @@ def finish(processes: Sequence[subprocess.Popen[str]],
   return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
+def start(worker: str, *arguments: object, devices: int = 1,
+          **variables: str) -> subprocess.Popen[str]:
+  """Starts a worker of this folder on so many devices, with variables beside this environment's."""
+  return subprocess.Popen(
+      [sys.executable, str(pathlib.Path(__file__).with_name(worker)), *map(str, arguments)],
+      cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=clean_environment(
+          XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}", **variables))
+
+
+def pair(worker: str, *arguments: object, devices: int = 1, timeout: float = 240) -> list[str]:
+  """Runs a worker of this folder in the two processes of a job; returns what each printed.
+
+  `jaxpace.distributed.initialize()` joins them, or `joining.join()`.
+  """
+  place = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_high_port()}", "JAX_NUM_PROCESSES": "2"}
+  done = finish([start(worker, *arguments, devices=devices, JAX_PROCESS_ID=str(index), **place)
+                 for index in range(2)], timeout)
+  assert [status for status, _ in done] == [0, 0], done
+  return [output for _, output in done]
+
+
 def run(script: pathlib.Path, environments: Sequence[Mapping[str, str]]) -> list[tuple[int, str]]:
   """Runs a script once for each environment, side by side."""
   return finish([subprocess.Popen([sys.executable, str(script)], cwd=ROOT, env=dict(env), text=True,

@@ -1,19 +1,22 @@
-"""One process of a job whose steps write timestamps: process 1 is late in one layer of one step."""
+"""One process of a job whose steps write timestamps: process 1 is late in one layer of one step.
+
+Usage: marks_worker.py DIRECTORY
+"""
 
 import json
-import os
+import sys
 
 import jax
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.record.recorder import Recorder
+from tests.multiprocess import joining
 from tests.record.ring.handmade import Handmade
 
 
 def main():
-  jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+  joining.join()
   step = Handmade(layers=3)
   sharding = jax.NamedSharding(step.mesh, P("data"))
 
@@ -25,7 +28,7 @@ def main():
   late = none.copy()
   late[2, 1] = 0.5
   x = jax.block_until_ready(step(x, on_devices(none)))
-  with Recorder(os.environ["RUN"], step) as recorder:
+  with Recorder(sys.argv[1], step) as recorder:
     for k in range(12):
       x = step(x, on_devices(late if k == 7 else none))
       recorder.record()

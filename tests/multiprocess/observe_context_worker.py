@@ -7,18 +7,18 @@ unmodified, and what the recording lost.
 import contextlib
 import json
 import os
+import sys
 
 import jax
 import numpy as np
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+import jaxpace
+from tests.multiprocess import joining
+from tests.multiprocess.joining import laid_out, local
 
-from jax.sharding import AxisType, NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-import jaxpace  # noqa: E402
-
+joining.join()
 STEPS = 3
 auto = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 explicit = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Explicit,))
@@ -61,23 +61,14 @@ SETTINGS = {
     "ranks": lambda: updated("jax_numpy_rank_promotion", "raise"),
     "types": lambda: updated("jax_numpy_dtype_promotion", "strict"),
     "misses": lambda: updated("jax_explain_cache_misses", True),
-    "cache": lambda: cached(os.path.join(os.environ["RUN"], "cache")),
-    "cache again": lambda: cached(os.path.join(os.environ["RUN"], "cache")),
+    "cache": lambda: cached(os.path.join(sys.argv[1], "cache")),
+    "cache again": lambda: cached(os.path.join(sys.argv[1], "cache")),
 }
 
 
 def train_step(w, x):
   grad = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
   return w - np.float32(0.1) * grad
-
-
-def laid_out(value, mesh, spec):
-  return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec),
-                                      lambda place: value[place])
-
-
-def local(array):
-  return [np.asarray(shard.data).tobytes() for shard in array.addressable_shards]
 
 
 facts = {}
@@ -90,7 +81,7 @@ for number, (name, setting) in enumerate(SETTINGS.items()):
     wanted, found = w, w
     for _ in range(STEPS):
       wanted = bare(wanted, x)
-    with jaxpace.recorded(os.path.join(os.environ["RUN"], name), observed) as recorded:
+    with jaxpace.recorded(os.path.join(sys.argv[1], name), observed) as recorded:
       for _ in range(STEPS):
         found = recorded(found, x)
   facts[name] = [local(found) == local(wanted), [one.bare for one in observed.plan.programs],

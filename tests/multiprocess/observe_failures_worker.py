@@ -5,16 +5,18 @@ unmodified.
 """
 
 import json
-import os
 import pathlib
+import sys
 
 import jax
 import numpy as np
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+from tests.multiprocess import joining
+from tests.multiprocess.joining import laid_out, local
 
-from jax.sharding import AxisType, NamedSharding  # noqa: E402
+joining.join()
+
+from jax.sharding import AxisType  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxpace  # noqa: E402
@@ -46,20 +48,11 @@ def train_step(w, x):
   return w - np.float32(0.1) * grad
 
 
-def laid_out(value, spec):
-  return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec),
-                                      lambda place: value[place])
-
-
-def local(array):
-  return [np.asarray(shard.data).tobytes() for shard in array.addressable_shards]
-
-
 def fails(*_, **__):
   raise RuntimeError("no luck")
 
 
-w, x = laid_out(ones, P()), laid_out(rows, P("data"))
+w, x = laid_out(ones, mesh, P()), laid_out(rows, mesh, P("data"))
 bare, wanted = jax.jit(train_step), w
 for _ in range(3):
   wanted = bare(wanted, x)
@@ -78,7 +71,7 @@ for name, parts in PARTS.items():
     facts[name] = [local(found) == local(wanted), []]
     continue
   observed = jaxpace.observe(step, check=name == "compare")
-  with jaxpace.recorded(pathlib.Path(os.environ["RUN"]) / name, observed) as recorded_step:
+  with jaxpace.recorded(pathlib.Path(sys.argv[1]) / name, observed) as recorded_step:
     for _ in range(3):
       found = jax.block_until_ready(recorded_step(found, x))
   for one in working:

@@ -3,22 +3,19 @@
 
 import hashlib
 import json
-import os
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+import jaxpace
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.partitioned import thunks
+from tests.multiprocess import joining
 
-from jax.sharding import AxisType, NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
-
-import jaxpace  # noqa: E402
-from jaxpace.observation.clocks import host_ring  # noqa: E402
-from jaxpace.observation.partitioned import thunks  # noqa: E402
-
+joining.join()
 LAYERS, WIDTH, BATCH = 3, 16, 8
 mesh = jax.make_mesh((2, 2), ("data", "fsdp"), axis_types=(AxisType.Auto,) * 2)
 specs = {"w": NamedSharding(mesh, P(None, "fsdp")), "v": NamedSharding(mesh, P())}
@@ -42,25 +39,16 @@ def start():
       out_shardings=specs)(jax.random.key(0))
 
 
-def digest(tree):
-  said = hashlib.sha256()
-  for leaf in jax.tree.leaves(tree):
-    for shard in leaf.addressable_shards:
-      said.update(np.asarray(shard.data).tobytes())
-  return said.hexdigest()
-
-
 def run(step):
   params = start()
   for _ in range(10):
     params, value = step(params, x)
     jax.block_until_ready(value)
-  return digest((params, value))
+  return hashlib.sha256(b"".join(joining.local((params, value)))).hexdigest()
 
 
 whole = np.random.default_rng(0).normal(size=(BATCH, WIDTH)).astype(np.float32)
-x = jax.make_array_from_callback(whole.shape, NamedSharding(mesh, P(("data", "fsdp"))),
-                                 lambda place: whole[place])
+x = joining.laid_out(whole, mesh, P(("data", "fsdp")))
 jitted = jax.jit(train_step, out_shardings=(specs, NamedSharding(mesh, P())), donate_argnums=0)
 observed = jaxpace.observe(jitted)
 bits = [run(jitted), run(observed)]

@@ -47,27 +47,10 @@ def awaited(question, seconds):
   return None
 
 
-@pytest.fixture(scope="module")
-def killed(tmp_path_factory):
-  """The directory of the job after it was killed, and the watchdog's words."""
-  script, = (block.text for block in written("python") if block.page == PAGE)
-  return hung_and_killed(tmp_path_factory.mktemp("hang"), script)
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory):
-  """The same of an instrumented job, one process of which was stopped in a turn of a loop."""
-  return hung_and_killed(tmp_path_factory.mktemp("loop_hang"), LOOP_HANG.read_text())
-
-
-@pytest.fixture(scope="module")
-def held(tmp_path_factory):
-  """The same of the first, where what does not come back holds Python's interpreter lock: no thread
-  of that process says anything any more."""
-  script, = (block.text for block in written("python") if block.page == PAGE)
-  assert script.count("    time.sleep(3600)\n") == 1
-  return hung_and_killed(tmp_path_factory.mktemp("held"), script.replace(
-      "    time.sleep(3600)\n", HELD))
+def script():
+  """The script of the page."""
+  found, = (block.text for block in written("python") if block.page == PAGE)
+  return found
 
 
 def hung_and_killed(folder, script):
@@ -94,75 +77,60 @@ def hung_and_killed(folder, script):
   return folder, events
 
 
+def hang_of(folder, tmp_path):
+  """What the report says of the hang, and its only cause, wait and place."""
+  target = tmp_path / "report.json"
+  assert main(["report", str(folder / "runs" / "hang"), "--json", str(target)]) == 0
+  hang = json.loads(target.read_text())["hang"]
+  cause, = hang["causes"]
+  wait, = cause["waits"]
+  place, = cause["places"]
+  # Whatever hangs, it is rank 1, in iteration 5 of call 6, and rank 0 waits for it.
+  assert (cause["code"], cause["ranks"]) == ("absent", [1]) and hang["seconds"] > 3.0
+  assert (wait["call"], wait["turn"], wait["waiting"], wait["absent"], wait["group"]) == (
+      6, 5, [0], [1], [0, 1])
+  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
+  return wait
+
+
 @pytest.mark.long
-def test_the_watchdog_names_the_collective_the_layer_and_the_rank(killed):
-  folder, events = killed
+def test_watchdog_and_report_name_the_collective_the_layer_and_the_rank(tmp_path, capsys):
+  folder, events = hung_and_killed(tmp_path, script())
   assert (events[0]["causes"][0] == {"kind": "absent", "ranks": [1],
                                      "collective": "all-gather"}), events
-  said = events[0]["marks"][0]
-  assert f"all-gather, iteration 5 of 8 ({SOURCE}), over data among ranks 0, 1 for rank 1" in said
-  assert ("rank 1 (process 1" in events[0]["marks"][1].lower()
-          and "iteration 4 of 8" in events[0]["marks"][1])
+  line = f"all-gather, iteration 5 of 8 ({SOURCE})"
+  own, other = events[0]["marks"][:2]
+  assert f"{line}, over data among ranks 0, 1 for rank 1" in own
+  assert "rank 1 (process 1" in other.lower() and "iteration 4 of 8" in other
   assert "in the step: Call 6 of train_step: rank 0 has waited" in (folder / "output").read_text()
+  wait = hang_of(folder, tmp_path)
+  assert (wait["kind"], wait["axes"], wait["loops"][0][1:], wait["source"]) == (
+      "all-gather", ["data"], [5, 8], SOURCE)
+  assert line in " ".join(capsys.readouterr().out.replace("│", " ").split())
 
 
 @pytest.mark.long
-def test_the_report_names_them_from_the_files_of_the_killed_job(killed, tmp_path, capsys):
-  folder, _ = killed
-  assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])
-          == 0)
-  hang = json.loads((tmp_path / "report.json").read_text())["hang"]
-  cause, = hang["causes"]
-  assert (cause["code"], cause["ranks"], hang["seconds"] > 3.0) == ("absent", [1], True)
-  wait, = cause["waits"]
-  assert (wait["kind"], wait["axes"], wait["call"], wait["turn"], wait["loops"][0][1:]) == (
-      "all-gather", ["data"], 6, 5, [5, 8])
-  assert ((wait["waiting"], wait["absent"], wait["source"], wait["group"])
-          == ([0], [1], SOURCE, [0, 1]))
-  place, = cause["places"]
-  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
-  assert f"all-gather, iteration 5 of 8 ({SOURCE})" in " ".join(
-      capsys.readouterr().out.replace("│", " ").split())
-
-
-@pytest.mark.long
-def test_a_process_stopped_in_a_loop_of_an_instrumented_step_is_named_with_turn_and_line(stopped):
-  _, events = stopped
-  line = f"psum.0, iteration 5 of 8 (train.py:{SUM})"
+def test_a_process_stopped_in_a_loop_of_an_instrumented_step_is_named_with_iteration_and_line(
+    tmp_path):
+  folder, events = hung_and_killed(tmp_path, LOOP_HANG.read_text())
   assert events[0]["causes"][0] == {"kind": "absent", "ranks": [1], "collective": "psum.0"}, events
-  assert line in events[0]["marks"][0] and "for rank 1" in events[0]["marks"][0]
+  said = events[0]["marks"][0]
+  assert f"psum.0, iteration 5 of 8 (train.py:{SUM})" in said and "for rank 1" in said
   assert [(late["process"], late["state"]) for late in events[0]["late"]] == [(1, "silent")]
-
-
-@pytest.mark.long
-def test_of_the_stopped_process_the_ring_tells_where_it_was(stopped, tmp_path):
-  folder, _ = stopped
-  # What rows there are is not needed.
+  # The ring alone says where it was: what rows there are is not needed.
   for table in ("steps", "collectives"):
     for part in (folder / "runs" / "hang" / table).glob("*.parquet"):
       part.unlink()
-  assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])
-          == 0)
-  cause, = json.loads((tmp_path / "report.json").read_text())["hang"]["causes"]
-  assert (cause["code"], cause["ranks"]) == ("absent", [1])
-  wait, = cause["waits"]
-  assert (wait["kind"], wait["axes"], wait["call"], wait["turn"], wait["loops"][0][1:]) == (
-      "all-reduce", ["data"], 6, 5, [5, 8])
-  assert ((wait["waiting"], wait["absent"], wait["source"], wait["group"])
-          == ([0], [1], f"train.py:{SUM}", [0, 1]))
-  place, = cause["places"]
-  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
+  wait = hang_of(folder, tmp_path)
+  assert (wait["kind"], wait["axes"], wait["loops"][0][1:], wait["source"]) == (
+      "all-reduce", ["data"], [5, 8], f"train.py:{SUM}")
 
 
 @pytest.mark.long
-def test_a_process_whose_interpreter_stands_still_is_named_from_the_files(held, tmp_path):
-  folder, events = held
+def test_a_process_whose_interpreter_stands_still_is_named_from_the_files(tmp_path):
+  """What does not come back holds Python's interpreter lock: no thread of that process says
+  anything any more."""
+  assert script().count("    time.sleep(3600)\n") == 1
+  folder, events = hung_and_killed(tmp_path, script().replace("    time.sleep(3600)\n", HELD))
   assert events[0]["causes"][0]["ranks"] == [1], events
-  assert (main(["report", str(folder / "runs" / "hang"), "--json", str(tmp_path / "report.json")])
-          == 0)
-  cause, = json.loads((tmp_path / "report.json").read_text())["hang"]["causes"]
-  wait, = cause["waits"]
-  assert ((cause["code"], cause["ranks"], wait["call"], wait["turn"], wait["waiting"])
-          == ("absent", [1], 6, 5, [0]))
-  place, = cause["places"]
-  assert place["last"]["turn"] == 4 and place["last"]["left"] and place["process"] == 1
+  hang_of(folder, tmp_path)

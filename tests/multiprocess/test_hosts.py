@@ -1,8 +1,6 @@
 """Counters of hosts in a real job: gloo opens its sockets in native code, and they belong to the
 process as well."""
 
-import pathlib
-import subprocess
 import sys
 
 import numpy as np
@@ -12,7 +10,6 @@ from jaxpace.runs.dense import read_host_samples
 from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
 
-WORKER = pathlib.Path(__file__).with_name("hosts_worker.py")
 STEPS = 30
 
 
@@ -20,15 +17,7 @@ STEPS = 30
 @pytest.mark.skipif(not sys.platform.startswith("linux"),
                     reason="the kernel's counters are Linux's")
 def test_traffic_of_gloo_is_counted_in_each_process(tmp_path):
-  port = jobs.free_high_port()
-  workers = [subprocess.Popen(
-      [sys.executable, str(WORKER), str(tmp_path), str(STEPS)], cwd=jobs.ROOT, text=True,
-      stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=jobs.clean_environment(
-          JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2",
-          JAX_PROCESS_ID=str(index), XLA_FLAGS="--xla_force_host_platform_device_count=1"))
-             for index in range(2)]
-  done = jobs.finish(workers, 150)
-  assert [status for status, _ in done] == [0, 0], done
+  jobs.pair("hosts_worker.py", tmp_path, STEPS)
   run = read_run(tmp_path)
   samples, problems = read_host_samples(tmp_path, run.id)
   assert problems == [] and set(samples.process.tolist()) == {0, 1}

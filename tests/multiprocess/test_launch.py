@@ -12,7 +12,8 @@ import time
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from tests.multiprocess.jobs import ROOT
+
 PROC = pathlib.Path("/proc")
 needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(),
                                 reason="needs /proc to look for orphans")
@@ -33,19 +34,6 @@ def nothing_left():
     for stream in (process.stdout, process.stderr):
       stream.close()
   _started.clear()
-
-
-@pytest.fixture(autouse=True)
-def default_signals():
-  """What a shell starts in the background ignores Ctrl-C, and hang-ups under nohup; so would what
-  the tests start."""
-  ignored = [number for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-             if signal.getsignal(number) is signal.SIG_IGN]
-  for number in ignored:
-    signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-  yield
-  for number in ignored:
-    signal.signal(number, signal.SIG_IGN)
 
 
 def start(tmp_path, script, *options, nproc=3, **kwargs):

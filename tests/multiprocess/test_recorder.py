@@ -100,10 +100,14 @@ def info(directory: pathlib.Path, process: int = 0) -> dict:
   return json.loads((directory / "process" / f"{process}.json").read_text())
 
 
-def free_port() -> int:
+def pair(start, directory: pathlib.Path, steps: int, pause: float, mode: str, *options: object,
+         **more) -> list[Worker]:
+  """Two processes of one job."""
   with socket.socket() as s:
     s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
+    port = s.getsockname()[1]
+  return [start(directory, steps, pause, "--processes", 2, "--index", index, "--port", port,
+                "--mode", mode, *options, **more) for index in range(2)]
 
 
 @pytest.mark.long
@@ -167,10 +171,7 @@ def test_a_python_handler_that_was_there_decides(tmp_path, start):
 
 @pytest.mark.long
 def test_two_processes_share_one_run(tmp_path, start):
-  port = free_port()
-  workers = [start(tmp_path, 40, 0.0, "--processes", 2, "--index", i, "--port", port, "--mode",
-                   "gloo", devices=2)
-             for i in range(2)]
+  workers = pair(start, tmp_path, 40, 0.0, "gloo", devices=2)
   assert [worker.finish(90) for worker in workers] == [0, 0], workers[0].lines
   assert steps(tmp_path) == {rank: list(range(40)) for rank in range(4)}
   run = json.loads((tmp_path / "run.json").read_text())
@@ -182,10 +183,7 @@ def test_two_processes_share_one_run(tmp_path, start):
 @pytest.mark.long
 def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
   """jax.distributed's own notifier must be told although the recorder's handler lies over it."""
-  port = free_port()
-  workers = [start(tmp_path, 100_000, 0.1, "--processes", 2, "--index", i, "--port", port, "--mode",
-                   "sync")
-             for i in range(2)]
+  workers = pair(start, tmp_path, 100_000, 0.1, "sync")
   workers[1].wait_for("step 5 ")
   workers[1].process.send_signal(signal.SIGTERM)
   assert [worker.finish(60) for worker in workers] == [0, 0], workers[1].lines
@@ -198,10 +196,7 @@ def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
 
 @pytest.mark.long
 def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(tmp_path, start):
-  port = free_port()
-  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port,
-                   "--mode", "gloo")
-             for i in range(2)]
+  workers = pair(start, tmp_path, 100_000, 0.05, "gloo")
   workers[0].wait_for("step 30 ")
   workers[1].process.send_signal(signal.SIGSTOP)
   workers[0].wait_for_silence()
@@ -227,9 +222,7 @@ def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(
 def test_sigterm_ends_a_joined_job_that_never_asks_for_preemption(tmp_path, start, told):
   """JAX's notifier swallowed it: the job went on until it was killed, and nothing said what had
   ended it."""
-  port = free_port()
-  workers = [start(tmp_path, 100_000, 0.05, "--processes", 2, "--index", i, "--port", port,
-                   "--mode", "gloo", "--grace", 60) for i in range(2)]
+  workers = pair(start, tmp_path, 100_000, 0.05, "gloo", "--grace", 60)
   workers[0].wait_for("step 30 ")
   for index in told:
     workers[index].process.send_signal(signal.SIGTERM)
@@ -263,10 +256,7 @@ def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start)
 
 @pytest.mark.long
 def test_a_dead_peer_does_not_keep_the_others_from_writing_their_rows(tmp_path, start):
-  port = free_port()
-  workers = [start(tmp_path, 100_000, 0.02, "--processes", 2, "--index", i, "--port", port,
-                   "--mode", "gloo")
-             for i in range(2)]
+  workers = pair(start, tmp_path, 100_000, 0.02, "gloo")
   workers[0].wait_for("step 40 ")
   workers[1].process.kill()
   workers[1].finish()

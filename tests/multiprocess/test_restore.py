@@ -2,9 +2,6 @@
 ranks."""
 
 import json
-import pathlib
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -12,15 +9,7 @@ import pytest
 from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
 
-WORKER = pathlib.Path(__file__).with_name("restore_worker.py")
-
-
-def start(directory, steps, every, devices, pause=0.0, **environment):
-  return subprocess.Popen(
-      [sys.executable, str(WORKER), str(directory), str(steps), str(every), str(pause)],
-      cwd=jobs.ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-      env=jobs.clean_environment(XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}",
-                                 **environment))
+WORKER = "restore_worker.py"
 
 
 def restored(output):
@@ -29,7 +18,8 @@ def restored(output):
 
 @pytest.mark.long
 def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
-  killed = start(tmp_path, 100_000, 25, 2, pause=0.12)  # some 7 s: rows of the last 5 may be lost
+  # Some 7 s: rows of the last 5 may be lost.
+  killed = jobs.start(WORKER, tmp_path, 100_000, 25, 0.12, devices=2)
   lines = []
   for line in killed.stdout:
     lines.append(line)
@@ -43,14 +33,9 @@ def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
   assert last_save in (50, 75)
 
   # On as many ranks, now in two processes.
-  port = jobs.free_high_port()
-  done = jobs.finish([start(tmp_path, 100, 1000, 1, JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}",
-                            JAX_NUM_PROCESSES="2", JAX_PROCESS_ID=str(index))
-                      for index in range(2)], 120)
-  assert [status for status, _ in done] == [0, 0], done
-  assert ([restored(output) for _, output in done]
-          == [{"step": last_save, "seen": 16, "end": False}] * 2)
-  output = done[0][1]
+  outputs = jobs.pair(WORKER, tmp_path, 100, 1000, 0)
+  output = outputs[0]
+  assert list(map(restored, outputs)) == [{"step": last_save, "seen": 16, "end": False}] * 2
   facts = jobs.facts(output)
   # The killed process's last exit must not be taken for this one's: the first arrival is unknown,
   # the second sane.
@@ -62,7 +47,8 @@ def test_killed_restarted_and_restarted_on_more_ranks(tmp_path):
   assert attempt[0] == 0 and (attempt[:last_save] <= 0).all() and (attempt[last_save:] == 1).all()
   assert np.isnan(run.durations["gap"][:, last_save]).all()
 
-  ((status, output),) = jobs.finish([start(tmp_path, last_save + 20, 1000, 4)], 120)
+  ((status, output),) = jobs.finish([jobs.start(WORKER, tmp_path, last_save + 20, 1000, 0,
+                                                devices=4)])
   assert status == 0, output
   assert "of 2 ranks, this job has 4" in output
   assert restored(output) == {"step": last_save, "seen": 0, "end": False}

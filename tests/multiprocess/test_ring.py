@@ -1,23 +1,14 @@
 """Timestamps of a job of two processes: each in its own ring, the ranks those of the whole job."""
 
 import json
-import pathlib
 
 from jaxpace.runs import ring_file
 from tests.multiprocess import jobs
 from tests.record.recording import table
 
-WORKER = pathlib.Path(__file__).with_name("marks_worker.py")
-
 
 def test_a_late_device_of_another_process_is_named_with_its_layer(tmp_path):
-  address = f"127.0.0.1:{jobs.free_high_port()}"
-  common = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "ADDRESS": address,
-            "RUN": str(tmp_path)}
-  done = jobs.run(WORKER,
-                  [jobs.clean_environment(**common, INDEX=str(index)) for index in range(2)])
-  assert [status for status, _ in done] == [0, 0], done
-  facts = [jobs.facts(output) for _, output in done]
+  facts = list(map(jobs.facts, jobs.pair("marks_worker.py", tmp_path, devices=2)))
   assert (facts[0]["devices"] != facts[1]["devices"]
           and all(each["lost"]["lost_rows"] == 0 for each in facts))
   rings = [ring_file.read_ring(tmp_path / "marks" / f"{process}.ring") for process in range(2)]

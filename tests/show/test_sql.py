@@ -1,7 +1,6 @@
 """Every query of docs/sql.md runs, and says what the report says."""
 
 import contextlib
-import doctest
 import re
 
 import duckdb
@@ -117,12 +116,6 @@ def test_phases_pauses_and_delays(answers):
   assert [row["step"] for row in found["garbage"]] == paused[:20].tolist()
   assert found["delays"] == [{"rank": 0, "steps_delayed": 200, "delay_s": 0.2}]
   assert [row["process"] for row in found["hosts"]] == [0, 1]
-
-
-def test_code_with_a_prompt_runs(answers):
-  with contextlib.chdir(answers[0]):
-    results = doctest.testfile(str(PAGE), module_relative=False)
-  assert results.failed == 0 and results.attempted == 2
 
 
 def test_newest_attempts_count(answers, tmp_path):

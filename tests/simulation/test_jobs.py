@@ -3,17 +3,16 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.core.types import Decision, Pacer
 from jaxpace.simulation import noise
 from jaxpace.simulation.job import Job, Shape, simulation
 from jaxpace.simulation.jobs import LinkShares, several
 from tests.quick import examples
+from tests.simulation.test_job import half_of_earliness
 
 KEY = jax.random.key(3)
 NEVER = 2**30
@@ -81,15 +80,6 @@ def test_weights_and_usage_divide_the_link():
   np.testing.assert_allclose(quick.step_time[0], 0.5 + 0.5 / 0.75, rtol=1e-4)
   # The slower one goes on alone when the other is done: a third of it was sent by then.
   np.testing.assert_allclose(slow.step_time[0], 0.5 + 1.0, rtol=1e-3)
-
-
-def half_of_earliness():
-  """A small pacer of one's own: half of own earliness."""
-  def update(seen, state):
-    early = jnp.nan_to_num(jnp.max(seen.arrivals) - seen.arrivals[seen.rank])
-    return Decision(np.float32(0.5) * early, {}), state
-
-  return Pacer(lambda ranks: (), update)
 
 
 def test_one_job_by_itself_is_the_job_of_the_other_simulation():

@@ -15,7 +15,7 @@ from jaxpace.simulation.observed import observe
 from jaxpace.simulation.replay import replay, summarise
 from tests.coordination.test_live import late_step
 from tests.instrumentation import models
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import P, instrumented, mesh_of
 from tests.quick import QUICK, long
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -185,11 +185,9 @@ def test_the_pacer_that_ran_live_decides_the_same_over_its_record(tmp_path, mesh
                          by_half())
 
   mesh = mesh_of(**mesh)
-  paced = jaxpace.instrument(late_step(False, 1e-3), "data", pacer(), share=share)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=False))
-  pace, state = paced.init(mesh), models.mlp_params()
+  paced, step, pace = instrumented(late_step(False, 1e-3), mesh, P(), P("data"), pacer=pacer(),
+                                   share=share)
+  state = models.mlp_params()
   count = mesh.shape["data"]
   batch = (*models.batches(count)[0], jnp.full((count,), 3e-3, jnp.float32))
   arrivals, delays, step_times, asked = [], [], [], []

@@ -13,7 +13,7 @@ from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.runs.reader import read_run
 from jaxpace.simulation.replay import replay, summarise
-from tests.instrumentation.running import P, mesh_of
+from tests.instrumentation.running import P, instrumented, mesh_of
 from tests.quick import QUICK, long
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -35,12 +35,8 @@ def three_sums(state, batch):
 
 def recorded(path, pacer, ranks, steps=20, **settings):
   """A live run: its record, the delays asked for, and the pacer's columns."""
-  mesh = mesh_of(data=ranks)
-  paced = jaxpace.instrument(three_sums, "data", pacer, share=True, **settings)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=False))
-  pace = paced.init(mesh)
+  paced, step, pace = instrumented(three_sums, mesh_of(data=ranks), P(), P("data"), pacer=pacer,
+                                   share=True, **settings)
   state = {name: jnp.full((4, 4), 0.1) for name in "abc"}
   batch = jnp.linspace(-1, 1, 32 * ranks).reshape(8 * ranks, 4)
   asked, info = [], []

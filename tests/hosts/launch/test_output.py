@@ -1,12 +1,10 @@
 """Logs shown while they grow, and their ends."""
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.launch.output import Display, LogView, tail
+from jaxpace.hosts.launch.output import LogView, tail
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12))
@@ -53,32 +51,6 @@ def test_a_truncated_log_is_read_from_its_start(tmp_path):
   log.write_bytes(b"new")
   assert view.read() == b"new"
   view.finish()
-
-
-def test_a_reader_that_stands_still_is_not_waited_for(tmp_path):
-  log = tmp_path / "log"
-  log.write_bytes(b"y" * (1 << 20))
-  read, write = os.pipe()
-  display = Display([LogView(log)], write)
-  display.start()  # and goes on here
-  got = b""
-  while len(got) < 1 << 20:
-    got += os.read(read, 1 << 16)
-  display.finish()
-  assert got == b"y" * (1 << 20)
-  os.close(read)
-  os.close(write)
-
-
-def test_a_reader_that_has_left_is_forgotten(tmp_path):
-  log = tmp_path / "log"
-  log.write_bytes(b"z" * 100)
-  read, write = os.pipe()
-  os.close(read)
-  display = Display([LogView(log)], write)
-  display.start()
-  display.finish()
-  os.close(write)
 
 
 @pytest.mark.parametrize(("content", "lines", "expected"), [

@@ -7,9 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.hosts.locality.nics import nearest
-from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Gpu, Nic
-from tests.hosts.locality import machines
 from tests.quick import examples
 
 
@@ -80,40 +78,3 @@ def test_fewest_hops_on_random_trees(tree):
       assert gpu.nic_distance != "SYS"
     else:
       assert gpu.nic_distance == "SYS"
-
-
-def card(root, way, *, gpu=False, name=None):
-  directory = machines.pci(root, way, "0x030200" if gpu else "0x020700",
-                           "0x10de" if gpu else "0x15b3", numa=0)
-  if name:
-    machines.rdma(root, name, directory, 200)
-
-
-def test_of_two_nics_behind_several_switches_the_one_a_switch_nearer(tmp_path):
-  top = "pci0000:10/0000:10:01.0/0000:11:00.0"
-  card(tmp_path, f"{top}/0000:12:00.0/0000:13:00.0/0000:14:00.0/0000:15:00.0", gpu=True)
-  # The first one hangs on a switch of its own below the common one, the second on the common one
-  # itself.
-  card(tmp_path, f"{top}/0000:12:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0", name="mlx5_0")
-  card(tmp_path, f"{top}/0000:12:02.0/0000:19:00.0", name="mlx5_1")
-  (gpu,) = read_locality(tmp_path).gpus
-  assert (gpu.nic, gpu.nic_distance) == ("mlx5_1", "PXB")
-
-
-def test_two_gpus_share_the_near_nic_rather_than_go_a_switch_farther(tmp_path):
-  top = "pci0000:10/0000:10:01.0/0000:11:00.0"
-  for i in range(2):
-    card(tmp_path, f"{top}/0000:12:00.0/0000:13:00.0/0000:14:0{i}.0/0000:1{5 + i}:00.0", gpu=True)
-  card(tmp_path, f"{top}/0000:12:01.0/0000:17:00.0", name="mlx5_0")
-  card(tmp_path, f"{top}/0000:12:02.0/0000:18:00.0/0000:19:00.0/0000:1a:00.0", name="mlx5_1")
-  assert [gpu.nic for gpu in read_locality(tmp_path).gpus] == ["mlx5_0", "mlx5_0"]
-
-
-def test_another_socket_is_farther_however_short_its_way(tmp_path):
-  deep = "pci0000:10/0000:10:01.0/0000:11:00.0/0000:12:00.0/0000:13:00.0/0000:14:00.0"
-  card(tmp_path, "pci0000:10/0000:10:02.0/0000:15:00.0", gpu=True)
-  card(tmp_path, f"{deep}/0000:16:00.0", name="mlx5_1")
-  other = machines.pci(tmp_path, "pci0000:80/0000:80:00.0", "0x020700", "0x15b3", numa=1)
-  machines.rdma(tmp_path, "mlx5_0", other, 200)
-  (gpu,) = read_locality(tmp_path).gpus
-  assert (gpu.nic, gpu.nic_distance) == ("mlx5_1", "PHB")

@@ -1,7 +1,6 @@
 """The page in a real browser: it fetches nothing and has no complaint; hover, zoom and keys work;
 figures are right."""
 
-import importlib.util
 import json
 import re
 
@@ -12,26 +11,17 @@ from jaxpace.show.html.figures import late
 from tests.show import chromium
 from tests.show.html.runs import hostile, report, rich
 
-CHROMIUM = chromium.find()
 CHARTS = ["over-time", "step-time", "skew", "lateness", "histogram", "tail", "pairs", "effect",
           "forecast"]
 OVER_STEPS = ["over-time", "step-time", "skew", "pairs"]
 
-pytestmark = [
-    pytest.mark.long,
-    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: apt install chromium)"),
-    pytest.mark.skipif(importlib.util.find_spec("playwright") is None,
-                       reason="needs playwright (extra 'test')"),
-]
+pytestmark = chromium.needed()
 
 
 @pytest.fixture(scope="module")
 def browser():
-  from playwright.sync_api import sync_playwright
-  with sync_playwright() as playwright:
-    opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(chromium.FLAGS))
+  with chromium.opened() as opened:
     yield opened
-    opened.close()
 
 
 @pytest.fixture(scope="module")
