@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core import own_context, packing
+from jaxpace.core import own_context
 from jaxpace.core.pace import PaceState, laid_out_like
 from jaxpace.core.packing import Packed
 from jaxpace.instrumentation.instrument import Instrumented
@@ -122,48 +122,28 @@ def _field(saved: Any, name: str) -> Any:
 def _packed(like: Packed | tuple[()], saved: Any) -> Any:
   """Gives a saved pacer's state the structure of `like`; ValueError, in words, where it is of
   another layout."""
-  if not isinstance(like, Packed):
-    return _typed(like, saved)
   if isinstance(saved, Packed):
     saved = {"words": saved.words, "others": saved.others}
+  if not isinstance(like, Packed):
+    if jax.tree.leaves(saved):
+      raise ValueError("this step has none")
+    return like
   if not isinstance(saved, dict) or not {"words"} <= set(saved) <= {"words", "others"}:
-    # As it was carried before it was packed: the pacer's own tree.
-    tree = _typed(jax.eval_shape(packing.unpack, like), saved)
-    if not all(isinstance(leaf, np.ndarray) or leaf.is_fully_addressable or leaf.is_fully_replicated
-               for leaf in jax.tree.leaves(tree)):
-      raise ValueError("not packed, and in parts of other processes")
-    return packing.pack(jax.tree.map(np.asarray, tree), like.layout, like.words.shape[:-1], np)
-  words, others = _typed((like.words, like.others), (saved["words"], saved.get("others")))
+    raise ValueError("not packed")
+  # Empty tuples may come back as None.
+  words, *others = given = [saved["words"], *(saved.get("others") or ())]
+  expected = [like.words, *like.others]
+  if len(given) != len(expected):
+    raise ValueError(f"not {len(expected)} parts")
+  for leaf, other in zip(expected, given, strict=True):
+    if np.shape(other) != leaf.shape or getattr(other, "dtype", None) != leaf.dtype:
+      raise ValueError(f"{getattr(other, 'dtype', type(other).__name__)}{list(np.shape(other))} "
+                       f"instead of {leaf.dtype}{list(leaf.shape)}")
   # As many words may be another pacer's: the first says whose they are.
   mark = words.addressable_shards[0].data if isinstance(words, jax.Array) else words
   if np.asarray(mark).reshape(-1)[0] != np.uint32(like.layout.mark):
     raise ValueError("other names")
-  return Packed(words, others, like.layout)
-
-
-def _typed(like: Any, saved: Any) -> Any:
-  """Gives `saved` the structure of `like`; ValueError, in words, where shapes or names differ."""
-  if isinstance(like, tuple) and hasattr(like, "_fields"):
-    given = saved._asdict() if hasattr(saved, "_asdict") else saved
-    if not isinstance(given, dict) or set(given) != set(like._fields):
-      raise ValueError(f"no {type(like).__name__}")
-    return type(like)(**{name: _typed(getattr(like, name), given[name]) for name in like._fields})
-  if isinstance(like, (tuple, list)):
-    # Empty tuples may come back as None.
-    given = [] if saved is None else saved
-    if not isinstance(given, (tuple, list)) or len(given) != len(like):
-      raise ValueError(f"not {len(like)} parts")
-    return type(like)(_typed(one, other) for one, other in zip(like, given, strict=True))
-  if isinstance(like, dict):
-    if not isinstance(saved, dict) or set(saved) != set(like):
-      raise ValueError("other keys")
-    return {name: _typed(like[name], saved[name]) for name in like}
-  if not hasattr(like, "shape"):
-    return jax.tree.map(lambda _, leaf: leaf, like, saved)
-  if np.shape(saved) != like.shape or getattr(saved, "dtype", None) != like.dtype:
-    raise ValueError(f"{getattr(saved, 'dtype', type(saved).__name__)}{list(np.shape(saved))} "
-                     f"instead of {like.dtype}{list(like.shape)}")
-  return saved
+  return Packed(words, tuple(others), like.layout)
 
 
 def _like(leaf: jax.Array, value: Any) -> jax.Array:

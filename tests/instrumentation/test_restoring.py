@@ -89,23 +89,16 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
     assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
-def test_from_before_pacers_were_packed_as_a_whole(saved, caplog):
-  """Where the pacer's own tree was stored it comes back; where its scalars were packed in it, it
-  starts anew."""
-  _, before, loop = saved
-  learnt = jax.tree.map(np.asarray, loop.paced.pacer_state(before))
-  for stored in (learnt, learnt._asdict() | {"steering": learnt.steering._asdict()}):
-    new = Loop(pacer(), 2)
-    pace = jaxpace.restore_pace(before._replace(pacer=stored), new.paced, new.mesh)
-    chex.assert_trees_all_equal(new.paced.pacer_state(pace), learnt)
-    assert not caplog.records
-    assert np.asarray(pace.pacer.words).tobytes() == before.pacer.words.tobytes()
-  early = {"packed": {"reals": np.zeros((2, 8), np.float32), "wholes": np.zeros((2, 4), np.int32)},
-           "means": learnt.inner[0].means._asdict(), "knobs": learnt.inner[0].knobs._asdict()}
-  old = {"step": before.step, "arrivals": before.arrivals,
-         "pacer": {"steering": learnt.steering._asdict(), "inner": [early]}}
-  pace = jaxpace.restore_pace(old, new.paced, new.mesh)
-  assert "another version of jaxpace (no EarlyRanks)" in caplog.text
+@pytest.mark.parametrize("change", [
+    lambda packed: {"steering": np.zeros(2), "inner": [np.zeros(2)]},
+    lambda packed: {"words": packed.words, "others": [np.zeros(2)]},
+    lambda packed: {"words": packed.words[:, :-1]},
+    lambda packed: {"words": packed.words + np.uint32(1)}, lambda packed: None])
+def test_a_pacer_state_of_another_layout_starts_anew_with_a_notice(saved, change, caplog):
+  _, before, _ = saved
+  new = Loop(pacer(), 2)
+  pace = jaxpace.restore_pace(before._replace(pacer=change(before.pacer)), new.paced, new.mesh)
+  assert "another version of jaxpace" in caplog.text
   chex.assert_trees_all_equal(pace._replace(step=new.pace.step), new.pace)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
