@@ -24,7 +24,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, regular_file
 from jaxpace.record.columns import Columns
 from jaxpace.runs import schema
-from jaxpace.runs.table_reader import PartId, parse_part_name
+from jaxpace.runs.table_reader import Part, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
@@ -59,7 +59,7 @@ def _array(values: np.ndarray, kind: pa.DataType | None) -> pa.Array:
 
 
 class _Part(NamedTuple):
-  id: PartId
+  id: Part
   rows: int
   level: int
 
@@ -106,7 +106,7 @@ class PartStore:
       return
     data = to_arrow(columns, self._table)
     number = self._parts[-1].id.last + 1 if self._parts else 0
-    self._add(_Part(PartId(self._run, self._process, number, number), data.num_rows, 0), data)
+    self._add(_Part(Part(self._run, self._process, number, number), data.num_rows, 0), data)
     if merge:
       self._merge_full_levels()
 
@@ -147,7 +147,7 @@ class PartStore:
     self._write(part.id, data)
     self._parts.append(part)
 
-  def _write(self, part: PartId, data: pa.Table) -> None:
+  def _write(self, part: Part, data: pa.Table) -> None:
     """Writes a part under a temporary name, then gives it its own."""
     # A name without the process's number: the next attempt finds what a crash has left.
     with self._folder.replacing(part.file_name, f".{part.file_name}.tmp",
@@ -209,7 +209,7 @@ class PartStore:
           pq.ParquetFile(opened, page_checksum_verification=True) as file):
       return file.read(use_threads=False)
 
-  def _open(self, part: PartId) -> BinaryIO:
+  def _open(self, part: Part) -> BinaryIO:
     return regular_file(self._folder.open(part.file_name, os.O_RDONLY))
 
 

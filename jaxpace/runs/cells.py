@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -17,23 +16,16 @@ _SPARSE = 4
 are rows."""
 
 
-class Axis(Protocol):
-  """The step numbers of the arrays' last axis."""
-
-  @property
-  def size(self) -> int:
-    """K."""
-
-  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Positions of step numbers, and which of them lie on the axis; None if all do."""
-
-
 @dataclasses.dataclass(frozen=True)
 class StepAxis:
   """Step numbers from a first to a last one, or any that rise."""
 
   steps: np.ndarray  # [K] int64, rising
-  contiguous: bool
+
+  @property
+  def contiguous(self) -> bool:
+    """Whether no number between the first and the last one is absent."""
+    return not self.size or bool(self.steps[-1] - self.steps[0] == self.size - 1)
 
   @property
   def size(self) -> int:
@@ -63,14 +55,14 @@ class StepAxis:
     if stop is not None:
       high = min(high, stop - 1)
     if high < low or (first is not None and high < first):
-      return StepAxis(np.empty(0, np.int64), True)
+      return StepAxis(np.empty(0, np.int64))
     if high - low < _SPARSE * rows + 1000:
-      return StepAxis(np.arange(low, high + 1, dtype=np.int64), True)
+      return StepAxis(np.arange(low, high + 1, dtype=np.int64))
     steps = np.unique(distinct())
-    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64), False)
+    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
 
   def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """See `Axis`."""
+    """Positions of step numbers, and which of them lie on the axis; None if all do."""
     if self.contiguous:
       at = steps - self.steps[0]
       if at.size and at.min() >= 0 and at.max() < self.size:
@@ -78,65 +70,6 @@ class StepAxis:
       return at, (at >= 0) & (at < self.size)
     at = np.minimum(np.searchsorted(self.steps, steps), self.size - 1)
     return at, self.steps[at] == steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Ring:
-  """The newest steps: each takes the place of the one `size` before it."""
-
-  size: int
-  high: int  # the newest
-
-  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """See `Axis`."""
-    kept = (steps >= 0) & (steps > self.high - self.size) & (steps <= self.high)
-    return steps % self.size, None if kept.all() else kept
-
-
-@dataclasses.dataclass(frozen=True)
-class Placed:
-  """Where the rows of one batch go."""
-
-  rows: np.ndarray | slice  # rows of the batch that count
-  at: np.ndarray  # flat positions
-  duplicates: int
-
-  def put(self, target: np.ndarray, values: np.ndarray) -> None:
-    """Writes the rows' values to their cells."""
-    target.reshape(-1)[self.at] = values[self.rows]
-
-
-def place(data: Columns, axis: Axis, attempt: np.ndarray, slot: np.ndarray | None = None) -> Placed:
-  """Finds the cells of a batch's rows, drops rows of older attempts, and enters the attempts.
-
-  Args:
-    data: the rows: "step", "rank", "attempt".
-    axis: the steps.
-    attempt: [S, R, K] int16, newest attempt of each cell, -1 where there is no row. Changed.
-    slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
-  """
-  ranks, attempts = data["rank"], data["attempt"].astype(np.int16)
-  at, inside = axis.index(data["step"])
-  sound = (ranks >= 0) & (ranks < attempt.shape[1])
-  sound = sound if inside is None else sound & inside
-  sound = sound if slot is None else sound & (slot >= 0)
-  keep: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
-  row = ranks[keep].astype(np.int64)
-  if slot is not None:
-    row = slot[keep] * attempt.shape[1] + row
-  at, attempts = row * axis.size + at[keep], attempts[keep]
-  flat = attempt.reshape(-1)
-  known = flat[at]
-  duplicates = 0
-  if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
-    # Writes to one cell happen in order.
-    order = np.argsort(attempts, kind="stable")
-    order = order[attempts[order] >= known[order]]
-    keep = np.arange(len(ranks))[keep][order]
-    duplicates = len(at) - len(np.unique(at[known < 0]))
-    at, attempts = at[order], attempts[order]
-  flat[at] = attempts
-  return Placed(keep, at, duplicates)
 
 
 class Cells:
@@ -149,7 +82,6 @@ class Cells:
       where null.
     process_of_rank: [R] int32, -1 where not known.
     duplicates: rows of cells that had one.
-    found: rows that counted.
     left_out: slots for which there was no room.
   """
 
@@ -166,7 +98,7 @@ class Cells:
     self.attempt = np.full((len(self.slots), ranks, steps), -1, np.int16)
     self.columns: dict[str, np.ndarray] = {}
     self.process_of_rank = np.full(ranks, -1, np.int32)
-    self.duplicates = self.found = 0
+    self.duplicates = 0
     self.left_out: set[int] = set()
     self._room = room
 
@@ -178,39 +110,48 @@ class Cells:
     for name in values:
       self.columns.setdefault(name, np.full(self.attempt.shape, np.nan, np.float32))
 
-  def add(self, data: Columns, axis: Axis) -> Placed:
+  def add(self, data: Columns, axis: StepAxis) -> None:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and
     those of the expected columns that there are."""
     slot = self._places(data.get("collective"))  # may make room
-    placed = place(data, axis, self.attempt, slot)
-    self.duplicates += placed.duplicates
-    self.found += len(placed.at)
-    if "process" in data and len(placed.at):
-      self.process_of_rank[data["rank"][placed.rows]] = data["process"][placed.rows]
+    rows, at = self._place(data, axis, slot)
+    if "process" in data and len(at):
+      self.process_of_rank[data["rank"][rows]] = data["process"][rows]
     for name, values in self.columns.items():
       if name in data:
-        placed.put(values, data[name] if values.dtype == np.int64 else _floats(name, data[name]))
-    return placed
+        found = data[name] if values.dtype == np.int64 else _floats(name, data[name])
+        values.reshape(-1)[at] = found[rows]
 
-  def grow(self, ranks: int) -> None:
-    """Makes room for more ranks."""
-    more = ranks - self.attempt.shape[1]
-    if more > 0:
-      self._lengthen(1, more)
-      self.process_of_rank = np.concatenate([self.process_of_rank, np.full(more, -1, np.int32)])
+  def _place(self, data: Columns, axis: StepAxis, slot: np.ndarray | None
+             ) -> tuple[np.ndarray | slice, np.ndarray]:
+    """Finds the rows that count and the flat positions of their cells, and enters their attempts.
 
-  def empty(self, at: np.ndarray) -> None:
-    """Forgets the steps at some positions."""
-    self.attempt[..., at] = -1
-    for values in self.columns.values():
-      values[..., at] = _nothing(values)
-
-  def cut(self, at: np.ndarray) -> Cells:
-    """Copies the steps at some positions."""
-    copied = Cells(0, 0, self.slots)
-    copied.attempt, copied.process_of_rank = self.attempt[..., at], self.process_of_rank.copy()
-    copied.columns = {name: values[..., at] for name, values in self.columns.items()}
-    return copied
+    Args:
+      data: the rows.
+      axis: the steps.
+      slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
+    """
+    ranks, attempts = data["rank"], data["attempt"].astype(np.int16)
+    at, inside = axis.index(data["step"])
+    sound = (ranks >= 0) & (ranks < self.attempt.shape[1])
+    sound = sound if inside is None else sound & inside
+    sound = sound if slot is None else sound & (slot >= 0)
+    keep: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
+    row = ranks[keep].astype(np.int64)
+    if slot is not None:
+      row = slot[keep] * self.attempt.shape[1] + row
+    at, attempts = row * axis.size + at[keep], attempts[keep]
+    flat = self.attempt.reshape(-1)
+    known = flat[at]
+    if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
+      # Writes to one cell happen in order.
+      order = np.argsort(attempts, kind="stable")
+      order = order[attempts[order] >= known[order]]
+      keep = np.arange(len(ranks))[keep][order]
+      self.duplicates += len(at) - len(np.unique(at[known < 0]))
+      at, attempts = at[order], attempts[order]
+    flat[at] = attempts
+    return keep, at
 
   def _places(self, slots: np.ndarray | None) -> np.ndarray | None:
     """[n] place of each row's slot, -1 where it has none; those that are new get one."""
@@ -221,7 +162,9 @@ class Cells:
     self.left_out.update(fresh[count:])
     if count:
       self.slots.update({slot: len(self.slots) + at for at, slot in enumerate(fresh[:count])})
-      self._lengthen(0, count)
+      self.attempt = _longer(self.attempt, count, -1)
+      self.columns = {name: _longer(values, count, _nothing(values))
+                      for name, values in self.columns.items()}
     if slots is None:
       return None
     places = np.full(max(seen, default=0) + 1, -1, np.int64)
@@ -229,13 +172,9 @@ class Cells:
       places[slot] = self.slots.get(slot, -1)
     return places[slots]
 
-  def _lengthen(self, axis: int, more: int) -> None:
-    def longer(values: np.ndarray, nothing: float) -> np.ndarray:
-      shape = tuple(more if each == axis else size for each, size in enumerate(values.shape))
-      return np.concatenate([values, np.full(shape, nothing, values.dtype)], axis)
 
-    self.attempt = longer(self.attempt, -1)
-    self.columns = {name: longer(values, _nothing(values)) for name, values in self.columns.items()}
+def _longer(values: np.ndarray, more: int, nothing: float) -> np.ndarray:
+  return np.concatenate([values, np.full((more, *values.shape[1:]), nothing, values.dtype)])
 
 
 def _nothing(values: np.ndarray) -> float:

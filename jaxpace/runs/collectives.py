@@ -256,8 +256,8 @@ def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs:
       where[slot] = programs.index(program)
   seen = np.zeros(highest + 1, bool)
   for data in table.read(["step", "collective"], (int(axis.steps[0]), int(axis.steps[-1]))):
-    at, inside = axis.index(data.column("step").to_numpy())
-    slots = data.column("collective").to_numpy()
+    at, inside = axis.index(data["step"])
+    slots = data["collective"]
     sound = (slots >= 0) & (slots <= highest)
     keep = sound if inside is None else sound & inside
     at, slots = at[keep], slots[keep]

@@ -7,7 +7,7 @@ Both are said once.
 
 A job of many processes writes dozens of small files a second. Each is read in one go, its footer is
 parsed once, and columns that its footer says to be constant (whose process it is, which attempt)
-are not decoded. Whatever is not as a recorder writes it, is left to `trace.table_reader`, which
+are not decoded. Whatever is not as a recorder writes it, is left to `table_reader`, which
 finds out what is wrong and says it.
 """
 
@@ -50,7 +50,7 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
   Args:
     path: its file.
     needed: columns that it must have.
-    wanted: columns to read; of those that it lacks there is what `row_checks.ABSENT` says, and not
+    wanted: columns to read; of those that it lacks there is what `ABSENT` says, and not
       the others.
 
   Raises:
@@ -59,8 +59,9 @@ def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str])
   try:
     data = read_bytes(path, _SMALL)
     found = _read(data, needed, wanted) if data else None
-    return (found if found is not None
-            and all(_sound(name, values) for name, values in found.items()) else None)
+    unsound: list[str] = []
+    Soundness("", unsound).rows(found or {})
+    return None if unsound else found
   except PermissionError:
     raise
   except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
@@ -113,20 +114,10 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
                   if name in wanted and name not in types}
 
 
-def _sound(name: str, values: np.ndarray) -> bool:
-  """Whether all numbers are in the range that `trace.columns` gives them; null is `MISSING` by
-  now."""
-  if name in LIMITS:
-    return not values.size or (values.min() >= 0 and values.max() <= LIMITS[name])
-  if not is_whole(name):
-    return True
-  return bool((((values > -TIME) & (values < TIME)) | (values == MISSING)).all())
-
-
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
   if not pa.types.is_integer(column.type):
     return column.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy()
-  return filled(column, MISSING).astype(np.int64, copy=False)
+  return whole_numbers(column)
 
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
@@ -188,38 +179,33 @@ class Soundness:
     self.ranks: np.ndarray | None = None
     """Rank numbers by the row that each has in the dense arrays; None where these are the same."""
 
-  def rows(self, rows: pa.Table) -> pa.Table:
-    """Returns the rows that say what they are of, every time within its range or null, whole
-    numbers signed."""
-    kept = np.ones(len(rows), bool)
-    for name in rows.column_names:
-      if name not in LIMITS:
-        continue
-      values, known = values_and_known(rows.column(name))
+  def rows(self, data: Columns) -> Columns:
+    """Returns the rows that say what they are of, every time within its range or `MISSING`."""
+    kept = np.ones(len(next(iter(data.values()), ())), bool)
+    for name in [name for name in data if name in LIMITS]:
+      values = data[name]
+      known = values != MISSING
       if not known.all():
         self._say(f"'{self._table}' holds rows without {name}: left out.")
       if not self.check(name, *_span(values[known])):
-        kept &= (values >= 0) & (values <= LIMITS[name])
+        known &= (values >= 0) & (values <= LIMITS[name])
       kept &= known
-    if not kept.all():
-      rows = rows.filter(pa.array(kept))
-    for at, name in enumerate(rows.column_names):
-      column = rows.column(name)
-      kind = column.type
-      if not pa.types.is_integer(kind):
-        continue
-      if name not in LIMITS:
-        values, known = values_and_known(column)
-        low, high = _span(values[known])
-        # Users' own columns may be anything; they are not read as times.
-        if low <= -TIME or high >= TIME:
-          self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
-          inside = known & (values > -TIME) & (values < TIME)
-          column = pa.chunked_array([pa.array(values, kind, mask=~inside)])
-      if pa.types.is_unsigned_integer(kind):
-        column = column.cast(pa.int64())
-      rows = rows.set_column(at, pa.field(name, column.type), column)
-    return rows if self.ranks is None or "rank" not in rows.column_names else self._renumbered(rows)
+    if self.ranks is not None and "rank" in data:
+      at = np.minimum(np.searchsorted(self.ranks, data["rank"]), len(self.ranks) - 1)
+      kept &= self.ranks[at] == data["rank"]
+      data = {**data, "rank": at}
+    sound = data if kept.all() else {name: values[kept] for name, values in data.items()}
+    return {name: self._times(name, values) for name, values in sound.items()}
+
+  def _times(self, name: str, values: np.ndarray) -> np.ndarray:
+    if name in LIMITS or values.dtype != np.int64:
+      return values
+    # Users' own columns may be anything; they are not read as times.
+    beyond = (values >= TIME) | ((values <= -TIME) & (values != MISSING))
+    if not beyond.any():
+      return values
+    self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
+    return np.where(beyond, MISSING, values)
 
   def check(self, name: str, low: int, high: int) -> bool:
     """Whether the lowest and the highest of a column are in its range; says it if not."""
@@ -229,14 +215,6 @@ class Soundness:
         f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: "
         "left out.")
     return False
-
-  def _renumbered(self, rows: pa.Table) -> pa.Table:
-    assert self.ranks is not None
-    numbers = rows.column("rank").to_numpy()
-    at = np.minimum(np.searchsorted(self.ranks, numbers), len(self.ranks) - 1)
-    named = rows.set_column(rows.column_names.index("rank"), "rank", pa.array(at, pa.int64()))
-    known = self.ranks[at] == numbers
-    return named if known.all() else named.filter(pa.array(known))
 
   def _say(self, sentence: str) -> None:
     if sentence not in self._said:
@@ -248,53 +226,27 @@ def _span(values: np.ndarray) -> tuple[int, int]:
   return (int(values.min()), int(values.max())) if values.size else (0, 0)
 
 
-def values_and_known(column: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
-  """Splits a column of whole numbers into values and whether each is known, to the last digit.
+def whole_numbers(column: pa.ChunkedArray) -> np.ndarray:
+  """Converts a column of whole numbers to int64, to the last digit: `MISSING` for null, `TIME` for
+  what int64 does not hold.
 
   `ChunkedArray.to_numpy` makes floats of whole numbers where some are null, and those are off
   beyond 2^53. `pyarrow.compute` does this too, but wraps and documents hundreds of functions as it
   is imported, which takes some 30 ms: a noticeable part of a report on a small run.
-
-  Args:
-    column: of any type of whole numbers.
-
-  Returns:
-    Values of that type, anything where they are null; and booleans, false where they are null.
   """
-  if not column.null_count:
-    return column.to_numpy(), np.ones(len(column), bool)
-  values, known = [], []
+  found = []
   for chunk in column.chunks:
     validity, data = chunk.buffers()
-    place = len(chunk), chunk.offset
-    values.append(_view(column.type, data, *place))
-    known.append(np.ones(len(chunk), bool) if validity is None
-                 else _view(pa.bool_(), validity, *place))
-  return np.concatenate(values), np.concatenate(known)
+    values = _view(column.type, data, chunk)
+    if pa.types.is_uint64(column.type):
+      values = np.minimum(values, TIME)
+    values = values.astype(np.int64, copy=False)
+    found.append(np.where(_view(pa.bool_(), validity, chunk), values, MISSING)
+                 if chunk.null_count else values)
+  return found[0] if len(found) == 1 else np.concatenate(found or [np.zeros(0, np.int64)])
 
 
-def filled(column: pa.ChunkedArray, null: int) -> np.ndarray:
-  """Whole numbers, with a number in place of null.
-
-  Args:
-    column: of any type of whole numbers.
-    null: what to put in place of null.
-
-  Returns:
-    int64 where there are nulls, otherwise what the column holds.
-
-  Raises:
-    pyarrow.ArrowInvalid: there are nulls, and numbers beyond int64.
-  """
-  if not column.null_count:
-    return column.to_numpy()
-  if pa.types.is_uint64(column.type):
-    column = column.cast(pa.int64())  # refuses what doesn't fit
-  values, known = values_and_known(column)
-  return np.where(known, values.astype(np.int64, copy=False), null)
-
-
-def _view(kind: pa.DataType, data: pa.Buffer, length: int, offset: int) -> np.ndarray:
-  """What a buffer holds, whatever is null."""
-  return pa.Array.from_buffers(kind, length, [None, data], offset=offset).to_numpy(
+def _view(kind: pa.DataType, data: pa.Buffer, of: pa.Array) -> np.ndarray:
+  """What a buffer of an array holds, whatever is null."""
+  return pa.Array.from_buffers(kind, len(of), [None, data], offset=of.offset).to_numpy(
       zero_copy_only=False)

@@ -1,28 +1,43 @@
-"""Reads the tables of a run that is over, or read as if it were, into dense arrays."""
+"""Builds a run in memory: reads the rows of its tables, from their files or kept in memory, into
+dense arrays."""
 
 from __future__ import annotations
 
-import dataclasses
+import concurrent.futures
 import pathlib
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from jaxpace.runs import schema
 from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.columns import filled, of_table
-from jaxpace.runs.run import MISSING, HeldTimes, HostCauses, HostSamples, Listening, Run, RunError
+from jaxpace.runs.collectives import Chosen, name_collectives, unnamed
+from jaxpace.runs.columns import Columns, whole_numbers
+from jaxpace.runs.run import (
+  MISSING,
+  HeldTimes,
+  HostCauses,
+  HostSamples,
+  Listening,
+  Process,
+  Run,
+  RunError,
+)
 from jaxpace.runs.step_causes import HOST_CAUSES
-from jaxpace.runs.table_reader import TableFiles, list_parts, open_table
+from jaxpace.runs.table_reader import Rows, TableFiles, list_parts
 
 HOST_COLUMNS = tuple(field.name for field in schema.HOSTS
                      if field.name not in ("time_ns", "process", "attempt"))
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
 _ROOM_OF_SLOTS = 64
-KEYS = ("step", "rank", "attempt", "process")
+_KEYS = ("step", "rank", "attempt", "process")
+PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
+_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns", "held_ns")
+_MOST_PHASES = 64
+"""A user's phases that are read; a ring of timestamps has room for fewer."""
 GUARD = ("guard_on", "guard_pair", "effect", "effect_low", "effect_high", "pairs")
 """Columns of `jaxpace.guard`, without the prefix `decision_`."""
 WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low", "work_effect_high",
@@ -30,19 +45,90 @@ WORK = ("work_uneven", "work_gain", "work_on", "work_effect", "work_effect_low",
 """Those of `jaxpace.share_work`, which are the same on all ranks."""
 
 
-class Counter:
-  """Counts rows for the progress display; used by several threads."""
+Table = TableFiles | Rows
+Progress = Callable[[int, int], None]
+"""Called from reading threads with the rows read so far and the rows in all."""
 
-  def __init__(self, report: Callable[[int, int], None] | None, total: int):
-    self._report, self._total, self._done = report, total, 0
-    self._lock = threading.Lock()
 
-  def add(self, rows: int) -> None:
-    """Counts rows that were read, and reports. From any thread."""
-    with self._lock:
-      self._done += rows
-      if self._report:
-        self._report(self._done, self._total)
+def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process], steps: Table,
+          collectives: Table, axis: StepAxis, ranks: int, *, declared: int,
+          window: tuple[int | None, int | None] = (None, None), chosen: Chosen | None = None,
+          numbers: np.ndarray | None = None, progress: Progress | None = None) -> Run:
+  """Builds a run of the rows of its tables.
+
+  Args:
+    path: run directory.
+    info: `run.json`.
+    processes: as they described themselves.
+    steps: the table `steps`.
+    collectives: the table `collectives`.
+    axis: the steps wanted.
+    ranks: R.
+    declared: ranks that the run has by its own word.
+    window: as it was asked for.
+    chosen: which steps have their collectives laid out; None: all have.
+    numbers: as in `Run`.
+    progress: called now and then with rows read and rows in all.
+
+  Returns:
+    The run over all these steps, without what else lies in its directory; where steps were chosen,
+    `Run.detailed` makes of it the run over these.
+  """
+  of_steps, waits = _lay_out(steps, collectives, ranks, axis, chosen, progress)
+  found = name_collectives(info, waits, read_names(collectives, unnamed(info, waits)),
+                           by_exit=chosen is not None)
+  attempt = of_steps.attempt[0]
+  for collective in () if chosen is not None else found:
+    np.maximum(attempt, collective.attempt, out=attempt)
+  process_of_rank = np.maximum(of_steps.process_of_rank, waits.process_of_rank)
+  for process in processes:
+    for rank in process.ranks:
+      if 0 <= rank < ranks and process_of_rank[rank] < 0:
+        process_of_rank[rank] = process.process
+  columns = {name: values[0] for name, values in of_steps.columns.items()}
+  end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
+  guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank)
+  return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=tuple(processes),
+             steps=axis.steps, attempt=attempt, end_ns=end_ns,
+             durations={name.removesuffix("_ns"): values for name, values in columns.items()},
+             collectives=found, process_of_rank=process_of_rank, skipped={},
+             duplicates=max(of_steps.duplicates, waits.duplicates), problems=(), window=window,
+             guard=guard, host_causes=causes, numbers=numbers, declared=declared)
+
+
+def _lay_out(steps: Table, collectives: Table, ranks: int, axis: StepAxis, chosen: Chosen | None,
+             progress: Progress | None) -> tuple[Cells, Cells]:
+  """Reads both tables; of the steps of an observed run only those `chosen` have their
+  collectives."""
+  total, done, lock = steps.rows + collectives.rows, 0, threading.Lock()
+
+  def count(rows: int) -> None:
+    nonlocal done
+    with lock:
+      done += rows
+      if progress:
+        progress(done, total)
+
+  names, times = _durations(steps), () if collectives.rows else ("end_ns",)
+  waits, slots = axis, None
+  if chosen is not None:
+    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
+    waits, slots = StepAxis(chosen.steps), chosen.slots.tolist()
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    of_steps = pool.submit(_read_steps, steps, ranks, axis, names, times if steps.rows else (),
+                           count)
+    of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
+    return of_steps.result(), of_collectives.result()
+
+
+def _durations(table: Table) -> list[str]:
+  """Names of the columns of durations that any part has; of a user's phases `_MOST_PHASES`."""
+  columns = table.columns
+  phases = sorted(name for name in columns if name.startswith("phase_") and name.endswith("_ns"))
+  if len(phases) > _MOST_PHASES:
+    table.problems.append(f"'steps' has {len(phases):,} columns phase_*: the first {_MOST_PHASES} "
+                          "were read.")
+  return sorted([name for name in columns if name in _DURATIONS] + phases[:_MOST_PHASES])
 
 
 def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
@@ -85,92 +171,82 @@ def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, a
   return int(numbers.size), numbers
 
 
-def read_steps(table: TableFiles, ranks: int, axis: StepAxis, durations: Sequence[str],
-               times: Sequence[str], count: Counter | None = None) -> Cells:
+def _read_steps(table: Table, ranks: int, axis: StepAxis, durations: Sequence[str],
+                times: Sequence[str], count: Callable[[int], None]) -> Cells:
   """Reads the named columns of the `steps` table."""
   cells = Cells(ranks, axis.size)
   cells.expect(times=times, values=durations)
-  for data in table.read([*KEYS, *durations, *times], axis.span):
-    cells.add(of_table(data), axis)
-    if count:
-      count.add(data.num_rows)
+  for data in table.read([*_KEYS, *durations, *times], axis.span):
+    cells.add(data, axis)
+    count(len(data["step"]))
   return cells
 
 
-def read_collectives(table: TableFiles, ranks: int, axis: StepAxis, count: Counter,
-                     slots: Sequence[int] | None = None) -> Cells:
+def _read_collectives(table: Table, ranks: int, axis: StepAxis, count: Callable[[int], None],
+                      slots: Sequence[int] | None = None) -> Cells:
   """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
   can be of."""
   held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
   cells = (Cells(ranks, axis.size, (), _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY)
            if slots is None else Cells(ranks, axis.size, slots))
   cells.expect(times=("enter_ns", "exit_ns", *held))
-  columns = [*KEYS, "enter_ns", "exit_ns", *held]
+  columns = [*_KEYS, "enter_ns", "exit_ns", *held]
   if table.highest_slot > 0:
     columns.append("collective")
   for data in table.read(columns, axis.span):
-    cells.add(of_table(data), axis)
-    count.add(data.num_rows)
+    cells.add(data, axis)
+    count(len(data["step"]))
   if cells.left_out and slots is None:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: "
                           f"{len(cells.left_out):,} of them are left out.")
   return cells
 
 
-def _read_ranks(table: TableFiles, axis: StepAxis, attempt: np.ndarray, ranks: np.ndarray,
-                names: Sequence[str]) -> dict[str, np.ndarray]:
-  """Reads [P, K] columns of some ranks' rows, as far as they belong to the attempts that count:
-  `attempt`, [R, K]."""
-  row_of_rank = np.full(len(attempt), -1, np.int64)
-  row_of_rank[ranks] = np.arange(len(ranks))
-  cells = Cells(len(ranks), axis.size)
-  cells.expect(values=names)
-  cells.attempt[0] = attempt[ranks]
-  for data in table.read(["step", "rank", "attempt", *names], axis.span):
-    own = row_of_rank[np.clip(data.column("rank").to_numpy(), 0, len(attempt) - 1)]
-    if (own >= 0).any():
-      cells.add({**of_table(data), "rank": own}, axis)
-  return {name: values[0] for name, values in cells.columns.items()}
-
-
-def read_guard(table: TableFiles, axis: StepAxis, attempt: np.ndarray) -> dict[str, np.ndarray]:
-  """Reads a guard's columns, and those of shared work, of the lowest rank that recorded anything: a
-  pacer's own columns are many, the report needs few.
-
-  Args:
-    table: the `steps` table.
-    axis: the step numbers wanted.
-    attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
-
-  Returns:
-    [K] float32 by column, NaN where null; nothing if neither ran.
-  """
-  names = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in table.columns]
-  recorded = np.flatnonzero((attempt >= 0).any(axis=1))
-  if not {"decision_guard_on", "decision_work_uneven"}.intersection(names) or not recorded.size:
-    return {}
-  return {name.removeprefix("decision_"): values[0]
-          for name, values in _read_ranks(table, axis, attempt, recorded[:1], names).items()}
-
-
-def read_host_causes(table: TableFiles, axis: StepAxis, attempt: np.ndarray,
-                     process_of_rank: np.ndarray) -> HostCauses:
-  """Reads what the host did in each step, of each process's lowest rank.
+def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray
+              ) -> tuple[dict[str, np.ndarray], HostCauses]:
+  """Reads what few ranks' rows tell, as far as they belong to the attempts that count: a pacer's
+  own columns are many, the report needs few, and all ranks of a process have its causes.
 
   Args:
     table: the `steps` table.
     axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
     process_of_rank: [R] int32, -1 where no row says.
+
+  Returns:
+    [K] float32 by column of a guard and of shared work, NaN where null, of the lowest rank that
+    recorded anything, nothing if neither ran; and what the host did in each step, of each process's
+    lowest rank.
   """
-  names = {cause.column: cause.name for cause in HOST_CAUSES if cause.column in table.columns}
-  recorded = np.flatnonzero((attempt >= 0).any(axis=1) & (process_of_rank >= 0))
-  processes, first = np.unique(process_of_rank[recorded], return_index=True)
-  if not names or not recorded.size:
-    return HostCauses()
-  found = _read_ranks(table, axis, attempt, recorded[first], list(names))
-  return HostCauses(processes.astype(np.int64), {
-      names[column]: values for column, values in found.items() if np.isfinite(values).any()})
+  present = table.columns
+  recorded = np.flatnonzero((attempt >= 0).any(axis=1))
+  guard = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in present]
+  if not {"decision_guard_on", "decision_work_uneven"}.intersection(guard) or not recorded.size:
+    guard = []
+  causes = {cause.column: cause.name for cause in HOST_CAUSES if cause.column in present}
+  owned = recorded[process_of_rank[recorded] >= 0]
+  if not owned.size:
+    causes = {}
+  if not guard and not causes:
+    return {}, HostCauses()
+  processes, first = np.unique(process_of_rank[owned], return_index=True)
+  ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
+  names = [*guard, *causes]
+  row_of_rank = np.full(len(attempt), -1, np.int64)
+  row_of_rank[ranks] = np.arange(len(ranks))
+  cells = Cells(len(ranks), axis.size)
+  cells.expect(values=names)
+  cells.attempt[0] = attempt[ranks]
+  for data in table.read(["step", "rank", "attempt", *names], axis.span):
+    own = row_of_rank[np.clip(data["rank"], 0, len(attempt) - 1)]
+    if (own >= 0).any():
+      cells.add({**data, "rank": own}, axis)
+  found = {name: values[0] for name, values in cells.columns.items()}
+  of_causes = {name: found[column][row_of_rank[owned[first]]] for column, name in causes.items()}
+  return ({name.removeprefix("decision_"): found[name][0] for name in guard},
+          HostCauses(processes.astype(np.int64) if causes else HostCauses().processes,
+                     {name: values for name, values in of_causes.items()
+                      if np.isfinite(values).any()}))
 
 
 def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt: np.ndarray
@@ -190,11 +266,10 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = open_table("listening", list_parts(path / "listening", run).parts)
+  table = TableFiles("listening", list_parts(path / "listening", run).parts)
   newest = attempt.max(axis=0)
   parts: list[list[np.ndarray]] = []
-  for rows in table.read([*Listening._fields, "attempt"], axis.span):
-    data = of_table(rows)
+  for data in table.read([*Listening._fields, "attempt"], axis.span):
     at, inside = axis.index(data["step"])
     keep = np.ones(len(at), bool) if inside is None else inside
     keep = keep & (data["attempt"] == newest[np.where(keep, at, 0)])
@@ -209,35 +284,32 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
           list(table.problems))
 
 
-@dataclasses.dataclass(frozen=True)
-class Bounds:
-  """R ranks, K steps; int64 ns of each rank's own clock, `MISSING` where not known."""
-
-  start: np.ndarray  # [R, K]
-  end: np.ndarray  # [R, K]
+Bounds = tuple[np.ndarray, np.ndarray]
+"""When steps started and ended: [R, K] int64 ns each of each rank's own clock, `MISSING` where not
+known."""
 
 
 def read_bounds(run: Run) -> Bounds:
-  """Reads start and end of the steps of a run that was read, which a timeline shows and the report
-  does not need. What can't be read is `MISSING`."""
-  table = open_table("steps", list_parts(run.path / "steps", run.id).parts)
-  axis = StepAxis(run.steps, bool((np.diff(run.steps) == 1).all()))
+  """Reads when the steps of a run that was read started and ended, which a timeline shows and the
+  report does not need."""
+  table = TableFiles("steps", list_parts(run.path / "steps", run.id).parts)
   if run.numbers is not None:
     table.renumber(run.numbers)
-  cells = read_steps(table, run.ranks, axis, (), ("start_ns", "end_ns"))
+  cells = _read_steps(table, run.ranks, StepAxis(run.steps), (), ("start_ns", "end_ns"),
+                      lambda rows: None)
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt
-  return Bounds(*(np.where(same, cells.columns[name][0], MISSING)
-                  for name in ("start_ns", "end_ns")))
+  start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))
+  return start, end
 
 
-def read_names(table: TableFiles, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
+def read_names(table: Table, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
   """Name and bytes of each slot, from the first rows that have them."""
   names: dict[int, tuple[str, int | None]] = {}
-  for data in table.read(["collective", "name", "bytes"]):
+  for data in table.tables(["collective", "name", "bytes"]):
     if "name" not in data.column_names:
       continue
-    slots = filled(data.column("collective"), MISSING)
+    slots = whole_numbers(data.column("collective"))
     for slot in wanted - set(names):
       hits = np.flatnonzero(slots == slot)
       if hits.size:
@@ -262,13 +334,14 @@ def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples,
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = open_table("hosts", list_parts(path / "hosts", run).parts)
+  table = TableFiles("hosts", list_parts(path / "hosts", run).parts)
   batches = list(table.read(["process", "attempt", "time_ns", *HOST_COLUMNS]))
-  process = _join([_whole(batch, "process") for batch in batches])
-  attempt = _join([_whole(batch, "attempt") for batch in batches])
-  time_ns = _join([_whole(batch, "time_ns") for batch in batches])
+  process, attempt, time_ns = (
+      np.concatenate([data[name] for data in batches] or [np.zeros(0, np.int64)])
+      for name in ("process", "attempt", "time_ns"))
+  time_ns[time_ns == MISSING] = 0
   order = np.lexsort((time_ns, attempt, process))
-  columns = {name: np.concatenate([_number(batch, name) for batch in batches] or [np.zeros(0)])
+  columns = {name: np.concatenate([_floats(data, name) for data in batches] or [np.zeros(0)])
              for name in HOST_COLUMNS}
   samples = HostSamples(process[order].astype(np.int32), attempt[order].astype(np.int32),
                         time_ns[order],
@@ -276,20 +349,9 @@ def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples,
   return samples, list(table.problems)
 
 
-def _join(parts: list[np.ndarray]) -> np.ndarray:
-  return np.concatenate(parts or [np.zeros(0, np.int64)])
-
-
-def _whole(batch: pa.Table, name: str) -> np.ndarray:
-  if name not in batch.column_names:
-    return np.zeros(batch.num_rows, np.int64)
-  return filled(batch.column(name), 0).astype(np.int64)
-
-
-def _number(batch: pa.Table, name: str) -> np.ndarray:
-  """A column as floats; NaN throughout where it is absent or holds no numbers."""
-  kind = batch.schema.field(name).type if name in batch.column_names else None
-  if kind is None or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-    return np.full(batch.num_rows, np.nan)
-  # Null is NaN by now; whole numbers beyond 2^53 are rounded.
-  return batch.column(name).to_numpy().astype(np.float64, copy=False)
+def _floats(data: Columns, name: str) -> np.ndarray:
+  """A column as float64; NaN where null, and throughout where it is absent or holds no numbers."""
+  values = data.get(name)
+  if values is None:
+    return np.full(len(data["process"]), np.nan)
+  return np.where(values == MISSING, np.nan, values).astype(np.float64, copy=False)

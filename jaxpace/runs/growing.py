@@ -7,26 +7,15 @@ import os
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from jaxpace.runs import table_reader
-from jaxpace.runs.cells import Cells, Ring
-from jaxpace.runs.collectives import name_collectives
-from jaxpace.runs.columns import CAUSES, Columns, of_table, read_small
-from jaxpace.runs.dense import GUARD
-from jaxpace.runs.run import MISSING, HeldTimes, HostCauses, Process, Run
-from jaxpace.runs.step_causes import PAUSES
-from jaxpace.runs.table_reader import NEEDED, PartFile, TableFiles, open_table
-
-
-class PartRows(NamedTuple):
-  """Rows of one part, at most a row group of it. Rows that a merge carried over may come a second
-  time."""
-
-  process: int
-  data: Columns
+from jaxpace.runs import dense, table_reader
+from jaxpace.runs.cells import StepAxis
+from jaxpace.runs.columns import CAUSES, Columns, read_small
+from jaxpace.runs.run import MISSING, Process, Run
+from jaxpace.runs.table_reader import NEEDED, Part, Rows, TableFiles
 
 
 class PartFollower:
@@ -47,9 +36,9 @@ class PartFollower:
     """
     self._folder, self._table, self._run = folder, table, run
     self._names: set[str] = set()
-    self._pending: dict[int, dict[str, PartFile]] = {}
+    self._pending: dict[int, dict[str, Part]] = {}
     self._read: dict[int, int] = {}  # by process, the number of the last part read
-    self._torn: dict[str, tuple[PartFile, tuple[int, int]]] = {}
+    self._torn: dict[str, tuple[Part, tuple[int, int]]] = {}
     self.problems: list[str] = []
     self.unnamed = ""
     """Says which files are no parts, if any are not."""
@@ -57,8 +46,10 @@ class PartFollower:
     """When the newest of the parts that `poll` found was written, by the file system's clock; None
     if it found none."""
 
-  def poll(self, columns: Sequence[str], steps: int) -> Iterator[PartRows]:
-    """Yields the rows that are new, oldest first in each process.
+  def poll(self, columns: Sequence[str], steps: int) -> Iterator[Columns]:
+    """Yields the rows that are new, oldest first in each process, at most a row group at a time.
+
+    Rows that a merge carried over may come a second time.
 
     Args:
       columns: names wanted; those that a part lacks are absent.
@@ -96,16 +87,17 @@ class PartFollower:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
     for name, part in found:
       if part.run == self._run and part.last > self._read.get(part.process, -1):
-        self._pending.setdefault(part.process, {})[name] = PartFile(self._folder / name, *part)
+        self._pending.setdefault(part.process, {})[name] = part._replace(
+            path=self._folder / name)
     for process, parts in self._pending.items():
       self._pending[process] = {name: part for name, part in parts.items() if name in names}
     self._torn = {name: value for name, value in self._torn.items() if name in names}
     self._names = names
 
-  def _catch_up(self, process: int, parts: list[PartFile], columns: Sequence[str],
-                steps: int) -> Iterator[PartRows]:
+  def _catch_up(self, process: int, parts: list[Part], columns: Sequence[str],
+                steps: int) -> Iterator[Columns]:
     """Opens parts from the newest back, as far as is wanted, and reads them in their order."""
-    opened: list[tuple[PartFile, TableFiles | Columns]] = []
+    opened: list[tuple[Part, TableFiles | Columns]] = []
     read = self._read.get(process, -1)
     newest: int | None = None
     for part in reversed(parts):
@@ -116,7 +108,7 @@ class PartFollower:
         low, high = int(rows["step"].min()), int(rows["step"].max())
         opened.append((part, rows))
       else:
-        table = open_table(self._table, [part])
+        table = TableFiles(self._table, [part])
         if table.vanished:  # merged just now: what holds its rows is listed next time
           return
         if not table.rows:
@@ -129,10 +121,9 @@ class PartFollower:
         break
     for part, source in reversed(opened):
       if not isinstance(source, TableFiles):
-        yield PartRows(process, source)
+        yield source
         continue
-      for data in source.read(columns):
-        yield PartRows(process, of_table(data))
+      yield from source.read(columns)
       if source.vanished:
         return
       self._note(part, source)
@@ -140,12 +131,12 @@ class PartFollower:
       self._read[process] = max(read, parts[-1].last)
       self._written(parts[-1])
 
-  def _note(self, part: PartFile, table: TableFiles) -> None:
+  def _note(self, part: Part, table: TableFiles) -> None:
     if table.torn:
       self.problems += [problem for problem in table.problems if problem not in self.problems]
       self._torn[part.path.name] = part, _timestamp(part.path)
 
-  def _mended(self, columns: Sequence[str]) -> Iterator[PartRows]:
+  def _mended(self, columns: Sequence[str]) -> Iterator[Columns]:
     """Parts that could not be read and have changed since: copied in pieces, or seen too early over
     a network."""
     for name, (part, timestamp) in list(self._torn.items()):
@@ -153,14 +144,13 @@ class PartFollower:
       if now == timestamp:
         continue
       del self._torn[name]
-      table = open_table(self._table, [part])
+      table = TableFiles(self._table, [part])
       self._note(part, table)
       if table.rows:
         self.problems = [problem for problem in self.problems if name not in problem]
-        for data in table.read(columns):
-          yield PartRows(part.process, of_table(data))
+        yield from table.read(columns)
 
-  def _written(self, part: PartFile) -> None:
+  def _written(self, part: Part) -> None:
     written = _timestamp(part.path)[1] / 1e9
     if written:
       self.newest_unix = max(written, self.newest_unix or 0.0)
@@ -175,11 +165,10 @@ def _timestamp(path: pathlib.Path) -> tuple[int, int]:
   return status.st_size, status.st_mtime_ns
 
 
-CELLS = 1 << 21
-"""Ranks times collectives times steps kept, about: 16 bytes each."""
+CELLS = 1 << 20
+"""Ranks times collectives times steps kept, about: some 60 bytes each."""
 _ROOM = 1 << 24
-"""Ranks times steps, at most: 20 bytes each for a collective. A rank number that needs more is left
-out."""
+"""Ranks times steps, at most. A rank number that needs more is left out."""
 LEAST, MOST = 256, 8192
 """Steps kept, whatever the number of ranks: processes write every few seconds, not at the same
 time."""
@@ -190,21 +179,20 @@ COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "ente
                        "held_ns")
 SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
 """Of observed steps: see `Window.add_steps`."""
-GUARD_COLUMNS = tuple(f"decision_{name}" for name in GUARD)
+GUARD_COLUMNS = tuple(f"decision_{name}" for name in dense.GUARD)
 _SILENT = 15.0
 """Seconds after which a rank that brings no rows is not waited for any more: the others' steps
 count without it."""
 
 
 def kept_steps(ranks: int, collectives: int, wanted: int) -> int:
-  """Number of steps a window keeps so that it takes some 32 MiB at most, or as many as are
+  """Number of steps a window keeps so that it takes some 64 MiB at most, or as many as are
   wanted."""
   return max(wanted, int(np.clip(CELLS // max(1, ranks * collectives), LEAST, MOST)))
 
 
 class Window:
-  """The newest attempt's last W steps. Rows that come twice land in the same cells: nothing is
-  counted twice."""
+  """The rows of the newest attempt's last W steps. Of rows that come twice the last one counts."""
 
   def __init__(self, steps: int, ranks: int = 0):
     """Makes an empty window.
@@ -214,23 +202,19 @@ class Window:
       ranks: ranks known to be there; more are added as their rows come.
     """
     self.size = steps
-    self.attempt = -1
+    self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
+    self._begin(-1, min(ranks, max(_ROOM // steps, 1)))
+
+  def _begin(self, attempt: int, ranks: int) -> None:
+    """Forgets all rows."""
+    self.attempt = attempt
     self.first = -1  # first step of the attempt that was seen
     self.high = -1  # highest step
     self.frontier = -1  # step up to which all ranks that still write have brought theirs
-    self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
-    self._begin(min(ranks, max(_ROOM // steps, 1)))
-
-  def _begin(self, ranks: int) -> None:
-    """Forgets all rows."""
-    self._steps = Cells(ranks, self.size)
-    self._steps.expect(times=("end_ns",), values=("gap_ns", "delay_applied_ns"))
-    self._collectives = Cells(ranks, self.size, (), 4 * _ROOM)
-    self._collectives.expect(times=("enter_ns", "exit_ns"))
-    # Of the lowest rank, whose guard is shown.
-    self._guard, self._guard_rank = Cells(1, self.size), -1
+    self._steps, self._collectives = Rows(), Rows()
     self._last = np.full(ranks, -1, np.int64)
     self._heard = np.full(ranks, -np.inf)
+    self._recorded = np.zeros(ranks, bool)
 
   @property
   def ranks(self) -> int:
@@ -240,7 +224,7 @@ class Window:
   @property
   def recorded(self) -> int:
     """Ranks that have brought rows in this attempt."""
-    return int(((self._steps.attempt[0] >= 0).any(axis=1) | (self._last >= 0)).sum())
+    return int(self._recorded.sum())
 
   @property
   def low(self) -> int:
@@ -256,12 +240,9 @@ class Window:
     """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any
     row counted."""
     rows = self._admit(data, now, leads=True)
-    if rows is None:
-      return False
-    if "held_ns" in rows:
-      self._collectives.expect(times=HeldTimes._fields)
-    self._collectives.add(rows, Ring(self.size, self.high))
-    return True
+    if rows is not None:
+      self._collectives.add(rows)
+    return rows is not None
 
   def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
     """Takes rows of the table `steps` in.
@@ -281,20 +262,14 @@ class Window:
     rows = self._admit(data, now, leads)
     if rows is None:
       return False
-    ring = Ring(self.size, self.high)
-    self._steps.expect(values=[name for name in CAUSES if name in rows])
-    self._steps.add(rows, ring)
+    self._steps.add({name: values for name, values in rows.items() if name not in SUMS_COLUMNS})
     if all(name in rows for name in SUMS_COLUMNS):
       known = np.all([rows[name] != MISSING for name in SUMS_COLUMNS], axis=0)
-      some = {name: values[known] for name, values in rows.items()}
-      leave = some["last_exit_ns"]
-      self._collectives.add({**some, "enter_ns": leave - some["sync_ns"], "exit_ns": leave}, ring)
-    guards = [name for name in GUARD_COLUMNS if name in rows]
-    lowest = int(rows["rank"].min())
-    if guards and (self._guard_rank < 0 or lowest <= self._guard_rank):
-      self._guard_rank = lowest
-      self._guard.expect(values=guards)
-      self._guard.add({**rows, "rank": rows["rank"] - lowest}, ring)
+      leave = rows["last_exit_ns"][known]
+      if leave.size:
+        self._collectives.add({
+            **{name: rows[name][known] for name in ("step", "rank", "process", "attempt")},
+            "enter_ns": leave - rows["sync_ns"][known], "exit_ns": leave})
     return True
 
   def advance(self, now: float) -> int:
@@ -308,8 +283,8 @@ class Window:
 
   def run(self, first: int, last: int, path: pathlib.Path, info: dict[str, Any],
           processes: tuple[Process, ...]) -> Run:
-    """Cuts the steps `first` to `last` out, and the one before them, from whose exits the first one
-    is measured.
+    """Builds the run of the steps `first` to `last`, and the one before them, from whose exits the
+    first one is measured.
 
     Args:
       first: first step wanted.
@@ -319,28 +294,11 @@ class Window:
       processes: as they described themselves.
     """
     low = max(first - 1, self.low)
-    steps = np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64)
-    of_steps, waits, guard = (cells.cut(steps % self.size)
-                              for cells in (self._steps, self._collectives, self._guard))
-    attempt = np.maximum(of_steps.attempt[0], waits.attempt.max(axis=0, initial=-1))
-    process_of_rank = np.maximum(of_steps.process_of_rank, waits.process_of_rank)
-    # All ranks of a process have its causes: those of its first one are taken.
-    owners, own = np.unique(process_of_rank, return_index=True)
-    own, owners = own[owners >= 0], owners[owners >= 0]
-    columns = {name.removesuffix("_ns"): values[0] for name, values in of_steps.columns.items()}
-    end = columns.pop("end")
-    causes = {name: columns.pop(name)[own] for name in PAUSES if name in columns}
+    axis = StepAxis(np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64))
     # Where the attempt's beginning is in it, its warm-up is told as such.
-    middle = low > self.first
-    return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=processes,
-               steps=steps, attempt=attempt, end_ns=None if waits.slots else end,
-               durations=columns, collectives=name_collectives(info, waits, {}),
-               process_of_rank=process_of_rank, skipped={}, duplicates=0, problems=(),
-               window=(low + 1 if middle else None, None),
-               guard={name.removeprefix("decision_"): values[0, 0]
-                      for name, values in guard.columns.items()},
-               host_causes=HostCauses(owners.astype(np.int64), causes if own.size else {}),
-               declared=info.get("ranks") or 0)
+    window = (low + 1 if low > self.first else None, None)
+    return dense.build(path, info, processes, self._steps, self._collectives, axis, self.ranks,
+                       declared=info.get("ranks") or 0, window=window)
 
   def _admit(self, data: Columns, now: float, leads: bool) -> Columns | None:
     """Makes room for rows, and returns those that count; None if there are none."""
@@ -352,38 +310,25 @@ class Window:
     newest = int(attempts[sound].max(initial=-1))
     # Restarted: what the attempts before did is no part of what happens now.
     if newest > self.attempt:
-      self._begin(self.ranks)
-      self.attempt, self.first, self.high, self.frontier = newest, -1, -1, -1
+      self._begin(newest, self.ranks)
     sound &= attempts == self.attempt
     if not sound.any():
       return None
-    self._grow(int(ranks[sound].max()) + 1)
-    self._roll(int(data["step"][sound].max()))
+    more = max(0, int(ranks[sound].max()) + 1 - self.ranks)
+    self._last = np.concatenate([self._last, np.full(more, -1, np.int64)])
+    self._heard = np.concatenate([self._heard, np.full(more, -np.inf)])
+    self._recorded = np.concatenate([self._recorded, np.zeros(more, bool)])
+    self.high = max(self.high, int(data["step"][sound].max()))
+    for table in (self._steps, self._collectives):
+      table.forget(self.high - self.size + 1)
     sound &= data["step"] > self.high - self.size
     if not sound.any():
       return None
     rows = data if sound.all() else {name: values[sound] for name, values in data.items()}
     least = int(rows["step"].min())
     self.first = least if self.first < 0 else min(self.first, least)
+    self._recorded[rows["rank"]] = True
     if leads:
       np.maximum.at(self._last, rows["rank"], rows["step"])
       self._heard[rows["rank"]] = now
     return rows
-
-  def _grow(self, ranks: int) -> None:
-    more = max(0, ranks - self.ranks)
-    self._steps.grow(ranks)
-    self._collectives.grow(ranks)
-    self._last = np.concatenate([self._last, np.full(more, -1, np.int64)])
-    self._heard = np.concatenate([self._heard, np.full(more, -np.inf)])
-
-  def _roll(self, high: int) -> None:
-    """Makes room for steps up to `high`: the oldest go."""
-    if high <= self.high:
-      return
-    first = max(self.high + 1, high - self.size + 1) if self.high >= 0 else high - self.size + 1
-    self.high = high
-    if self.first < 0:
-      return  # still empty
-    for cells in (self._steps, self._collectives, self._guard):
-      cells.empty(np.arange(first, high + 1) % self.size)

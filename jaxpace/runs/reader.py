@@ -7,12 +7,11 @@ on is an error.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import pathlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,22 +21,16 @@ from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.collectives import Chosen, choose, name_collectives, unnamed
+from jaxpace.runs.cells import StepAxis
+from jaxpace.runs.collectives import choose
+from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unreadable
 from jaxpace.runs.ring_file import read_plan
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
-from jaxpace.runs.table_reader import TableFiles, open_table
-
-PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
-_DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns", "held_ns")
-
-
-Progress = Callable[[int, int], None]
-"""Called from reading threads with the rows read so far and the rows in all."""
+from jaxpace.runs.table_reader import TableFiles
 
 
 def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
@@ -83,14 +76,14 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   skipped: Counter[str] = Counter()
   tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
   steps_table, collectives_table = tables["steps"], tables["collectives"]
-  skipped["torn"] = sum(t.torn for t in tables.values())
   if not steps_table.rows and not collectives_table.rows:
     problems += [problem for table in tables.values() for problem in table.problems]
+    _count_lost(tables, skipped)
     raise RunError(nothing_read(path, run_id, skipped, processes, problems))
 
   axis = StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
-                             lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
-                             max(t.rows for t in tables.values()))
+                       lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
+                       max(t.rows for t in tables.values()))
   if axis.size == 0:
     low, high = _span(tables.values())
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
@@ -105,46 +98,23 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
                       for p in processes)
 
-  chosen = (choose(info, collectives_table, axis, ranks) if steps_table.rows
-            else None)
-  steps_rows, collective_rows = _lay_out(steps_table, collectives_table, ranks, axis, chosen,
-                                         progress)
-  skipped["torn"] = sum(t.torn for t in tables.values())  # reading finds more than opening did
-  skipped["vanished"] = sum(t.vanished for t in tables.values())
-  collectives = name_collectives(
-      info, collective_rows, dense.read_names(collectives_table, unnamed(info, collective_rows)),
-      by_exit=chosen is not None)
+  chosen = choose(info, collectives_table, axis, ranks) if steps_table.rows else None
+  run = dense.build(path, info, processes, steps_table, collectives_table, axis, ranks,
+                    declared=declared, window=window, chosen=chosen, numbers=numbers,
+                    progress=progress)
+  _count_lost(tables, skipped)
   for table in tables.values():
     problems.extend(table.problems)
-  if not steps_rows.found and not collective_rows.found:
+  if not any((attempt >= 0).any() for attempt in (run.attempt,
+                                                  *(c.attempt for c in run.collectives))):
     if skipped["torn"]:
       raise RunError(nothing_read(path, run_id, skipped, processes, problems))
     low, high = _span(tables.values())
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
-
-  attempt = steps_rows.attempt[0]
-  for collective in () if chosen is not None else collectives:
-    np.maximum(attempt, collective.attempt, out=attempt)
-  process_of_rank = np.maximum(steps_rows.process_of_rank, collective_rows.process_of_rank)
-  for process in processes:
-    for rank in process.ranks:
-      if 0 <= rank < ranks and process_of_rank[rank] < 0:
-        process_of_rank[rank] = process.process
-  columns = {name: values[0] for name, values in steps_rows.columns.items()}
-  end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
-  run = Run(path=path, id=run_id or path.name, info=info, processes=processes, steps=axis.steps,
-            attempt=attempt, end_ns=end_ns,
-            durations={name.removesuffix("_ns"): values for name, values in columns.items()},
-            collectives=collectives if chosen is None else (),
-            process_of_rank=process_of_rank, skipped=dict(skipped),
-            duplicates=max(steps_rows.duplicates, collective_rows.duplicates), problems=(),
-            window=window, guard=dense.read_guard(steps_table, axis, attempt),
-            host_causes=dense.read_host_causes(steps_table, axis, attempt,
-                                               steps_rows.process_of_rank), numbers=numbers,
-            declared=declared)
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
+  attempt = run.attempt
   if chosen is not None:
-    run = run.detailed(collectives, chosen.steps)
+    run = run.detailed(chosen.steps)
     problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
@@ -152,29 +122,15 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems.extend(unreadable)
   listening, unreadable = dense.read_listening(path, run_id, axis, attempt)
   problems.extend(unreadable)
-  return dataclasses.replace(run, problems=tuple(problems), locality=tuple(places),
+  return dataclasses.replace(run, id=run_id or path.name, skipped=dict(skipped),
+                             problems=tuple(problems), locality=tuple(places),
                              host_samples=samples if samples.time_ns.size else None,
                              listening=listening if listening.step.size else None)
 
 
-def _lay_out(steps: TableFiles, collectives: TableFiles, ranks: int, axis: StepAxis,
-             chosen: Chosen | None, progress: Progress | None
-             ) -> tuple[Cells, Cells]:
-  """Reads both tables; of the steps of an observed run only those `chosen` have their
-  collectives."""
-  count = dense.Counter(progress, steps.rows + collectives.rows)
-  names = steps.columns_like(_DURATIONS, prefix="phase_")
-  times: tuple[str, ...] = () if collectives.rows else ("end_ns",)
-  waits = axis
-  slots: list[int] | None = None
-  if chosen is not None:
-    times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
-    waits, slots = StepAxis(chosen.steps, False), chosen.slots.tolist()
-  with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    of_steps = pool.submit(dense.read_steps, steps, ranks, axis, names,
-                           times if steps.rows else (), count)
-    of_collectives = pool.submit(dense.read_collectives, collectives, ranks, waits, count, slots)
-    return of_steps.result(), of_collectives.result()
+def _count_lost(tables: Mapping[str, TableFiles], skipped: Counter[str]) -> None:
+  skipped["torn"] = sum(len(table.torn) for table in tables.values())
+  skipped["vanished"] = sum(len(table.vanished) for table in tables.values())
 
 
 def check_directory(path: pathlib.Path) -> None:
@@ -275,7 +231,7 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
     problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
   if folder.unknown:
     problems.append(table_reader.others_left_out(table, folder.others, folder.unknown))
-  return open_table(table, folder.parts)
+  return TableFiles(table, folder.parts)
 
 
 def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,11 +39,6 @@ class HeldTimes(NamedTuple):
   # [R, K] int64, asked for and listened, the same on all ranks; null where the pacer wasn't asked
   asked_ns: np.ndarray
   listened: np.ndarray  # [R, K] int64, how often, likewise
-
-  @classmethod
-  def missing(cls, shape: tuple[int, int]) -> HeldTimes:
-    """Nothing known yet: [R, K] `MISSING` each."""
-    return cls(*(np.full(shape, MISSING, np.int64) for _ in cls._fields))
 
   def at(self, steps: slice | np.ndarray) -> HeldTimes:
     """Of some steps only."""
@@ -84,21 +78,6 @@ class HostSamples(NamedTuple):
     keep = self.process == process
     return HostSamples(self.process[keep], self.attempt[keep], self.time_ns[keep],
                        {name: values[keep] for name, values in self.columns.items()})
-
-  def increase(self, name: str) -> dict[int, float]:
-    """How much a counter rose in all, by process; those that never counted it are left out.
-
-    Counters start anew with each attempt. A fall, as no counter has, counts as nothing.
-    """
-    found: dict[int, float] = {}
-    values = self.columns[name]
-    for process in np.unique(self.process).tolist():
-      for attempt in np.unique(self.attempt[self.process == process]).tolist():
-        own = values[(self.process == process) & (self.attempt == attempt)]
-        own = own[np.isfinite(own)]
-        if own.size:
-          found[process] = found.get(process, 0.0) + float(np.maximum(np.diff(own), 0).sum())
-    return found
 
 
 class Listening(NamedTuple):
@@ -274,33 +253,25 @@ class Run:
         return p.host
     return ""
 
-  def detailed(self, collectives: Sequence[CollectiveTimes], steps: np.ndarray) -> Run:
-    """The same run, of which only some steps are detailed.
+  def detailed(self, steps: np.ndarray) -> Run:
+    """Makes the run over its detailed steps of one over all steps, whose collectives are those of
+    the detailed ones alone.
+
+    Each is measured from the last exit of the step before, which `aggregated` knows.
 
     Args:
-      collectives: of the detailed steps, [R, D].
       steps: [D] their numbers, rising; the run has all of them.
-
-    Returns:
-      The run over the detailed steps. Each is measured from the last exit of the step before, which
-      `aggregated` knows.
     """
     at = np.searchsorted(self.steps, steps)
-    attempt = self.attempt[:, at]
-    for collective in collectives:
-      attempt = np.maximum(attempt, collective.attempt)
+    part = _at(self, at)
+    attempt = functools.reduce(np.maximum, (c.attempt for c in self.collectives), part.attempt)
     assert self.end_ns is not None
     before = np.maximum(at - 1, 0)
     known = (at > 0) & (self.steps[before] == steps - 1)
     previous = np.where(known & (self.attempt[:, before] == attempt), self.end_ns[:, before],
                         MISSING)
-    causes = HostCauses(self.host_causes.processes,
-                        {name: values[:, at] for name, values in self.host_causes.columns.items()})
     return dataclasses.replace(
-        self, steps=self.steps[at], attempt=attempt, end_ns=None, collectives=tuple(collectives),
-        durations={name: values[:, at] for name, values in self.durations.items()},
-        guard={name: values[at] for name, values in self.guard.items()}, host_causes=causes,
-        previous_exit=previous,
+        part, attempt=attempt, end_ns=None, previous_exit=previous,
         aggregated=AllSteps(self.steps, self.attempt, self.end_ns, self.durations.get("sync"),
                             self.durations.get("delay_applied")))
 
@@ -308,16 +279,21 @@ class Run:
 def cut(run: Run, first: int) -> Run:
   """The run from the step at index `first` on; the one before it is kept as for any window."""
   part = slice(max(first - 1, 0), None)
-  causes = dataclasses.replace(run.host_causes,
-                               columns={n: v[:, part] for n, v in run.host_causes.columns.items()})
   return dataclasses.replace(
-      run, steps=run.steps[part], attempt=run.attempt[:, part],
-      previous_exit=None if run.previous_exit is None else run.previous_exit[:, part],
-      window=(int(run.steps[first]), run.window[1]),
+      _at(run, part), window=(int(run.steps[first]), run.window[1]),
       end_ns=None if run.end_ns is None else run.end_ns[:, part],
-      durations={name: values[:, part] for name, values in run.durations.items()},
+      previous_exit=None if run.previous_exit is None else run.previous_exit[:, part],
       collectives=tuple(dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
                                             exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part],
                                             held=None if c.held is None else c.held.at(part))
-                        for c in run.collectives),
-      guard={name: values[part] for name, values in run.guard.items()}, host_causes=causes)
+                        for c in run.collectives))
+
+
+def _at(run: Run, steps: slice | np.ndarray) -> Run:
+  """The run with what is known of some steps, its collectives as they are."""
+  causes = {name: values[:, steps] for name, values in run.host_causes.columns.items()}
+  return dataclasses.replace(
+      run, steps=run.steps[steps], attempt=run.attempt[:, steps],
+      durations={name: values[:, steps] for name, values in run.durations.items()},
+      guard={name: values[steps] for name, values in run.guard.items()},
+      host_causes=dataclasses.replace(run.host_causes, columns=causes))

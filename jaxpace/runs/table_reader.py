@@ -15,7 +15,15 @@ import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, check_regular
 from jaxpace.runs import schema
-from jaxpace.runs.columns import ABSENT, LIMITS, Soundness, name_fault, type_fault
+from jaxpace.runs.columns import (
+  ABSENT,
+  LIMITS,
+  Columns,
+  Soundness,
+  name_fault,
+  of_table,
+  type_fault,
+)
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
@@ -23,8 +31,6 @@ NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns",
           "hosts": ("time_ns", "process"),
           "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
 """Columns that a part of each table must have."""
-MOST_PHASES = 64
-"""A user's phases that are read; a ring of timestamps has room for fewer."""
 _LARGEST_FOOTER = 8 << 20
 _LARGEST_GROUP = 1 << 30
 """Bytes of a row group when unpacked; a recorder's have a million rows at most."""
@@ -38,45 +44,39 @@ _ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
 class TableFiles:
   """The readable parts of one table. Reading may find more of them torn."""
 
-  def __init__(self, name: str, files: list[tuple[PartFile, pq.FileMetaData]], torn: int,
-               vanished: int, problems: list[str]):
+  def __init__(self, name: str, parts: Sequence[Part]):
+    """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead."""
     self.name = name
-    self.torn = torn
-    self.vanished = vanished
-    self.problems = problems
-    self._sound = Soundness(name, problems)
-    self._files = files
-    self.rows = sum(meta.num_rows for _, meta in files)
+    self.torn: set[str] = set()
+    """Names of parts that can't be read."""
+    self.vanished: set[str] = set()
+    """Names of parts that were listed and are gone."""
+    self.problems: list[str] = []
+    self._sound = Soundness(name, self.problems)
+    self._files = [opened for part in parts for opened in self._open(part)]
+    self.rows = sum(meta.num_rows for _, meta in self._files)
     self.step_range = self._range("step")
     if self.step_range[1] < 0:
       self.rows = 0  # none that says which step it is of
     self.highest_rank = self._range("rank")[1] if self.rows else -1
     self.highest_slot = self._range("collective")[1] if self.rows and name == "collectives" else -1
-    self.too_many = 0  # of a user's phases
 
   @property
   def columns(self) -> set[str]:
+    """Names of the columns that any part has."""
     return {name for _, meta in self._files for name in meta.schema.names}
 
-  def columns_like(self, wanted: Sequence[str], prefix: str) -> list[str]:
-    """Names of the columns in `wanted` or with a prefix, as far as any part has them; of the latter
-    `MOST_PHASES`."""
-    columns = self.columns
-    others = sorted(c for c in columns if c not in wanted and c.startswith(prefix)
-                    and c.endswith("_ns"))
-    if len(others) > MOST_PHASES and not self.too_many:
-      self.too_many = len(others) - MOST_PHASES
-      self.problems.append(
-          f"'{self.name}' has {len(others):,} columns {prefix}*: the first {MOST_PHASES} "
-          "were read.")
-    return sorted([c for c in columns if c in wanted] + others[:MOST_PHASES])
+  def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[Columns]:
+    """Yields the columns of numbers, brought into range; else as `tables`."""
+    return (self._sound.rows(of_table(rows)) for rows in self.tables(columns, keep))
 
-  def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[pa.Table]:
-    """Yields the rows, at most a row group at a time.
+  def tables(self, columns: Sequence[str], keep: tuple[int, int] | None = None
+             ) -> Iterator[pa.Table]:
+    """Yields the rows as they are, at most a row group at a time.
 
     Args:
       columns: names wanted; of those that a part lacks its tables have what
-        `row_checks.ABSENT` says, and not the others.
+        `columns.ABSENT` says, and not the others.
       keep: lowest and highest step wanted; row groups wholly outside are not read.
     """
     for part, meta in self._files:
@@ -88,10 +88,10 @@ class TableFiles:
 
   def distinct(self, column: str) -> np.ndarray:
     """The distinct numbers of a column, rising."""
-    parts = [np.unique(table.column(column).to_numpy()) for table in self.read([column])]
+    parts = [np.unique(data[column]) for data in self.read([column])]
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
-  def _read_part(self, part: PartFile, meta: pq.FileMetaData, columns: Sequence[str],
+  def _read_part(self, part: Part, meta: pq.FileMetaData, columns: Sequence[str],
                  keep: tuple[int, int] | None) -> Iterator[pa.Table]:
     present = [c for c in columns if c in meta.schema.names]
     try:
@@ -103,29 +103,23 @@ class TableFiles:
             continue
           for batch in file.iter_batches(_LARGEST_BATCH, row_groups=[group], columns=present,
                                          use_threads=False):
-            yield _completed(self._sound.rows(pa.Table.from_batches([batch])), columns)
+            yield _completed(pa.Table.from_batches([batch]), columns)
     except FileNotFoundError:
-      # The job still runs and has merged this part into another since it was listed.
-      self.vanished += 1
-      self.problems.append(
-          f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
+      self._gone(part)
     except PermissionError:
       raise
     except _UNREADABLE as error:
-      self.torn += 1
-      self.problems.append(f"{self.name}/{part.path.name} is corrupt, its remaining rows are left "
-                           f"out ({_first_line(error)}).")
-      for inner in part.inside:
-        inner_meta = _metadata(inner, self.name)
-        if inner_meta is not None and not isinstance(inner_meta, str):
-          yield from self._read_part(inner, inner_meta, columns, keep)
+      self._torn(part, f"is corrupt, its remaining rows are left out ({_first_line(error)})")
+      for inner, inner_meta in self._inside(part):
+        yield from self._read_part(inner, inner_meta, columns, keep)
 
   def _range(self, column: str) -> tuple[int, int]:
     spans: list[tuple[int, int]] = []
     for part, meta in self._files:
       found = [_statistics(meta, group, column) for group in range(meta.num_row_groups)]
       if None in found:
-        values = [t.column(column).to_numpy() for t in self._read_part(part, meta, [column], None)]
+        values = [self._sound.rows(of_table(rows))[column]
+                  for rows in self._read_part(part, meta, [column], None)]
         found = [(int(v.min()), int(v.max())) for v in values if v.size]
       spans.extend(s for s in found if s)
     most = LIMITS[column]
@@ -134,34 +128,79 @@ class TableFiles:
     inside = [(max(low, 0), min(high, most)) for low, high in spans if low <= most and high >= 0]
     return (min(s[0] for s in inside), max(s[1] for s in inside)) if inside else (0, -1)
 
-
-def open_table(name: str, parts: Sequence[PartFile]) -> TableFiles:
-  """Reads the footers of a table's parts; of a torn part, the leftovers inside it are taken
-  instead."""
-  files: list[tuple[PartFile, pq.FileMetaData]] = []
-  torn, vanished = 0, 0
-  problems: list[str] = []
-  for part in parts:
-    meta = _metadata(part, name)
+  def _open(self, part: Part) -> list[tuple[Part, pq.FileMetaData]]:
+    """A part and its footer; of a torn one, those of the leftovers inside it."""
+    meta = _metadata(part, self.name)
     if meta is None:
-      vanished += 1
-      problems.append(
-          f"{name}/{part.path.name} vanished while it was read: is the job still running?")
-      continue
+      self._gone(part)
+      return []
     if not isinstance(meta, str):
-      if meta.num_rows:
-        files.append((part, meta))
-      continue
-    torn += 1
-    problems.append(f"{name}/{part.path.name} left out: {meta}.")
-    for inner in part.inside:
-      inner_meta = _metadata(inner, name)
-      if inner_meta is not None and not isinstance(inner_meta, str) and inner_meta.num_rows:
-        files.append((inner, inner_meta))
-  return TableFiles(name, files, torn, vanished, problems)
+      return [(part, meta)] if meta.num_rows else []
+    self._torn(part, f"left out: {meta}")
+    return self._inside(part)
+
+  def _inside(self, part: Part) -> list[tuple[Part, pq.FileMetaData]]:
+    found = ((inner, _metadata(inner, self.name)) for inner in part.inside)
+    return [(inner, meta) for inner, meta in found
+            if meta is not None and not isinstance(meta, str) and meta.num_rows]
+
+  def _gone(self, part: Part) -> None:
+    """The job still runs and has merged this part into another since it was listed."""
+    if part.path.name not in self.vanished:
+      self.vanished.add(part.path.name)
+      self.problems.append(
+          f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
+
+  def _torn(self, part: Part, why: str) -> None:
+    if part.path.name not in self.torn:
+      self.torn.add(part.path.name)
+      self.problems.append(f"{self.name}/{part.path.name} {why}.")
 
 
-def _metadata(part: PartFile, table: str) -> pq.FileMetaData | str | None:
+class Rows:
+  """Rows of one table in memory, which are read as `TableFiles` are."""
+
+  def __init__(self) -> None:
+    self._kept: list[tuple[int, int, Columns]] = []
+    self.problems: list[str] = []
+
+  def add(self, data: Columns) -> None:
+    """Takes rows in, at least one."""
+    self._kept.append((int(data["step"].min()), int(data["step"].max()), data))
+
+  def forget(self, below: int) -> None:
+    """Lets go of rows of steps below one, as far as none beside them is of a later step."""
+    self._kept = [kept for kept in self._kept if kept[1] >= below]
+
+  @property
+  def rows(self) -> int:
+    """Number of rows."""
+    return sum(len(data["step"]) for _, _, data in self._kept)
+
+  @property
+  def columns(self) -> set[str]:
+    """Names of the columns that any row has."""
+    return set().union(*(data for _, _, data in self._kept))
+
+  @property
+  def highest_slot(self) -> int:
+    """Highest number of a collective; -1 where rows don't say theirs."""
+    return max((int(data["collective"].max()) for _, _, data in self._kept
+                if "collective" in data), default=-1)
+
+  def read(self, columns: Sequence[str], keep: tuple[int, int]) -> Iterator[Columns]:
+    """Yields the rows of the steps `keep`, the first and the last one, and some beside them."""
+    for low, high, data in self._kept:
+      if high >= keep[0] and low <= keep[1]:
+        yield {name: data[name] for name in columns if name in data}
+
+  def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """Yields nothing: texts are not kept."""
+    del columns
+    return iter(())
+
+
+def _metadata(part: Part, table: str) -> pq.FileMetaData | str | None:
   """The footer, or why it can't be used; None if the file is gone."""
   try:
     size = check_regular(part.path)
@@ -225,13 +264,16 @@ def _first_line(error: BaseException) -> str:
                               [type(error).__name__]))[:120].rstrip(". ")
 
 
-class PartId(NamedTuple):
-  """What a part's file name says."""
+class Part(NamedTuple):
+  """A part of a table, by what its file's name says."""
 
   run: str
   process: int
   first: int
   last: int
+  path: pathlib.Path = pathlib.Path()
+  inside: tuple[Part, ...] = ()
+  """Parts whose rows it already holds: what a merge left behind."""
 
   @property
   def file_name(self) -> str:
@@ -239,30 +281,18 @@ class PartId(NamedTuple):
     return schema.PART_NAME.format(**self._asdict())
 
 
-def parse_part_name(name: str) -> PartId | None:
-  """Inverse of `PartId.file_name`; None for a name that is not a part's."""
+def parse_part_name(name: str) -> Part | None:
+  """Inverse of `Part.file_name`; None for a name that is not a part's."""
   match = schema.PART_PATTERN.match(name)
   if not match or int(match["first"]) > int(match["last"]):
     return None
-  return PartId(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
-
-
-class PartFile(NamedTuple):
-  """One part of a table. `inside` are parts whose rows it already holds: what a merge left
-  behind."""
-
-  path: pathlib.Path
-  run: str
-  process: int
-  first: int
-  last: int
-  inside: tuple[PartFile, ...] = ()
+  return Part(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
 
 
 class Folder(NamedTuple):
   """What lies in the folder of one table."""
 
-  parts: list[PartFile]
+  parts: list[Part]
   temporary: int
   foreign: int  # parts of other runs
   unknown: int  # files that are no part at all
@@ -280,7 +310,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
   Raises:
     PermissionError: the folder can't be listed.
   """
-  parts: list[PartFile] = []
+  parts: list[Part] = []
   temporary = foreign = unknown = 0
   others: list[str] = []
   try:
@@ -297,7 +327,7 @@ def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
     elif run is not None and named.run != run:
       foreign += 1
     else:
-      parts.append(PartFile(folder / name, *named))
+      parts.append(named._replace(path=folder / name))
   return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
 
 
@@ -315,9 +345,9 @@ def others_left_out(table: str, names: Sequence[str], number: int) -> str:
           "run-p00000.000000-000000.parquet.")
 
 
-def outermost(parts: Iterable[PartFile]) -> list[PartFile]:
+def outermost(parts: Iterable[Part]) -> list[Part]:
   """Puts parts in their order; those whose range lies inside another's hang on that one."""
-  nested: list[PartFile] = []
+  nested: list[Part] = []
   for part in sorted(parts, key=lambda p: (p.run, p.process, p.first, -p.last)):
     outer = nested[-1] if nested else None
     if outer and (outer.run, outer.process) == (part.run, part.process) and part.last <= outer.last:

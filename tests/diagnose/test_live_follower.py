@@ -41,7 +41,7 @@ def growing(tmp_path, written):
 
 def keys(rows):
   return {key for new in rows
-          for key in zip(*(new.data[name].tolist() for name in ("step", "rank", "collective")),
+          for key in zip(*(new[name].tolist() for name in ("step", "rank", "collective")),
                          strict=True)}
 
 

@@ -25,8 +25,9 @@ def read(files: list[pathlib.Path]) -> list[dict]:
   return [row for path in files for row in pq.read_table(path).to_pylist()]
 
 
-@given(name=st.builds(table_reader.PartId, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
-                      st.integers(0, 10**6), st.integers(0, 10**7), st.integers(10**7, 10**8)))
+@given(name=st.builds(table_reader.Part, st.from_regex(r"[0-9A-Za-z._-]{1,20}", fullmatch=True),
+                      st.integers(0, 10**6), st.integers(0, 10**7), st.integers(10**7, 10**8),
+                      st.just(pathlib.Path()), st.just(())))
 def test_part_names_read_back(name):
   assert table_reader.parse_part_name(name.file_name) == name
   assert table_reader.parse_part_name("." + name.file_name + ".tmp") is None
@@ -133,7 +134,7 @@ def test_leftover_temporary_files_and_damaged_parts_on_resume(tmp_path):
   folder = tmp_path / "steps"
   (folder / ".run-p00000.000001-000001.parquet.tmp").write_bytes(b"x")
   (folder / ".run-p00001.000001-000001.parquet.tmp").write_bytes(b"another process's")
-  damaged = folder / table_reader.PartId("run", 0, 1, 1).file_name
+  damaged = folder / table_reader.Part("run", 0, 1, 1).file_name
   damaged.write_bytes(b"not parquet")
   again = parts.PartStore(tmp_path, "steps", "run", 0)
   again.append(columns(2, 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from jaxpace.runs import columns, growing
 from jaxpace.runs.run import MISSING
-from jaxpace.runs.table_reader import NEEDED, PartFile, open_table
+from jaxpace.runs.table_reader import NEEDED, Part, TableFiles
 from tests.quick import examples
 
 LONG = st.integers(-2**40, 2**40)
@@ -26,8 +26,7 @@ def table(rows, steps, ranks, attempt, gaps):
 
 
 def by_the_reader(path, wanted):
-  opened = open_table("steps", [PartFile(path, "run", 0, 0, 0)])
-  return [columns.of_table(data) for data in opened.read(wanted)], opened
+  return list(TableFiles("steps", [Part("run", 0, 0, 0, path)]).read(wanted))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +46,7 @@ def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, atte
   if not statistics:
     assert read is None  # whether a key is null can't be told
     return
-  (expected,), _ = by_the_reader(path, wanted)
+  (expected,) = by_the_reader(path, wanted)
   assert (set(read) == set(expected) == {"step", "rank", "process", "attempt", "gap_ns",
                                          "decision_guard_on"})
   for name, values in expected.items():

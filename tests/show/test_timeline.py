@@ -253,8 +253,7 @@ def test_damaged_stamps_leave_a_sound_timeline(written, seed, share):
                           times.shape)
     return np.where(random.random(times.shape) < share, wrong, times)
 
-  bounds = read_bounds(run)
-  bounds = dataclasses.replace(bounds, start=damaged(bounds.start), end=damaged(bounds.end))
+  bounds = tuple(map(damaged, read_bounds(run)))
   bad = random.random(run.attempt.shape) < share
   durations = {name: np.where(bad, random.choice(np.array([np.nan, np.inf, -1, 1e30], np.float32),
                                                  bad.shape), values)

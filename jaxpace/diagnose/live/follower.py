@@ -20,7 +20,7 @@ from jaxpace.diagnose.selected_steps import WARMUP_STEPS
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
 from jaxpace.runs.columns import Columns, joined
-from jaxpace.runs.growing import PartFollower, PartRows
+from jaxpace.runs.growing import PartFollower
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run
 from jaxpace.runs.rundir import RUN_FILE, read_json
@@ -231,13 +231,13 @@ class Follower:
     return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 
 
-def _pieces(new: Iterable[PartRows]) -> Iterator[Columns]:
+def _pieces(new: Iterable[Columns]) -> Iterator[Columns]:
   """Rows of many processes together, as far as they take little memory."""
   waiting: list[Columns] = []
   number = 0
   for rows in new:
-    waiting.append(rows.data)
-    number += len(rows.data["step"])
+    waiting.append(rows)
+    number += len(rows["step"])
     if number > CELLS:
       yield from joined(waiting)
       waiting, number = [], 0

@@ -216,7 +216,7 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
             & (c.exit_ns != MISSING))
     raw_enter.append(common(c.enter_ns, both))
     raw_exit.append(common(c.exit_ns, both))
-  start, end = common(bounds.start), common(bounds.end)
+  start, end = map(common, bounds)
   timestamps = [start, *(t for pair in zip(raw_enter, raw_exit, strict=True) for t in pair), end]
   late = np.stack(timestamps).max(axis=0)
   known = (late != MISSING) & _sane(np.stack(timestamps))
