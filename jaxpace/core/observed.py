@@ -9,6 +9,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterable
 from typing import Any
 
@@ -94,6 +95,20 @@ class ObservedCollective:
   conditional: bool = False
   """Whether it is in a branch that need not run in each step."""
 
+  @functools.cached_property
+  def members(self) -> tuple[tuple[int, ...], ...]:
+    """Its groups; for permutes, the ranks that pairs connect, rising."""
+    if self.groups or not self.pairs:
+      return self.groups
+    found: dict[int, list[int]] = {}
+    for source, target in self.pairs:
+      one, other = found.setdefault(source, [source]), found.setdefault(target, [target])
+      if one is not other:
+        small, large = sorted((one, other), key=len)
+        large += small
+        found.update(dict.fromkeys(small, large))
+    return tuple(sorted({tuple(sorted(ranks)) for ranks in found.values()}))
+
   @property
   def iterations(self) -> int | None:
     """How often it runs in one step; None where a loop's iterations are not known."""
@@ -163,40 +178,6 @@ class ObservedPlan:
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
     return dataclasses.asdict(self)
-
-  @staticmethod
-  def from_json(data: dict[str, Any]) -> ObservedPlan:
-    """Inverse of `to_json`; fields of a newer version are left out.
-
-    Raises:
-      KeyError, TypeError: `data` is not a plan of an observed step.
-    """
-    return ObservedPlan(tuple(_program(program) for program in data["programs"]))
-
-
-def _known(kind: type, data: dict[str, Any]) -> dict[str, Any]:
-  names = {field.name for field in dataclasses.fields(kind)}
-  return {name: value for name, value in data.items() if name in names}
-
-
-def _program(data: dict[str, Any]) -> ObservedProgram:
-  fields = _known(ObservedProgram, data)
-  fields["ranks"] = tuple(data["ranks"])
-  fields["mesh_axes"] = dict(data["mesh_axes"])
-  fields["collectives"] = tuple(_collective(each) for each in data["collectives"])
-  fields["notices"] = tuple(data.get("notices", ()))
-  fields["unstamped"] = tuple(Untimed(**each) for each in data.get("unstamped", ()))
-  return ObservedProgram(**fields)
-
-
-def _collective(data: dict[str, Any]) -> ObservedCollective:
-  fields = _known(ObservedCollective, data)
-  for name in ("dtypes", "axes", "enter_tags", "exit_tags"):
-    fields[name] = tuple(data[name])
-  for name in ("groups", "pairs"):
-    fields[name] = tuple(map(tuple, data[name]))
-  fields["loops"] = tuple(Loop(**loop) for loop in data["loops"])
-  return ObservedCollective(**fields)
 
 
 _COLUMNS = ("collective", "bytes", "along", "groups", "turns", "phase", "from")

@@ -101,7 +101,7 @@ class Untimed:
 
   name: str
   primitive: str
-  bytes: int
+  bytes: int | None
   reason: str
 
 

@@ -141,7 +141,7 @@ class Views(NamedTuple):
 
   # [] HEADER
   header: np.ndarray[Any, Any]
-  # [buffers] LANE
+  # [buffers] BUFFER
   blocks: np.ndarray[Any, Any]
   # [buffers, capacity] EVENT
   events: np.ndarray[Any, Any]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -77,19 +77,6 @@ class Hold(NamedTuple):
   listen: jax.Array  # [] bool: then listen, and ask again; else the collective itself begins
 
 
-class PacerInit(Protocol):
-  def __call__(self, ranks: int) -> PacerState: ...
-
-
-class PacerUpdate(Protocol):
-  def __call__(self, observation: Observation, state: PacerState
-               ) -> tuple[Decision, PacerState]: ...
-
-
-class PacerHold(Protocol):
-  def __call__(self, moment: Moment, state: PacerState) -> tuple[Hold, PacerState]: ...
-
-
 class Pacer(NamedTuple):
   """Two pure functions or three, after the manner of an optax transformation.
 
@@ -103,13 +90,9 @@ class Pacer(NamedTuple):
   of such values. It is as pure as `update`. None, as most pacers have it: nothing is held.
   """
 
-  init: PacerInit
-  update: PacerUpdate
-  hold: PacerHold | None = None
-
-
-class BalancerUpdate(Protocol):
-  def __call__(self, observation: Observation, state: Any) -> tuple[jax.Array, Any]: ...
+  init: Callable[[int], PacerState]
+  update: Callable[[Observation, PacerState], tuple[Decision, PacerState]]
+  hold: Callable[[Moment, PacerState], tuple[Hold, PacerState]] | None = None
 
 
 class Balancer(NamedTuple):
@@ -121,6 +104,6 @@ class Balancer(NamedTuple):
   """
 
   init: Callable[[int], Any]
-  update: BalancerUpdate
+  update: Callable[[Observation, Any], tuple[jax.Array, Any]]
   micro_batches: int
   """Of the global batch."""

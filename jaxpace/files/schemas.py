@@ -11,6 +11,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from jaxpace.core.plan import Timestamp, Untimed
+
 RANKS = 1 << 24
 """Rank numbers, processes and counts of them are below."""
 TIME = 1 << 62
@@ -28,14 +30,6 @@ Numbers = Annotated[list[Number], Meta(max_length=1 << 20)]
 Lines = Annotated[list[Line], Meta(max_length=4096)]
 Groups = Annotated[list[Numbers], Meta(max_length=1 << 20)]
 _MOST_OF_A_STEP = 4096
-
-
-class TimestampJson(Struct):
-  """A timestamp of the step."""
-
-  kind: Line = ""
-  segment: Line = ""
-  collective: Number | None = None
 
 
 class CollectiveJson(Struct):
@@ -63,36 +57,21 @@ class CollectiveJson(Struct):
   rank_pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)] | None = None
 
 
-class DetailJson(Struct):
-  """Which steps of an observed run are written in detail, see `jaxpace.core.detail`."""
-
-  every: Annotated[int, Meta(ge=1, lt=RANKS)] = 1
-
-
-class UntimedJson(Struct):
-  """A collective without timestamps."""
-
-  name: Line = ""
-  primitive: Line = ""
-  bytes: Count | None = None
-  reason: Line = ""
-
-
 class PlanOfStep(Struct):
   """`plan` of run.json, see `jaxpace.core.plan`."""
 
   axis: Line | None = None
   ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
   clock: Line | None = None
-  marks: Annotated[list[TimestampJson], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
+  marks: Annotated[list[Timestamp], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
   collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
-  unstamped: Annotated[list[UntimedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
+  unstamped: Annotated[list[Untimed], Meta(max_length=_MOST_OF_A_STEP)] = []
   share: bool | None = None
   share_reason: Line | None = None
   carrier: Number | None = None
   decisions: Lines = []
   overflow: Number = 0
-  detail: DetailJson | None = None
+  detail: dict[Line, Count | None] | None = None
   notices: Annotated[list[Line], Meta(max_length=256)] = []
 
 
@@ -164,44 +143,6 @@ class ProcessFile(Struct):
   wall_ns: Nanoseconds | None = None
 
 
-class LateJson(Struct):
-  """A process that has not arrived, in a watchdog's event, see
-  `jaxpace.runs.alarms.LateProcess`."""
-
-  process: Number | None = None
-  state: Line | None = None
-  host: Line | None = None
-  pid: Count | None = None
-  last_step: Step | None = None
-  phase: Line | None = None
-  seconds: Seconds | None = None
-  stack: Text | None = None
-
-
-class CauseOfWait(Struct):
-  """Why ranks wait within a step, in a watchdog's event."""
-
-  kind: Line = ""
-  ranks: Numbers = []
-  collective: Line | None = None
-
-
-class EventLine(Struct):
-  """A line of `watchdog/<process>.jsonl`."""
-
-  event: Line | None = None
-  run: Line | None = None
-  when_unix_ns: Nanoseconds | None = None
-  process: Number | None = None
-  step: Step | None = None
-  waited: Seconds | None = None
-  seconds: Seconds | None = None
-  late: Annotated[list[LateJson], Meta(max_length=1 << 17)] = []
-  arrived: Numbers = []
-  marks: Lines = []
-  causes: Annotated[list[CauseOfWait], Meta(max_length=4096)] = []
-
-
 class LinksFile(Struct):
   """`links.json`."""
 
@@ -215,66 +156,3 @@ class LinksFile(Struct):
   median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
                                       | None]], Meta(max_length=4096)] = []
   cannot_tell: Line | None = None
-
-
-class LoopOfProgram(Struct):
-  """See `jaxpace.core.observed.Loop`."""
-
-  name: Line = ""
-  trips: Count | None = None
-
-
-Tags = Annotated[list[Annotated[int, Meta(ge=0, lt=1 << 20)]], Meta(max_length=1 << 16)]
-
-
-class ObservedCollectiveJson(Struct):
-  """See `jaxpace.core.observed.ObservedCollective`."""
-
-  index: Number
-  name: Line
-  kind: Line
-  groups: Groups
-  pairs: Annotated[list[tuple[Number, Number]], Meta(max_length=1 << 20)]
-  enter_tags: Tags
-  exit_tags: Tags
-  loops: Annotated[list[LoopOfProgram], Meta(max_length=64)]
-  axes: Annotated[list[Line], Meta(max_length=64)]
-  dtypes: Lines
-  operands: Count = 0
-  bytes: Count | None = None
-  phase: Line = "compute"
-  source: Line | None = None
-  operation: Line | None = None
-  conditional: bool = False
-
-
-class ObservedProgramJson(Struct):
-  """See `jaxpace.core.observed.ObservedProgram`."""
-
-  number: Annotated[int, Meta(ge=0, lt=1 << 12)]
-  name: Line
-  ranks: Numbers
-  mesh_axes: Annotated[dict[Line, Count], Meta(max_length=64)]
-  collectives: Annotated[list[ObservedCollectiveJson], Meta(max_length=_MOST_OF_A_STEP)]
-  start_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 0
-  end_tag: Annotated[int, Meta(ge=0, lt=1 << 20)] = 1
-  notices: Lines = []
-  unstamped: Annotated[list[UntimedJson], Meta(max_length=_MOST_OF_A_STEP)] = []
-  bare: Line = ""
-  bare_compile_s: Seconds | None = None
-  stamped_compile_s: Seconds | None = None
-
-
-class ObservedPlanJson(Struct):
-  """See `jaxpace.core.observed.ObservedPlan`."""
-
-  programs: Annotated[list[ObservedProgramJson], Meta(max_length=1 << 12)]
-
-
-class RingPlanFile(Struct):
-  """`marks/<process>.plan.json`."""
-
-  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
-  process: Number | None = None
-  plan: ObservedPlanJson | None = None

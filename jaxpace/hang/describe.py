@@ -14,7 +14,7 @@ from jaxpace.hang import waits
 from jaxpace.hang.positions import NewestExecution, Position, ProgramsByKey
 from jaxpace.hang.waits import Cause, GroupRun, Wait
 from jaxpace.record.ring.plan import iterations_in_words, iterations_of
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import duration, list_ranks, plural
 
 _MOST_PLACES = 4
 _MOST_BEHIND = 3
@@ -110,7 +110,7 @@ def _sentence(flight: Flight, cause: Cause) -> str:
   wait = cause.waits[0]
   long = flight.waited(cause)
   waited = _waits(flight, wait.waiting, long)
-  for_long = "" if long is None else f" for {seconds(long)}"
+  for_long = "" if long is None else f" for {duration(long)}"
   what = meeting(flight.programs, wait.meeting)
   call = f"Call {wait.meeting.number} of {flight.programs.by_key[wait.meeting.program].name}: "
   waiting = _ranks(wait.waiting)
@@ -193,7 +193,7 @@ def _ago(where: Position) -> str:
   if where.quiet is None:
     return ""
   since = {"running": "ago", "closed": "before its recording was closed"}
-  return f" {seconds(where.quiet)} {since.get(where.state, 'before its process last wrote')}"
+  return f" {duration(where.quiet)} {since.get(where.state, 'before its process last wrote')}"
 
 
 def _beside(flight: Flight, rank: int, call: GroupRun) -> list[int]:
@@ -219,7 +219,7 @@ def _processes(flight: Flight, cause: Cause) -> Iterator[Said]:
                  "done since." + last)
     elif where.state == "silent" and flight.watched:
       others = "" if flight.running else ", like all others,"
-      yield Said("silent", f"{name}{others} wrote nothing in the {seconds(flight.watched)} for "
+      yield Said("silent", f"{name}{others} wrote nothing in the {duration(flight.watched)} for "
                  "which its ring was watched: it has ended, stands still, or can't write to this "
                  "directory." + last)
 
@@ -240,23 +240,6 @@ def occurrence(programs: ProgramsByKey, key: str, place: int, iteration: int) ->
   iterations = iterations_in_words(iterations_of(each.loops, iteration))
   return each.name + (f", {iterations}" if iterations else "") + (f" ({each.source})" if each.source
                                                                   else "")
-
-
-def seconds(value: float) -> str:
-  """A duration in words.
-
-  >>> seconds(0.0123), seconds(3.25), seconds(312), seconds(16440)
-  ('12 ms', '3.2 s', '5 min 12 s', '4 h 34 min')
-  """
-  if value < 1.0:
-    return f"{1e3 * value:.0f} ms"
-  if value < 10.0:
-    return f"{value:.1f} s"
-  whole = round(value)
-  if whole < 120:
-    return f"{whole} s"
-  return (f"{whole // 60} min {whole % 60} s" if whole < 7200
-          else f"{whole // 3600} h {whole % 3600 // 60} min")
 
 
 def _behind(flight: Flight, cause: Cause) -> str:
@@ -305,12 +288,12 @@ def _ranks(ranks: Sequence[int]) -> str:
   return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {list_ranks(ranks)}"
 
 
-def _waits(flight: Flight, ranks: Sequence[int], duration: float | None = None) -> str:
+def _waits(flight: Flight, ranks: Sequence[int], seconds: float | None = None) -> str:
   """That ranks wait, or waited where nothing more is heard of them."""
   over = all(flight.positions[rank].state != "running" for rank in ranks)
-  if duration is None:
+  if seconds is None:
     return "waited" if over else "waits" if len(ranks) == 1 else "wait"
-  return f"{'had' if over else _has(ranks)} waited {seconds(duration)}"
+  return f"{'had' if over else _has(ranks)} waited {duration(seconds)}"
 
 
 def _has(ranks: Sequence[int]) -> str:

@@ -8,6 +8,8 @@ import threading
 import time
 from typing import NamedTuple
 
+import msgspec
+
 from jaxpace.hosts import distributed
 
 STACK_CHARACTERS = 3000
@@ -43,15 +45,9 @@ class Heartbeat(NamedTuple):
   def from_text(text: str) -> Heartbeat | None:
     """Reads `to_text`; None for anything else."""
     try:
-      heartbeat = Heartbeat(*json.loads(text))
-    except (TypeError, ValueError):
+      return msgspec.convert(json.loads(text), Heartbeat)
+    except ValueError:
       return None
-    numbers = (heartbeat.process, heartbeat.pid, heartbeat.number, heartbeat.entered,
-               heartbeat.completed, heartbeat.age, heartbeat.excused)
-    texts = (heartbeat.host, heartbeat.phase, heartbeat.stack, heartbeat.marks)
-    well_formed = (all(isinstance(n, int | float) for n in numbers)
-                   and all(isinstance(t, str) for t in texts))
-    return heartbeat if well_formed else None
 
 
 class LastHeartbeat(NamedTuple):

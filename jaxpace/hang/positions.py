@@ -8,8 +8,9 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jaxpace.core.observed import TAG_BITS, ObservedCollective, ObservedPlan, ObservedProgram
@@ -20,8 +21,7 @@ _USUAL_OF = 64
 """Steps whose median is the usual one."""
 
 
-@dataclasses.dataclass(frozen=True)
-class NewestExecution:
+class NewestExecution(NamedTuple):
   """The newest execution of one program on one device.
 
   Counts are by place of the collective in the program: how often the device has entered and left
@@ -145,7 +145,8 @@ def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
 def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int | None]:
   """Place of the first event of the newest execution, and its number, None where not known.
 
-  It is what comes after the end timestamp of the one before, see `trace.marks.executions.Splitter`.
+  It is what comes after the end timestamp of the one before, see
+  `jaxpace.record.ring.executions.Splitter`.
   """
   starts = np.flatnonzero(tag == NUMBER)
   if not starts.size:
@@ -222,33 +223,17 @@ class ProgramsByKey:
     if known is None:
       program = self.by_key[key]
       each = program.collectives[place]
-      found = each.groups or _joined(each.pairs) or (program.ranks,)
+      found = each.members or (program.ranks,)
       known = {r: tuple(sorted(set(members))) for members in found for r in members}
       self._groups[key, place] = known
     return known.get(rank, (rank,))
 
 
-def _joined(pairs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
-  """Ranks that pairs of source and target connect."""
-  parent: dict[int, int] = {}
-
-  def root(rank: int) -> int:
-    parent.setdefault(rank, rank)
-    while parent[rank] != rank:
-      parent[rank] = parent[parent[rank]]
-      rank = parent[rank]
-    return rank
-
-  for source, target in pairs:
-    parent[root(source)] = root(target)
-  groups: dict[int, list[int]] = {}
-  for rank in parent:
-    groups.setdefault(root(rank), []).append(rank)
-  return tuple(tuple(sorted(group)) for group in groups.values())
-
-
 _NEWEST = 2
 """Executions of a rank that are told: that under way, and one of another program."""
+_Entry = tuple[list[int], tuple[tuple[NewestExecution, ...], float | None, float | None,
+                                float | None]]
+"""Ranks, and what `to_text` tells of each."""
 
 
 def to_text(positions: Iterable[Position], most: int) -> str:
@@ -261,12 +246,10 @@ def to_text(positions: Iterable[Position], most: int) -> str:
   """
   entries: dict[str, list[int]] = {}
   for one in positions:
-    executions = [[each.program, each.number, each.ended, list(each.entered), list(each.left),
-                   each.last]
-                  for each in one.executions[-_NEWEST:]]
     times = [None if value is None else round(value, 2)
              for value in (one.quiet, one.usual, one.waiting)]
-    entries.setdefault(json.dumps([executions, *times], separators=(",", ":")), []).append(one.rank)
+    text = json.dumps([one.executions[-_NEWEST:], *times], separators=(",", ":"))
+    entries.setdefault(text, []).append(one.rank)
   pieces: list[str] = []
   left = most - 2
   for text, ranks in entries.items():
@@ -290,26 +273,17 @@ def from_text(text: str, process: int, host: str, programs: ProgramsByKey,
     programs: those known here.
     silence: seconds since it was written.
   """
-  found: list[Position] = []
   try:
-    for ranks, (executions, *times) in json.loads(text) if text else []:
-      quiet, usual, waiting = (None if value is None else float(value) for value in times)
-      made = tuple(_execution(*each) for each in executions)
-      if not all(_fits(each, programs) for each in made):
-        continue
-      one = Position(-1, process, made, None if quiet is None else quiet + silence, usual,
+    entries = msgspec.convert(json.loads(text or "[]"), list[_Entry])
+  except ValueError:
+    return []
+  found: list[Position] = []
+  for ranks, (executions, quiet, usual, waiting) in entries:
+    if all(_fits(each, programs) for each in executions):
+      one = Position(-1, process, executions, None if quiet is None else quiet + silence, usual,
                      host=host, waiting=None if waiting is None else waiting + silence)
-      found += [dataclasses.replace(one, rank=int(rank)) for rank in ranks]
-  except (TypeError, ValueError):
-    return found
+      found += [dataclasses.replace(one, rank=rank) for rank in ranks]
   return found
-
-
-def _execution(program: str, number: int | None, ended: bool, entered: list[int], left: list[int],
-               last: list[int] | None) -> NewestExecution:
-  return NewestExecution(str(program), None if number is None else int(number), bool(ended),
-                         tuple(map(int, entered)), tuple(map(int, left)),
-                         None if last is None else (int(last[0]), int(last[1]), bool(last[2])))
 
 
 def _fits(one: NewestExecution, programs: ProgramsByKey) -> bool:

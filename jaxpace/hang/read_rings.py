@@ -68,8 +68,8 @@ def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: Observed
   """Where the ranks of this process are, by its own ring in place.
 
   Args:
-    blocks: [buffers] `core.marks.LANE`.
-    events: [buffers, capacity] `core.marks.EVENT`.
+    blocks: [buffers] `ring_layout.BUFFER`.
+    events: [buffers, capacity] `ring_layout.EVENT`.
     process: index of this process.
     plan: its programs.
     programs: gets them.

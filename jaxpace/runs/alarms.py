@@ -6,11 +6,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
 
 from jaxpace.files.documents import check, parse
 from jaxpace.files.reading import UnreadableError, read_end
-from jaxpace.files.schemas import EventLine
+from jaxpace.files.schemas import Count, Line, Nanoseconds, Number, Numbers, Seconds, Step, Text
+from jaxpace.runs.problems import list_ranks
 
 FOLDER = "watchdog"
 _LARGEST, _MOST = 16 << 20, 10_000
@@ -29,14 +32,14 @@ that lives in it, answer nobody.
 class LateProcess:
   """A process that has not arrived."""
 
-  process: int
+  process: Number
   state: State
-  host: str = ""
-  pid: int = 0
-  last_step: int | None = None  # last step it is known to have called; None where nobody knows
-  phase: str = ""  # where its loop is, or was when it was last heard of
-  seconds: float = 0.0  # since it was heard of, or since a step of it completed, approximately
-  stack: str = ""
+  host: Line = ""
+  pid: Count = 0
+  last_step: Step | None = None  # last step it is known to have called; None where nobody knows
+  phase: Line = ""  # where its loop is, or was when it was last heard of
+  seconds: Seconds = 0.0  # since it was heard of, or since a step of it completed, approximately
+  stack: Text = ""
 
   def sentence(self) -> str:
     """Says it in words, without the stack."""
@@ -99,12 +102,37 @@ class Late:
       lines.append(f"  not arrived: {process.sentence()}")
       lines += [f"    | {line}" for line in process.stack.splitlines()]
     if self.late and self.arrived:
-      lines.append(f"  have called it: {_ranges(self.arrived)}")
+      several = "processes" if len(self.arrived) > 1 else "process"
+      lines.append(f"  have called it: {several} {list_ranks(self.arrived)}")
     return "\n".join(lines)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars."""
     return dataclasses.asdict(self)
+
+
+class _Cause(Struct):
+  """Why ranks wait within a step."""
+
+  kind: Line = ""
+  ranks: Numbers = []
+  collective: Line | None = None
+
+
+class _EventLine(Struct):
+  """A line of `watchdog/<process>.jsonl`."""
+
+  event: Line | None = None
+  run: Line | None = None
+  when_unix_ns: Nanoseconds | None = None
+  process: Number | None = None
+  step: Step | None = None
+  waited: Seconds | None = None
+  seconds: Seconds | None = None
+  late: Annotated[list[LateProcess], Meta(max_length=1 << 17)] = []
+  arrived: Numbers = []
+  marks: Annotated[list[Line], Meta(max_length=4096)] = []
+  causes: Annotated[list[_Cause], Meta(max_length=4096)] = []
 
 
 def read_events(directory: str | os.PathLike[str], run: str | None = None) -> list[dict[str, Any]]:
@@ -129,7 +157,7 @@ def read_events(directory: str | os.PathLike[str], run: str | None = None) -> li
       continue
     for line in lines[-_MOST:]:
       try:
-        event = check(parse(line), EventLine).value
+        event = check(parse(line), _EventLine).value
       except UnreadableError:
         continue
       if event.get("when_unix_ns") is not None and run in (None, event.get("run")):
@@ -143,15 +171,3 @@ def where(phase: str) -> str:
            "compiling": "compiling", "data": "waiting for data",
            "checkpoint": "writing a checkpoint", "": "not yet at its first step"}
   return known.get(phase, f"in {phase!r}")
-
-
-def _ranges(processes: tuple[int, ...]) -> str:
-  """"0-2, 5" of (0, 1, 2, 5)."""
-  pieces: list[list[int]] = []
-  for process in processes:
-    if pieces and process == pieces[-1][1] + 1:
-      pieces[-1][1] = process
-    else:
-      pieces.append([process, process])
-  words = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
-  return f"process{'es' if len(processes) > 1 else ''} {words}"

@@ -142,3 +142,24 @@ def list_ranks(ranks: Iterable[int], most: int = 12) -> str:
   if len(words) <= most:
     return ", ".join(words)
   return ", ".join(words[:most]) + f" and {sum(len(r) for r in runs[most:])} more"
+
+
+def duration(seconds: float) -> str:
+  """Puts a duration into words.
+
+  >>> duration(0.0123), duration(3.25), duration(75.0), duration(312), duration(16440)
+  ('12 ms', '3.2 s', '75 s', '5 min 12 s', '4 h 34 min')
+  >>> duration(200000)
+  '2 d 7 h'
+  """
+  if seconds < 1.0:
+    return f"{1e3 * seconds:.0f} ms"
+  if seconds < 10.0:
+    return f"{seconds:.1f} s"
+  whole = round(seconds)
+  if whole < 120:
+    return f"{whole} s"
+  if whole < 7200:
+    return f"{whole // 60} min {whole % 60} s"
+  hours = whole // 3600
+  return f"{hours} h {whole % 3600 // 60} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"

@@ -11,16 +11,17 @@ import contextlib
 import json
 import pathlib
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from jaxpace.core import ring_layout
-from jaxpace.core.observed import ObservedPlan
-from jaxpace.files.documents import read_document
+from jaxpace.core.observed import TAG_BITS, ObservedPlan, ObservedProgram
+from jaxpace.files.documents import parse
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
-from jaxpace.files.schemas import RingPlanFile
+from jaxpace.files.schemas import RANKS, TIME, ProcessFile
 
 FOLDER = "marks"
 """Of a run directory; one file a process in it, `<process>.ring`."""
@@ -50,7 +51,7 @@ class RingFile(NamedTuple):
   ranks: np.ndarray
   # [buffers] uint64
   heads: np.ndarray
-  # [buffers, capacity] marks.EVENT
+  # [buffers, capacity] ring_layout.EVENT
   events: np.ndarray
 
 
@@ -112,7 +113,7 @@ def read_pulse(path: pathlib.Path) -> Pulse | None:
 
 
 def header(path: pathlib.Path) -> np.void | None:
-  """Returns what a ring's file begins with, a `core.marks.HEADER`; None where it can't be read."""
+  """Returns what a ring's file begins with, a `ring_layout.HEADER`; None where it can't be read."""
   try:
     check_regular(path)
     with open(path, "rb") as file:
@@ -153,9 +154,10 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
       np.array(views.blocks["head"]), views.events)
 
 
-"""Of a run directory; rings lie there, too."""
 LARGEST = 64 << 20
 """Bytes of a plan that is read."""
+_LONGEST = 4096
+"""Characters of a name in it."""
 
 
 class ProcessPlan(NamedTuple):
@@ -198,12 +200,38 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
     UnreadableError: it is no such file: the end of a sentence that begins with its name.
     OSError: there is none, or it can't be read.
   """
-  document = read_document(path_of(directory, process), RingPlanFile, LARGEST)
-  value = document.value
-  if document.left_out or not isinstance(value.get("plan"), dict):
-    raise UnreadableError("holds no plan of an observed step")
+  value = parse(read_bytes(path_of(directory, process), LARGEST))
   try:
-    plan = ObservedPlan.from_json(value["plan"])
+    said = msgspec.convert(value, ProcessFile)
+    plan = plan_of(value["plan"])
   except (KeyError, TypeError, ValueError):
     raise UnreadableError("holds no plan of an observed step") from None
-  return ProcessPlan(value.get("run"), value.get("attempt", 0), value.get("process", process), plan)
+  return ProcessPlan(said.run, said.attempt or 0,
+                     process if said.process is None else said.process, plan)
+
+
+def plan_of(data: dict[str, Any]) -> ObservedPlan:
+  """Makes a plan of its `to_json`; fields of a newer version are left out.
+
+  Raises:
+    KeyError, TypeError, ValueError: it is none.
+  """
+  programs = msgspec.convert(data["programs"], tuple[ObservedProgram, ...])
+  if not all(map(_sound, programs)):
+    raise ValueError("it has numbers that no recorder writes")
+  return ObservedPlan(programs)
+
+
+def _sound(program: ObservedProgram) -> bool:
+  """Whether every number is one that a recorder writes: none asks for more memory than there is."""
+  ranks, counts = set(program.ranks), set(program.mesh_axes.values())
+  tags, names = {program.start_tag, program.end_tag}, {program.name, program.bare}
+  for each in program.collectives:
+    ranks.update(*each.groups, *each.pairs)
+    tags.update(each.enter_tags, each.exit_tags)
+    counts.update((each.index, each.operands, each.bytes or 0,
+                   *(loop.trips or 0 for loop in each.loops)))
+    names.update((each.name, each.kind, each.source or "", each.operation or ""))
+  limits = ((ranks, RANKS), (tags, 1 << TAG_BITS), (counts, TIME), ({program.number}, 1 << 12),
+            (map(len, names), _LONGEST + 1))
+  return all(0 <= number < most for numbers, most in limits for number in numbers)

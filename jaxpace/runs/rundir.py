@@ -18,7 +18,7 @@ from jaxpace.files import documents
 from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
-from jaxpace.files.schemas import ProcessFile, RingPlanFile, RunFile
+from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
 from jaxpace.runs.problems import why_unreadable
 from jaxpace.runs.table_reader import parse_part_name
@@ -170,7 +170,7 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
 def _run_of_marks(path: pathlib.Path) -> str | None:
   if path.suffix == ".ring":
     return ring_file.run_of(path)
-  info = read_json(path, RingPlanFile)
+  info = read_json(path, ProcessFile)
   return info.get("run") if info else None
 
 

@@ -1,11 +1,8 @@
-"""The plan of an observed step survives a trip through JSON, and counts its timestamps."""
+"""The plan of an observed step counts its timestamps."""
 
 import dataclasses
-import json
 
-import pytest
-
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
+from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
 from jaxpace.core.plan import Untimed
 
 GATHER = ObservedCollective(
@@ -20,17 +17,6 @@ PROGRAM = ObservedProgram(
     number=3, name="step", ranks=(2, 3, 0, 1), mesh_axes={"data": 2, "fsdp": 2},
     collectives=(GATHER, SEND), notices=("said",), bare_compile_s=0.5, stamped_compile_s=0.25,
     unstamped=(Untimed("all-reduce.4", "all-reduce", 8, "because"),))
-
-
-def test_a_plan_comes_back_from_json_as_it_was():
-  plan = ObservedPlan((PROGRAM, dataclasses.replace(PROGRAM, number=4, bare="no marks here.")))
-  assert ObservedPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-
-
-@pytest.mark.parametrize("data", [{}, {"programs": [{}]}, {"programs": 3}, []])
-def test_what_is_no_plan_is_refused(data):
-  with pytest.raises((KeyError, TypeError)):
-    ObservedPlan.from_json(data)
 
 
 def test_marks_are_counted_over_turns_and_tags():

@@ -46,7 +46,8 @@ def test_a_file_without_a_plan_is_refused(tmp_path):
     (("number",), -1), (("number",), 1 << 12), (("ranks",), ["0"]),
     (("collectives", 0, "groups"), [[-1]]), (("collectives", 0, "enter_tags"), [1 << 20]),
     (("collectives", 0, "loops", 0, "trips"), -3), (("collectives", 0, "index"), None),
-    (("collectives",), {}), (("mesh_axes",), [])])
+    (("collectives",), {}), (("mesh_axes",), []), (("ranks",), [1 << 24]),
+    (("collectives", 0, "name"), "a" * 4097), (("collectives", 0, "bytes"), 1 << 62)])
 def test_a_plan_that_is_damaged_anywhere_is_refused(tmp_path, path, value):
   ring_file.write_plan(tmp_path, 0, "a run", 0, plan())
   file = ring_file.path_of(tmp_path, 0)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 from jaxpace.files.schemas import ProcessFile
 from jaxpace.runs.alarms import FOLDER, LateProcess, read_events
 from jaxpace.runs.plain_text import plain
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import duration, list_ranks, plural
 from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import read_json
 
@@ -166,21 +166,6 @@ def longest_quiet(step_time: float | None) -> float:
   """Seconds without new rows that mean nothing: a recorder writes every other second, and a step
   must be over first."""
   return max(10.0, 5.0 + 5.0 * (step_time or 0.0))
-
-
-def duration(seconds: float) -> str:
-  """
-  >>> duration(1.24), duration(75.0), duration(7300.0), duration(200000)
-  ('1.2 s', '75 s', '2 h 1 min', '2 d 7 h')
-  """
-  if seconds < 10:
-    return f"{seconds:.1f} s"
-  if seconds < 120:
-    return f"{seconds:.0f} s"
-  minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-  if hours < 1:
-    return f"{minutes} min"
-  return f"{hours} h {minutes % 60} min" if hours < 48 else f"{days} d {hours % 24} h"
 
 
 def _named(seen: Sequence[Seen]) -> str:

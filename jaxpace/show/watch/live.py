@@ -16,10 +16,10 @@ from rich.text import Text
 
 from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.live.alive import duration
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.live.look import Snapshot
 from jaxpace.runs.plain_text import plain, shortened
+from jaxpace.runs.problems import duration
 from jaxpace.runs.run import RunError
 from jaxpace.show.console import make_console
 from jaxpace.show.watch.screen import Screen

@@ -16,10 +16,9 @@ from rich.text import Text
 
 from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.live.alive import duration
 from jaxpace.diagnose.live.look import LateRank, Numbers, Pacing, Snapshot
 from jaxpace.runs.plain_text import plain
-from jaxpace.runs.problems import plural
+from jaxpace.runs.problems import duration, plural
 from jaxpace.show.console import draw_bar
 from jaxpace.show.terminal import COLOUR
 

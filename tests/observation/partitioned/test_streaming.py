@@ -13,10 +13,10 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.core.observed import ObservedPlan
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.observe import DifferentError
 from jaxpace.observation.partitioned import collectives, dump, mlir, program, streaming, timestamps
+from jaxpace.runs.ring_file import plan_of
 from tests.observation import observed_steps as steps
 from tests.observation.test_observe import events_of, expected_events
 from tests.quick import long
@@ -90,7 +90,7 @@ def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
     tags = [tag for tag, _ in buffers[rank]]
     assert {tag: tags.count(tag) for tag in set(tags)} == wanted
     assert tags[0] == made.start_tag and tags[-1] == made.end_tag
-  assert ObservedPlan.from_json(observed.plan.to_json()) == observed.plan
+  assert plan_of(observed.plan.to_json()) == observed.plan
 
 
 def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, launched):
