@@ -112,3 +112,12 @@ def test_the_cost_stays_within_the_bucket_whatever_is_changed_when(data):
     asked = np.asarray(decision.delay)
     assert np.isfinite(asked).all() and (asked >= 0).all()
     assert spent <= earned + 1e-9
+
+
+def test_only_ranks_and_steps_that_are_named_are_delayed():
+  delays, _, _ = play(jaxpace.steerable(early()), 70, {
+      40: {"ranks": [False, True, True]},
+      50: {"ranks": [True] * RANKS, "from_step": 55, "until_step": 60}})
+  assert (delays[41:51, 0] == 0).all() and (delays[41:51, 1] > 0).all()
+  acted = np.flatnonzero(delays[:, 0] > 0)
+  assert acted[acted > 40].tolist() == [55, 56, 57, 58, 59]
