@@ -32,10 +32,10 @@ def mlp_params(width: int = 16, layers: int = 2, dtype: Any = jnp.float32) -> di
           for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True))}
 
 
-def mlp(params: Any, x: jax.Array, act: Any = jnp.tanh) -> jax.Array:
+def mlp(params: Any, x: jax.Array) -> jax.Array:
   for i in range(len(params)):
     x = x @ params[f"layer{i}"]["w"] + params[f"layer{i}"]["b"]
-    x = act(x) if i + 1 < len(params) else x
+    x = jnp.tanh(x) if i + 1 < len(params) else x
   return x
 
 
@@ -62,12 +62,12 @@ def vma_step(params: Any, batch: Any) -> tuple[Any, Any]:
   return sgd(params, grads), loss
 
 
-def optax_step(tx: optax.GradientTransformation, loss_fn: Any = square_loss) -> Any:
+def optax_step(tx: optax.GradientTransformation) -> Any:
   """A step with an optax transformation; its state is (params, opt_state)."""
 
   def step(state: Any, batch: Any) -> tuple[Any, Any]:
     params, opt = state
-    loss, grads = jax.lax.pmean(jax.value_and_grad(loss_fn)(params, batch), "data")
+    loss, grads = jax.lax.pmean(jax.value_and_grad(square_loss)(params, batch), "data")
     # optax's own counters mix dtypes.
     with jax.numpy_dtype_promotion("standard"):
       updates, opt = tx.update(grads, opt, params)

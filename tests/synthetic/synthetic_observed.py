@@ -27,7 +27,6 @@ from jaxpace.runs import rundir, schema
 
 _NS = 1e9
 KINDS = ("late", "pause", "rotating", "jitter", "contention")
-NOISES = ("normal", "exponential", "heavy")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +77,7 @@ class ObservedJob:
   transfer: float = 12e-3
   """Of all collectives of a step together."""
   noise: float = 0.0
-  """What a rank's work in a layer varies by, as a share of itself: see `noise_kind`."""
-  noise_kind: str = "normal"
-  """"normal", "exponential", or "heavy": log-normal, now and then many times as long."""
+  """Standard deviation of a rank's work in a layer, as a share of itself."""
   uneven: float = 0.0
   """By which layers differ in their work, on all ranks alike, as a share of it."""
   transfer_noise: float = 0.0
@@ -176,7 +173,9 @@ def simulate(job: ObservedJob) -> ObservedTruth:
   at, random = places(job), np.random.default_rng(job.seed)
   shape = len(at), job.ranks, job.steps
   base = np.array([place.busy for place in at])[:, None, None]
-  busy = base * _noise(job, random, shape)
+  busy = np.repeat(base, job.ranks, axis=1).repeat(job.steps, axis=2)
+  if job.noise:
+    busy *= np.maximum(1 + job.noise * random.standard_normal(shape, np.float32), 0.1)
   transfer = np.repeat(np.array([place.transfer for place in at])[:, None, None], job.steps, axis=2)
   transfer = np.repeat(transfer, job.ranks, axis=1)
   if job.transfer_noise:
@@ -202,19 +201,6 @@ def simulate(job: ObservedJob) -> ObservedTruth:
       own = slice(k, k + 1)
       time = _play(at, time, busy[..., own], transfer[..., own], wait[..., own])
   return ObservedTruth(at, busy, wait, transfer, begin, gap, paused, late)
-
-
-def _noise(job: ObservedJob, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-  if job.noise_kind not in NOISES:
-    raise ValueError(f"{job.noise_kind!r} is not one of {', '.join(NOISES)}.")
-  if not job.noise:
-    return np.ones(shape)
-  if job.noise_kind == "normal":
-    return np.maximum(1 + job.noise * random.standard_normal(shape, np.float32),
-                      0.1).astype(np.float64)
-  if job.noise_kind == "exponential":
-    return 1 + random.exponential(job.noise, shape)
-  return 1 + job.noise * random.lognormal(-1.0, 1.5, shape)
 
 
 def _strike(job: ObservedJob, at: Sequence[Occurrence], fault: LayerFault,
@@ -276,14 +262,13 @@ def _play(at: Sequence[Occurrence], time: np.ndarray, busy: np.ndarray, transfer
   return time
 
 
-def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTruth | None = None,
-          run: str = "observed", first_step: int = 0, attempt: int = 0) -> ObservedTruth:
+def write(directory: str | pathlib.Path, job: ObservedJob, *, run: str = "observed",
+          first_step: int = 0, attempt: int = 0) -> ObservedTruth:
   """Writes the job as a recorder would have, on clocks with an origin of their own.
 
   Args:
     directory: run directory; made if need be.
     job: what to play.
-    truth: what `simulate` said of it, if it was played before.
     run: run id.
     first_step: number of the first step.
     attempt: number of the restart that the rows belong to.
@@ -291,7 +276,7 @@ def write(directory: str | pathlib.Path, job: ObservedJob, *, truth: ObservedTru
   Returns:
     The truth.
   """
-  truth = truth or simulate(job)
+  truth = simulate(job)
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   stretch = job.every or every(len(truth.places), job.ranks)

@@ -2,17 +2,16 @@
 
 The job is a barrier model: all ranks leave collective c of step k at
 
-    base[k, c] = max over ranks of (base[k, c-1] + offset[r] + busy[r, k, c]) + transfer[k, c],
+    base[k, c] = base[k, c-1] + max over ranks of busy[r, k, c] + transfer[k, c],
 
-each rank `offset[r]` later than the first (0 unless a slow host lets its neighbours out late), and
-every process reads all that on a clock with an origin of its own.
+and every process reads all that on a clock with an origin of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -55,8 +54,6 @@ class SyntheticJob:
   """Seconds added to the transfer in this stretch of the run, from and to as shares of it."""
   delays: dict[int, float] = dataclasses.field(default_factory=dict)
   """Delays applied to these ranks in every step."""
-  offsets: dict[int, float] = dataclasses.field(default_factory=dict)
-  """Seconds by which these ranks leave every collective after the others."""
   compile: float = 0.0
   """Extra time of the first two steps, in the gap of every rank."""
   faults: tuple[Fault, ...] = ()
@@ -118,21 +115,18 @@ def simulate(job: SyntheticJob) -> Truth:
   update = np.full(shape, job.update)
   forward, backward, gap, delay, update, transfer = map(
       _nanoseconds, (forward, backward, gap, delay, update, transfers))
-  offset = np.zeros((job.ranks, 1), np.int64)
-  for rank, seconds in job.offsets.items():
-    offset[rank] = round(seconds * _NS)
 
   busy = np.repeat((backward // job.collectives)[None], job.collectives, axis=0)
   backward = busy.sum(axis=0)
   busy[0] += gap + delay + forward
   busy[0, :, 1:] += update[:, :-1]
-  rise = (offset + busy).max(axis=1) + transfer  # [C, K] from one base to the next
+  rise = busy.max(axis=1) + transfer  # [C, K] from one base to the next
   base = np.cumsum(rise.T.reshape(-1)).reshape(job.steps, job.collectives).T
   before = np.concatenate([[0], base.T.reshape(-1)[:-1]]).reshape(job.steps, job.collectives).T
-  enter = before[:, None] + offset + busy
-  leave = base[:, None] + offset
+  enter = before[:, None] + busy
+  leave = np.repeat(base[:, None], job.ranks, axis=1)
   finish = leave[-1] + update
-  begun = np.concatenate([np.zeros_like(offset) + offset, finish[:, :-1]], axis=1) + gap
+  begun = np.concatenate([np.zeros((job.ranks, 1), np.int64), finish[:, :-1]], axis=1) + gap
   return Truth(forward, backward, update, gap, delay, busy, transfer, enter, leave, begun, finish,
                extra)
 
@@ -143,8 +137,7 @@ def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
 
 def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synthetic",
           attempt: int = 0, first_step: int = 0,
-          origins: Iterable[int] | None = None, part_steps: int = 10_000, sync: bool = True,
-          progress: Callable[[int, int], None] | None = None) -> Truth:
+          origins: Iterable[int] | None = None, part_steps: int = 10_000) -> Truth:
   """Writes the job as a recorder would have.
 
   Args:
@@ -156,8 +149,6 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
     origins: nanoseconds each process's clock shows at the job's start, negative ones too; by
       default all differ.
     part_steps: steps a Parquet part holds.
-    sync: whether `sync_ns` is written.
-    progress: called with the processes written and their number.
 
   Returns:
     The truth.
@@ -183,18 +174,16 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
     for begin in range(0, job.steps, part_steps):
       part = slice(begin, min(begin + part_steps, job.steps))
       made = rows(truth, ranks, part, process=process, attempt=attempt, first_step=first_step,
-                  origin=origins[process], sync=sync)
+                  origin=origins[process])
       made["steps"].update({name: np.tile(values[part], len(ranks))
                             for name, values in doings.items()})
       for table, columns in made.items():
         stores[table].append(columns)
-    if progress:
-      progress(process + 1, job.processes)
   return truth
 
 
 def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt: int = 0,
-         first_step: int = 0, origin: int = 0, sync: bool = True) -> dict[str, Columns]:
+         first_step: int = 0, origin: int = 0) -> dict[str, Columns]:
   """Makes the rows that a process would have recorded of some steps.
 
   Args:
@@ -205,13 +194,12 @@ def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt:
     attempt: number of the restart the rows belong to.
     first_step: number of the truth's first step.
     origin: nanoseconds the process's clock shows at the job's start.
-    sync: whether there is a `sync_ns`.
 
   Returns:
     Columns of the tables `steps` and `collectives`.
   """
   keys = _keys(ranks, part, first_step, process, attempt)
-  return {"steps": _step_rows(truth, keys, ranks, part, origin, sync),
+  return {"steps": _step_rows(truth, keys, ranks, part, origin),
           "collectives": _collective_rows(truth, keys, ranks, part, origin)}
 
 
@@ -235,20 +223,18 @@ def _keys(ranks: np.ndarray, part: slice, first_step: int, process: int, attempt
           "attempt": np.full(size * len(ranks), attempt, np.int32)}
 
 
-def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice, origin: int,
-               sync: bool) -> Columns:
+def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice,
+               origin: int) -> Columns:
   def cut(values: np.ndarray) -> np.ndarray:
     return values[ranks, part].reshape(-1)
 
   gap = np.ma.masked_array(cut(truth.gap),
                            cut(np.arange(truth.gap.shape[1])[None] == np.zeros_like(truth.gap)))
-  columns = {**keys, "start_ns": cut(truth.start) + origin, "end_ns": cut(truth.end) + origin,
-             "forward_ns": cut(truth.forward), "backward_ns": cut(truth.backward),
-             "update_ns": cut(truth.update), "gap_ns": gap, "delay_ns": cut(truth.delay),
-             "delay_applied_ns": cut(truth.delay)}
-  if sync:
-    columns["sync_ns"] = cut((truth.exit - truth.enter).sum(axis=0))
-  return columns
+  return {**keys, "start_ns": cut(truth.start) + origin, "end_ns": cut(truth.end) + origin,
+          "forward_ns": cut(truth.forward), "backward_ns": cut(truth.backward),
+          "update_ns": cut(truth.update), "gap_ns": gap, "delay_ns": cut(truth.delay),
+          "delay_applied_ns": cut(truth.delay),
+          "sync_ns": cut((truth.exit - truth.enter).sum(axis=0))}
 
 
 def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:

@@ -21,8 +21,7 @@ def link(root: pathlib.Path, path: str, target: str) -> None:
 
 
 def pci(root: pathlib.Path, way: str, cls: str, vendor: str, *, numa: int = -1,
-        speed: float | None = 32.0, width: int = 16, max_speed: float | None = None,
-        max_width: int | None = None) -> str:
+        speed: float | None = 32.0, width: int = 16) -> str:
   """A PCI device; `way` reads host bridge/…/address. Returns its folder."""
   directory = f"/sys/devices/{way}"
   address = way.rpartition("/")[2]
@@ -32,8 +31,8 @@ def pci(root: pathlib.Path, way: str, cls: str, vendor: str, *, numa: int = -1,
   if speed is not None:
     write(root, f"{directory}/current_link_speed", f"{speed} GT/s PCIe")
     write(root, f"{directory}/current_link_width", width)
-    write(root, f"{directory}/max_link_speed", f"{max_speed or speed} GT/s PCIe")
-    write(root, f"{directory}/max_link_width", max_width or width)
+    write(root, f"{directory}/max_link_speed", f"{speed} GT/s PCIe")
+    write(root, f"{directory}/max_link_width", width)
   if not (root / f"sys/bus/pci/devices/{address}").is_symlink():
     link(root, f"/sys/bus/pci/devices/{address}", directory)
   return directory
