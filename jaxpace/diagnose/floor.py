@@ -93,8 +93,8 @@ def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None,
 
 def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floor,
                sizes: Sequence[tuple[CollectiveTimes, int]]) -> Floor:
-  """The floors of transfers, where the fabric is slower than what the run itself has had: by the
-  collective of each and its ranks."""
+  """The floors of transfers, by what the fabric says of the collective of each and its ranks; what
+  the run itself has had, where that is quicker or the fabric says nothing."""
   told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, ranks)
           for c, ranks in sizes]
   if not any(seconds is not None for seconds in told):
