@@ -40,7 +40,7 @@ def is_detailed(step: int | np.ndarray, stretch: int) -> np.ndarray:
 
   Args:
     step: number of the step, 0 or more.
-    stretch: steps of which one is drawn, as `every` tells.
+    stretch: steps of which one is drawn, as `every` says.
 
   >>> sum(is_detailed(np.arange(1000), 10).tolist())
   100

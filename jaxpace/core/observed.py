@@ -81,7 +81,7 @@ class ObservedCollective:
   pairs: tuple[tuple[int, int], ...]
   """Ranks that send and receive, for permutes; else ()."""
   phase: str
-  """Phase of the step: "forward", "backward", "update", or "compute" where it can't be told."""
+  """Phase of the step: "forward", "backward", "update", or "compute" where it is unknown."""
   loops: tuple[Loop, ...]
   """Loops it runs in, outermost first; () where it runs once a step."""
   source: str | None

@@ -70,7 +70,7 @@ class Collective:
   """Whether it can begin before its entry timestamp, which may then be late."""
   meanwhile: float | None = None
   """Share of the step's operations that may run while it is under way: it needs none of their
-  results, and they need none of its. None where that can't be told."""
+  results, and they need none of its. None where that is unknown."""
   loops: tuple[Loop, ...] = ()
   """Loops around it, outermost first; () in a branch or `jax.checkpoint` alone."""
   conditional: bool = False

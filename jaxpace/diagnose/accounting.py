@@ -171,7 +171,7 @@ def _charge_causes(waiting: list[np.ndarray], charge: Charge, waited: Waits,
 #     hidden[c]  = of enter[c] .. begin[c] what lies in no other's exposed time: computing, at least
 #     behind[c]  = what is left of exit[c] - enter[c]: others are waited for
 #
-# After `begin` a rank may compute as well, which no timestamp tells: hence at most, and at least.
+# After `begin` a rank may compute as well, which no timestamp shows: hence at most, and at least.
 
 def split(flight: InFlight) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Divides the time in which collectives are under way by what the rank does meanwhile.

@@ -69,7 +69,7 @@ class HangCode(_Code):
 
 
 class ChangeCode(_Code):
-  """What the verdict of a comparison says; `failed` tells whether that is too much."""
+  """What the verdict of a comparison says; `failed` says whether that is too much."""
 
   NONE = "no_change", "no change of the step time is sure"
   SLOWER = "slower", "the second run is surely slower"
@@ -291,7 +291,7 @@ def percent(share: float) -> str:
 
 
 NAMED = 3
-"""Names that a sentence holds; of more it tells how many. The JSON report has all."""
+"""Names that a sentence holds; of more it has the number. The JSON report has all."""
 
 
 def named(names: Sequence[str]) -> str:

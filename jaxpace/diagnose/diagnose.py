@@ -125,7 +125,7 @@ def why(case: EvidenceInputs) -> Reasons:
   if saves_nothing(case, named(case, findings), LEAST):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
     findings, doubt, notes = hold_back(case, find(case))
-  # who is last intermittently is told by the timestamps that are in doubt
+  # who is last intermittently shows in the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in findings
                 if not doubted or finding.mode != AMPLIFICATION)
   return Reasons(case, () if unrecorded(run) else found, doubt, notes, doubted, never)

@@ -75,7 +75,7 @@ class Facts(Worth):
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
   # ranks of the job that nothing can be said of: too few of their rows are there
   unseen: tuple[int, ...] = ()
-  inconclusive: str = ""  # why it can't be told who is late; empty where it can
+  inconclusive: str = ""  # why nobody can say who is late; empty where it can
   # what sharing work by speed did; None where no work was shared
   work_moved: WorkMoved | None = None
   # on signs that groups wait for each other as the stages of a pipeline do

@@ -103,7 +103,7 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
 
   Between its own change-points a rank is late or not; neighbouring stretches in which it is late
   are one episode. A rank that is late over the whole run, though not in stretches of it that can be
-  told apart, is late throughout.
+  separated, is late throughout.
 
   Args:
     blocks: arrivals.

@@ -38,8 +38,8 @@ class Floor(NamedTuple):
     return self.width == 0
 
   def inconclusive_in(self, steps: np.ndarray) -> Floor:
-    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is
-    no contention."""
+    """The same where in some steps, [K] bool, longer transfers can't be separated from waiting:
+    there is no contention."""
 
     def told(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       return (np.where(steps, quiet + contention, quiet),

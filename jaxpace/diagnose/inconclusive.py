@@ -29,7 +29,7 @@ from jaxpace.runs.run import Process, Run
 
 
 def find_inconclusive(run: Run, selected: SelectedSteps) -> str:
-  """Says why it can't be told who is late; nothing where it can."""
+  """Says why nobody can say who is late; nothing where it can."""
   if not any(map(any, _doubted(run))):
     return ""
   part = next((part for part in chunks(run) if selected.mask[part].any()), None)
@@ -156,7 +156,7 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
 
 
 def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
-  """Says what is not told there."""
+  """Says what is unknown there."""
   several = len(ranks) > 1
   return Sentence(
       Note.RANKS_AWAY,

@@ -1,6 +1,6 @@
 """Who is late, persistently or intermittently, since when, and how sure that is.
 
-Lateness is told by undelayed arrival: how long a rank was busy since it left the last collective
+Lateness shows in undelayed arrivals: how long a rank was busy since it left the last collective
 itself. Entry against a common exit would blame the neighbour that a slow host lets out late.
 """
 

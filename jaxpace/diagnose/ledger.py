@@ -166,7 +166,7 @@ def _add(events: np.ndarray, amounts: np.ndarray, event: np.ndarray, amount: np.
 # are what ranks would wait if all were busy for as long as their mean; what they wait beyond is
 # for ranks that are busy for longer, and goes to the account of the rank that is busy longest of
 # those it is joined with, step by step. Of a pipeline of S stages and M micro-batches, t the
-# longest time of one on any stage, (M - 1) t + the sum over stages tells the step: nobody else's
+# longest time of one on any stage, (M - 1) t + the sum over stages gives the step: nobody else's
 # lateness counts for much.
 
 _STEPS = 4

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 # Shares of the mean step.
 COSTLY = 0.05
-"""What costs this share is a finding, makes the headline, and is told before anything is called
+"""What costs this share is a finding, makes the headline, and is named before anything is called
 healthy. What begins within this share of the run from each other is one."""
 SHOWS = 0.025
 """Half of that: causes that the hosts measure, transfers that are slow in a stretch, one host's

@@ -35,7 +35,7 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
       continue
     values = run.durations[name][:, steps].astype(np.float64)
     if name == "sync" and "held" in run.durations:
-      # As recorded it begins before what was held, which is told by itself.
+      # As recorded it begins before what was held, which is recorded by itself.
       values -= np.nan_to_num(run.durations["held"][:, steps], nan=0.0)
     known = np.isfinite(values).any(axis=1)
     if known.any():

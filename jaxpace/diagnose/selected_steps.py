@@ -207,7 +207,7 @@ def is_possible(times: np.ndarray) -> np.ndarray:
 def without_unfinished(run: Run) -> tuple[Run, np.ndarray]:
   """Leaves out the last steps, where ranks that were recorded until then are not.
 
-  Lateness is told from the ranks that are there: of two processes, one's ranks would be in time
+  Lateness is known of the ranks that are there: of two processes, one's ranks would be in time
   where the other's are missing. A rank that stops recording for good, while the others go on for
   long, is another matter: those steps count.
 

@@ -7,13 +7,13 @@ stages:
 - *Possible*: a CUSUM (Page 1954) adds up by how much a signal exceeds its usual level and an
   allowance of 2.5 % of the step, and passes a threshold that its own past sets. What a single step
   may add is capped, so that one pause, however long, is no onset.
-- *Confirmed*, and only then told: most of the last 24 steps were high. A machine that is busy with
-  something else for ten steps costs those ten steps and is over before anybody could act; a fault
-  stays. What is high in half of the steps only is told once it has lasted 96 steps. A quiet spell
-  ends what was possible.
+- *Confirmed*, and only then reported: most of the last 24 steps were high. A machine that is busy
+  with something else for ten steps costs those ten steps and is over before anybody could act; a
+  fault stays. What is high in half of the steps only is reported once it has lasted 96 steps. A
+  quiet spell ends what was possible.
 
-A rank that has been late since the first step is no onset: its past knows nothing else. It is told
-once enough is known of it, and what is usual for it is then to be in time.
+A rank that has been late since the first step is no onset: its past knows nothing else. It is
+reported once enough is known of it, and what is usual for it is then to be in time.
 
 Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints)
 are rare and long, and next to nothing at other times: two of them are an onset.
@@ -152,8 +152,8 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
     known = np.isfinite(now) & bool(np.isfinite(steps.step[at]))
     ready = known & np.isfinite(usual.threshold)
     if ready.any():
-      sums, told = _advance(sums, now, ready, usual, rule, until)
-      alarms += told
+      sums, reported = _advance(sums, now, ready, usual, rule, until)
+      alarms += reported
     # What is on its way to an alarm, or beyond one, is not what is usual.
     calm = known & ~sums.active & (sums.total < 0.5 * usual.threshold)
     past[rows[calm], seen[calm] % _MEMORY] = now[calm]
@@ -201,7 +201,7 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
            if columns else None)
   arrival = undelayed(work).sum(axis=0)
-  # nobody is told late by timestamps that may say nothing of it
+  # nobody is reported late by timestamps that may say nothing of it
   if inconclusive_of(run, work):
     arrival = np.full_like(arrival, np.nan)
   return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
@@ -231,14 +231,15 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
   alarms: list[Alarm] = []
   if over.any():
     often = raised >= NEARLY_ALL * number
-    # of few steps, intermittently late ranks may well be late in all; more so once they were told
+    # of few steps, intermittently late ranks may well be late in all; more so once they were
+    # reported
     steady = often & (number >= LAST // 2 * (1 + _any(active, WAITING)))
-    passed, told = _passed(over, total, usual.threshold, active, steady,
+    passed, reported = _passed(over, total, usual.threshold, active, steady,
                            often & (number >= OFTEN) | steady)
     share = excess / np.maximum(number, 1)
     alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]),
                      float(share[signal]), len(now))
-              for signal in told]
+              for signal in reported]
     # A sum that has passed starts anew, the other way.
     active = active.copy()
     active[passed] = ~active[passed]
@@ -250,11 +251,11 @@ def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels
 
 def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
             steady: np.ndarray, perhaps: np.ndarray) -> tuple[list[int], list[int]]:
-  """Signals that change sides, and those of them that are told.
+  """Signals that change sides, and those of them that are reported.
 
   A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now
-  and then. Waiting that a late rank explains is not told; while a rank's sum is well on its way, it
-  waits for that.
+  and then. Waiting that a late rank explains is not reported; while a rank's sum is well on its
+  way, it waits for that.
   """
   ranks = len(sums) - len(levels.JOB)
   over = over.copy()
@@ -266,16 +267,17 @@ def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: n
       active[:ranks] | over[:ranks]).any():
     passed = [signal for signal in passed if signal not in waiting]
     waiting = []
-  told = []
+  reported = []
   for signal in passed:
     same = [other for other in levels.views(len(sums), levels.kind(signal, ranks))
             if other != signal]
-    # Another view of it has been told, or is told now; at its end, another view of it goes on.
-    if not any(active[other] and other not in passed or other in told for other in same):
-      told.append(signal)
+    # Another view of it has been reported, or is reported now; at its end, another view of it goes
+    # on.
+    if not any(active[other] and other not in passed or other in reported for other in same):
+      reported.append(signal)
   if (active[:ranks] | over[:ranks]).any():
-    told = [signal for signal in told if signal not in waiting]
-  return passed, told
+    reported = [signal for signal in reported if signal not in waiting]
+  return passed, reported
 
 
 def _high(recent: np.ndarray, steps: int) -> np.ndarray:

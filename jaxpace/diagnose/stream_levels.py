@@ -30,7 +30,7 @@ _LARGE_WAITING, _LARGE_TRANSFER, _PAUSE = "large_waiting", "large_transfer", "pa
 JOB = (WAITING, TRANSFER, GAP, _LARGE_WAITING, _LARGE_TRANSFER, _PAUSE)
 """The job's signals, after the ranks'."""
 _TOLD_AS = {_LARGE_WAITING: WAITING, _LARGE_TRANSFER: TRANSFER, _PAUSE: GAP}
-"""Two views of one thing: the first of them is told when it begins, the last when it ends."""
+"""Two views of one thing: the first of them is reported when it begins, the last when it ends."""
 
 # Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
 # worth on others.
@@ -148,7 +148,7 @@ def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.
 
 
 def kind(signal: int, ranks: int) -> str:
-  """What a signal is told as."""
+  """What a signal is reported as."""
   if signal < ranks:
     return LATE
   name = JOB[signal - ranks]
@@ -157,13 +157,13 @@ def kind(signal: int, ranks: int) -> str:
 
 @functools.lru_cache(maxsize=64)
 def views(signals: int, told_as: str) -> tuple[int, ...]:
-  """The job's signals that are told as this kind."""
+  """The job's signals that are reported as this kind."""
   ranks = signals - len(JOB)
   return tuple(signal for signal in range(ranks, signals) if kind(signal, ranks) == told_as)
 
 
 RATE = 1e-6
-"""False alarms of one signal a step, at most, as far as its past tells."""
+"""False alarms of one signal per step, at most, as far as its past shows."""
 LEARN = 60
 """Steps before the first alarm."""
 _TOGETHER = (1, 4, 16)
@@ -277,7 +277,7 @@ def chance(y: np.ndarray, there: np.ndarray) -> np.ndarray:
     mean = powers.sum(axis=1)
     slope = (powers * y).sum(axis=1) / mean
     beyond = np.log(mean / number)
-    # At the highest θ that is told the mean may be below 1: then it stays.
+    # At the highest θ that is reported the mean may be below 1: then it stays.
     step = np.where((beyond > 0) & (slope > 0), beyond / np.where(slope > 0, slope, 1.0), 0.0)
     theta = np.maximum(theta - step, 0.0)
     if (step <= _CLOSE * theta).all():

@@ -82,7 +82,7 @@ class ByGroup:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RunTotals:
-  """A run, and what its selected steps add up to: all that comes before a diagnosis is told by
+  """A run, and what its selected steps add up to: all that comes before a diagnosis is described by
   it."""
 
   run: Run

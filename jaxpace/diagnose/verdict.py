@@ -117,7 +117,7 @@ def _lasting(facts: Facts) -> Sentence | None:
   """What takes `COSTLY` of the step and is no finding: data that all wait for, transfers that take
   longer than their best.
 
-  Where both do, both are told, the larger one first.
+  Where both do, the verdict names both, the larger one first.
   """
   step_time = facts.step_time
   assert step_time is not None

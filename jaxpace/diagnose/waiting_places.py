@@ -83,7 +83,7 @@ class CollectiveWaits(NamedTuple):
   transfer: float
   contention: float
   worst: float  # of `waiting`, in the iteration in which most is waited
-  rank: int | None  # that most of the waiting is for; None where it is not told
+  rank: int | None  # that most of the waiting is for; None where it is unknown
   held: float  # part of `waiting` that is for that rank
 
   @property

@@ -77,7 +77,7 @@ class Folder:
     """Returns what stands under a name; of a link, the link.
 
     Raises:
-      OSError: nothing does, or it can't be told.
+      OSError: nothing does, or it is unknown.
     """
     return os.stat(self._at(name), dir_fd=self._descriptor, follow_symlinks=False)
 

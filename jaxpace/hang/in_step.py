@@ -39,7 +39,7 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
   """Tells why a step does not end.
 
   Args:
-    programs: what this process runs; () where nothing is observed, and nothing is told.
+    programs: what this process runs; () where nothing is observed, and nothing is described.
     process: this process.
     heard: the processes' last heartbeats.
     directory: run directory, for the rings of those that sent nothing of their timestamps; None

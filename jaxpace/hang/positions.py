@@ -105,7 +105,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
     found.append((int(at[-1]), int(at[begun]), execution,
                   _usual(own[at], ns[at], programs.by_key[key])))
   found.sort(key=lambda entry: entry[0])
-  # A device runs one program with collectives after the other: what ended later tells that one
+  # A device runs one program with collectives after the other: what ended later shows that one
   # which began earlier was given up, as when a step raises.
   kept = [entry for i, entry in enumerate(found)
           if entry[2].ended or not any(other[2].ended and other[1] > entry[0]

@@ -40,7 +40,7 @@ def of_thread(identity: int, characters: int) -> str:
 
 
 def compiles(identity: int) -> bool:
-  """Whether a thread is in the middle of tracing or compiling for JAX, as its stack tells.
+  """Whether a thread is in the middle of tracing or compiling for JAX, as its stack shows.
 
   A running program shows no frames of JAX below the call, or those of a wait; a program in the
   making shows those of its compiler or its tracer.

@@ -87,7 +87,7 @@ def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: Observed
 
 
 class _Reading:
-  """What the files have told so far."""
+  """What the files have shown so far."""
 
   def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
                infos: Mapping[int, dict[str, Any]]):
@@ -146,7 +146,7 @@ class _Reading:
 
   @property
   def _in_question(self) -> bool:
-    """Whether ranks have waited for so long that somebody may be told of it."""
+    """Whether ranks have waited for so long that it is worth an alarm."""
     return any(execution.pending and (one.state == "closed" or (one.waiting or 0.0) >= _LONG)
                for one in self._positions.values() for execution in one.executions)
 

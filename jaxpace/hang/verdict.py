@@ -33,7 +33,7 @@ def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> flo
 
 
 def speaker(last_heartbeats: Mapping[int, LastHeartbeat], silence: float, own: int) -> int:
-  """The one process that tells: the lowest that is heard of and has itself waited too long; or
+  """The one process that speaks: the lowest that is heard of and has itself waited too long; or
   `own`."""
   return min([own, *(process for process, one in last_heartbeats.items()
                      if one.silence <= silence and one.heartbeat.waiting and not one.left)])

@@ -81,7 +81,7 @@ _READERS = 16
 _TURN_SECONDS = 2.0
 _SHORTEST, _SHORTEST_ADAPTIVE = 1.0, 10.0
 _ADAPTIVE = 20.0  # times the usual step
-_CAUSES = 3  # causes within the step that are told in words
+_CAUSES = 3  # causes within the step that are put into words
 # Makes the names of successive watchdogs differ; the same in every process.
 _counter = itertools.count()
 

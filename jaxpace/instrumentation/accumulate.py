@@ -350,7 +350,7 @@ def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any
 
 
 def _spec(leaf: Any) -> PartitionSpec:
-  """The sharding that an array's type tells: of axes that are explicit in `jax.make_mesh`, else of
+  """The sharding that an array's type has: of axes that are explicit in `jax.make_mesh`, else of
   none."""
   spec: PartitionSpec = getattr(getattr(jax.typeof(leaf), "sharding", None), "spec",
                                 PartitionSpec())

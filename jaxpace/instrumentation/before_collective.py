@@ -74,7 +74,7 @@ class _Turn(NamedTuple):
   over: jax.Array  # uint32 [2], when the last collective or listening was over
   now: jax.Array  # uint32 [2], the last timestamp
   lost: jax.Array  # float32 [] s
-  told: jax.Array  # float32 [] s, own, telling the last time
+  told: jax.Array  # float32 [] s, own, reporting the last time
 
 
 class Holding:
@@ -129,13 +129,13 @@ class Holding:
 
   def _listen(self, slot: int, asked: Hold, _moment: Moment, turn: _Turn
               ) -> tuple[jax.Array, jax.Array, _Turn]:
-    """One turn: waits, listens, and tells."""
+    """One turn: waits, listens, and reports."""
     axis = self._holder.axis
     begin = self._wait(asked.seconds, turn.over, turn.now)
     (token,) = gate(self._clock, begin, [self._own(jnp.zeros((1,)))])
     end = self._clock.timestamp(begin, jax.lax.psum(token, axis))
     # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
-    # only when it is told the next time.
+    # only when it is reported the next time.
     took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end), turn.told]
     least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
     now = self._clock.timestamp(end, least)

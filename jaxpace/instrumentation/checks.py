@@ -112,7 +112,7 @@ def whole_mesh_named(pace: PaceState) -> None:
   """Checks that the pace state is split over every manual axis."""
   axes = manual_axes()
   shape = jnp.shape(pace.step)
-  # Under check_vma=True the type tells which axes the state varies over.
+  # Under check_vma=True the type says which axes the state varies over.
   named = varying(pace.step)
   absent = [a for a in axes if named and a not in named and jax.lax.axis_size(a) > 1]
   if len(shape) <= 1 and (not shape or shape[0] == 1) and not absent:

@@ -197,7 +197,7 @@ def scalar_inputs(producers: Producers, following: Iterable[int]) -> list[int]:
 
 
 def ends(producers: Producers, segment: Sequence[int]) -> list[int]:
-  """Values made by a segment whose being ready tells that it is over.
+  """Values made by a segment whose being ready shows that it is over.
 
   Only such as are in memory whatever XLA does: results of the step (the loss), operands of
   collectives (the loss again), results of opaque operations. One more reader of any other value

@@ -92,7 +92,7 @@ def instrument(
       pacer is `jaxpace.share_work`. `plan.share_reason` says what was chosen.
     slots: most collectives a step that get timestamps; more are counted in `plan.overflow`.
     max_delay: seconds; no delay is longer, whatever a pacer asks.
-    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are told apart, for
+    phases: whether forward and backward pass (and phases of `jaxpace.phase`) are separate, for
       which XLA must not run parts of both at once; without, what precedes a collective is
       `compute`.
     max_hold: seconds per step; a pacer that holds collectives back (`jaxpace.take_turns`) does so

@@ -285,7 +285,7 @@ def _traced(values: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp, ta
 
 
 def _sample(value: jax.Array) -> jax.Array:
-  """What tells that a value is there: itself if it is flat, else one element of it.
+  """What shows that a value is there: itself if it is flat, else one element of it.
 
   A timestamp's operands are in default layout, which must not be forced upon matrices.
   """

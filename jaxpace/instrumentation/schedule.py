@@ -85,7 +85,7 @@ class Stage:
 
 
 def work(equation: Equation, program: Program) -> float:
-  """A rough count of operations of an equation; infinite where it can't be told."""
+  """A rough count of operations of an equation; infinite where it is unknown."""
   name = equation.primitive.name
   if name in primitives.UNKNOWN_WORK:
     return math.inf

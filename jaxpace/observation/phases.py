@@ -1,4 +1,4 @@
-"""Which phase of training an equation belongs to, told from its name stack.
+"""Which phase of training an equation belongs to, by its name stack.
 
 Differentiation leaves its mark there: `transpose(` is backward, `jvp(` forward. The stack must
 be joined with those of all enclosing calls: an equation's own stack alone misclassifies what a
@@ -16,7 +16,7 @@ import jax
 from jaxpace.core.plan import BACKWARD, DELAY, FORWARD, GAP, SYNC
 
 OTHER = "other"
-"""Neither forward nor backward: input preparation or update, told apart by where it stands."""
+"""Neither forward nor backward: input preparation or update, by where it stands."""
 
 _SCOPE = "jaxpace.phase."
 _COLLECTIVE = "jaxpace.collective."

@@ -23,7 +23,7 @@ class Recorded:
 
   Attributes:
     recorder: the `jaxpace.Recorder` in use, for `measure` and `lost`.
-    step: what `jaxpace.observe` returned; its `plan` tells what was found in the step. The bare
+    step: what `jaxpace.observe` returned; its `plan` says what was found in the step. The bare
       step where nothing is recorded; of an instrumented step the compiled function.
   """
 

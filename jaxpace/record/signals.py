@@ -3,11 +3,11 @@
 The recorder wants the rows on disk before the process dies; the program may want to checkpoint
 first. So:
 
-  * a wake-up file descriptor (`signal.set_wakeup_fd`) tells the writer thread at once, even while
+  * a wake-up file descriptor (`signal.set_wakeup_fd`) wakes the writer thread at once, even while
     the main thread waits inside a collective and no Python handler can run;
   * a Python handler that was there before is called as before;
   * a handler of a C library, such as the preemption notifier `jax.distributed.initialize` installs,
-    is told as well, so that `reached_preemption` and orbax work on: it is called through its
+    is called as well, so that `reached_preemption` and orbax work on: it is called through its
     pointer. That notifier swallows the signal. Where the program never asks it, nobody will stop
     for it, and the process dies as if there were none;
   * where nobody handled SIGTERM the process dies of it as before, only later: once the loop has

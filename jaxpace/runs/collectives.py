@@ -3,7 +3,7 @@ the step goes through them, and which of them are laid out.
 
 Of an observed step there are hundreds. Each step has a row in the table `steps` with its sums; only
 some have the rows of their collectives. Those are laid out over these steps alone, the step before
-each being told by the table `steps`.
+each described by the table `steps`.
 """
 
 from __future__ import annotations

@@ -53,39 +53,39 @@ def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
   Returns:
     Who meets; None where all ranks do, or nothing is known of it.
   """
-  told = _told(entry.get("groups"), ranks)
+  described = _described(entry.get("groups"), ranks)
   rows = None
-  if told is None:
+  if described is None:
     axis = entry.get("axis")
     rows = laid_out(info, axis.split(",") if isinstance(axis, str) else None)
     rows = laid_out(info) if rows is None else rows
-    told = np.zeros(ranks, np.int64)
+    described = np.zeros(ranks, np.int64)
     if rows is not None and rows.size >= ranks:
       of_device = np.empty(rows.size, np.int64)
       of_device[rows] = np.arange(len(rows))[:, None]
-      told = of_device[:ranks]
+      described = of_device[:ranks]
     else:
       rows = None
-    inside = _told(entry.get("index_groups"), rows.shape[1] if rows is not None else ranks)
+    inside = _described(entry.get("index_groups"), rows.shape[1] if rows is not None else ranks)
     if inside is not None:
       along = np.arange(ranks)
       if rows is not None:
         of_device = np.empty(rows.size, np.int64)
         of_device[rows] = np.arange(rows.shape[1])[None]
         along = of_device[:ranks]
-      told = np.where(inside[along] >= 0, told * len(inside) + inside[along], -1)
+      described = np.where(inside[along] >= 0, described * len(inside) + inside[along], -1)
   sources = None
   if point_to_point:
     sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None],
                        ranks)
     if sources is None:
       sources = _sources(entry.get("rank_pairs"), np.arange(ranks)[None], ranks)
-  if sources is None and (told == told[0]).all():
+  if sources is None and (described == described[0]).all():
     return None
-  return RankGroups(told, sources)
+  return RankGroups(described, sources)
 
 
-def _told(value: Any, ranks: int) -> np.ndarray | None:
+def _described(value: Any, ranks: int) -> np.ndarray | None:
   """[R] groups of lists of ranks; None where they are not such."""
   if not isinstance(value, list | tuple) or not value:
     return None
@@ -102,7 +102,7 @@ def _told(value: Any, ranks: int) -> np.ndarray | None:
 
 
 def _sources(pairs: Any, rows: np.ndarray, ranks: int) -> np.ndarray | None:
-  """[M, R] sources of every rank; None where they are not told."""
+  """[M, R] sources of every rank; None where they are unknown."""
   if not isinstance(pairs, list | tuple) or not pairs or len(pairs) * len(rows) > _MOST_PAIRS:
     return None
   sources = np.full((_MOST_SOURCES, ranks), -1, np.int64)
@@ -153,7 +153,7 @@ def laid_out(info: dict[str, Any], axis: Sequence[str] | None = None) -> np.ndar
     axis: names of the axes; by default those in the run's settings.
 
   Returns:
-    [groups, R] int64 as `groups` does, of the whole mesh; None where mesh or axis are not told.
+    [groups, R] int64 as `groups` does, of the whole mesh; None where mesh or axis are unknown.
   """
   settings = info.get("settings")
   mesh = settings.get("mesh") if isinstance(settings, dict) else None

@@ -19,7 +19,7 @@ from jaxpace.runs.table_reader import NEEDED, Part, Rows, TableFiles
 
 
 class PartFollower:
-  """The new parts of one table, told by their names: a file is opened once.
+  """The new parts of one table, known by their names: a file is opened once.
 
   A job writes small parts and merges them into larger ones whose names cover theirs. A part counts
   as new if its range goes beyond what was read of its process; the larger part of a merge that

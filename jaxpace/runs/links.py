@@ -37,8 +37,8 @@ class ProbedLinks:
     message_bytes: size of a message.
     seconds: [n, n] quickest time of a message from row to column; NaN where it was not measured.
     median_seconds: [n, n] the median.
-    culprits: what is slow, the strongest first; empty where nothing is, or it can't be told.
-    cannot_tell: why nothing more can be told; empty where it can.
+    culprits: what is slow, the strongest first; empty where nothing is, or it is unknown.
+    cannot_tell: why nothing more is known; empty where it is.
     taken: seconds that the probe took.
     when_unix_ns: when it ended.
   """
@@ -187,7 +187,7 @@ class Culprit(NamedTuple):
 
 
 class Inference(NamedTuple):
-  """What the times say: the culprits, strongest first; and why nothing more can be told, empty
+  """What the times say: the culprits, strongest first; and why nothing more is known, empty
   where it can."""
 
   culprits: tuple[Culprit, ...]

@@ -235,7 +235,7 @@ def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[s
 
 
 def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
-  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it tells
+  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it says
   nothing here."""
   settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
   plan = dict(info.get("plan") or {})

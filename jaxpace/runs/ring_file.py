@@ -96,7 +96,7 @@ def run_of(path: pathlib.Path) -> str | None:
 
 
 def read_pulse(path: pathlib.Path) -> Pulse | None:
-  """Reads what tells whether a process still writes; None where it can't be read."""
+  """Reads what shows whether a process still writes; None where it can't be read."""
   found = header(path)
   if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_BUFFERS:
     return None

@@ -43,7 +43,7 @@ STEPS = pa.schema([
     pa.field("end_ns", _NS),
     pa.field("forward_ns", _NS),
     pa.field("backward_ns", _NS),
-    pa.field("compute_ns", _NS),  # compute that can't be told apart into phases
+    pa.field("compute_ns", _NS),  # compute that can't be split into phases
     pa.field("sync_ns", _NS),
     pa.field("update_ns", _NS),
     # of the step's collectives, of observed steps: see jaxpace.observe

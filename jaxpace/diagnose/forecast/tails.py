@@ -192,7 +192,7 @@ def calibration(noise: Noise, drawn: Pooled, weights: np.ndarray, units: int) ->
 
   A step's mean holds a part of every rank's own noise, so taking it out leaves too little, by a
   factor between 1 and n / (n - 1). The mean of max - mean within the steps, which nothing shared
-  can touch, tells which.
+  can touch, shows which.
   """
   mean = (drawn.counts * drawn.values).sum(axis=1) / drawn.counts.sum(axis=1)
   expected = largest(drawn, units)[0] - mean

@@ -241,7 +241,7 @@ def _event(values: dict[str, Any]) -> Event:
 
 
 def _late(entry: dict[str, Any]) -> str:
-  """One late process, as far as the file tells."""
+  """One late process, as far as the file shows."""
   values = {name: value for name, value in entry.items() if name in _KINDS and name != "stack"}
   try:
     text = LateProcess(**values).sentence()

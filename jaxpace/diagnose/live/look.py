@@ -54,7 +54,7 @@ class Numbers(NamedTuple):
   silent: tuple[int, ...]  # ranks without a row in the window
   pacing: Pacing
   floor: np.ndarray  # [C] lowest so far
-  inconclusive: str = ""  # why it can't be told who is late, in a sentence
+  inconclusive: str = ""  # why nobody can say who is late, in a sentence
 
 
 class Alert(NamedTuple):
@@ -121,7 +121,7 @@ def _shares(totals: Totals, mask: np.ndarray, floor: np.ndarray) -> dict[str, fl
 
 
 def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
-  """Ranks by lateness; nobody where no collective tells."""
+  """Ranks by lateness; nobody where no collective shows it."""
   known = np.flatnonzero(totals.present > 0)
   if not run.collectives or len(known) < 2:
     return ()

@@ -173,7 +173,7 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
   # hides it.
   excess = found.excess * float(middle)
-  # a floor above what the run itself has was measured while other load ran, and tells nothing
+  # a floor above what the run itself has was measured while other load ran, and says nothing
   if quiet < low:
     excess = min(excess, mean - quiet)
   if found.slow and excess > seconds:
@@ -191,7 +191,7 @@ def _contention(case: EvidenceInputs) -> float:
 
 def _bursts(case: EvidenceInputs, transfer: np.ndarray,
             busy: tcp.BusyConnections) -> SlowTransfers | None:
-  """Slow now and then: two modes that can be told apart."""
+  """Slow now and then: two separate modes."""
   selected = case.selected
   known = transfer[selected.mask]
   known = known[np.isfinite(known) & (known > 0)]
@@ -224,7 +224,7 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
 # Describes transfers that take longer than they need, `fabric_contention`, and whose link that is.
 
 def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
-  """Describes slow transfers, and whose link it is as far as that can be told."""
+  """Describes slow transfers, and whose link it is as far as that is known."""
   run, selected = case.run, case.selected
   first = (None if slow.begin == 0
            else series_change(run, selected, case.transfer, slow.begin))

@@ -89,7 +89,7 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
   `longest` steps.
 
   The tail is pairs of a share of the steps and the seconds that this share takes longer than, from
-  half of the steps to the very longest. Of each of the longest steps the shares are told, and the
+  half of the steps to the very longest. Of each of the longest steps it has the shares, and the
   rank the job waited for most.
   """
   run, totals = diagnosis.run, diagnosis.totals

@@ -26,7 +26,7 @@ CAPACITY = 1 << 16
 _TRIES = 32
 _LONGEST_S = 5.0
 _FARTHEST_NS = 100_000
-"""Two clocks that are not told apart better than this are not told apart: timestamps of a GPU come
+"""Two clocks that differ by less than this count as equal: timestamps of a GPU come
 in microseconds."""
 _TRY_TAG = 2
 

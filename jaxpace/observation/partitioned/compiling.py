@@ -147,7 +147,7 @@ def tracing() -> bool:
 
 @functools.cache
 def _state() -> Callable[[], bool]:
-  """What tells that no transformation is under way; looked up once, since each step asks."""
+  """What shows that no transformation is under way; looked up once, since each step asks."""
   from jax._src import core
   return core.trace_state_clean
 

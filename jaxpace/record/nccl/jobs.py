@@ -34,7 +34,7 @@ class Members:
   """Rank of the job by communicator and rank in it."""
   process: dict[int, Process]
   dropped: tuple[str, ...]
-  """Communicators that are left out since their ranks can't be told."""
+  """Communicators that are left out since their ranks are unknown."""
   numbering: tuple[tuple[str, range], ...] = ()
   """Communicators after which ranks are numbered, and the numbers."""
 
@@ -42,7 +42,7 @@ class Members:
 def members(records: Iterable[Record]) -> Members:
   """Numbers the ranks of a job as its largest communicator does.
 
-  A process with several GPUs has several ranks in a communicator, and nothing tells which of them
+  A process with several GPUs has several ranks in a communicator, and nothing says which of them
   is which in another one: then only the largest communicator, and those of other processes, are
   kept.
   """

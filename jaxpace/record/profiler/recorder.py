@@ -320,7 +320,7 @@ class ProfiledRecorder(Recording, Recordable):
     """Warns, once for each kind of trouble."""
     if sentence not in self._told:
       self._told.add(sentence)
-      _LOG.warning("%s. Training goes on; a failure like this is not told again.", sentence)
+      _LOG.warning("%s. Training goes on; the next failure like this is not logged.", sentence)
 
 
 def _waitable(result: Any) -> list[jax.Array]:

@@ -131,7 +131,7 @@ class Collector:
     """Reads what is new.
 
     Args:
-      programs: tells the numbers of the programs to read. It is asked after their timestamps were
+      programs: returns the numbers of the programs to read. It is asked after their timestamps were
         read: a program may be compiled and run for the first time meanwhile.
     """
     host_ring.current()

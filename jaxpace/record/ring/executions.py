@@ -156,7 +156,7 @@ def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bo
          most: int | None = None) -> Taken:
   """Takes what was written since `position`.
 
-  A slot's `seq` tells which event is in it. One that a timestamp is just writing ends what is
+  A slot's `seq` says which event is in it. One that a timestamp is just writing ends what is
   taken: the next call goes on there. One that was written over counts as lost.
 
   Args:
@@ -297,7 +297,7 @@ def _count_before(values: np.ndarray) -> np.ndarray:
 
 FORWARD, BACKWARD, UPDATE, COMPUTE = range(4)
 PHASES = {"forward": FORWARD, "backward": BACKWARD, "update": UPDATE}
-"""Any other phase is `COMPUTE`: it can't be told."""
+"""Any other phase is `COMPUTE`: it is unknown."""
 
 
 class Sums(NamedTuple):
@@ -338,7 +338,7 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
 
   Between two collectives of the same phase, a device computes that phase; before the first one, if
   it is the forward pass's, the forward pass; after the last one, if it is the update's, the update.
-  All else can't be told apart and is `COMPUTE`.
+  All else can't be separated and is `COMPUTE`.
 
   Args:
     start: [n] ns, of the executions.

@@ -171,7 +171,7 @@ class InstrumentedPlan:
     """Lays out what one device did in the executions with these numbers, each of which is a step.
 
     A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
-    be told apart are `compute_ns`. Phases that occur several times add up. A timestamp that is 0
+    be separated are `compute_ns`. Phases that occur several times add up. A timestamp that is 0
     was not taken: what it bounds is null.
     """
     plan = self.timestamped
