@@ -118,7 +118,7 @@ def before_collective(step: jax.Array, slot: int | jax.Array, step_held: jax.Arr
                 step_held)
 
 
-def listened(moment: Moment, asked: Hold, heard: jax.Array, told: jax.Array | None = None
+def listened(moment: Moment, asked: Hold, heard: jax.Array, reported: jax.Array | None = None
              ) -> Moment:
   """Makes the moment after a pacer's `hold` was followed, and it was listened.
 
@@ -126,11 +126,11 @@ def listened(moment: Moment, asked: Hold, heard: jax.Array, told: jax.Array | No
     moment: at which it was asked.
     asked: as `hold_back` returned it.
     heard: [] float32 s, what listening took; NaN where that isn't known.
-    told: [] float32 s, what else it took, which counts too but tells of nothing.
+    reported: [] float32 s, what else it took, which counts too but means nothing.
   """
   took = asked.seconds + jnp.where(valid(heard), heard, np.float32(0))
-  if told is not None:
-    took += jnp.where(valid(told), told, np.float32(0))
+  if reported is not None:
+    took += jnp.where(valid(reported), reported, np.float32(0))
   return moment._replace(heard=heard, listened=moment.listened + np.int32(1),
                          held=moment.held + took, step_held=moment.step_held + took)
 
@@ -172,7 +172,7 @@ class Asked(NamedTuple):
 
 Listen = Callable[[Hold, Moment, Any], tuple[jax.Array, jax.Array, Any]]
 """Waits as was asked, and listens: of the answer, its moment and what is carried along, what was
-heard and told (see `listened`), and what is carried on."""
+heard and reported (see `listened`), and what is carried on."""
 
 
 def until_sent(pacer: Pacer, moment: Moment, state: Any, max_hold: float, allowed: jax.Array,
@@ -202,8 +202,8 @@ def until_sent(pacer: Pacer, moment: Moment, state: Any, max_hold: float, allowe
     return Hold(seconds, hold.listen & allowed), moment, after
 
   def turn(asked: Asked) -> Asked:
-    heard, told, carried = listen(asked.hold, asked.moment, asked.carried)
-    moment = typed(listened(asked.moment, asked.hold, heard, told))
+    heard, reported, carried = listen(asked.hold, asked.moment, asked.carried)
+    moment = typed(listened(asked.moment, asked.hold, heard, reported))
     return typed(Asked(*ask(moment, asked.state), carried))
 
   begin = typed(Asked(*ask(typed(moment), state), carried))

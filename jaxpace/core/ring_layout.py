@@ -88,7 +88,7 @@ EVENT = np.dtype([("ns", "<i8"), ("tag", "<u4"), ("seq", "<u4")])
 HEADER = np.dtype([
     ("magic", "S16"), ("lanes", "<u4"), ("process", "<u4"), ("capacity", "<u8"),
     ("attempt", "<u4"), ("pid", "<u4"),
-    # Read together, so that times can be told to people.
+    # Read together, so that times can be shown to people.
     ("monotonic_ns", "<i8"), ("wall_ns", "<i8"),
     # 1 once a recorder has closed it.
     ("closed", "<u4"), ("reserved", "<u4"), ("run", "S256"),

@@ -202,7 +202,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
 
   Returns:
     Findings that hold; why others were taken back, in a few words, empty where none was; and notes
-    on what can't be told. All findings of a run that was neither sampled nor observed.
+    on what is unknown. All findings of a run that was neither sampled nor observed.
   """
   observed = case.run.observed
   if case.run.plan.get("clock") != CLOCK and not observed:
@@ -215,7 +215,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
             f"Ranks leave {named} before others have reached it: not all of them wait for each "
             "other there (an axis of a mesh with several, or from one rank to the next). Which "
             "wait for which, a trace doesn't say, so all are compared: who is late, and what "
-            "waiting costs, can't be told from that."),)
+            "waiting costs, can't be separated from that."),)
   rounds, devices, cores = turns(case.run)
   if not rounds:
     return findings, "", ()

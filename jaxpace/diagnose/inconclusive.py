@@ -67,7 +67,8 @@ def inconclusive_of(run: Run, work: StepTimes) -> str:
                "timestamp, so that waiting may count as compute")
   if any(alone):
     why.append("it is not recorded who sends to whom")
-  return f"It can't be told whether ranks wait for each other, nor for whom: {'; and '.join(why)}."
+  return ("The run does not show whether ranks wait for each other, nor for whom: "
+          f"{'; and '.join(why)}.")
 
 
 def unseen(run_totals: RunTotals, away: SilentStretches | None = None) -> np.ndarray:
@@ -162,7 +163,7 @@ def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Se
       Note.RANKS_AWAY,
       f"{some_ranks(ranks).capitalize()} left no rows in most of "
       f"{plural(len(steps), 'step')} ({list_ranks(steps)}): what the others wait for "
-      f"{'them' if several else 'it'} there can't be told from slow transfers, and counts as "
+      f"{'them' if several else 'it'} there can't be separated from slow transfers, and counts as "
       "transfer, never as contention.")
 
 

@@ -8,7 +8,7 @@ twice as long as the collective takes. A host whose link is slow both ways is bu
 sends, and each of its partners for what it sends to that host: what it is busy longer is as much as
 all its partners together, in a ring of four or more twice as much as either, and nothing on the
 hosts beyond. Two hosts answer each other over one connection, where acknowledgements wait for data
-to ride on: busy time then tells little by itself.
+to ride on: busy time then shows little by itself.
 
 Round trips tell how long data queue on the way. A process that is late, stopped or without a
 processor keeps few acknowledgements back, for some milliseconds: its partners' connections are busy

@@ -61,7 +61,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
     return Sentence(Verdict.UNTOLD, facts.inconclusive)
   if not run.collectives:
     return Sentence(Verdict.NO_COLLECTIVES,
-        "No collective was recorded: it can't be told whether ranks wait for each other; see "
+        "No collective was recorded: the run does not show whether ranks wait for each other; see "
         "the notes.")
   lasting = _lasting(facts)
   if run.ranks < 2:
@@ -77,12 +77,13 @@ def _on_those_seen(facts: Facts) -> Sentence:
     what = joined([name if times == 1 else f"{times} of {name}"
                    for (name, _), times in hidden.items()])
     return Sentence(Verdict.UNTIMED,
-        f"It can't be told whether ranks wait for each other: {plural(number, 'collective')} of "
-        f"the step {'is' if number == 1 else 'are'} not timed ({what}), ranks meet there, and "
+        "The run does not show whether ranks wait for each other: "
+        f"{plural(number, 'collective')} of the step {'is' if number == 1 else 'are'} not timed "
+        f"({what}), ranks meet there, and "
         f"their waiting counts as compute; the notes say why. {_largest(facts)}")
   if facts.doubt:
     return Sentence(Verdict.DOUBT,
-        f"It can't be told whether a rank is late: {facts.doubt}, and waiting takes "
+        f"The run does not show whether a rank is late: {facts.doubt}, and waiting takes "
         f"{percent(facts.earliness / step_time.mean)} of the step; see the notes.")
   pauses = few_pauses(facts)
   if pauses:
@@ -110,7 +111,7 @@ def _paused(pauses: FewPauses, counted: int) -> str:
     return (f"No lasting fault, but long pauses: {took} in {plural(len(pauses.steps), 'step')}; "
             "see the notes.")
   return (f"No lasting fault, but one long pause: {took}, all of it in step {pauses.steps[0]}. How "
-          f"often such a pause comes can't be told from one in {plural(counted, 'step')}.")
+          f"often such a pause comes does not show in {plural(counted, 'step')}.")
 
 
 def _lasting(facts: Facts) -> Sentence | None:
@@ -136,7 +137,7 @@ def _lasting(facts: Facts) -> Sentence | None:
         "other programs run on the hosts' processors, and transfers wait for these as well as for "
         "the network"
         if facts.preempted >= CROWDED else
-        "whether the network or waiting for processors makes them so can't be told from this run")
+        "whether the network or waiting for processors makes them so does not show in this run")
     found.append((saving(slower), Sentence(Verdict.SLOW_TRANSFERS,
         f"Transfers take longer than their best for {percent(saving(slower))} of the step, which "
         f"would be {slower.speedup:.2f} times as fast without that: {why}.")))

@@ -223,7 +223,7 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
         "of compute.")
   if "pauses" in request.switches and not (has_gaps(run) and measures_pauses(run)):
     raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
-                   "(`recorder.measure`), so nothing tells pauses from other gaps.")
+                   "(`recorder.measure`), so nothing separates pauses from other gaps.")
   if "contention" in request.switches and floor is None:
     raise RunError(f"{asked}: the floor of the transfers is not known.")
   switches = dict.fromkeys(request.switches, True)

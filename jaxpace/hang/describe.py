@@ -135,7 +135,7 @@ def _sentence(flight: Flight, cause: Cause) -> str:
     return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, {left}{for_long}: "
             "the network between them, a device, or a process of theirs that has ended or stands "
             "still; or it takes this long.")
-  return (f"{call}{waiting} {waited} in {what}{more}; no ring at hand tells "
+  return (f"{call}{waiting} {waited} in {what}{more}; no ring at hand shows "
           f"whether {_ranks(cause.ranks)} {_has(cause.ranks)} entered it.")
 
 

@@ -74,7 +74,7 @@ class _Turn(NamedTuple):
   over: jax.Array  # uint32 [2], when the last collective or listening was over
   now: jax.Array  # uint32 [2], the last timestamp
   lost: jax.Array  # float32 [] s
-  told: jax.Array  # float32 [] s, own, reporting the last time
+  reported: jax.Array  # float32 [] s, own, reporting the last time
 
 
 class Holding:
@@ -107,7 +107,7 @@ class Holding:
     turn, moment, self.state = asked.carried, asked.moment, asked.state
     begin = self._wait(asked.hold.seconds, turn.over, turn.now)
     self._spent = moment.step_held + asked.hold.seconds
-    lost = turn.lost + turn.told + words.seconds_between(turn.now, begin)
+    lost = turn.lost + turn.reported + words.seconds_between(turn.now, begin)
     held = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
                 words.of_seconds(lost))
     self.held[slot] = held
@@ -136,14 +136,15 @@ class Holding:
     end = self._clock.timestamp(begin, jax.lax.psum(token, axis))
     # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
     # only when it is reported the next time.
-    took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end), turn.told]
+    took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end),
+            turn.reported]
     least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
     now = self._clock.timestamp(end, least)
     lost = turn.lost + least[0] + least[1] + least[2]
-    told = words.seconds_between(end, now)
+    reported = words.seconds_between(end, now)
     now = self._note(now, slot, ring_layout.READING,
                      [words.of_bits(least[1]), words.of_bits(least[2])])
-    return least[1], least[2], _Turn(now, now, lost, told)
+    return least[1], least[2], _Turn(now, now, lost, reported)
 
   def _own(self, tree: Any) -> Any:
     """Typed as differing from rank to rank, as the pace state is; see `jaxpace.core.varying`."""

@@ -240,9 +240,9 @@ def _pairs(equations: Sequence[Equation]) -> tuple[tuple[int, int], ...]:
 
 def _index_groups(equations: Sequence[Equation]) -> tuple[tuple[int, ...], ...]:
   """Groups along the axis where all collectives have the same ones; else none."""
-  told = {tuple(tuple(map(int, group)) for group in e.params.get("axis_index_groups") or ())
+  groups = {tuple(tuple(map(int, group)) for group in e.params.get("axis_index_groups") or ())
           for e in equations}
-  return told.pop() if len(told) == 1 else ()
+  return groups.pop() if len(groups) == 1 else ()
 
 
 def _marks(stages: Sequence[Stage], delayed: bool) -> tuple[Timestamp, ...]:

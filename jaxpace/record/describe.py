@@ -36,7 +36,7 @@ _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
 
 
 def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
-  """Describes this process. Its two clocks are read together, so that absolute times can be told
+  """Describes this process. Its two clocks are read together, so that absolute times can be shown
   approximately."""
   return {
       "schema_version": schema.SCHEMA_VERSION, "run": identity.run, "attempt": identity.attempt,

@@ -86,10 +86,10 @@ class RecordedInstrumented(Recorded):
     try:
       self.pace, out = self.step(self.pace, *args, **kwargs)
     except ValueError as error:
-      told = checks.of_specs(error)
-      if told is None:
+      explained = checks.of_specs(error)
+      if explained is None:
         raise
-      raise ValueError(told) from error
+      raise ValueError(explained) from error
     if self._places is not None:
       checks.same_places(self.pace, self._places)
       self._places = None

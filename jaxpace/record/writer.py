@@ -291,8 +291,8 @@ class Writer:
 
   def _ended_by(self, closed: bool) -> str | None:
     """What ends the run; from SIGTERM on it is that, should nothing more be written."""
-    told = self.termination.received and not closed and self.termination.mode != "ignored"
-    return self.ended_by or ("SIGTERM" if told else None)
+    terminated = self.termination.received and not closed and self.termination.mode != "ignored"
+    return self.ended_by or ("SIGTERM" if terminated else None)
 
   def _stop(self, error: Exception) -> None:
     with self._lock:

@@ -274,13 +274,13 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
     keep = np.ones(len(at), bool) if inside is None else inside
     keep = keep & (data["attempt"] == newest[np.where(keep, at, 0)])
     parts.append([data[name][keep] for name in Listening._fields])
-  step, slot, turn, heard, told = ([np.concatenate(each) for each in zip(*parts, strict=True)]
+  step, slot, turn, heard, reported = ([np.concatenate(each) for each in zip(*parts, strict=True)]
                                    or [np.zeros(0, np.int64)] * 5)
   # Of rows that say it twice, the one read last.
   order = np.lexsort((np.arange(len(step)), turn, slot, step))
   keys = np.stack([step, slot, turn])[:, order]
   last = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)[:len(order)]
-  return (Listening(*(values[order[last]] for values in (step, slot, turn, heard, told))),
+  return (Listening(*(values[order[last]] for values in (step, slot, turn, heard, reported))),
           list(table.problems))
 
 

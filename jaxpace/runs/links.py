@@ -217,7 +217,7 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   of = np.array([names.index(host) for host in hosts])
   if len(seconds) < 3:
     return Inference((), "With two processes every message is between the same two: a slow one "
-                         "can't be told from its peer or the link. Probe with three or more.")
+                         "can't be separated from its peer or the link. Probe with three or more.")
   missing = len(seconds) * (len(seconds) - 1) - len(sender)
   if len(sender) < 2 * len(seconds):
     return Inference((), f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not "
@@ -226,8 +226,8 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   tier = (of[sender] != of[receiver]).astype(int)
   tried = _hypotheses(sender, receiver, of, tier, y)
   if not tried:
-    return Inference((), "All processes are on two hosts: a slow host can't be told from its peer "
-                         "or the link. Probe with a third." if len(names) == 2
+    return Inference((), "All processes are on two hosts: a slow host can't be separated from its "
+                         "peer or the link. Probe with a third." if len(names) == 2
                      else "Too few pairs were measured to compare them.")
   sets = [one.pairs for one in tried]
   chosen: dict[int, float] = {}  # number of a hypothesis: its shift

@@ -31,7 +31,7 @@ def describe(run: Run, step_rows: int, collective_rows: int) -> list[str]:
                     "time counts as compute.")
   if not collective_rows:
     problems.append(
-        "The table 'collectives' is missing or empty: waiting can't be told from computing.")
+        "The table 'collectives' is missing or empty: waiting can't be separated from computing.")
   if run.duplicates:
     problems.append(f"{plural(run.duplicates, 'row')} repeat a step of the same rank, as after a "
                     "restart: the last attempt counts.")
@@ -81,7 +81,7 @@ def _silent_processes(run: Run) -> list[str]:
     return []
   unknown = "the host, the losses and the end of each are unknown"
   if not known:
-    return ["The folder 'process' is missing or empty; it tells of "
+    return ["The folder 'process' is missing or empty; it describes "
             f"{plural(len(silent), 'process', 'processes')}: {unknown}."]
   return [f"{plural(len(silent), 'process', 'processes')} of {len(expected | known)} left no file "
           f"in the folder 'process', so {unknown}: {list_ranks(silent)}."]

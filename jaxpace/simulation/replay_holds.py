@@ -36,7 +36,7 @@ class OnRecord(NamedTuple):
   listened: np.ndarray  # [K, S] int64, how often; likewise
   begins: np.ndarray  # [K, S] int32, place of the first reading before that collective
   there: np.ndarray  # [K, S] int32, readings on record before that collective
-  readings: np.ndarray  # [K, P, 2] float32 s, heard and told
+  readings: np.ndarray  # [K, P, 2] float32 s, heard and reported
   # [K, S] float32 s, from the collective before to the last rank's entry; NaN where not known
   reached: np.ndarray
   longer: np.ndarray  # [K] float32 s, by how much what was held then lengthened the step
@@ -181,9 +181,9 @@ def asker(pacer: Pacer, slots: np.ndarray, max_hold: float
         first, missing = carried
         known = moment.listened < there[slot]
         at = jnp.clip(begins[slot] + moment.listened, 0, readings.shape[0] - 1)
-        heard, told = jnp.where(known, readings[at], _NAN)
+        heard, reported = jnp.where(known, readings[at], _NAN)
         first = jnp.where(moment.listened == 0, hold.seconds, first)
-        return heard, told, (first, missing + (~known).astype(jnp.int32))
+        return heard, reported, (first, missing + (~known).astype(jnp.int32))
 
       asked = pacing.until_sent(pacer, pacing.before_collective(step, slot, spent), state, max_hold,
                                 allowed[slot], listen, (zero, none))

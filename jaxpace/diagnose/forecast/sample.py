@@ -103,7 +103,7 @@ def take_sample(run: Run) -> Sample:
   ranks = laid_out[0]
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own "
-                   "can't be told apart. Record a run of 2 ranks or more, better 8.")
+                   "can't be separated. Record a run of 2 ranks or more, better 8.")
   selected = count_steps(run)
   slots, size = len(run.collectives), len(run.steps)
   arrival, wait = np.full((slots, len(ranks),

@@ -155,19 +155,19 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
   # What was measured while other load ran is no floor: transfers of the run that are quicker are
   # believed before it.
   quiet = min(float(case.floor.floor.sum()), float(low)) if case.floor.known else float(low)
-  told = tcp.says_slow(busy, quiet, mean - quiet)
+  slower = tcp.says_slow(busy, quiet, mean - quiet)
   if case.floor.known:
-    least = (1 + PART) * quiet if told else TWICE * quiet
+    least = (1 + PART) * quiet if slower else TWICE * quiet
     crowded = float(np.quantile(known, 0.25)) >= least
   else:
-    least = TWICE * low if told else _CROWDED * low
+    least = TWICE * low if slower else _CROWDED * low
     # On one host there is no network to be crowded: transfers that vary this much wait for
     # processors or memory.
     crowded = (middle >= least and middle - low >= SHOWS * case.step_time
                and not tcp.on_one_host(case))
   # Processes that wait for a processor make transfers long as well.
-  if crowded and (told is True or told is None and not crowded_processors(case)):
-    seconds = mean - quiet if case.floor.known or told else _contention(case)
+  if crowded and (slower is True or slower is None and not crowded_processors(case)):
+    seconds = mean - quiet if case.floor.known or slower else _contention(case)
     sure = confidence(merged(case.selected.means(transfer) - quiet,
                              case.totals.block_steps.sum(axis=0)))
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
@@ -251,8 +251,8 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   at = most_contended(case)
   evidence += [at] if at else []
   evidence += _whose(case, slow)
-  processes, told = _probed(case, slow)
-  evidence += told
+  processes, sentences = _probed(case, slow)
+  evidence += sentences
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.step_time
   advice = (
@@ -295,7 +295,7 @@ def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
     return [Sentence(Evidence.NO_COUNTERS,
-        "Whether one host's link is slow or a trunk that all share is crowded can't be told: no "
+        "Whether one host's link is slow or a trunk that all share is crowded is unknown: no "
         "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't "
         "use TCP.")]
   said = []

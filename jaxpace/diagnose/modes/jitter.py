@@ -168,13 +168,13 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
 
 
 def _advice(causes: tuple[str, ...]) -> str:
-  told = {"gc":
+  words = {"gc":
           "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
           "data": "prefetch data further ahead, and look at the storage it comes from",
           "checkpoint":
           "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 "
           "C MTBF))"}
-  said = [told[cause] for cause in causes if cause in told]
+  said = [words[cause] for cause in causes if cause in words]
   if said:
     text = "; ".join(said)
     return f"{text[0].upper()}{text[1:]}."

@@ -172,7 +172,7 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
     return (f"See what the process of {subject} does between steps: data loading, logging, "
             "checkpoints, garbage collection, other load on its host's processors." + (
                 "" if measured
-                else ' `with recorder.measure("data")` around the loader tells whether it '
+                else ' `with recorder.measure("data")` around the loader shows whether it '
                      'is that.'))
   return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a "
           "slower device; or more work than the others get (longer sequences, uneven shards). "

@@ -182,7 +182,7 @@ def _clock(place: Locality) -> _Found:
     advice = (
         "The kernel offers tsc: choose it in "
         "/sys/devices/system/clocksource/clocksource0/current_clocksource."
-        if "tsc" in place.clock_sources else "`dmesg` tells why the kernel gave up a faster one.")
+        if "tsc" in place.clock_sources else "`dmesg` says why the kernel gave up a faster one.")
     yield WARNING, "clock_source", (
         f"The clock source is {source}: each reading enters the kernel or leaves the guest and "
         f"takes about a microsecond or more, timestamps included. {advice}")

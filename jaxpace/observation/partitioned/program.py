@@ -237,13 +237,13 @@ def _axis_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, .
 
 
 def _phases(operations: Sequence[str | None]) -> list[str]:
-  told = [phases.classify(name) if name else phases.OTHER for name in operations]
-  differentiated = any(phase in (FORWARD, BACKWARD) for phase in told)
-  last = max((place for place, phase in enumerate(told) if phase in (FORWARD, BACKWARD)),
+  phases_of = [phases.classify(name) if name else phases.OTHER for name in operations]
+  differentiated = any(phase in (FORWARD, BACKWARD) for phase in phases_of)
+  last = max((place for place, phase in enumerate(phases_of) if phase in (FORWARD, BACKWARD)),
              default=-1)
   return [phase if phase != phases.OTHER else
           UPDATE if differentiated and place > last else COMPUTE
-          for place, phase in enumerate(told)]
+          for place, phase in enumerate(phases_of)]
 
 
 ROUNDING = "may round differently"
@@ -271,8 +271,8 @@ def _notices(found: Sequence[Found], tags: Sequence[int],
   twice = [tag for tag in wanted if counted[tag] > 1]
   if twice:
     said.append(
-        f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be told "
-        "apart.")
+        f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be "
+        "separated.")
   lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
   if lost:
     said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "

@@ -65,7 +65,7 @@ def put_timestamps(module: Any, program: int,
   if not found:
     return []
   if FIRST_TAG + 2 * len(found) > timestamps.MOST_TAGS:
-    raise TimestampError(f"it has {len(found)} collectives, more than can be told apart")
+    raise TimestampError(f"it has {len(found)} collectives, more than tags can number")
   marked: list[TimestampedCollective] = []
   exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():

@@ -138,7 +138,7 @@ class _Lists:
     sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
     tag, self._next = self._next, self._next + 2
     if self._next > MOST_TAGS:
-      raise TimestampError("it has more collectives than can be told apart")
+      raise TimestampError("it has more collectives than tags can number")
     name = wire.first(wire.read(info), _NAME).decode()
     self.enter_tags.setdefault(name, []).append(tag)
     # One operand is enough for the collective to wait by: what else reads the others need not.

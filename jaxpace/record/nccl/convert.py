@@ -65,8 +65,8 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
   table = lay_out(dumps.records, who, found)
   said += doubts + _sentences(table)
   path = pathlib.Path(directory)
-  told = repr((dumps.records[:1000], len(dumps.records), each_step))
-  run = f"nccl-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
+  content = repr((dumps.records[:1000], len(dumps.records), each_step))
+  run = f"nccl-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
   _write(path, run, who, table, said)
   return Converted(len(who.process), int(table.step.max()) + 1, len(table.slots), len(table.step),
                    tuple(said))

@@ -266,11 +266,11 @@ def _held(executions: Executions, slots: np.ndarray, waits: Columns) -> tuple[Co
   readings = []
   for slot in slots.tolist():
     tag = layout.held_value(slot, layout.READING)
-    heard, told = executions.tag == tag, executions.tag == tag + 1
+    heard, reported = executions.tag == tag, executions.tag == tag + 1
     row = executions.of[heard]
     iteration = np.arange(len(row)) - np.searchsorted(row, row)
     readings.append((row, np.full(len(row), slot, np.int32), iteration.astype(np.int32),
-                     _floats(executions.ns[heard]), _floats(executions.ns[told])))
+                     _floats(executions.ns[heard]), _floats(executions.ns[reported])))
   columns = [np.concatenate(column) for column in zip(*readings, strict=True)]
   order = np.lexsort((columns[2], columns[1], columns[0]))
   row, collective, turn, reading, telling = (column[order] for column in columns)

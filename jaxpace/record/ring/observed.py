@@ -192,11 +192,11 @@ class PlannedPrograms:
             if self.block(one.program, call) < 0:
               break
     planned = list(self.by_number.values())
-    told = detail.settle(max((len(each.unrolled) * len(each.blocks) for each in planned),
+    settled = detail.settle(max((len(each.unrolled) * len(each.blocks) for each in planned),
                              default=0), jax.device_count())
-    if self._plan is None or told != self._detail:
-      self._detail = told
-      self._plan = TimestampPlan(planned, jax.device_count(), told, self._step)
+    if self._plan is None or settled != self._detail:
+      self._detail = settled
+      self._plan = TimestampPlan(planned, jax.device_count(), settled, self._step)
     return self._plan
 
 
