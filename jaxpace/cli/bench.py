@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
                       help=f"collectives to measure (default: {','.join(_KINDS)})")
   parser.add_argument("--repeats", type=running.number("samples", 1, 4096), metavar="N", default=9,
-                      help="samples a size, or messages a pair of hosts (default: 9)")
+                      help="samples per size, or messages per pair of hosts (default: 9)")
   parser.add_argument("--algorithm", choices=("ring", "tree", "doubling"), default="ring",
                       help="whose formula is fitted (default: ring)")
   parser.add_argument("--devices", type=running.number("devices", 1, 4096), metavar="N",

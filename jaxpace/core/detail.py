@@ -14,7 +14,8 @@ _MIX = ((np.uint64(30), np.uint64(0xBF58476D1CE4E5B9)),
 _GOLDEN, _LAST = np.uint64(0x9E3779B97F4A7C15), np.uint64(31)
 
 MANY_RANKS = 128
-"""Ranks up to which a job writes `ROWS` rows of collectives a step and rank; above, `FEW_ROWS`."""
+"""Ranks up to which a job writes `ROWS` rows of collectives per step and rank; above,
+`FEW_ROWS`."""
 ROWS, FEW_ROWS = 20, 4
 
 

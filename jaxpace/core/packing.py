@@ -24,8 +24,8 @@ LARGEST = 256
 """Numbers in the largest array that is packed: copying a larger one costs more than carrying it by
 itself.
 
-Chosen, not measured: an array by itself costs some 0.7 us a step, about as much as copying so many
-numbers twice.
+Chosen, not measured: an array by itself costs some 0.7 us per step, about as much as copying so
+many numbers twice.
 """
 
 

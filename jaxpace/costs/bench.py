@@ -51,7 +51,7 @@ def measure(kind: str, group: Group, sizes: Sequence[int], repeats: int,
     group: the level.
     sizes: bytes of the whole vector; of a shift, of a rank's part. Rounded up to what divides among
       the ranks.
-    repeats: samples a size.
+    repeats: samples per size.
     devices: the devices, at the positions that `group` names.
     progress: called with the sizes done and their number.
   """

@@ -27,7 +27,7 @@ _MOST_NAMED = 3
 _MOST_HOLES = 64
 """Slots that a killed process left half written: one a thread."""
 WATCHED_SECONDS = 3.0
-"""For so long rings of ranks that wait are watched: a process says several times a second in its
+"""For so long rings of ranks that wait are watched: a process says several times per second in its
 ring that it lives."""
 _LONG, _GLANCE = 3.0, 0.1
 """Seconds; shorter waits are nobody's concern; between two looks."""

@@ -181,7 +181,7 @@ class Ceiling:
     self._after = self._resident()
 
   def reached(self, growth: int) -> str | None:
-    """Returns what has grown too much, in words, or None. Looks at memory a few times a second.
+    """Returns what has grown too much, in words, or None. Looks at memory a few times per second.
 
     Args:
       growth: container objects more than after the last collection.

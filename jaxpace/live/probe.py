@@ -132,7 +132,7 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   Args:
     devices: the ends, at least 2.
     size: bytes of a message.
-    repeats: messages a pair, after a first that does not count.
+    repeats: messages per pair, after a first that does not count.
     seconds: no round begins later than this; all processes decide it alike.
     progress: called with the rounds done and the rounds there are.
   """
@@ -199,7 +199,7 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
     directory: run directory; process 0 writes `links.json` there. None: nowhere.
     message_bytes: size of a message, 1 KiB to 256 MiB. Large enough that the rate counts, not the
       latency.
-    repeats: messages a pair; the quickest counts. More of them where hosts are busy with other
+    repeats: messages per pair; the quickest counts. More of them where hosts are busy with other
       things.
     seconds: no new round begins after so long; pairs left out are NaN.
     devices: one device for each end, instead of each process's first.

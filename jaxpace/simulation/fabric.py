@@ -26,8 +26,8 @@ MAX_RANKS = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Fabric:
-  """Two tiers of switches above the nodes. Rates in bytes a second each way, latencies in seconds a
-  message.
+  """Two tiers of switches above the nodes. Rates in bytes per second each way, latencies in seconds
+  per message.
 
   Attributes:
     nodes: machines.
@@ -73,8 +73,8 @@ class Fabric:
       raise SettingsError(f"nodes={self.nodes:,} of per_node={self.per_node:,} ranks each are more "
                           f"than the {MAX_RANKS:,} ranks that a fabric may have.")
     whole("uplinks", self.uplinks, 1, MAX_RANKS)
-    for names, hint in ((("node_rate", "card_rate"), "bytes a second, above 0"),
-                        (("path_rate", "uplink_rate"), "bytes a second, from 0 (no limit) up"),
+    for names, hint in ((("node_rate", "card_rate"), "bytes per second, above 0"),
+                        (("path_rate", "uplink_rate"), "bytes per second, from 0 (no limit) up"),
                         (("node_latency", "rack_latency", "spine_latency"), "seconds, from 0 up")):
       for name in names:
         if not is_number(value := getattr(self,
@@ -116,7 +116,7 @@ class Fabric:
     return self.rack * self.cards * self.card_rate / (self.uplinks * self.uplink_rate)
 
   def capacities(self) -> np.ndarray:
-    """[L] float64 bytes a second, in the order in which `paths` numbers links."""
+    """[L] float64 bytes per second, in the order in which `paths` numbers links."""
     path = np.full(self.ranks, self.path_rate or math.inf)
     for rank, factor in self.slow_paths.items():
       own = self.path_rate or self.card_rate * self.cards / self.per_node

@@ -29,7 +29,7 @@ MOST_READINGS = 4096
 
 
 class OnRecord(NamedTuple):
-  """What was held and heard in recorded steps. K steps, S slots, P readings a step at most."""
+  """What was held and heard in recorded steps. K steps, S slots, P readings per step at most."""
 
   allowed: np.ndarray  # [K, S] bool: the pacer was asked, and its answer followed
   asked_ns: np.ndarray  # [K, S] int64, asked for and listened; `MISSING` where it wasn't asked

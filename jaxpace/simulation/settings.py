@@ -24,7 +24,7 @@ PROCESSES = ("node", "rank")
 class Failures(NamedTuple):
   """How a job fails and recovers."""
 
-  rate: float  # failures a second, of the whole job: nodes / MTBF of one
+  rate: float  # failures per second, of the whole job: nodes / MTBF of one
   every: int  # steps from one checkpoint to the next
   checkpoint: float  # s that a checkpoint takes
   restart: float  # s from a failure to the first step after it

@@ -28,10 +28,10 @@ def max_min(paths: np.ndarray, capacities: np.ndarray) -> np.ndarray:
   Args:
     paths: [F, H] int, links each message crosses; negative for none. A link twice in a path counts
       twice.
-    capacities: [L] float64 bytes a second; may be infinite.
+    capacities: [L] float64 bytes per second; may be infinite.
 
   Returns:
-    [F] float64 bytes a second; infinite for a message that no finite link holds back.
+    [F] float64 bytes per second; infinite for a message that no finite link holds back.
   """
   paths, left = np.asarray(paths), np.asarray(capacities, np.float64).copy()
   links = np.where(paths >= 0, paths, len(left))
@@ -136,7 +136,7 @@ def play(sent: Messages, capacities: np.ndarray) -> tuple[list[Stretch], np.ndar
 
   Args:
     sent: the messages.
-    capacities: [L] float64 bytes a second; may be infinite.
+    capacities: [L] float64 bytes per second; may be infinite.
 
   Returns:
     Its stretches, and [M] s for which each message flowed, its latency not counted; None where so

@@ -160,7 +160,7 @@ def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks
 
 @pytest.mark.parametrize(("settings", "said"), [
     ({"nodes": 0}, "nodes=0 must be a whole number, at least 1"),
-    ({"nodes": 4, "card_rate": -1.0}, "card_rate=-1.0 must be bytes a second, above 0"),
+    ({"nodes": 4, "card_rate": -1.0}, "card_rate=-1.0 must be bytes per second, above 0"),
     ({"nodes": 4, "card_rate": math.inf}, "card_rate=inf"),
     ({"nodes": 4, "per_node": 8, "cards": 3}, "cards=3 must divide per_node=8"),
     ({"nodes": 6, "rack": 4}, "rack=4 must divide nodes=6"),

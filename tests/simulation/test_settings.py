@@ -56,7 +56,7 @@ def test_a_config_becomes_a_scenario():
     ("speed", 1, "speed is no field; there are fabric, jobs"),
     ("jobs", {}, "jobs is empty"),
     ("fabric.nodes", KeyError, "fabric.nodes is missing"),
-    ("fabric.card_rate", -1e9, "fabric.card_rate=-1000000000.0 must be bytes a second"),
+    ("fabric.card_rate", -1e9, "fabric.card_rate=-1000000000.0 must be bytes per second"),
     ("fabric.slow_paths", {"0": 0}, "disconnected"),
     ("jobs.a.nodes", [0, 4], "jobs.a.nodes=4 must be a whole number from 0 to 3"),
     ("jobs.b.nodes", [2, 3], "jobs.b.nodes names node 2, which job a has"),

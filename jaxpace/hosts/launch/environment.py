@@ -80,7 +80,7 @@ def threads_for(nproc: int, devices: int, cores: int) -> int | None:
 
   Args:
     nproc: number of processes.
-    devices: devices a process.
+    devices: devices per process.
     cores: cores of the machine.
   """
   threads = max(devices + 1, cores // nproc)
@@ -108,8 +108,8 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     nproc: number of processes.
     port: TCP port of the coordinator on the loopback interface.
     launch_id: name of this launch, unique on the machine.
-    devices: devices a process, or None to leave it to JAX.
-    threads: XLA CPU threads a process, or None to leave it to XLA.
+    devices: devices per process, or None to leave it to JAX.
+    threads: XLA CPU threads per process, or None to leave it to XLA.
     gpus: GPUs on this machine that may be shared out; 0 leaves the choice to JAX.
 
   Returns:

@@ -43,8 +43,8 @@ class Launch(NamedTuple):
   show: Literal["first", "all", "none"] = "first"  # whose output appears on the terminal
   grace: float = 10.0  # seconds between SIGTERM and SIGKILL
   tail_lines: int = 20  # lines of the failed process's log to print
-  devices: int | None = None  # devices a process; None leaves it to JAX
-  threads: int | None = None  # XLA CPU threads a process; None leaves it to XLA
+  devices: int | None = None  # devices per process; None leaves it to JAX
+  threads: int | None = None  # XLA CPU threads per process; None leaves it to XLA
   port: int = 0  # TCP port of the coordinator; 0 for a free one
 
 

@@ -11,7 +11,7 @@ SCHEMA = 1
 class Link(NamedTuple):
   """A PCIe link: what it runs at, what the device could do, what the slot above it offers."""
 
-  speed: float | None = None  # GT/s a lane
+  speed: float | None = None  # GT/s per lane
   width: int | None = None  # lanes
   max_speed: float | None = None
   max_width: int | None = None

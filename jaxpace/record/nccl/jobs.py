@@ -137,7 +137,7 @@ def streams(records: Sequence[Record],
   most = max(of_process.values())
   if each_step is not None:
     if each_step % most:
-      raise NcclError(f"{each_step} collectives a step don't fit: those of a rank repeat after "
+      raise NcclError(f"{each_step} collectives per step don't fit: those of a rank repeat after "
                       f"{most}, so a step has a multiple of that.")
     folded = [_times(stream, each_step // most) for stream in folded]
   elif most == 1:

@@ -54,7 +54,7 @@ class Detail:
     collectives: every process comes to the same, from the programs alone."""
     if self._asked == "auto" and (stretch := every(rows, ranks)) > self.every:
       self.every = stretch
-      _LOG.info("Up to %d collectives a step: the sums of every step are recorded, and each "
+      _LOG.info("Up to %d collectives per step: the sums of every step are recorded, and each "
                 "collective of one step in %d, of the first ones and around slow ones; detail=1 "
                 "records all.", rows, stretch)
     return {"every": self.every, "asked": self._asked}

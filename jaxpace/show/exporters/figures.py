@@ -11,7 +11,8 @@ from jaxpace.record.columns import Columns
 from jaxpace.runs.step_causes import TIMES
 
 MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
-"""Label values a process exports of each kind; what comes beyond them is added up under "other"."""
+"""Label values that a process exports of each kind; what comes beyond them is added up under
+"other"."""
 OTHER = "other"
 _NOT_PHASES = ("start", "end", "sync", "delay", *TIMES)
 
