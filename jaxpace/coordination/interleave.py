@@ -116,7 +116,6 @@ def given_floor(floor: Sequence[float] | float | None, count: int) -> np.ndarray
   return np.asarray([*values, *[np.nan] * count][:count], np.float32)
 
 
-_ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 _CALM = np.int32(32)
 """Decisions without a shift wanted after which it counts as disengaged."""
 _SURE = np.int32(3)

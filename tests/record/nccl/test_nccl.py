@@ -244,7 +244,7 @@ def test_the_command_writes_a_run_that_is_reported_on(tmp_path, capsys):
 @pytest.mark.parametrize("arguments, said", [
     (["nowhere", "--to", "run"], "nothing can be read"),
     (["empty", "--to", "run"], "No record of NCCL"),
-    (["empty", "--to", "run", "--collectives-per-step", "0"], "must be 1 or more")])
+    (["empty", "--to", "run", "--collectives-per-step", "0"], "must be at least 1")])
 def test_slips_get_a_sentence(tmp_path, monkeypatch, capsys, arguments, said):
   monkeypatch.chdir(tmp_path)
   (tmp_path / "empty").mkdir()
