@@ -230,10 +230,10 @@ class ProgramsByKey:
 
 
 _NEWEST = 2
-"""Executions of a rank that are told: that under way, and one of another program."""
+"""Executions of a rank that are described: that under way, and one of another program."""
 _Entry = tuple[list[int], tuple[tuple[NewestExecution, ...], float | None, float | None,
                                 float | None]]
-"""Ranks, and what `to_text` tells of each."""
+"""Ranks, and what `to_text` says of each."""
 
 
 def to_text(positions: Iterable[Position], most: int) -> str:

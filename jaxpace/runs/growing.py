@@ -295,7 +295,7 @@ class Window:
     """
     low = max(first - 1, self.low)
     axis = StepAxis(np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64))
-    # Where the attempt's beginning is in it, its warm-up is told as such.
+    # Where the attempt's beginning is in it, its warm-up counts as such.
     window = (low + 1 if low > self.first else None, None)
     return dense.build(path, info, processes, self._steps, self._collectives, axis, self.ranks,
                        declared=info.get("ranks") or 0, window=window)
