@@ -38,16 +38,16 @@ class Floor(NamedTuple):
     return self.width == 0
 
   def inconclusive_in(self, steps: np.ndarray) -> Floor:
-    """The same where in some steps, [K] bool, longer transfers can't be separated from waiting:
-    there is no contention."""
+    """The same where in some steps, [K] bool, longer transfers can't be told from waiting: there is
+    no contention."""
 
-    def certain(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def told(quiet: np.ndarray, contention: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
       return (np.where(steps, quiet + contention, quiet),
               np.where(steps, 0.0 * contention, contention))
 
-    quiet, contention = certain(self.quiet, self.contention)
+    quiet, contention = told(self.quiet, self.contention)
     return self._replace(quiet=quiet, contention=contention,
-                         by_group=self.by_group and certain(*self.by_group))
+                         by_group=self.by_group and told(*self.by_group))
 
 
 def running_minimum(transfer: np.ndarray) -> Floor:
@@ -97,11 +97,11 @@ def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floo
   the run itself has had, where that is quicker or the fabric says nothing."""
   told = [None if c.bytes is None else quiet_seconds(fabric, kind_in(run, c), c.bytes, ranks)
           for c, ranks in sizes]
-  if not any(seconds is not None for seconds in measured):
+  if not any(seconds is not None for seconds in told):
     return own
   floor = np.array([low if seconds is None or not seconds < low else seconds
-                    for seconds, low in zip(measured, own.floor, strict=True)])
-  if None in measured:
+                    for seconds, low in zip(told, own.floor, strict=True)])
+  if None in told:
     return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
