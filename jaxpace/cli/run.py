@@ -4,8 +4,11 @@ recorded by `jaxpace.record.observed`."""
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import select
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -32,8 +35,12 @@ examples:
   jaxpace run --nproc 2 --devices-per-process 4 --show all --no-record -- python train.py
 """  # noqa: E501
 
-_RUN, _MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
+_RUN, _MATCH, _EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
+_UNSEEN = "JAXPACE_RUN_UNSEEN"
 """As in `jaxpace.record.observed`, which imports JAX."""
+_NOBODY = ("Nothing was recorded: no process of this command used a device through JAX, or its "
+           "Python did not see PYTHONPATH (python -I or -E, sudo, a container).")
+_LOOK_MILLISECONDS = 1000
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
 """Processes that are never too many, and those that a core may have: more are a slip, and would
@@ -49,6 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--match", default="", metavar="NAME",
                       help="name of the step's program, such as train_step or 'train*', where it "
                            "shall not be found")
+  parser.add_argument("--exact", action="store_true",
+                      help="record a program only if its first three executions give the same bits "
+                           "as without timestamps: each runs twice, the second time on copies")
   parser.add_argument("--no-record", action="store_true", help="record nothing")
   parser.add_argument("--nproc", "-n", type=number("the number of processes", 1),
                       metavar="N", help="start so many processes on this machine, as one job")
@@ -91,27 +101,87 @@ def run(args: argparse.Namespace) -> int:
   if wrong := find_program(command):
     raise UserError(wrong)
   name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+  os.environ.pop(_UNSEEN, None)
   if args.no_record:
     os.environ.pop(_RUN, None)
   else:
-    _record(args.out or Path("runs") / name, args.match)
+    _record(args.out or Path("runs") / name, args.match, args.exact)
+  unseen = os.environ.get(_UNSEEN)
   if args.nproc is None:
     if args.devices_per_process:
       os.environ["XLA_FLAGS"] = environment.with_device_count(
           os.environ.get("XLA_FLAGS", ""), args.devices_per_process)
     try:
+      if unseen:
+        _say_at_end(unseen)
       os.execvp(command[0], command)
     except OSError as error:
+      _forget(unseen)
       raise UserError(f"{command[0]} can't be run: {error.strerror}") from error
-  return _launch(args, command, args.logs or Path("runs") / f"launch-{name}")
+  try:
+    status = _launch(args, command, args.logs or Path("runs") / f"launch-{name}")
+  except UserError:
+    _forget(unseen)
+    raise
+  _say_if_unseen(unseen)
+  return status
 
 
-def _record(directory: Path, match: str) -> None:
+def _record(directory: Path, match: str, exact: bool) -> None:
   """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
   folder = str(Path(launch.__file__).parent / "on_path")
   path = os.environ.get("PYTHONPATH")
   os.environ |= {_RUN: os.path.abspath(directory), _MATCH: match,
+                 _EXACT: "1" if exact else os.environ.get(_EXACT, ""),
+                 _UNSEEN: _made_file(),
                  "PYTHONPATH": os.pathsep.join([folder, *([path] if path else [])])}
+
+
+def _made_file() -> str:
+  descriptor, name = tempfile.mkstemp(prefix="jaxpace-run-")
+  os.close(descriptor)
+  return name
+
+
+def _forget(unseen: str | None) -> None:
+  if unseen:
+    with contextlib.suppress(OSError):
+      os.unlink(unseen)
+
+
+def _say_if_unseen(unseen: str | None) -> None:
+  """Says that nothing was recorded, if no process has removed the file."""
+  if unseen and os.path.exists(unseen):
+    _forget(unseen)
+    print(f"jaxpace: {_NOBODY}", file=sys.stderr, flush=True)
+
+
+def _say_at_end(unseen: str) -> None:
+  """The same at the end of this process, which is about to become the command: a process that is
+  not its child waits for that, or until JAX begins in it."""
+  if not hasattr(os, "pidfd_open"):
+    _forget(unseen)
+    return
+  command = os.pidfd_open(os.getpid())
+  sys.stdout.flush()
+  if child := os.fork():
+    os.waitpid(child, 0)
+    os.close(command)
+    return
+  try:
+    os.setsid()
+    if not os.fork():
+      # Whoever reads what the command writes waits for nobody else.
+      nothing = os.open(os.devnull, os.O_RDWR)
+      os.dup2(nothing, 0)
+      os.dup2(nothing, 1)
+      ended = select.poll()
+      ended.register(command, select.POLLIN)
+      while os.path.exists(unseen) and not ended.poll(_LOOK_MILLISECONDS):
+        pass
+      _say_if_unseen(unseen)
+  finally:
+    os._exit(0)
 
 
 def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:

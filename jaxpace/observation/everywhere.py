@@ -13,6 +13,7 @@ import functools
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -21,7 +22,9 @@ import jax
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
+from jaxpace.observation import comparing
 from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
 
 _LOG = logging.getLogger("jaxpace")
@@ -91,23 +94,35 @@ def add(made: ObservedProgram) -> None:
     _programs = (*_programs, made)
 
 
+def refuse(number: int, reason: str) -> None:
+  """Takes note that a program runs without its timestamps from now on."""
+  global _programs
+  with _lock:
+    _programs = tuple(dataclasses.replace(one, bare=reason) if one.number == number else one
+                      for one in _programs)
+
+
 class Everywhere(ObservedFunction):
   """The programs of a process, as a recorder records them. From `start` to `stop` every program
   with collectives over several devices is compiled with timestamps; all others are left alone.
 
-  No thread ever waits for another process here: programs with and without timestamps run the same
-  collectives in the same order. Whatever fails, the program runs unmodified.
+  No thread ever waits for another process here, unless first executions are compared: programs with
+  and without timestamps run the same collectives in the same order. Whatever fails, the program
+  runs unmodified.
   """
 
-  def __init__(self, marked: Callable[[], None], warn: Callable[[str], None]):
+  def __init__(self, marked: Callable[[], None], warn: Callable[[str], None],
+               exact: bool = False):
     """Prepares.
 
     Args:
       marked: called once there is a program with timestamps, before it runs, in the thread that
         compiles it.
       warn: takes a sentence on what can't be recorded, and why.
+      exact: whether each program must give the same bits as the unmodified one at first; see
+        `comparing`.
     """
-    self._marked, self._warn = marked, warn
+    self._marked, self._warn, self._exact = marked, warn, exact
     self._warned: set[str] = set()
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
@@ -131,7 +146,7 @@ class Everywhere(ObservedFunction):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how steps are observed, as plain JSON values."""
-    return {"observed": True, "everywhere": True, "marks": "auto"}
+    return {"observed": True, "everywhere": True, "exact": self._exact, "marks": "auto"}
 
   def start(self) -> None:
     """Begins to watch what is compiled.
@@ -154,17 +169,25 @@ class Everywhere(ObservedFunction):
 
   def compile(self, request: compiling.Request) -> Any:
     """Compiles with timestamps what can have them, and everything else unmodified."""
+    began, made, reason = time.monotonic(), None, ""
     try:
-      made = self._with_marks(request)
+      made = self._with_timestamps(request)
     except Exception as error:
       # Whatever goes wrong, the program must run.
       _LOG.debug("everywhere", exc_info=True)
-      self._say(f"{request.name} runs unmodified and is not recorded: {in_a_line(error)}")
-      made = None
+      reason = in_a_line(error)
+    # A program that all processes leave alone, such as one without collectives, needs no word.
+    if self._exact and (made or reason):
+      wait = comparing.WAIT_SECONDS + 2 * (time.monotonic() - began)
+      if not comparing.all_say(made is not None, request.name, request.devices, wait):
+        made, reason = None, reason or "another process runs it so, and says why."
     if made is None:
+      if reason:
+        self._say(f"{request.name} runs unmodified and is not recorded: {reason}")
       return request.compile()
+    add(made.program)
     self._begin()
-    return made
+    return made.executable
 
   def _begin(self) -> None:
     try:
@@ -173,8 +196,8 @@ class Everywhere(ObservedFunction):
       _LOG.debug("everywhere", exc_info=True)
       self._say(f"Nothing is recorded: {in_a_line(error)}")
 
-  def _with_marks(self, request: compiling.Request) -> Any:
-    """The executable with timestamps; None where the program is to run unmodified."""
+  def _with_timestamps(self, request: compiling.Request) -> program.Timestamped | None:
+    """The program with timestamps; None where it is to run unmodified."""
     if request.partitions < 2:
       return None
     if reason := host_ring.unavailable():
@@ -183,8 +206,17 @@ class Everywhere(ObservedFunction):
     made = with_timestamps(request, request.name)
     if made is None or made.differences:
       return None
-    add(_named(made.program))
-    return made.executable
+    made = made._replace(program=_named(made.program))
+    if self._exact:
+      comparing.Comparison(request.name, request.devices, made.executable, request.compile(),
+                           functools.partial(self._keeps, made.program))
+    return made
+
+  def _keeps(self, made: ObservedProgram, reason: str, _known: bool) -> bool:
+    """See `comparing.Comparison`."""
+    refuse(made.number, reason)
+    self._say(f"{made.name} runs unmodified from now on and is not recorded: {reason}")
+    return False
 
   def _say(self, sentence: str) -> None:
     if sentence not in self._warned:
@@ -223,8 +255,3 @@ def numbered() -> int:
   if number >= host_ring.MOST_PROGRAMS:
     raise ValueError(f"this process has more than {host_ring.MOST_PROGRAMS - 1} observed programs.")
   return number
-
-
-def in_a_line(error: Exception) -> str:
-  """What an error says, as the end of a sentence."""
-  return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import dataclasses
 import functools
@@ -17,7 +16,6 @@ import jax
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
-from jaxpace.hosts import distributed
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling, program
@@ -28,7 +26,7 @@ Different = Literal["bare", "marked", "raise"]
 ObserveClock = Literal["auto", "stream"]
 
 
-def observe(jitted: Callable[..., Any], *, check: bool | None = None,
+def observe(jitted: Callable[..., Any], *, exact: bool = False,
             different: Different = "bare", clock: ObserveClock = "auto") -> Observed:
   """Times every collective of a jitted step: those in loops, under remat and FSDP included.
 
@@ -44,8 +42,8 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
   Args:
     jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
       method too.
-    check: True runs the first call twice, without timestamps and with them, on copies of its
-      arguments where they are donated, and compares results bit for bit. By default the compiled
+    exact: True runs each program's first three executions twice, without timestamps and with them,
+      on copies of what they were given, and compares results bit for bit. By default the compiled
       programs' collectives are compared: kind, number, groups, operands, loops.
     different: what to do where a comparison finds a difference: "bare" runs the step unmodified,
       "marked" runs it with timestamps all the same, "raise" raises an error. All but the last warn.
@@ -59,7 +57,7 @@ def observe(jitted: Callable[..., Any], *, check: bool | None = None,
     TypeError: `jitted` is no jitted function.
     ValueError: an option is not one of those above.
   """
-  return Observed(jitted, check=check, different=different, clock=clock)
+  return Observed(jitted, exact=exact, different=different, clock=clock)
 
 
 class DifferentError(RuntimeError):
@@ -70,15 +68,15 @@ class Observed(ObservedFunction):
   """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
   of JAX's under which its programs are compiled with timestamps."""
 
-  def __init__(self, jitted: Callable[..., Any], *, check: bool | None, different: Different,
+  def __init__(self, jitted: Callable[..., Any], *, exact: bool, different: Different,
                clock: ObserveClock = "auto"):
     check_jitted(jitted)
     if different not in get_args(Different):
       raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
     if clock not in get_args(ObserveClock):
       raise ValueError(f"clock={clock!r}: it is one of {', '.join(get_args(ObserveClock))}.")
-    if check not in (None, True, False):
-      raise ValueError(f"check={check!r}: it is True, or left out.")
+    if not isinstance(exact, bool):
+      raise ValueError(f"exact={exact!r}: it is True, or left out.")
     # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
     functools.update_wrapper(self, jitted)
     self.__wrapped__ = getattr(jitted, "__wrapped__", jitted)
@@ -86,7 +84,7 @@ class Observed(ObservedFunction):
     # The function's name; empty where it has none, as a lambda.
     name = str(getattr(jitted, "__name__", ""))
     self._title = name if name.isidentifier() else ""
-    self.check, self.different, self.clock = bool(check), different, clock
+    self.exact, self.different, self.clock = exact, different, clock
     self.plan: ObservedPlan = ObservedPlan()
     self._agreed = self._named = self._counting = False
     self._warned: set[str] = set()
@@ -96,8 +94,7 @@ class Observed(ObservedFunction):
     try:
       self._token = everywhere.watched(self)
     except Exception as error:
-      _LOG.warning("The step runs unmodified: %s", everywhere.in_a_line(error))
-    self._check_due = self.check and self._token is not None
+      _LOG.warning("The step runs unmodified: %s", comparing.in_a_line(error))
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, as the jitted function does.
@@ -109,8 +106,6 @@ class Observed(ObservedFunction):
       # Each operation is a program of its own then: none of them is the step.
       self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
       return self.jitted(*args, **kwargs)
-    if self._check_due and not compiling.tracing():
-      return self._checked(args, kwargs)
     with self._context(self._token):
       out = self.jitted(*args, **kwargs)
     if self._counting and not compiling.tracing():
@@ -126,7 +121,7 @@ class Observed(ObservedFunction):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
-    return {"observed": True, "check": self.check, "different": self.different,
+    return {"observed": True, "exact": self.exact, "different": self.different,
             "marks": self.clock}
 
   def __getattr__(self, name: str) -> Any:
@@ -141,68 +136,11 @@ class Observed(ObservedFunction):
 
   def __reduce__(self) -> Any:
     # Copied and pickled where the jitted function is, and observed anew.
-    options: Any = {"check": self.check, "different": self.different, "clock": self.clock}
+    options: Any = {"exact": self.exact, "different": self.different, "clock": self.clock}
     return functools.partial(observe, **options), (self.jitted,)
 
   def __repr__(self) -> str:
     return f"<jaxpace.observe of {self.jitted!r}>"
-
-  # Comparing.
-
-  def _checked(self, args: Any, kwargs: Any) -> Any:
-    """The first call: with timestamps on copies of the arguments, then without; both compared.
-
-    What is returned, and what is changed in place, is the unmodified step's.
-    """
-    self._check_due = False
-    copies: Any = None
-    unknown = different = ""
-    try:
-      copies = comparing.copied((args, kwargs))
-    except Exception as error:
-      unknown = everywhere.in_a_line(error)
-    # Before anything runs on them: then all processes do, or none.
-    if not self._all_say(copies is not None, "copied", (args, kwargs)):
-      self._forget_marks(self._not_compared(unknown))
-      return self.jitted(*args, **kwargs)
-    try:
-      with self._context(self._token):
-        marked = self.jitted(*copies[0], **copies[1])
-    except DifferentError:
-      raise
-    except Exception as error:
-      unknown = everywhere.in_a_line(error)
-    out = self.jitted(*args, **kwargs)
-    if not unknown:
-      try:
-        different = comparing.differences((out, (args, kwargs)), (marked, copies))
-      except Exception as error:
-        unknown = everywhere.in_a_line(error)
-    if self._all_say(not (different or unknown), "checked", (out, args, kwargs)):
-      return out
-    if unknown:
-      self._forget_marks(self._not_compared(unknown))
-      return out
-    different = different or "With timestamps results of the first step differ on another process."
-    self._say_different([different])
-    if self.different != "marked":
-      self._forget_marks(different)
-    return out
-
-  def _all_say(self, yes: bool, what: str, arrays: Any) -> bool:
-    return all_say(yes, f"{self._title}, {what}", comparing.devices(arrays), _WAIT_SECONDS)
-
-  def _not_compared(self, why: str) -> str:
-    said = ("Results of the first step can't be compared: "
-            f"{why or 'arguments of another process can not be copied.'}")
-    self._warn(f"{said} So the step runs unmodified.")
-    return said
-
-  def _forget_marks(self, reason: str) -> None:
-    """From now on the step runs unmodified."""
-    self.plan = ObservedPlan(tuple(
-        dataclasses.replace(one, bare=one.bare or reason) for one in self.plan.programs))
-    self._token, self.runs, self._counting = None, frozenset(), False
 
   # Compiling.
 
@@ -223,7 +161,7 @@ class Observed(ObservedFunction):
       except DifferentError:
         raise
       except Exception as error:
-        reason = everywhere.in_a_line(error)
+        reason = comparing.in_a_line(error)
     if made is not None:
       with _harmless():
         self._note_marked(made.program, self._is_own(request))
@@ -246,7 +184,7 @@ class Observed(ObservedFunction):
       self._add(made)
       self._counting = not any(one.bare for one in self.plan.programs)
     everywhere.add(made)
-    if not self.check:
+    if not self.exact:
       for notice in made.notices:
         if program.ROUNDING in notice:
           self._warn(f"{made.name}: {notice}")
@@ -286,21 +224,47 @@ class Observed(ObservedFunction):
         self._say_different(made.differences)
         if self.different != "marked":
           reason, made = made.differences[0], None
+      if made is not None and self.exact:
+        comparing.Comparison(self._title or request.name, request.devices, made.executable,
+                             request.compile(), functools.partial(self._keeps, made.program.number))
     except DifferentError as error:
       reason, made, refused = str(error), None, error
     except Exception as error:
       # Anything that goes wrong in a compiler: the step itself must run.
       _LOG.debug("observe", exc_info=True)
-      reason, made = everywhere.in_a_line(error), None
+      reason, made = comparing.in_a_line(error), None
     if not self._agreed:
       # Compilers are not equally quick, nor do all hosts have the program in a cache.
-      self._agreed = all_say(made is not None, self._title or request.name, request.devices,
-                             _WAIT_SECONDS + 2 * (time.monotonic() - began))
+      self._agreed = comparing.all_say(
+          made is not None, self._title or request.name, request.devices,
+          comparing.WAIT_SECONDS + 2 * (time.monotonic() - began))
       if not self._agreed and made is not None:
         reason, made = "another process of this job runs it unmodified, and says why.", None
     if refused is not None:
       raise refused
     return reason, made
+
+  def _keeps(self, number: int, reason: str, known: bool) -> bool:
+    """Whether a program of which first executions differ keeps its timestamps. See
+    `comparing.Comparison`.
+
+    Raises:
+      DifferentError: the user asked for it.
+    """
+    if known:
+      self._say_different([reason])
+      if self.different == "marked":
+        return True
+    else:
+      reason = f"Results of the first steps can't be compared: {reason}"
+      self._warn(f"{reason} So the step runs unmodified.")
+    with _lock:
+      self.plan = ObservedPlan(tuple(
+          dataclasses.replace(one, bare=reason) if one.number == number else one
+          for one in self.plan.programs))
+      self.runs, self._counting = self.runs - {number}, False
+    everywhere.refuse(number, reason)
+    return False
 
   def _add(self, made: ObservedProgram) -> None:
     self.plan = ObservedPlan((*self.plan.programs, made))
@@ -336,39 +300,6 @@ class ObservedLowered:
     return getattr(self._lowered, name)
 
 
-def all_say(yes: bool, question: str, devices: Sequence[Any], seconds: float) -> bool:
-  """One decision for all processes that run a program: whether all say yes; no where that can't be
-  found out.
-
-  A program with timestamps and the same one without would meet, since they have the same
-  collectives; but not in the same order for certain, so processes must not differ. They ask the
-  coordination service, not each other by a program: no setting of JAX reaches it, and a process
-  that fails before it could ask leaves the others waiting for so many seconds, not for good.
-
-  Args:
-    yes: what this process says.
-    question: what is asked, alike in all of them.
-    devices: the program's devices. Where they are all this process' own nothing is exchanged.
-    seconds: how long to wait for the others. If one does not come in time, all hear no.
-  """
-  processes = tuple(sorted({device.process_index for device in devices}))
-  if len(processes) < 2:
-    return yes
-  key = f"jaxpace/agree/{question}/{'-'.join(map(str, processes))}/{_asked[question, processes]}"
-  _asked[question, processes] += 1
-  try:
-    if distributed.process_count() < 2:
-      raise ConnectionError("jax.distributed.initialize was not called")
-    if not yes:
-      distributed.key_value_set(f"{key}/no/{distributed.process_index()}", "1")
-    distributed.barrier(key, seconds, processes)
-    return yes and not distributed.key_value_directory(f"{key}/no")
-  except Exception as error:
-    _LOG.warning("Processes could not agree on timestamps in %s: %s. Do all of them call "
-                 "jaxpace.observe?", question, error)
-    return False
-
-
 def check_jitted(jitted: Any) -> None:
   """Checks that this is what `observe` takes.
 
@@ -402,16 +333,13 @@ def _jits(function: Any, deep: int = 0) -> bool:
   held = [getattr(cell, "cell_contents", None) for cell in cells]
   return any(_jits(value, deep + 1) for value in held if callable(value))
 
-_asked: collections.Counter[tuple[str, tuple[int, ...]]] = collections.Counter()
-"""How often each question was asked: a key of the coordination service is used once."""
+
 _DEEPEST = 3
 """Functions around a jitted one, each in what the next closes over."""
 _lock = threading.Lock()
 """Held for a moment where threads that compile at once would lose what the other wrote."""
 _ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
 _ALONE = "it has no collectives, so there is nobody to wait for."
-_WAIT_SECONDS = 120.0
-"""How long processes wait for one another to agree, beside what compiling took them."""
 
 
 @contextlib.contextmanager

@@ -35,8 +35,11 @@ from jaxpace.runs import rundir
 from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
-DIRECTORY, MATCH = "JAXPACE_RUN", "JAXPACE_RUN_MATCH"
-"""Environment variables: the run directory, and a pattern of the names of the step's programs."""
+DIRECTORY, MATCH, EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
+"""Environment variables: the run directory, a pattern of the names of the step's programs, and
+whether to compare their first executions bit for bit."""
+UNSEEN = "JAXPACE_RUN_UNSEEN"
+"""The same: a file that is there as long as no process of a command was seen by `jaxpace run`."""
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
@@ -59,21 +62,25 @@ class observed:
     step: what was taken for the step; None as long as nothing repeats.
   """
 
-  def __init__(self, directory: str | os.PathLike[str], *, match: str = "", config: Any = None,
-               hosts: bool | float = True, say: Say | None = None):
+  def __init__(self, directory: str | os.PathLike[str], *, match: str = "",
+               exact: bool = False, config: Any = None, hosts: bool | float = True,
+               say: Say | None = None):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
       directory: run directory; made if it is missing, once there is something to record.
       match: pattern of the names of the step's programs, such as "train*", where the step shall not
         be found.
+      exact: whether a program keeps its timestamps only if its first three executions give the same
+        bits as the unmodified program. Each of them runs twice: on copies of its arguments with
+        timestamps, which is what is recorded, and without. All processes come to one decision.
       config: the program's configuration, kept in `run.json`; see `jaxpace.Recorder`.
       hosts: whether to sample the host's counters; see `jaxpace.Recorder`.
       say: takes a sentence on what happens; by default it is logged.
     """
     self._directory, self._match = directory, match
     self._say, self._warn = say or _LOG.info, say or _LOG.warning
-    self._programs = Everywhere(self._begin, self._warn)
+    self._programs = Everywhere(self._begin, self._warn, exact)
     self._recording = FoundRecorder(directory, self._programs, match, config, self._say,
                                      hosts)
     self._opener: threading.Thread | None = None
@@ -205,7 +212,11 @@ def attach() -> None:
   directory = os.environ.get(DIRECTORY)
   if not directory or _attached or multiprocessing.parent_process() is not None:
     return
-  _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""), say=_print))
+  if unseen := os.environ.get(UNSEEN):
+    with contextlib.suppress(OSError):
+      os.unlink(unseen)
+  _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""),
+                            exact=os.environ.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].gives_way = True
   _attached[0].open()
 

@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from jaxpace.observation import observe
+from jaxpace.observation import comparing
 
 HERE = [types.SimpleNamespace(process_index=0)]
 TWO = [types.SimpleNamespace(process_index=process) for process in (0, 1)]
@@ -19,27 +19,27 @@ def store(monkeypatch):
       "barrier": lambda key, seconds, processes: None,
       "key_value_directory": lambda key: {k: v for k, v in words.items() if k.startswith(key)},
   }.items():
-    monkeypatch.setattr(observe.distributed, name, function)
+    monkeypatch.setattr(comparing.distributed, name, function)
   return words
 
 
 @pytest.mark.parametrize("yes", [True, False])
 def test_a_process_by_itself_asks_nobody(store, yes):
-  assert observe.all_say(yes, "alone", HERE, 1.0) is yes and not store
+  assert comparing.all_say(yes, "alone", HERE, 1.0) is yes and not store
 
 
 def test_one_no_is_a_no_of_all(store, monkeypatch):
-  assert observe.all_say(True, "both", TWO, 1.0) is True and not store
-  assert observe.all_say(False, "here", TWO, 1.0) is False and len(store) == 1
-  monkeypatch.setattr(observe.distributed, "barrier",
+  assert comparing.all_say(True, "both", TWO, 1.0) is True and not store
+  assert comparing.all_say(False, "here", TWO, 1.0) is False and len(store) == 1
+  monkeypatch.setattr(comparing.distributed, "barrier",
                       lambda key, seconds, processes: store.update({f"{key}/no/1": "1"}))
-  assert observe.all_say(True, "there", TWO, 1.0) is False
+  assert comparing.all_say(True, "there", TWO, 1.0) is False
 
 
 def test_where_the_others_do_not_come_the_answer_is_no(store, monkeypatch, caplog):
   def alone(key, seconds, processes):
     raise TimeoutError("process 1 did not come")
 
-  monkeypatch.setattr(observe.distributed, "barrier", alone)
-  assert observe.all_say(True, "late", TWO, 1.0) is False
+  monkeypatch.setattr(comparing.distributed, "barrier", alone)
+  assert comparing.all_say(True, "late", TWO, 1.0) is False
   assert "process 1 did not come" in caplog.text

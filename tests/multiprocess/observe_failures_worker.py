@@ -20,7 +20,7 @@ from jax.sharding import AxisType  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
 import jaxpace  # noqa: E402
-from jaxpace.observation import comparing, observe  # noqa: E402
+from jaxpace.observation import comparing  # noqa: E402
 from jaxpace.observation.clocks import host_ring  # noqa: E402
 from jaxpace.observation.partitioned import compiling, program  # noqa: E402
 from jaxpace.record.ring import collect, intake  # noqa: E402
@@ -28,15 +28,15 @@ from jaxpace.record.ring.copier import RingCopier  # noqa: E402
 
 PARTS = {
     "nothing": [], "read": [(program, "text_of")], "load": [(compiling.Request, "load")],
-    "clock": [(host_ring, "unavailable")], "agree": [(observe.distributed, "barrier")],
-    "vote": [(program, "text_of"), (observe.distributed, "key_value_set")],
+    "clock": [(host_ring, "unavailable")], "agree": [(comparing.distributed, "barrier")],
+    "vote": [(program, "text_of"), (comparing.distributed, "key_value_set")],
     "compare": [(comparing, "copied")], "ring": [(RingCopier, "start")],
     "record": [(intake.Intake, "record")], "collect": [(collect.Collector, "collect")],
     "observe": [],
 }
 second = jax.process_index() == 1
 # The others need not wait that long in a test.
-observe._WAIT_SECONDS = 5.0
+comparing.WAIT_SECONDS = 5.0
 
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 rows = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
@@ -70,7 +70,7 @@ for name, parts in PARTS.items():
       found = step(found, x)
     facts[name] = [local(found) == local(wanted), []]
     continue
-  observed = jaxpace.observe(step, check=name == "compare")
+  observed = jaxpace.observe(step, exact=name == "compare")
   with jaxpace.recorded(pathlib.Path(sys.argv[1]) / name, observed) as recorded_step:
     for _ in range(3):
       found = jax.block_until_ready(recorded_step(found, x))

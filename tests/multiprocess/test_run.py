@@ -119,6 +119,28 @@ def test_what_cannot_be_recorded_is_one_sentence(tmp_path):
   assert not (tmp_path / "seen").exists()
 
 
+NOBODY = "jaxpace: Nothing was recorded: no process of this command used a device through JAX"
+
+
+@pytest.mark.parametrize("script, status", [
+    ("print(1)", 0), ("import jax\nprint(1)", 0), ("print(1, flush=True)\nraise SystemExit(3)", 3),
+    pytest.param("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", -9,
+                 marks=pytest.mark.long)])
+def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  out, errors = job.communicate(timeout=200)
+  assert (job.returncode, out) == (status, "1\n")
+  assert errors.startswith(NOBODY) and errors.count("\n") == 1
+  assert not (tmp_path / "seen").exists()
+
+
+def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
+  job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
+  out, errors = job.communicate(timeout=200)
+  assert (job.returncode, out) == (0, "1\n")
+  assert errors.splitlines()[-1].startswith(NOBODY) and errors.count(NOBODY) == 1
+
+
 @pytest.mark.long
 def test_of_two_processes_the_late_one_is_named(tmp_path):
   script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")

@@ -29,7 +29,7 @@ POINTS = {
     "load": (compiling.Request, "load"), "describe": (program, "_described"),
     "plan": (observe.Observed, "_add"), "own": (observe.Observed, "_is_own"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"), "copy": (own_context, "on"),
-    "watch": (compiling, "watch"), "agree": (observe, "all_say"),
+    "watch": (compiling, "watch"), "agree": (comparing, "all_say"),
     "compare": (comparing, "differences"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"),
@@ -78,7 +78,7 @@ def test_a_failure_at_any_point_leaves_training_as_it_is(tmp_path, monkeypatch, 
   for _ in range(4):
     wanted = jitted(wanted, x)
   monkeypatch.setattr(where, name, fails)
-  observed = jaxpace.observe(jax.jit(sgd), check=point in ("copy", "compare"))
+  observed = jaxpace.observe(jax.jit(sgd), exact=point in ("copy", "compare"))
   with jaxpace.recorded(tmp_path, observed) as recorded_step:
     for _ in range(4):
       w = jax.block_until_ready(recorded_step(w, x))

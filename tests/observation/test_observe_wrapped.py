@@ -114,7 +114,7 @@ def test_what_nnx_pmap_returns_is_observed():
     ids=["copy", "deepcopy", "cloudpickle"])
 def test_it_is_copied_where_the_jitted_one_is(copied):
   w, x = arrays()
-  observed = jaxpace.observe(jax.jit(sgd), check=True, different="marked")
+  observed = jaxpace.observe(jax.jit(sgd), exact=True, different="marked")
   wanted = steps.bits(observed(w, x))
   other = copied(observed)
   assert other is not observed and not other.plan.programs

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.observation import everywhere
+from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
 from jaxpace.record import describe, observed
@@ -79,6 +79,34 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
   collected = [causes["gc"][0, step] for step in range(8)]
   assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
   assert (causes["cpu"][0, 1:] > 0).all()
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+def test_a_run_that_must_be_exact_is_compared_recorded_and_the_same(tmp_path, donate):
+  w, x = arrays()
+  descend = jax.jit(lambda w, x: w - 1e-4 * jax.grad(lambda w: ((x @ w) ** 2).mean())(w),
+                    donate_argnums=donate)
+  bare = w + 0
+  for _ in range(STEPS):
+    bare = descend(bare, x)
+  jax.clear_caches()
+  with jaxpace.observed(tmp_path / "run", exact=True):
+    for _ in range(STEPS):
+      w = descend(w, x)
+  assert np.asarray(w).tobytes() == np.asarray(bare).tobytes()
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == STEPS and not run.problems
+  assert rundir.read_json(tmp_path / "run" / "run.json")["settings"]["exact"]
+
+
+def test_a_program_whose_first_bits_differ_runs_unmodified_and_that_is_said(tmp_path, monkeypatch,
+                                                                           caplog):
+  monkeypatch.setattr(comparing, "differences", lambda bare, found: "1 of 2 results differ.")
+  bare = train()
+  with jaxpace.observed(tmp_path / "run", exact=True) as inside:
+    assert train().tobytes() == bare.tobytes()
+  assert "sgd runs unmodified from now on and is not recorded: 1 of 2 results" in caplog.text
+  assert inside.step is None
 
 
 def test_a_pattern_names_another_program(tmp_path):

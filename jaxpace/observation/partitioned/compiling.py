@@ -103,6 +103,61 @@ class Request:
         arguments["host_callbacks"])
 
 
+class StandIn:
+  """Has JAX execute something else wherever it would execute an executable, until `leave`. As long
+  as that is so, and where another is chosen for good, calls go through Python."""
+
+  def __init__(self, executable: Any, other: Any):
+    """Begins, before the executable first runs; `other` has its `execute_sharded`.
+
+    Raises:
+      RuntimeError: this JAX executes programs in another way.
+    """
+    _install_stand_ins()
+    self.now = other
+    self._executable = executable
+    self._calls: list[tuple[Any, bool]] = []
+    _stand_ins[id(executable)] = self
+
+  def begin(self, call: Any) -> None:
+    """Takes the executable's place in what JAX calls."""
+    self._calls.append((call, call.has_unordered_effects))
+    # What has effects is not called past Python: that would be the executable itself.
+    call.xla_executable, call.has_unordered_effects = self.now, True
+
+  def leave(self, chosen: Any) -> None:
+    """Leaves the place to an executable: that which was there, or another."""
+    self.now, own = chosen, chosen is self._executable
+    for call, had_effects in self._calls:
+      call.xla_executable, call.has_unordered_effects = chosen, had_effects or not own
+    self._calls.clear()
+    if own:
+      _stand_ins.pop(id(chosen), None)
+
+
+_stand_ins: dict[int, StandIn] = {}
+"""By the number of what they stand in for, which each keeps."""
+
+
+def _install_stand_ins() -> None:
+  from jax._src.interpreters import pxla
+  calls: Any = getattr(pxla, "ExecuteReplicated", None)
+  if not all(hasattr(calls, name) for name in ("xla_executable", "has_unordered_effects")):
+    raise RuntimeError(_moved("how it executes programs"))
+  with _lock:
+    if hasattr(calls.__init__, "__wrapped__"):
+      return
+    made = calls.__init__
+
+    @functools.wraps(made)
+    def begun(call: Any, executable: Any, *args: Any, **kwargs: Any) -> None:
+      made(call, executable, *args, **kwargs)
+      if other := _stand_ins.get(id(executable)):
+        other.begin(call)
+
+    calls.__init__ = begun
+
+
 def text_of(executable: Any) -> str:
   """The compiled program as text."""
   return str(executable.hlo_modules()[0].to_string())
@@ -180,5 +235,3 @@ def _install() -> None:
       os.register_at_fork(after_in_child=lambda: watch(None))
     compiler.compile_or_get_cached = handed_over
     _installed = True
-
-

@@ -256,8 +256,8 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
     return ()
   kinds = ", ".join(sorted({*(one - two), *(two - one)}))
   return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}, and "
-          "training may drift apart from training without timestamps: check=True compares the "
-          "first step.",)
+          "training may drift apart from training without timestamps: exact=True compares the "
+          "first steps.",)
 
 
 def _notices(found: Sequence[Found], tags: Sequence[int],
