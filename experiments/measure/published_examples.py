@@ -20,7 +20,7 @@ import pathlib
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -30,6 +30,7 @@ import numpy as np
 import jaxpace
 from experiments.measure import published_flax, published_jitted, published_pmapped
 from experiments.measure.published_data import Example
+from jaxpace.core.observed import ObservedProgram
 from jaxpace.runs.reader import read_run
 
 EXAMPLES = published_jitted.EXAMPLES | published_pmapped.EXAMPLES | published_flax.EXAMPLES
@@ -140,16 +141,20 @@ class Watch:
 
   def plan(self) -> dict[str, Any]:
     """What observing found."""
-    programs = self.step.plan.programs
-    marked = [one for one in programs if not one.bare]
-    kinds = collections.Counter(one.kind + (" in a loop" if one.loops else "")
-                                for program in marked[-1:] for one in program.collectives)
-    return {"programs": len(programs), "collectives": dict(kinds),
-            "marks_a_step": marked[-1].marks if marked else 0,
-            "untimed": len(marked[-1].unstamped) if marked else 0,
-            "mesh": dict(marked[-1].mesh_axes) if marked else {},
-            "bare_reasons": [one.bare for one in programs if one.bare],
-            "notices": [notice for one in marked for notice in one.notices]}
+    return facts_of(self.step.plan.programs)
+
+
+def facts_of(programs: Sequence[ObservedProgram]) -> dict[str, Any]:
+  """What is timed of the last of some programs that has timestamps, and why others have none."""
+  marked = [one for one in programs if not one.bare]
+  kinds = collections.Counter(one.kind + (" in a loop" if one.loops else "")
+                              for program in marked[-1:] for one in program.collectives)
+  return {"programs": len(programs), "collectives": dict(kinds),
+          "marks_a_step": marked[-1].marks if marked else 0,
+          "untimed": len(marked[-1].unstamped) if marked else 0,
+          "mesh": dict(marked[-1].mesh_axes) if marked else {},
+          "bare_reasons": [one.bare for one in programs if one.bare],
+          "notices": [notice for one in marked for notice in one.notices]}
 
 
 def _arrays(tree: Any) -> Iterator[tuple[str, np.ndarray]]:

@@ -33,7 +33,8 @@ import numpy as np
 from absl import app, flags
 
 from experiments.lib import measured
-from experiments.measure.published_examples import EXAMPLES, rows_of
+from experiments.measure.published_examples import EXAMPLES, facts_of, rows_of
+from jaxpace.runs import ring_file
 
 _MODULE = "experiments.measure.published_trainers"
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -134,12 +135,17 @@ def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: p
 
 
 def _found(folder: pathlib.Path) -> dict[str, Any]:
-  """What `jaxpace run` took for the step, and what it said."""
+  """What `jaxpace run` took for the step, what of it is timed, and what was said."""
   info = folder / "run" / "run.json"
   settings = json.loads(info.read_text()).get("settings", {}) if info.exists() else {}
   said = [line for line in (folder / "output0.txt").read_text(errors="replace").splitlines()
           if line.startswith("jaxpace: ")]
-  return {"step": settings.get("step"), "printed": said}
+  step, run = settings.get("step"), folder / "run"
+  programs = (ring_file.read_plan(run, 0).plan.programs if ring_file.path_of(run, 0).exists()
+              else ())
+  taken = (step or {}).get("programs", [])
+  return {"step": step, "printed": said,
+          **facts_of([one for one in programs if one.name in taken])}
 
 
 def _lines(edits: Iterable[tuple[str, str]]) -> int:

@@ -117,6 +117,7 @@ class Evidence(_Code):
   GC = "gc", "a process collects garbage"
   DATA = "data", "a process waits for data"
   CHECKPOINT = "checkpoint", "a process writes checkpoints"
+  BETWEEN = "between", "a process is between two steps, and no column shows for what"
   PREEMPTED = "preempted", "something else runs on a process's processors"
   WORK = "work", "a process has more work"
   ASLEEP = "asleep", "a process sleeps or waits, and it doesn't show for what"

@@ -1,5 +1,5 @@
-"""What the host did in each step: CPU time, involuntary switches, garbage collection, data and
-checkpoints. One table of its columns, `HOST_CAUSES`: all else that names them is made from it.
+"""What the host did in each step: CPU time, involuntary switches, garbage collection, data,
+checkpoints, time between steps, page faults. One table of its columns, `HOST_CAUSES`: all else that names them is made from it.
 
 Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind
 the loop: a value belongs to the step that the loop was dispatching, not to what the devices
@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-Sample = tuple[int | None, int | None, int | None, int | None, int | None]
-"""One value for each of `HOST_CAUSES`; data and checkpoint are None in a step in which neither was
-measured."""
+Sample = tuple[int | None, ...]
+"""One value for each of `HOST_CAUSES`, None where it isn't known: data and checkpoint where neither
+was measured, time between steps where the loop says what it does."""
 
 
 class StepCauseMeter:
@@ -28,14 +28,14 @@ class StepCauseMeter:
     self._gc_start = 0
     self._gc_total = 0
     self._measured: dict[str, int] = {}
-    self._cpu = self._switches = self._gc_seen = 0
+    self._cpu = self._switches = self._faults = self._gc_seen = 0
     self._used: set[str] = set()
     self.doing: str | None = None  # the cause that is being measured at the moment
 
   def start(self) -> None:
     """Begins to watch the garbage collector and sets the counters' origin."""
     gc.callbacks.append(self._on_gc)
-    self._cpu, self._switches = _used()
+    self._cpu, self._switches, self._faults = _used()
     self._gc_seen = self._gc_total
 
   def stop(self) -> None:
@@ -48,12 +48,13 @@ class StepCauseMeter:
     # As `_used` does, without one more call: a step waits for each.
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu, switches = round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw
-    collected = self._gc_total
+    collected, faults = self._gc_total, used.ru_majflt
     data = checkpoint = None
     if self._used:
       data, checkpoint = map(self._take, ASKED.values())
-    result = cpu - self._cpu, switches - self._switches, collected - self._gc_seen, data, checkpoint
-    self._cpu, self._switches, self._gc_seen = cpu, switches, collected
+    result = (cpu - self._cpu, switches - self._switches, collected - self._gc_seen, data,
+              checkpoint, None, faults - self._faults)
+    self._cpu, self._switches, self._gc_seen, self._faults = cpu, switches, collected, faults
     return result
 
   def add(self, cause: str, duration_ns: int) -> None:
@@ -91,13 +92,14 @@ class StepCauseMeter:
       self._gc_start = 0
 
 
-def _used() -> tuple[int, int]:
-  """CPU time of this process, ns to the microsecond, and its involuntary switches.
+def _used() -> tuple[int, int, int]:
+  """CPU time of this process, ns to the microsecond, its involuntary switches and major page
+  faults.
 
-  Both of one call: between two steps, when caches hold other things, a call takes 15 us.
+  All of one call: between two steps, when caches hold other things, a call takes 15 us.
   """
   used = resource.getrusage(resource.RUSAGE_SELF)
-  return round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw
+  return round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw, used.ru_majflt
 
 
 class HostCause(NamedTuple):
@@ -128,6 +130,9 @@ HOST_CAUSES = (
     HostCause("gc_ns", "garbage collection", "collects garbage"),
     HostCause("data_ns", "waiting for data", "waits for data", asked=True),
     HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
+    HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, an "
+              "evaluation, a program without collectives)"),
+    HostCause("majflt", "major page faults"),
 )
 TIMES = tuple(cause.name for cause in HOST_CAUSES if cause.scale != 1)
 """Those in seconds."""

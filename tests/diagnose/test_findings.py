@@ -14,6 +14,7 @@ from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.floor import by_host, by_rank
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
+from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import run_of, true_shares
 from tests.lib.said import numbers, only
 from tests.quick import examples
@@ -219,6 +220,17 @@ def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows(
   everywhere = Fault("pause", 8e-3, probability=0.1)
   assert JITTER not in {f.mode
                         for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
+
+
+def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_what():
+  run, truth = run_of(job(Fault("pause", 8e-3, probability=0.1), host_columns=False))
+  first = [int(np.flatnonzero(run.process_of_rank == process)[0])
+           for process in np.unique(run.process_of_rank)]
+  between = HostCauses(np.unique(run.process_of_rank).astype(np.int64),
+                       {"between": (truth.gap[first] * 1e-9).astype(np.float32)})
+  [finding] = diagnose(dataclasses.replace(run, host_causes=between)).findings
+  assert (finding.mode, finding.causes) == (JITTER, ("between",))
+  assert any("is between two steps" in said for said in finding.evidence)
 
 
 def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():

@@ -188,7 +188,9 @@ def test_what_a_checked_step_changes_in_place_is_changed_once(monkeypatch, caplo
   assert all(bool(one.bare) == other for one in run.plan.programs)
 
 
-def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
+@pytest.fixture
+def compilation_cache(tmp_path):
+  """JAX's, of all programs, in a folder."""
   from jax.experimental.compilation_cache import compilation_cache
   kept = {name: getattr(jax.config, name) for name in (
       "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
@@ -197,24 +199,46 @@ def test_jax_s_compilation_cache_keeps_both_apart(tmp_path):
   jax.config.update("jax_compilation_cache_dir", str(tmp_path))
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
   jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-  try:
-    step, args = steps.data_parallel()
-    found = []
-    for _ in range(2):
-      observed = jaxpace.observe(jax.jit(step))
-      found.append(steps.bits(observed(*args)))
-      assert not observed.plan.programs[0].bare
-      jax.clear_caches()
-      before = host_ring.current().heads().tolist()
-      found.append(steps.bits(jax.jit(step)(*args)))
-      assert host_ring.current().heads().tolist() == before
-      jax.clear_caches()
-    assert len(set(map(tuple, found))) == 1
-    assert any(tmp_path.iterdir())
-  finally:
-    for name, value in kept.items():
-      jax.config.update(name, value)
-    compilation_cache.reset_cache()
+  yield tmp_path
+  for name, value in kept.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+
+
+def test_jax_s_compilation_cache_keeps_both_apart(compilation_cache):
+  step, args = steps.data_parallel()
+  found = []
+  for _ in range(2):
+    observed = jaxpace.observe(jax.jit(step))
+    found.append(steps.bits(observed(*args)))
+    assert not observed.plan.programs[0].bare
+    jax.clear_caches()
+    before = host_ring.current().heads().tolist()
+    found.append(steps.bits(jax.jit(step)(*args)))
+    assert host_ring.current().heads().tolist() == before
+    jax.clear_caches()
+  assert len(set(map(tuple, found))) == 1
+  assert any(compilation_cache.iterdir())
+
+
+@pytest.mark.parametrize("seconds, starts", [(0.0, [1, 0, 0]), (60.0, [1, 1])])
+def test_a_step_is_compiled_once_and_with_jax_s_cache_never_again(
+    compilation_cache, monkeypatch, seconds, starts):
+  from jax._src import compiler
+  jax.config.update("jax_persistent_cache_min_compile_time_secs", seconds)
+  compile_it, counted = compiler.backend_compile_and_load, []
+  monkeypatch.setattr(compiler, "backend_compile_and_load",
+                      lambda *given: counted.append(given) or compile_it(*given))
+  step, args = steps.fsdp()
+  wanted = steps.bits(jax.jit(lambda *args: step(*args))(*args))
+  for times in starts:
+    jax.clear_caches()
+    observed, before = jaxpace.observe(jax.jit(step)), len(counted)
+    assert steps.bits(observed(*args)) == wanted
+    assert len(counted) - before == times
+    assert not observed.plan.programs[0].bare
+    [number] = observed.runs
+    assert host_ring.executions(0, number) == 1
 
 
 def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):

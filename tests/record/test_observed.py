@@ -23,7 +23,8 @@ from jaxpace.record.ring import collect, finding, found, intake
 from jaxpace.record.ring import observed as programs
 from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.runs import rundir
+from jaxpace.record.ring.table import DeviceSteps
+from jaxpace.runs import rundir, step_causes
 from jaxpace.runs.reader import read_run
 
 STEPS = 12
@@ -74,11 +75,41 @@ def test_what_the_process_did_in_each_step_is_recorded_though_nobody_says(tmp_pa
     for step in range(8):
       if step == 5:
         gc.collect()
+      if step == 6:
+        time.sleep(0.5)
       x = jax.block_until_ready(add(x))
   causes = read_run(tmp_path / "run").host_causes.columns
-  collected = [causes["gc"][0, step] for step in range(8)]
+  collected, between = causes["gc"][0], causes["between"][0]
   assert np.isnan(collected[0]) and np.argmax(collected[1:]) + 1 == 5
-  assert (causes["cpu"][0, 1:] > 0).all()
+  assert np.isnan(between[0]) and np.argmax(between[1:]) + 1 == 6 and between[6] > 0.2
+  assert (causes["cpu"][0, 1:] > 0).all() and (causes["majflt"][0, 1:] >= 0).all()
+
+
+def devices_of(*spans):
+  """What two devices did in steps of which each began and ended so, in ms; the second ends later."""
+  nothing = np.zeros(len(spans), np.int64)
+  start, end = np.array(spans, np.int64).T * 1_000_000
+  whole = np.ones(len(spans), bool)
+  return [DeviceSteps(whole, ~whole, start, end + late, end, nothing, nothing,
+                      np.zeros((len(spans), 4), np.int64), *[np.empty(0, np.int64)] * 4)
+          for late in (0, 1_000_000)]
+
+
+def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
+  def reading(ms, cpu=0, queued=0):
+    return (ms * 1_000_000, cpu * 1_000_000, 0, 0, queued * 1_000_000 if queued >= 0 else -1, 0)
+
+  # An evaluation ends at 45; of the last gap the machine takes 6 ms, the collector 4.
+  read = np.array([reading(10), reading(30), reading(45), reading(60), reading(100, queued=6),
+                   reading(120, queued=-1)], host_ring.USAGE)
+  host = found.HostUse()
+  host.close()
+  monkeypatch.setattr(host._usage, "take", lambda: read)
+  host._collected.append((70_000_000, 74_000_000))
+  samples = host.samples(devices_of((0, 10), (20, 30), (50, 60), (85, 100), (105, 120)))
+  at = [cause.column for cause in step_causes.HOST_CAUSES].index("between_ns")
+  # Gaps of 9, 5, 24 and 4 ms, from the second device's end or the evaluation's.
+  assert [one[at] for one in samples] == [None, 9_000_000, 5_000_000, 14_000_000, None]
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])

@@ -9,25 +9,17 @@ import numpy as np
 
 from jaxpace.observation.clocks import Clock, gate, stream, words
 
-# The count of cycles ends the loop should the timer stand still: 5 s at 2 GHz.
-_SPIN = """
-  .reg .u64 start, now, asked, place, first, cycles;
+_SPIN = f"""
+  .reg .u64 start, now, gone, wait, place, first, cycles;
   .reg .u32 few;
   .reg .pred over;
   mov.u64 start, %globaltimer;
   mov.u64 first, %clock64;
   ld.param.u64 place, [p1];
   ld.global.u32 few, [place];
-  cvt.u64.u32 asked, few;
+  cvt.u64.u32 wait, few;
 AGAIN:
-  mov.u64 now, %globaltimer;
-  sub.u64 now, now, start;
-  setp.ge.u64 over, now, asked;
-  @over bra DONE;
-  mov.u64 cycles, %clock64;
-  sub.u64 cycles, cycles, first;
-  setp.gt.u64 over, cycles, 10000000000;
-  @over bra DONE;
+{stream.UNTIL}
   bra AGAIN;
 DONE:
   ret;

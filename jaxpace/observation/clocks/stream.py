@@ -43,6 +43,18 @@ _STAMP = """
   ret;
 """
 
+UNTIL = """
+  mov.u64 now, %globaltimer;
+  sub.u64 gone, now, start;
+  setp.ge.u64 over, gone, wait;
+  @over bra DONE;
+  mov.u64 cycles, %clock64;
+  sub.u64 cycles, cycles, first;
+  setp.gt.u64 over, cycles, 10000000000;
+  @over bra DONE;
+"""
+"""One look of a kernel that waits for `wait` nanoseconds since `start`."""
+
 # A nap takes between nothing and twice what is asked for, so half of what is left never oversleeps;
 # the hardware takes no more than a millisecond. Should the timer ever stand still, the count of
 # cycles ends the loop: 5 s at 2 GHz, half a minute at the clock of an idle GPU.
@@ -64,14 +76,7 @@ _DELAY = """
   setp.eq.u64 over, wait, 0;
   @over bra DONE;
 AGAIN:
-  mov.u64 now, %globaltimer;
-  sub.u64 gone, now, start;
-  setp.ge.u64 over, gone, wait;
-  @over bra DONE;
-  mov.u64 cycles, %clock64;
-  sub.u64 cycles, cycles, first;
-  setp.gt.u64 over, cycles, 10000000000;
-  @over bra DONE;
+""" + UNTIL + """
   sub.u64 left, wait, gone;
   shr.u64 left, left, 1;
   min.u64 left, left, 500000;

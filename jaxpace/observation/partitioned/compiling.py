@@ -48,6 +48,7 @@ class Request:
     """Device of each partition."""
     self._options: Any = arguments["compile_options"]
     self._as_it_is: Any = None
+    self._key: str | None = None
 
   @property
   def partitions(self) -> int:
@@ -66,6 +67,8 @@ class Request:
     """Compiles as JAX would, with its cache: this module, once, or another in its place."""
     if module is None:
       if self._as_it_is is None:
+        # Before: a compiler may change the module.
+        self._key = self._cache_key() if self.partitions > 1 else None
         self._as_it_is = self._compile_it(*self._bound.args, **self._bound.kwargs)
       return self._as_it_is
     bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
@@ -74,16 +77,47 @@ class Request:
 
   def serialized(self) -> bytes:
     """What this module is compiled to, as bytes."""
-    import jax
-    if jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
-      # What was loaded from the cache is written without its kernels: it loads, and does not run.
-      return bytes(self.compile_apart({}).serialize())
     try:
-      return bytes(self.compile().serialize())
+      executable = self.compile()
+      # What was loaded from the cache is written without its kernels: it loads, and does not run.
+      return self._from_cache() or bytes(executable.serialize())
     except Exception:
       # What has run already, somewhere else in this process, may hold what can't be written:
       # comparators of sorts, in jaxlib 0.10.2.
       return bytes(self.compile_apart({}).serialize())
+
+  def _cache_key(self) -> str | None:
+    """The module's key in JAX's compilation cache; None where that isn't used, empty where it isn't
+    known."""
+    import jax
+    if not jax.config.jax_compilation_cache_dir:  # type: ignore[attr-defined]
+      return None
+    try:
+      from jax._src import compiler, config
+      if (config.share_binary_between_hosts.value or config.enable_pgle.value
+          or config.compilation_cache_expect_pgle.value):
+        return ""
+      arguments = self._bound.arguments
+      return compiler._get_cache_key(self._options, arguments["backend"], self.module,
+                                     arguments["devices"])
+    except Exception:
+      return ""
+
+  def _from_cache(self) -> bytes | None:
+    """What JAX's compilation cache holds of this module; None where it holds nothing.
+
+    Raises:
+      LookupError: it isn't known under what.
+    """
+    if not self._key:
+      if self._key is None:
+        return None
+      raise LookupError("JAX's compilation cache")
+    from jax._src import compilation_cache
+    cache = compilation_cache._get_cache(self._bound.arguments["backend"])
+    kept = None if cache is None else cache.get(self._key)
+    return None if kept is None else bytes(compilation_cache.extract_executable_and_time(
+        compilation_cache.decompress_executable(kept))[0])
 
   def load(self, serialized: bytes) -> Any:
     """Loads a program from what an executable's `serialize()` returned, perhaps changed since."""

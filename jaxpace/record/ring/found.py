@@ -18,7 +18,7 @@ from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls
+from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls
 from jaxpace.runs.step_causes import Sample
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
@@ -83,6 +83,7 @@ class HostUse:
     self._usage = host_ring.Usage()
     self._read: list[np.ndarray] = []
     self._before: np.void | None = None
+    self._ended: int | None = None  # on all devices
     self._collecting = 0
     self._collected: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MOST_PAUSES)
     gc.callbacks.append(self._on_gc)
@@ -96,33 +97,45 @@ class HostUse:
     """Takes over what the native clock has read, before it is written over."""
     self._read.append(self._usage.take())
 
-  def samples(self, end_ns: np.ndarray, whole: np.ndarray) -> list[Sample]:
-    """What the process did in successive steps, each from the end of the one before.
+  def samples(self, devices: Sequence[DeviceSteps]) -> list[Sample]:
+    """What the process did in successive steps, each from the end of the one before on the first
+    device.
 
     Args:
-      end_ns: [K] when each ended on the first device; all at or after those of the last call.
-      whole: [K] whether that is known.
+      devices: what each of them did; all steps come after those of the last call.
     """
     self.keep()
-    read = np.concatenate(self._read)
+    read, own = np.concatenate(self._read), devices[0]
+    starts = np.min([one.start_ns for one in devices], axis=0).tolist()
+    ends = np.max([one.end_ns for one in devices], axis=0).tolist()
     found: list[Sample] = []
-    for end, known in zip(end_ns.tolist(), whole.tolist(), strict=True):
-      at = int(np.searchsorted(read["ns"], end))
-      now = read[at] if known and at < len(read) and read["ns"][at] == end else None
-      found.append(self._between(self._before, now))
-      self._before = now
-    last = end_ns[whole].max(initial=0)
-    self._read = [read[read["ns"] > last]]
+    for place, known in enumerate(own.whole.tolist()):
+      at = int(np.searchsorted(read["ns"], own.end_ns[place]))
+      now = read[at] if known and at < len(read) and read["ns"][at] == own.end_ns[place] else None
+      # Programs beside the step end there, too.
+      last = int(np.searchsorted(read["ns"], starts[place])) - 1
+      begin = self._ended if last < 0 or self._ended is None else max(
+          self._ended, int(read["ns"][last]))
+      idle = None if begin is None or not known else max(0, starts[place] - begin)
+      found.append(self._between(self._before, now, idle))
+      self._before, self._ended = now, ends[place] if known else None
+    self._read = [read[read["ns"] > own.end_ns[own.whole].max(initial=0)]]
     return found
 
-  def _between(self, before: np.void | None, now: np.void | None) -> Sample:
+  def _between(self, before: np.void | None, now: np.void | None, idle: int | None) -> Sample:
+    """What it did from one reading to the next, of it `idle` ns in which no device ran a program
+    with timestamps."""
     if before is None or now is None:
       return UNKNOWN
     begin, end = int(before["ns"]), int(now["ns"])
     collected = sum(max(0, min(end, last) - max(begin, first))
                     for first, last in tuple(self._collected))
+    waited = None
+    if idle is not None and before["queued_ns"] >= 0 and now["queued_ns"] >= 0:
+      # What a busy machine takes is nothing that the loop does.
+      waited = max(0, idle - collected - int(now["queued_ns"] - before["queued_ns"]))
     return (int(now["cpu_ns"] - before["cpu_ns"]), int(now["switches"] - before["switches"]),
-            collected, None, None)
+            collected, None, None, waited, int(now["faults"] - before["faults"]))
 
   def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
     now = time.monotonic_ns()

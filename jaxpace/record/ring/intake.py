@@ -251,7 +251,7 @@ class Intake:
     the end of each."""
     if self._host is None or not devices:
       return [step.sample for step in steps]
-    native = self._host.samples(devices[0].end_ns, devices[0].whole)
+    native = self._host.samples(devices)
     return [own if step.sample is UNKNOWN else step.sample
             for step, own in zip(steps, native, strict=True)]
 

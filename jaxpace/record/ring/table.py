@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.record.columns import Columns, length, null, picked
-from jaxpace.runs.step_causes import Sample
+from jaxpace.runs.step_causes import HOST_CAUSES, Sample
 
 
 class Range(NamedTuple):
@@ -18,7 +18,7 @@ class Range(NamedTuple):
   end: int
 
 
-UNKNOWN: Sample = (None, None, None, None, None)
+UNKNOWN: Sample = (None,) * len(HOST_CAUSES)
 
 
 class StepCalls(NamedTuple):

@@ -5,11 +5,13 @@
 
 #include <sys/resource.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 
 #include "xla/ffi/api/c_api.h"
@@ -103,21 +105,34 @@ void Put(Ring* ring, uint64_t base, uint64_t index, int64_t ns, uint32_t tag) {
   event.seq.store(static_cast<uint32_t>(index + 1), std::memory_order_release);
 }
 
-// What the process has used up to the end of each execution on its first device; the layout is `marks.USAGE`.
+// What the process has used up to the end of each execution on its first device; the layout is `host_ring.USAGE`.
 struct Usage {
-  std::atomic<int64_t> ns, cpu_ns, switches;
+  std::atomic<int64_t> ns, cpu_ns, switches, faults, queued_ns;
   std::atomic<uint64_t> seq;  // index + 1: stored last
 };
 std::atomic<Usage*> usage{nullptr};
 std::atomic<uint64_t> usage_head{0};
 uint64_t usage_capacity = 0;
+int main_thread = -1;  // its schedstat, open
 
 int64_t Microseconds(const timeval& time) { return static_cast<int64_t>(time.tv_sec) * 1000000 + time.tv_usec; }
+
+// How long the main thread has waited for a processor so far; -1 where the kernel doesn't say.
+int64_t Queued() {
+  char text[96];
+  const ssize_t size = main_thread < 0 ? -1 : pread(main_thread, text, sizeof(text) - 1, 0);
+  if (size <= 0) return -1;
+  text[size] = '\0';
+  char* rest = text;
+  std::strtoull(text, &rest, 10);  // the time it ran
+  return static_cast<int64_t>(std::strtoull(rest, nullptr, 10));
+}
 
 void Used(int64_t ns) {
   Usage* entries = usage.load(std::memory_order_acquire);
   rusage used;
   if (entries == nullptr || getrusage(RUSAGE_SELF, &used) != 0) return;
+  const int64_t queued = Queued();
   const uint64_t index = usage_head.fetch_add(1, std::memory_order_relaxed);
   Usage& entry = entries[index & (usage_capacity - 1)];
   entry.seq.store(0, std::memory_order_relaxed);
@@ -125,6 +140,8 @@ void Used(int64_t ns) {
   entry.ns.store(ns, std::memory_order_relaxed);
   entry.cpu_ns.store((Microseconds(used.ru_utime) + Microseconds(used.ru_stime)) * 1000, std::memory_order_relaxed);
   entry.switches.store(used.ru_nivcsw, std::memory_order_relaxed);
+  entry.faults.store(used.ru_majflt, std::memory_order_relaxed);
+  entry.queued_ns.store(queued, std::memory_order_relaxed);
   entry.seq.store(index + 1, std::memory_order_release);
 }
 
@@ -289,8 +306,10 @@ extern "C" uint32_t jaxpace_executions(uint32_t lane, uint32_t program) {
 }
 
 // Where the usage of the process goes from now on, once: a buffer of a power of two of entries that stays for good.
-extern "C" void jaxpace_usage(void* entries, uint64_t capacity) {
+// `schedstat` is a descriptor of the main thread's, or negative.
+extern "C" void jaxpace_used(void* entries, uint64_t capacity, int schedstat) {
   usage_capacity = capacity;
+  main_thread = schedstat;
   usage.store(static_cast<Usage*>(entries), std::memory_order_release);
 }
 

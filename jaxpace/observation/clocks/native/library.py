@@ -127,8 +127,8 @@ def functions() -> ctypes.CDLL:
   library.jaxpace_lanes.argtypes = [ctypes.POINTER(ctypes.c_int32), word]
   library.jaxpace_ring.argtypes = [pointer, pointer, long, word]
   library.jaxpace_executions.argtypes, library.jaxpace_executions.restype = [word, word], word
-  if hasattr(library, "jaxpace_usage"):  # younger than the handlers' version
-    library.jaxpace_usage.argtypes = [pointer, long]
+  if hasattr(library, "jaxpace_used"):  # younger than the handlers' version
+    library.jaxpace_used.argtypes = [pointer, long, ctypes.c_int]
     library.jaxpace_usage_head.argtypes, library.jaxpace_usage_head.restype = [], long
   library.jaxpace_unheard.argtypes, library.jaxpace_unheard.restype = [], long
   library.jaxpace_mark_here.argtypes = [word, word, word, word]
