@@ -180,12 +180,14 @@ class Everywhere(ObservedFunction):
     if self._exact and (made or reason):
       wait = comparing.WAIT_SECONDS + 2 * (time.monotonic() - began)
       if not comparing.all_say(made is not None, request.name, request.devices, wait):
-        made, reason = None, reason or "another process runs it so, and says why."
+        reason = reason or "another process runs it so, and says why."
+        if made is not None:
+          refuse(made.program.number, reason)
+          made = None
     if made is None:
       if reason:
         self._say(f"{request.name} runs unmodified and is not recorded: {reason}")
       return request.compile()
-    add(made.program)
     self._begin()
     return made.executable
 
@@ -207,6 +209,7 @@ class Everywhere(ObservedFunction):
     if made is None or made.differences:
       return None
     made = made._replace(program=_named(made.program))
+    add(made.program)
     if self._exact:
       comparing.Comparison(request.name, request.devices, made.executable, request.compile(),
                            functools.partial(self._keeps, made.program))

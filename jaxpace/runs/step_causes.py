@@ -1,5 +1,6 @@
 """What the host did in each step: CPU time, involuntary switches, garbage collection, data,
-checkpoints, time between steps, page faults. One table of its columns, `HOST_CAUSES`: all else that names them is made from it.
+checkpoints, time between steps, page faults. One table of its columns, `HOST_CAUSES`: all else that
+names them is made from it.
 
 Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind
 the loop: a value belongs to the step that the loop was dispatching, not to what the devices

@@ -1,5 +1,6 @@
 """`jaxpace run` on programs that know nothing of it."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -117,6 +118,26 @@ def test_what_cannot_be_recorded_is_one_sentence(tmp_path):
   assert (job.returncode, out) == (0, "3.0\n")
   assert errors.startswith("jaxpace: Nothing was recorded: ") and errors.count("\n") == 1
   assert not (tmp_path / "seen").exists()
+
+
+@pytest.mark.long
+def test_a_program_that_is_stopped_can_be_read_and_goes_on(tmp_path):
+  script = TRAIN + """
+import glob
+main(100, None)
+while not glob.glob("seen/steps/*.parquet"):
+  time.sleep(0.1)
+os.kill(os.getpid(), signal.SIGSTOP)
+main(50, None)
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  # Without reaping it: it goes on.
+  os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WNOWAIT)
+  stopped = len(read_run(tmp_path / "seen").steps)
+  job.send_signal(signal.SIGCONT)
+  _, errors = job.communicate(timeout=200)
+  assert job.returncode == 0, errors
+  assert 0 < stopped <= 100 and len(read_run(tmp_path / "seen").steps) == 150
 
 
 NOBODY = "jaxpace: Nothing was recorded: no process of this command used a device through JAX"

@@ -173,7 +173,10 @@ def _advice(causes: tuple[str, ...]) -> str:
           "data": "prefetch data further ahead, and look at the storage it comes from",
           "checkpoint":
           "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 "
-          "C MTBF))"}
+          "C MTBF))",
+          "between":
+          "see what the loop does between steps (`recorder.measure` names it): prefetch data, move "
+          "logging and checkpoints off the loop"}
   said = [words[cause] for cause in causes if cause in words]
   if said:
     text = "; ".join(said)
