@@ -1,5 +1,6 @@
 """Arrivals and delays survive the sum over ranks exactly, in every dtype that can carry them."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,8 @@ from jaxpace.instrumentation import piggyback
 from jaxpace.instrumentation.piggyback import Carrier
 from tests.quick import examples
 
+PACKED = jax.jit(piggyback.operand, static_argnums=(4, 5))
+UNPACKED = jax.jit(piggyback.unpack, static_argnums=(1, 2))
 # Half a nanosecond to an hour; below that lie the subnormal numbers a bfloat16 part may not have.
 seconds = st.one_of(st.just(0.0), st.floats(2.0**-31, 3600.0, width=32))
 
@@ -24,14 +27,13 @@ def test_the_sum_of_all_ranks_operands_gives_everyone_s_numbers(dtype, ranks, da
   transfers = [data.draw(st.one_of(st.floats(2.0**-20, 3600.0, width=32), st.just(float("nan"))))
                for _ in range(ranks)]
   job = [np.asarray(pair, np.float32) for pair in zip(steps, transfers, strict=True)]
-  parts = [np.asarray(piggyback.operand(jnp.float32(a), jnp.float32(d), jnp.asarray(j),
-                                        jnp.int32(r),
-                                      ranks, dtype))
+  parts = [np.asarray(PACKED(jnp.float32(a), jnp.float32(d), jnp.asarray(j), jnp.int32(r), ranks,
+                             dtype))
            for r, (a, d, j) in enumerate(zip(known, delays, job, strict=True))]
   assert {str(part.dtype) for part in parts} == {dtype}
   # The order of addition is the network's.
   total = sum(data.draw(st.permutations(parts)), np.zeros_like(parts[0]))
-  arrivals, applied, shared, _ = piggyback.unpack(jnp.asarray(total), ranks, dtype)
+  arrivals, applied, shared, _ = UNPACKED(jnp.asarray(total), ranks, dtype)
   np.testing.assert_array_equal(np.asarray(arrivals), np.asarray(known, np.float32))
   np.testing.assert_array_equal(np.asarray(applied), np.asarray(delays, np.float32))
   np.testing.assert_array_equal(np.asarray(shared)[0], np.float32(steps[0]))

@@ -36,11 +36,6 @@ def test_as_the_plain_barrier_has_it():
   np.testing.assert_array_equal(found.info["micro_batches"], wanted.counts)
 
 
-def test_what_shares_nothing_is_as_it_was():
-  bare, paced = played(None), played(jaxpace.pace_early_ranks(max_delay=0.0))
-  np.testing.assert_array_equal(bare.step_time, paced.step_time)
-
-
 @pytest.mark.long
 def test_beside_a_pacer():
   both = jaxpace.chain(jaxpace.pace_early_ranks(max_delay=0.1),
