@@ -194,7 +194,7 @@ class FoundRecorder(Recorder):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self.read(writer, identity, match=self._match, say=self._say)
+    self._read(writer, identity, match=self._match, say=self._say)
 
   def closed(self) -> None:
     """See `Recording`."""

@@ -207,9 +207,9 @@ class Recorder(Recording):
     self._recorded.meet(collector)
     self._order = ExecutionOrder(collector, self._recorded.buffers(collector))
     self._host = HostUse() if self._observed else None
-    self.read(writer, identity, first, "*" if len(self._observed) > 1 else None)
+    self._read(writer, identity, first, "*" if len(self._observed) > 1 else None)
 
-  def read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
+  def _read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
            match: str | None = None, say: Callable[[str], None] = _LOG.info) -> None:
     """Begins to read what has been executed.
 
