@@ -73,26 +73,19 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
 
 
 def _left_out(dumps: Dumps, who: Members) -> list[str]:
-  said = [f"{name}: left out." for name in dumps.unreadable[:5]]
-  if dumps.damaged:
-    said.append(f"{plural(dumps.damaged, 'object')} that can't be read are left out.")
-  if dumps.others:
-    said.append(
-        f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out: only "
-        "collectives count.")
-  if dumps.orphans:
-    said.append(f"{plural(dumps.orphans, 'object')} without the marker (dump_stats) that says "
-                "whose they are left out: files that were filtered, split or merged lose it.")
-  if dumps.overwritten:
-    said.append(f"NCCL lost {plural(dumps.overwritten, 'collective')} before it could dump them: "
-                "dump more often, or with a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE.")
-  if dumps.cut:
-    said.append(f"Only the first {MOST_RECORDS:,} collectives are read.")
-  if who.dropped:
-    said.append(f"{plural(len(who.dropped), 'communicator')} left out: a process with several GPUs "
-                "does not tell which of them is which rank there. The largest communicator "
-                "is read.")
-  return said
+  counted = (
+      (dumps.damaged, f"{plural(dumps.damaged, 'object')} that can't be read are left out."),
+      (dumps.others, f"{plural(dumps.others, 'object')} of sends, receives or proxies are left out:"
+       " only collectives count."),
+      (dumps.orphans, f"{plural(dumps.orphans, 'object')} without the marker (dump_stats) that says"
+       " whose they are left out: files that were filtered, split or merged lose it."),
+      (dumps.overwritten, f"NCCL lost {plural(dumps.overwritten, 'collective')} before it could "
+       "dump them: dump more often, or with a larger NCCL_INSPECTOR_DUMP_COLL_RING_SIZE."),
+      (dumps.cut, f"Only the first {MOST_RECORDS:,} collectives are read."),
+      (who.dropped, f"{plural(len(who.dropped), 'communicator')} left out: a process with several "
+       "GPUs does not tell which of them is which rank there. The largest communicator is read."))
+  return [*(f"{name}: left out." for name in dumps.unreadable[:5]),
+          *(sentence for count, sentence in counted if count)]
 
 
 def _numbering(who: Members) -> str:
@@ -108,20 +101,16 @@ def _numbering(who: Members) -> str:
 
 
 def _sentences(table: Table) -> list[str]:
-  said = []
-  if table.before:
-    said.append(
-        f"{plural(table.before, 'record')} of before the first step, or that belong to none, "
-        "left out.")
-  if table.untimed:
-    said.append(f"{plural(table.untimed, 'record')} without times of their kernel left out.")
-  if table.doubled:
-    said.append(f"{plural(table.doubled, 'record')} there twice: the last counts.")
-  said.append("A step begins where the pattern of collectives does, which may be within a step of "
-              "the training loop; phases, gaps and pauses of the host are not in the dumps.")
-  said.append("Entry and exit are when the host saw the kernel's first channel start and its last "
-              "one stop; a kernel that waits for its stream counts as not yet arrived.")
-  return said
+  counted = (
+      (table.before, f"{plural(table.before, 'record')} of before the first step, or that belong to"
+       " none, left out."),
+      (table.untimed, f"{plural(table.untimed, 'record')} without times of their kernel left out."),
+      (table.doubled, f"{plural(table.doubled, 'record')} there twice: the last counts."))
+  return [*(sentence for count, sentence in counted if count),
+          "A step begins where the pattern of collectives does, which may be within a step of the "
+          "training loop; phases, gaps and pauses of the host are not in the dumps.",
+          "Entry and exit are when the host saw the kernel's first channel start and its last one "
+          "stop; a kernel that waits for its stream counts as not yet arrived."]
 
 
 def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Sequence[str]) -> None:
