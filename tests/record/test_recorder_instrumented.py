@@ -6,13 +6,14 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.record.recorder import Recorder
+from tests.instrumentation.running import instrumented
 from tests.quick import long
+from tests.record.recording import table
 
 FEATURES = 64
 
@@ -25,11 +26,6 @@ def train_step(params, batch):
   value, grads = jax.value_and_grad(loss)(params, batch)
   grads = jax.lax.pmean(grads, "data")
   return params - jnp.float32(0.1) * grads, value
-
-
-def table(directory, name):
-  return [row for path in (directory / name).glob("*.parquet")
-          for row in pq.read_table(path).to_pylist()]
 
 
 def check(directory, plan, ranks, steps):
@@ -57,24 +53,34 @@ def check(directory, plan, ranks, steps):
     assert step["start_ns"] <= r["enter_ns"] <= r["exit_ns"] <= step["end_ns"]
 
 
-@pytest.mark.parametrize("donate", [*long(False), True])
-def test_shard_map(tmp_path, donate):
-  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data")
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=False),
-                 donate_argnums=(0, 1) if donate else ())
-  params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
-  batch = np.ones((8 * jax.device_count(), FEATURES), np.float32)
-  with Recorder(tmp_path, paced) as recorder:
-    for _ in range(50):
+def recorded(directory, mesh, steps, **settings):
+  """The instrumented step after so many recorded steps under `jax.shard_map`, and what was lost."""
+  paced, step, pace = instrumented(lambda params, batch: train_step(params, batch)[0], mesh, P(),
+                                   P("data"), **settings)
+  params = jnp.ones((FEATURES,), jnp.float32)
+  batch = np.ones((8 * mesh.shape["data"], FEATURES), np.float32)
+  with Recorder(directory, paced) as recorder:
+    for _ in range(steps):
       pace, params = step(pace, params, batch)
       recorder.record()
       # Many steps in flight can deadlock XLA's in-process collectives on few cores.
       jax.block_until_ready(params)
-  assert recorder.lost == {"lost_rows": 0, "holes": 0, "stopped": None}
+  return paced, recorder.lost
+
+
+@pytest.mark.parametrize("donate", [*long(False), True])
+def test_shard_map(tmp_path, donate):
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  paced, lost = recorded(tmp_path, mesh, 50, donate=(0, 1) if donate else ())
+  assert lost == {"lost_rows": 0, "holes": 0, "stopped": None}
   check(tmp_path, paced.plan, jax.device_count(), 50)
+
+
+@pytest.mark.parametrize("share", [True, *long(None)])
+def test_data_and_model_axes(tmp_path, share):
+  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  paced, _ = recorded(tmp_path, mesh, 20, check_vma=True, share=share)
+  check(tmp_path, paced.plan, 8, 20)
 
 
 def test_pmap(tmp_path):
@@ -90,22 +96,3 @@ def test_pmap(tmp_path):
       recorder.record()
       jax.block_until_ready(params)
   check(tmp_path, paced.plan, len(devices), 40)
-
-
-@pytest.mark.parametrize("share", [True, *long(None)])
-def test_data_and_model_axes(tmp_path, share):
-  mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  paced = jaxpace.instrument(lambda params, batch: train_step(params, batch)[0], "data",
-                             share=share)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P())))
-  params, pace = jnp.ones((FEATURES,), jnp.float32), paced.init(mesh)
-  batch = np.ones((32, FEATURES), np.float32)
-  with Recorder(tmp_path, paced) as recorder:
-    for _ in range(20):
-      pace, params = step(pace, params, batch)
-      recorder.record()
-      # Many steps in flight can deadlock XLA's in-process collectives on few cores.
-      jax.block_until_ready(params)
-  check(tmp_path, paced.plan, 8, 20)
