@@ -60,12 +60,11 @@ class Unrolled:
     """
     place, iteration = self.slots[slot]
     each = self.program.collectives[place]
-    groups = each.groups or _together(each.pairs)
     return {
         "slot": at, "name": slot_name(each.name, iteration, call), "primitives": [each.kind],
         "kind": each.kind, "axis": ",".join(each.axes), "bytes": each.bytes,
         "operands": each.operands, "dtypes": list(each.dtypes), "phase": each.phase,
-        "groups": [list(members) for members in groups],
+        "groups": [list(members) for members in each.members],
         "rank_pairs": [list(pair) for pair in each.pairs] or None,
         "operation": each.operation, "source": each.source,
         "loops": [*([["call", call, None]] if call else []), *iterations_of(each.loops, iteration)],
@@ -157,16 +156,6 @@ def _unroll(collectives: Sequence[ObservedCollective], kept: int | None) -> list
 
   body(range(len(collectives)), 0, dict.fromkeys(range(len(collectives)), 0))
   return slots
-
-
-def _together(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, ...]]:
-  """Ranks that pairs of source and target connect."""
-  groups: dict[int, set[int]] = {}
-  for source, target in pairs:
-    joined = groups.get(source, {source}) | groups.get(target, {target})
-    for rank in joined:
-      groups[rank] = joined
-  return sorted({tuple(sorted(group)) for group in groups.values()})
 
 
 def described(entries: Iterable[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
