@@ -71,7 +71,7 @@ class PlanOfStep(Struct):
   carrier: Number | None = None
   decisions: Lines = []
   overflow: Number = 0
-  detail: dict[Line, Count | None] | None = None
+  detail: dict[Line, Count | Line | None] | None = None
   notices: Annotated[list[Line], Meta(max_length=256)] = []
 
 
