@@ -119,7 +119,7 @@ class Cells:
       self.process_of_rank[data["rank"][rows]] = data["process"][rows]
     for name, values in self.columns.items():
       if name in data:
-        found = data[name] if values.dtype == np.int64 else _floats(name, data[name])
+        found = data[name] if values.dtype == np.int64 else seconds_of(name, data[name])
         values.reshape(-1)[at] = found[rows]
 
   def _place(self, data: Columns, axis: StepAxis, slot: np.ndarray | None
@@ -131,7 +131,7 @@ class Cells:
       axis: the steps.
       slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
     """
-    ranks, attempts = data["rank"], data["attempt"].astype(np.int16)
+    ranks, attempts = data["rank"], data["attempt"].astype(np.int16, copy=False)
     at, inside = axis.index(data["step"])
     sound = (ranks >= 0) & (ranks < self.attempt.shape[1])
     sound = sound if inside is None else sound & inside
@@ -181,7 +181,7 @@ def _nothing(values: np.ndarray) -> float:
   return MISSING if values.dtype == np.int64 else np.nan
 
 
-def _floats(name: str, values: np.ndarray) -> np.ndarray:
+def seconds_of(name: str, values: np.ndarray) -> np.ndarray:
   """Seconds of ns, other numbers as they are; NaN for null."""
   if values.dtype != np.int64:
     return values

@@ -184,6 +184,9 @@ class Soundness:
     kept = np.ones(len(next(iter(data.values()), ())), bool)
     for name in [name for name in data if name in LIMITS]:
       values = data[name]
+      low, high = _span(values)
+      if 0 <= low <= high <= LIMITS[name]:
+        continue
       known = values != MISSING
       if not known.all():
         self._say(f"'{self._table}' holds rows without {name}: left out.")
@@ -199,6 +202,9 @@ class Soundness:
 
   def _times(self, name: str, values: np.ndarray) -> np.ndarray:
     if name in LIMITS or values.dtype != np.int64:
+      return values
+    low, high = _span(values)
+    if -TIME < low <= high < TIME:
       return values
     # Users' own columns may be anything; they are not read as times.
     beyond = (values >= TIME) | ((values <= -TIME) & (values != MISSING))

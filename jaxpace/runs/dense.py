@@ -239,8 +239,9 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
   cells.attempt[0] = attempt[ranks]
   for data in table.read(["step", "rank", "attempt", *names], axis.span):
     own = row_of_rank[np.clip(data["rank"], 0, len(attempt) - 1)]
-    if (own >= 0).any():
-      cells.add({**data, "rank": own}, axis)
+    some = np.flatnonzero(own >= 0)
+    if some.size:
+      cells.add({**{name: values[some] for name, values in data.items()}, "rank": own[some]}, axis)
   found = {name: values[0] for name, values in cells.columns.items()}
   of_causes = {name: found[column][row_of_rank[owned[first]]] for column, name in causes.items()}
   return ({name.removeprefix("decision_"): found[name][0] for name in guard},

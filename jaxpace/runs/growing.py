@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.cells import StepAxis
-from jaxpace.runs.columns import CAUSES, Columns, read_small
+from jaxpace.runs.cells import StepAxis, seconds_of
+from jaxpace.runs.columns import CAUSES, KEYS, Columns, read_small
 from jaxpace.runs.run import MISSING, Process, Run
 from jaxpace.runs.table_reader import NEEDED, Part, Rows, TableFiles
 
@@ -262,7 +262,8 @@ class Window:
     rows = self._admit(data, now, leads)
     if rows is None:
       return False
-    self._steps.add({name: values for name, values in rows.items() if name not in SUMS_COLUMNS})
+    self._steps.add({name: values if name in (*KEYS, "end_ns") else seconds_of(name, values)
+                     for name, values in rows.items() if name not in SUMS_COLUMNS})
     if all(name in rows for name in SUMS_COLUMNS):
       known = np.all([rows[name] != MISSING for name in SUMS_COLUMNS], axis=0)
       leave = rows["last_exit_ns"][known]
