@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -388,3 +389,16 @@ def turns_guarded(figures: Any, ratio: str) -> list[str]:
 
   without = sum(loss(none["mean_ms"]) for none in run["none"]) / len(run["none"])
   return [f"{100 * (1 - loss(part['mean_ms']) / without):.0f}" for part in run["parts"]]
+
+
+def times_bare(figures: Any, start: str) -> str:
+  """What the first call of a recorded program takes beside a bare one's: the median of rounds."""
+  of = {row["arm"]: row["seconds"] for row in figures["rows"] if row["start"] == start}
+  ratios = [two / one for one, two in zip(of["bare"], of["unchanged"], strict=True)]
+  return f"{statistics.median(ratios):.2f}"
+
+
+def only(found: set[Any]) -> Any:
+  """The one value that all have."""
+  [value] = found
+  return value

@@ -229,6 +229,14 @@ CLAIMS = (
           lambda f: read.ends([row["percent"]["unchanged"][0] / 100 * row["bare_ms"][0]
                                for row in f["rows"]
                                if row["target_ms"] == 5 and row["case"] != "shard_map"], 2)),
+    *(Claim(OBSERVE, words, "compile_time.json", lambda f, start=start: [read.times_bare(f, start)])
+      for words, start in (("took](measurements/compile_time.md) {} times the bare", "first start"),
+                           ("and {} times on a second", "second start"))),
+    Claim(OBSERVE, "evaluations and checkpoints {:,} were recorded, in {} MB", "soak.json",
+          lambda f: [f["recorded"], f"{f['looks'][-1]['run_mb']:.1f}"]),
+    Claim(OBSERVE, "stayed at {}, and the report took {} s", "soak.json",
+          lambda f: [read.only({look["descriptors"] for look in f["looks"]}),
+                     f"{f['report_seconds']:.1f}"]),
     Claim(OBSERVE, "takes {} to {} % of a core", "observed_overhead.json",
           lambda f: read.ends([row["writer_percent"] for row in f["rows"]], 1)),
     *(Claim(page, words, "observed_parts.json", read.record_behind)

@@ -130,8 +130,11 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
   seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.seconds
-  least = SHOWS if mechanisms else COSTLY if pauses.standing_out is not None else UNEXPLAINED
-  if not mechanisms and crowded_processors(case):
+  # That a loop stands still for something is less than what for: other programs make gaps ragged.
+  named = any(said.code is not Evidence.BETWEEN for said in mechanisms)
+  least = (SHOWS if named else COSTLY if mechanisms or pauses.standing_out is not None
+           else UNEXPLAINED)
+  if not named and crowded_processors(case):
     return None
   if seconds < least * case.step_time or pauses.confidence() < CONFIDENCE:
     return None
