@@ -52,23 +52,23 @@ class DataOrder:
     Raises:
       ValueError: the counts are of another global batch, or there is no such rank.
     """
-    counts = np.asarray(counts)
-    if (counts < 0).any():
-      raise ValueError(f"A rank's count is {counts.min()}: numbers of micro-batches are not below "
-                       "0, these are damaged.")
-    if counts.sum() != self.micro_batches:
-      raise ValueError(f"The counts add up to {counts.sum()}, and the global batch has "
+    # In each step of a job: plain numbers, and slices of what is there.
+    each = np.asarray(counts).tolist()
+    if min(each) < 0:
+      raise ValueError(f"A rank's count is {min(each)}: numbers of micro-batches are not below 0, "
+                       "these are damaged.")
+    if sum(each) != self.micro_batches:
+      raise ValueError(f"The counts add up to {sum(each)}, and the global batch has "
                        f"{self.micro_batches} micro-batches: they are of another job, or damaged.")
-    if not 0 <= rank < len(counts):
-      raise ValueError(f"There is no rank {rank}: the counts are of {len(counts)}.")
-    first = int(step) * self.micro_batches + int(counts[:rank].sum())
-    places = first * self.size + np.arange(int(counts[rank]) * self.size, dtype=np.int64)
-    epochs, within = np.divmod(places, self.examples)
-    found = np.empty_like(places)
-    for epoch in np.unique(epochs):
-      here = epochs == epoch
-      found[here] = self._epoch(int(epoch))[within[here]]
-    return found.reshape(-1, self.size)
+    if not 0 <= rank < len(each):
+      raise ValueError(f"There is no rank {rank}: the counts are of {len(each)}.")
+    begin = (int(step) * self.micro_batches + sum(each[:rank])) * self.size
+    end, parts = begin + each[rank] * self.size, [np.empty(0, np.int64)]
+    while begin < end:
+      epoch, within = divmod(begin, self.examples)
+      parts.append(self._epoch(epoch)[within:within + end - begin])
+      begin += len(parts[-1])
+    return np.concatenate(parts).reshape(-1, self.size)
 
   def _permuted(self, epoch: int) -> np.ndarray:
     if not self.shuffle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxpace.core.observed import ObservedPlan
@@ -59,6 +60,10 @@ class ObservedFunction(Recordable):
   runs: frozenset[int] = frozenset()
   """Numbers of the programs with timestamps of which each call dispatches one; what is compiled
   beside them, to cut arguments up say, is not among them."""
+
+  micro_batches: Mapping[int, int] | None = None
+  """Of each of this process's devices, by its place in `jax.devices()`, in the step that comes;
+  None where no work is shared by speed."""
 
   calls: int = 0
   """Calls so far in this process: the k-th execution of any of these to start on a device is of the

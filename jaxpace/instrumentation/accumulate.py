@@ -34,6 +34,8 @@ def accumulate(
     has_aux: bool = False,
     sums: Sums = "float32",
     mesh: Any = None,
+    fetch: bool = False,
+    weighted: bool = True,
 ) -> tuple[Any, Any]:
   """Mean loss and its gradient over all ranks' micro-batches, of which this rank runs its first
   `count`.
@@ -87,6 +89,13 @@ def accumulate(
     sums: "float32": gradients are added up, summed over ranks and returned in float32 at least;
       "parameters": in each parameter's own type.
     mesh: in a step that is jitted as a whole and has no mesh in context.
+    fetch: whether `micro_batches` is laid out evenly, as a loader does that knows of no counts:
+      before the loop every rank fetches the whole global batch, and runs its share of that. There
+      is no capacity then: the axis in front holds as many as all `count`s add up to, on a rank its
+      even part. For batches that are small beside the model, such as tokens.
+    weighted: whether `loss_fn` returns a weight. Without, it is a loss as `jax.value_and_grad`
+      takes it, (loss, aux) with `has_aux`, and every micro-batch counts as one: what a loop comes
+      to that adds up and divides by their number.
 
   Returns:
     (loss, grads), or ((loss, aux), grads): loss [] float32, grads like `params`, the same on all
@@ -102,7 +111,10 @@ def accumulate(
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
   _no_modules(params)
-  run = functools.partial(_accumulate, loss_fn, names=names, has_aux=has_aux, sums=sums)
+  if not weighted:
+    loss_fn = _counting_one(loss_fn, has_aux)
+  run = functools.partial(_accumulate, loss_fn, names=names, has_aux=has_aux, sums=sums,
+                          fetch=fetch)
   if not _bound(names):
     return _island(run, params, micro_batches, count, names, key, index, mesh)
   if mesh is not None:
@@ -112,10 +124,17 @@ def accumulate(
 
 def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, count: Any, key: Any,
                 index: Any, *, names: tuple[str, ...], has_aux: bool,
-                sums: Sums) -> tuple[Any, Any]:
+                sums: Sums, fetch: bool) -> tuple[Any, Any]:
   """`accumulate` where the axes are bound."""
   capacity = _capacity(micro_batches)
+  if fetch:
+    capacity *= math.prod(jax.lax.axis_size(name) for name in names)
+    micro_batches = jax.tree.map(
+        lambda leaf: jax.lax.all_gather(leaf, names, tiled=True), micro_batches)
   own, before = _own_count(count, names, capacity)
+  if fetch and (before is None or index is not None):
+    raise ValueError("With fetch=True micro-batches are numbered as they lie in the global batch: "
+                     "give the counts of all ranks, [R], as count, and no index.")
   if index is not None:
     index = jnp.asarray(index)
     if index.shape != (capacity,):
@@ -134,8 +153,9 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
     return None if key is None else (before + i if index is None else index[i])
 
   def picked(i: Any) -> Any:
+    place = before + i if fetch else i
     part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(
-        jnp.asarray(leaf), i, keepdims=False), micro_batches)
+        jnp.asarray(leaf), place, keepdims=False), micro_batches)
     return part if key is None else (part, jax.random.fold_in(key, number(i)))
 
   def turn(params: Any, picked: Any) -> Any:
@@ -160,6 +180,9 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
     total = jax.lax.fori_loop(jnp.int32(0), jnp.minimum(own, jnp.int32(capacity)), body, zeros)
   loss, *rest = total
   impossible = (own > jnp.int32(capacity)) | (own < jnp.int32(0))
+  if fetch:
+    # Counts of another global batch would leave some of it out, or run some twice.
+    impossible |= jnp.sum(jnp.asarray(count)) != jnp.int32(capacity)
   loss = jnp.where(impossible, jnp.asarray(jnp.nan, loss.dtype), loss)
   loss, weight, aux, grads = jax.tree.unflatten(tree, jax.lax.psum([loss, *rest], names))
   some = weight != 0
@@ -182,6 +205,20 @@ def _exact(dtype: Any) -> Any:
 
 def _sum_type(grad: jax.Array, sums: Sums) -> Any:
   return grad.dtype if sums == "parameters" else _exact(grad.dtype)
+
+
+def _counting_one(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+  """The loss with a weight of one."""
+
+  def weighted(*args: Any) -> Any:
+    if not has_aux:
+      return loss_fn(*args), 1.0
+    found = loss_fn(*args)
+    if not isinstance(found, tuple) or len(found) != 2:
+      raise ValueError("With has_aux=True and weighted=False the loss must return (loss, aux).")
+    return found[0], 1.0, found[1]
+
+  return functools.update_wrapper(weighted, loss_fn, assigned=("__name__",), updated=())
 
 
 def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:

@@ -31,9 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.core import pacing, packing, ring_layout
+from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Hold, Moment, Pacer
 from jaxpace.core.varying import vary, varying
+from jaxpace.instrumentation import checks
 from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.events import Events
 
@@ -66,6 +68,23 @@ class Held(NamedTuple):
   # uint32 [2] ns, by how much later for it this rank began, but for what it waited for later ranks
   # meanwhile: own entry + lost is when it would have begun to wait for them
   lost: jax.Array
+
+
+def holder(pacer: Pacer | None, max_hold: float, one: PaceState, axis: tuple[str, ...]
+           ) -> tuple[Holder | None, jax.Array | None]:
+  """Who is asked, and the number by which ranks are compared; None twice where nobody is.
+
+  Args:
+    pacer: the step's.
+    max_hold: seconds per step.
+    one: one rank's state.
+    axis: the data axis.
+  """
+  packed = checks.packed_pacer(one)
+  if pacer is None or pacer.hold is None or packed is None or isinstance(one.alike, tuple):
+    return None, None
+  asked = Holder(pacer, max_hold, one.step, packing.unpack(packed), one.alike, axis)
+  return asked, digest(packed, pacer)
 
 
 class _Turn(NamedTuple):
@@ -246,4 +265,4 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
           "the pacer is not asked.",)
 
 
-__all__ = ["Held", "Holder", "Holding", "agree", "digest", "notices"]
+__all__ = ["Held", "Holder", "Holding", "agree", "digest", "holder", "notices"]

@@ -24,18 +24,16 @@ from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import (
-  asked_pacer,
   before_collective,
   checks,
   nested,
-  pacer_states,
-  piggyback_choice,
+  piggyback,
   program,
   rewrite,
   script,
 )
 from jaxpace.instrumentation.calls import Call
-from jaxpace.instrumentation.piggyback_choice import Share
+from jaxpace.instrumentation.piggyback import Share
 from jaxpace.observation.clocks import Clock, host_ring, native, resolve_clock, words
 from jaxpace.observation.clocks.events import Events
 
@@ -205,7 +203,14 @@ class Instrumented(InstrumentedFunction):
     Raises:
       ValueError: it is no pace state.
     """
-    return pacer_states.taken_out(pace)
+    checks.is_pace(pace)
+    packed = checks.packed_pacer(pace)
+    if packed is None:
+      return ()
+    if not isinstance(packed.words, jax.Array) or isinstance(packed.words, jax.core.Tracer):
+      return packing.unpack(packed)
+    with own_context.on(packed.words):
+      return jax.jit(packing.unpack)(packed)
 
   def with_pacer_state(self, pace: PaceState, state: PacerState) -> PaceState:
     """Returns the pace state with another state of the pacer's in it: for tests, and tools that
@@ -221,7 +226,20 @@ class Instrumented(InstrumentedFunction):
     Raises:
       ValueError: `state` has other names, shapes or dtypes than the pacer's.
     """
-    return pacer_states.put_in(pace, state)
+    checks.is_pace(pace)
+    packed = checks.packed_pacer(pace)
+    if packed is None:
+      checks.same_layout(packing.layout_of(state), packing.layout_of(()))
+      return pace
+    lead = packed.words.shape[:-1]
+    checks.same_layout(packing.layout_of(state, len(lead)), packed.layout)
+    pack = functools.partial(packing.pack, layout=packed.layout, lead=lead)
+    if not isinstance(packed.words, jax.Array):
+      return pace._replace(pacer=pack(jax.tree.map(np.asarray, state), xp=np))
+    if isinstance(packed.words, jax.core.Tracer) or not packed.words.committed:
+      return pace._replace(pacer=pack(state))
+    with own_context.on(packed.words):
+      return pace._replace(pacer=jax.jit(pack, out_shardings=packed.words.sharding)(state))
 
   def _init_mesh(self, mesh: Mesh, partition: PartitionSpec) -> PaceState:
     one, count = self._laid_out(mesh, partition)
@@ -295,11 +313,11 @@ class Instrumented(InstrumentedFunction):
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
     written = dataclasses.replace(written, program=marked.program)
-    share, reason = piggyback_choice.chosen(
+    share, reason = piggyback.chosen(
         self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
     index = jax.lax.axis_index(self.axis)
-    holder, digest = (asked_pacer.holder(self.pacer, self.max_hold, one, self.axis) if share
+    holder, digest = (before_collective.holder(self.pacer, self.max_hold, one, self.axis) if share
                       else (None, None))
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                                 self.max_delay if self.pacer is not None else None, share,
@@ -393,7 +411,8 @@ class Instrumented(InstrumentedFunction):
                             words.seconds_between(one.last_exit, measured.last_exit))
       held: jax.Array | tuple[()] = ()
       if measured.pacer is not None:
-        held = asked_pacer.seconds(measured.held, self.slots)
+        held = jnp.stack([measured.held[slot].seconds if slot in measured.held else jnp.float32(0)
+                          for slot in range(self.slots)])
       shared = self._shared(measured)
       seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
                                        shared, held)

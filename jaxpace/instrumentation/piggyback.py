@@ -8,11 +8,20 @@ it joins: anything else would make XLA send a second message or change how gradi
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxpace.coordination.share_work import shares_work
+from jaxpace.core import packing
+from jaxpace.core.packing import Packed
+from jaxpace.core.types import Pacer
+from jaxpace.observation.clocks import Clock
+
+if TYPE_CHECKING:
+  from jaxpace.instrumentation.script import Script
 
 UNKNOWN = -1.0
 """Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
@@ -22,6 +31,10 @@ _NONE = -1e6
 
 _PARTS = {"float32": 1, "float64": 1, "bfloat16": 3}
 """Numbers of a dtype that carry one float32 exactly: 24 bits of mantissa, 8 in each bfloat16."""
+
+
+Share = Literal["auto"] | bool | None
+"""What a user asks for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +60,48 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
   if set(carrier.axes) != set(axis):
     return f"the all-reduce is over {', '.join(carrier.axes)}, not over {', '.join(axis)} alone"
   return ""
+
+
+def chosen(wanted: Share, written: Script, clock: Clock, pacer: Pacer | None,
+           packed: Packed | None, axis: tuple[str, ...], platform: str) -> tuple[bool, str]:
+  """Chooses, and says why in a few words.
+
+  Args:
+    wanted: what the user asked for.
+    written: the step's.
+    clock: what timestamps are taken with.
+    pacer: the step's.
+    packed: its state.
+    axis: the data axis.
+    platform: of the devices.
+
+  Raises:
+    ValueError: the pacer shares out work by speed, and nothing can be shared.
+  """
+  by_speed = packed is not None and shares_work(packing.unpack(packed))
+  if not wanted:
+    if by_speed:
+      raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and "
+                       f"share={wanted} keeps that from it: leave share out.")
+    return False, "not shared: share=None"
+  why = refusal(written.carrier, axis)
+  if why and by_speed:
+    raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that "
+                     f"can't be shared: {why}.")
+  if why:
+    return False, f"not shared: {why}"
+  if wanted == "auto" and pacer is None and clock.in_stream:
+    return False, ("not shared: no pacer would see it, and it would be some kernels more "
+                   "(share=True shares)")
+  processes = jax.process_count()
+  # All ranks must hold alike, and share out work alike.
+  needed = by_speed or (pacer is not None and pacer.hold is not None)
+  if wanted == "auto" and not needed and platform == "cpu" and processes > 2:
+    # gloo sends every operand in turn: one more operand is one more round of messages.
+    return False, (f"not shared: gloo would send {processes} processes one more message a step "
+                   "(share=True shares)")
+  slot = written.carrier.slot if written.carrier else 0
+  return True, f"shared in the all-reduce of collective {slot}"
 
 
 def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int,

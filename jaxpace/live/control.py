@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import jax
 import numpy as np
@@ -22,15 +22,21 @@ from jaxpace.hosts import distributed
 from jaxpace.live import control_file
 from jaxpace.live.control_leader import Applied, Leader, Toggle
 from jaxpace.live.control_request import MAX_STEP, ControlRequest
+from jaxpace.live.shares import Shares
+
+Steered = TypeVar("Steered", PaceState, Shares)
+"""What is steered: a pacer through its pace state, or counts of micro-batches."""
 
 
 def check(pace: Any) -> None:
-  """Checks that this is a pace state whose pacer can be steered.
+  """Checks that this is a pace state whose pacer can be steered, or shares.
 
   Raises:
     TypeError: it is something else.
     ValueError: nothing in it can be steered, or it was donated.
   """
+  if isinstance(pace, Shares):
+    return
   if not isinstance(pace, PaceState):
     raise TypeError("Control takes the pace state and returns it: pace = control(pace), before the "
                     f"step. This is a {type(pace).__name__}.")
@@ -43,8 +49,10 @@ def check(pace: Any) -> None:
                      "state, batch).")
 
 
-def next_step(pace: PaceState) -> int:
-  """Reads the number of the step that comes next; waits for those under way."""
+def next_step(pace: PaceState | Shares) -> int:
+  """Reads the number of the step that comes next; of a pace state it waits for those under way."""
+  if isinstance(pace, Shares):
+    return int(pace.state().step)
   return int(own_context.fetch(pace.step.addressable_shards[0].data).reshape(-1)[0])
 
 
@@ -186,11 +194,13 @@ class Control:
       self._toggle.restore()
     self._wake = distributed.NEVER
 
-  def __call__(self, pace: PaceState) -> PaceState:
+  def __call__(self, pace: Steered) -> Steered:
     """Returns the pace state for the next step: the same, but where a change is due.
 
     Args:
-      pace: what the last step returned, or `paced.init`.
+      pace: what the last step returned, or `paced.init`; of an observed step whose work is shared
+        by speed what `jaxpace.shares` returned, always the same: `control(feed)` before
+        `feed.next(step)`.
 
     Raises:
       TypeError, ValueError: it is no pace state, or its pacer can't be steered.
@@ -202,7 +212,7 @@ class Control:
       return pace
     return self._due(pace, call)
 
-  def _due(self, pace: PaceState, call: int) -> PaceState:
+  def _due(self, pace: Steered, call: int) -> Steered:
     rounds = self._rounds
     if rounds is None:
       raise RuntimeError(
@@ -212,7 +222,9 @@ class Control:
       self._first_step = next_step(pace)
       if distributed.process_index() == 0:
         assert self.path is not None
-        self._leader = Leader(self.path, self._toggle, pace.arrivals.shape[-1])
+        ranks = (len(pace.state().counts) if isinstance(pace, Shares)
+                 else pace.arrivals.shape[-1])
+        self._leader = Leader(self.path, self._toggle, ranks)
     try:
       found = rounds.at(call)
       if found is not None:
@@ -238,7 +250,7 @@ class Control:
     most = min(_MOST_CALLS, 2 * max(calls, _LEAST_CALLS))
     return min(max(round(self._every_seconds * calls / seconds), _LEAST_CALLS), most)
 
-  def _take_up(self, pace: PaceState, call: int, found: distributed.Round[Applied]) -> PaceState:
+  def _take_up(self, pace: Steered, call: int, found: distributed.Round[Applied]) -> Steered:
     """A round begins: puts what applies from this call on into the pace state, where that is
     another."""
     if found.again:
@@ -247,15 +259,20 @@ class Control:
     if found.said.version != self._version:
       self._version, self.request = found.said
       check(pace)
-      pace = apply(pace, self.request)
-      # the delay of this very step was decided after the last
-      self._tell(self._first_step + call + 1)
+      # The delay of this very step was decided after the last.
+      begins = self._first_step + call + 1
+      if isinstance(pace, Shares):
+        pace.steer(self.request)
+        begins -= 1
+      else:
+        pace = apply(pace, self.request)
+      self._tell(begins)
     return pace
 
   def _tell(self, step: int) -> None:
     if self._leader is None or self.path is None:
       return
-    if step == self._first_step + 1:
+    if step <= self._first_step + 1:
       _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step,
                    self.request)
     else:

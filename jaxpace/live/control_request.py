@@ -36,6 +36,11 @@ class ControlRequest:
   until_step: int | None = None
   """One past the last; None: for good."""
 
+  def allows(self, step: int) -> bool:
+    """Whether the pacer may act in a step, or work may be shared by speed."""
+    return self.enabled and self.from_step <= step and (
+        self.until_step is None or step < self.until_step)
+
   @staticmethod
   def from_json(data: Any, ranks: int | None = None) -> ControlRequest:
     """Checks what was read from a file.

@@ -22,42 +22,53 @@ from jaxpace.core.packing import Packed
 from jaxpace.core.recordable import ObservedFunction, observed_function
 from jaxpace.core.types import Balancer
 from jaxpace.instrumentation import checks
+from jaxpace.live.control_request import ControlRequest
 from jaxpace.live.speeds import SharedCounts, ShareState
 
 
-def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, capacity: int,
+def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
+           size: int | None = None, capacity: int | None = None,
            axis_name: str | Sequence[str] = "data", seed: int = 0, shuffle: bool = True,
            balancer: Balancer | None = None) -> Shares:
-  """Says, step by step, which micro-batches of the global batch this process loads.
+  """Says, step by step, how many micro-batches each rank runs, and which of the data set this
+  process loads.
 
-  Of an observed step by what its ranks' speeds have shown:
+  Of an observed step by what its ranks' speeds have shown. Where the step's
+  `jaxpace.accumulate(..., fetch=True)` takes the batch as the trainer's own loader lays it out,
+  counts are all there is to say:
 
       step = jaxpace.observe(jax.jit(train_step))
-      feed = jaxpace.shares(mesh, examples=len(source), size=8, total_micro_batches=32,
-                            capacity=16)
+      feed = jaxpace.shares(mesh, total_micro_batches=32)
+      for batch in batches:
+        state, loss = step(state, batch, feed.next(step).counts)
+
+  Where each process loads what its ranks run, and nothing moves between them:
+
+      feed = jaxpace.shares(mesh, total_micro_batches=32, examples=len(source), size=8)
       for _ in range(steps):
         share = feed.next(step)
         state, loss = step(state, share.batch(source), share.counts)
 
-  Every process reads in its own ring how long its devices were busy. Every fourth step a small
-  program beside the step gathers that, and all processes ask the balancer on the same numbers: all
-  change their counts at one step. `feed.state()` belongs into a checkpoint, `feed.restore(state)`
-  goes on from it. Of an instrumented step with `jaxpace.share_work` the counts are in the pace
-  state:
+  Every process reads in its own ring how long its devices were busy. Every fourth step, or up to
+  every 16th while counts stay as they are, a small program beside the step gathers that, and all
+  processes ask the balancer on the same numbers: all change their counts at one step.
+  `feed.state()` belongs into a checkpoint, `feed.restore(state)` goes on from it. Of an
+  instrumented step with `jaxpace.share_work` the counts are in the pace state:
 
         share = feed.next(pace)
         pace, (state, loss) = step(pace, state, share.batch(source), share.counts)
 
   Every example is trained on once an epoch, whatever changes when (`DataOrder`). `next` never waits
   for the step under way: of an instrumented step counts were decided two steps before it, of an
-  observed one four to eight.
+  observed one eight to twelve.
 
   Args:
     mesh: of the step.
-    examples: in the data set.
-    size: examples of a micro-batch.
     total_micro_batches: of all ranks of the job together, in a step; that of the balancer.
-    capacity: micro-batches that one rank has room for; that of the balancer.
+    examples: in the data set; none where the trainer's own loader loads.
+    size: examples of a micro-batch, where there are `examples`.
+    capacity: micro-batches that one rank has room for; that of the balancer. By default twice an
+      even share, or all of them where the trainer's own loader loads.
     axis_name: the data axis of the mesh, or several.
     seed: of the shuffling, the same on every process.
     shuffle: whether each epoch has an order of its own.
@@ -69,10 +80,17 @@ def shares(mesh: Mesh, *, examples: int, size: int, total_micro_batches: int, ca
   checks.is_mesh(mesh)
   names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
   checks.known_axes(names, mesh)
-  order = DataOrder(examples, size,
-                    fields.whole("total_micro_batches", total_micro_batches, 1), seed, shuffle)
-  room = fields.whole("capacity", capacity, 1, total_micro_batches, more=TOTAL)
+  fields.whole("total_micro_batches", total_micro_batches, 1)
+  if (examples is None) != (size is None):
+    raise ValueError("Give jaxpace.shares both examples, of the data set, and size, examples of a "
+                     "micro-batch; or neither where the trainer's own loader loads.")
+  order = None if examples is None or size is None else DataOrder(
+      examples, size, total_micro_batches, seed, shuffle)
   ranks = int(np.prod([mesh.shape[name] for name in names]))
+  if capacity is None:
+    capacity = total_micro_batches if order is None else min(
+        total_micro_batches, 2 * -(-total_micro_batches // ranks))
+  room = fields.whole("capacity", capacity, 1, total_micro_batches, more=TOTAL)
   if ranks * room < total_micro_batches:
     raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} "
                      f"micro-batches, and total_micro_batches={total_micro_batches}.")
@@ -98,6 +116,7 @@ class Share:
   capacity: int
   sharding: NamedSharding
   size: int
+  """Examples of a micro-batch; 0 where the trainer's own loader loads."""
 
   def take(self, source: Any) -> Any:
     """Loads this process's part.
@@ -117,7 +136,7 @@ class Share:
       return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source)
                              for n in self.numbers])
     parts = [_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers]
-    if all(part is None for part in parts):
+    if parts and all(part is None for part in parts):
       # Nothing to run, and the room for it has the shape of an example all the same.
       parts[0] = jax.tree.map(lambda leaf: leaf[:0],
                               _stacked([source[0]] * self.size, (1, self.size)))
@@ -147,14 +166,17 @@ class Share:
 
   def put(self, local: Any) -> Any:
     """Lays this process's part, of `take` or `draw`, out over the mesh. Every process calls it."""
-    mesh = self.sharding.mesh
-    assert isinstance(mesh, Mesh)
-    with own_context.on(mesh):
+    # The user's data under the user's settings: its types are what they are without jaxpace.
+    with jax.transfer_guard("allow"):
       return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
                           local)
 
   def _laid_out(self, parts: list[Any]) -> Any:
     """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
+    if not self.size:
+      raise ValueError("jaxpace.shares was given no examples to load: give it examples= and size=, "
+                       "or load as ever and use share.counts alone, with "
+                       "jaxpace.accumulate(..., fetch=True).")
     some = next((part for part in parts if part is not None), None)
     if some is None:
       raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no "
@@ -184,7 +206,7 @@ def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
 class Shares:
   """Made by `shares`."""
 
-  def __init__(self, mesh: Mesh, names: tuple[str, ...], order: DataOrder, capacity: int,
+  def __init__(self, mesh: Mesh, names: tuple[str, ...], order: DataOrder | None, capacity: int,
                balancer: Balancer):
     self.order, self.capacity = order, capacity
     self.sharding = NamedSharding(mesh, PartitionSpec(names if len(names) > 1 else names[0]))
@@ -242,8 +264,15 @@ class Shares:
       raise ValueError(f"A rank is to run {counts.max()} micro-batches, and "
                        f"capacity={self.capacity}: give jaxpace.shares the capacity of "
                        "jaxpace.share_by_speed.")
+    if self.order is None:
+      return Share(step, counts, self.ranks, (), self.capacity, self.sharding, 0)
     numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)
     return Share(step, counts, self.ranks, numbers, self.capacity, self.sharding, self.order.size)
+
+  def steer(self, request: ControlRequest) -> None:
+    """Goes by what `jaxpace control` asks for, of an observed step: even counts where it is off,
+    and its threshold as the least gain that counts change for."""
+    self._shared().steer(request)
 
   def state(self) -> ShareState:
     """Returns what a checkpoint of an observed step needs: the next step, its counts, and what the
@@ -274,7 +303,8 @@ class Shares:
       pace: the pace state of an instrumented step; nothing of an observed one.
     """
     ran = np.asarray(self.state().ran if pace is None else _copied(pace)().ran)
-    return int(ran[list(self.ranks)].astype(np.int64).sum()) * self.order.size
+    size = 0 if self.order is None else self.order.size
+    return int(ran[list(self.ranks)].astype(np.int64).sum()) * size
 
 
 def _observed(step: Any) -> ObservedFunction:

@@ -1,16 +1,18 @@
 """How long devices were busy in each call of an observed step, and what all ranks know of it.
 
 Every process reads its own devices' busy times from the ring on the host. Every few steps a small
-compiled program beside the step gathers them on all processes; nobody waits for it, and its result
-is read a round later. The step's own program stays as it is.
+compiled program beside the step gathers them on all processes, four steps later the balancer is
+asked on what came, and four later still its counts are taken: nobody waits for either. While counts
+stay as they are that happens less and less often. The step's own program stays as it is.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,16 +21,22 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.apportion import even
+from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import own_context
 from jaxpace.core.recordable import ObservedFunction
 from jaxpace.core.types import Balancer, Observation
+from jaxpace.live.control_request import ControlRequest
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.executions import Executions, exposed, occurrences
 
 _LOG = logging.getLogger("jaxpace")
 EVERY = 4
-"""Steps from one exchange to the next."""
+"""Steps from one exchange to the next, at least."""
+MOST = 16
+"""At most: of so many the balancer is asked at once."""
+_PATIENT = 8
+"""Exchanges that change nothing, after which they are half as frequent."""
 _PATIENCE = 60.0
 """Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
 _MOMENT = 1e-3
@@ -166,108 +174,158 @@ class ShareState(NamedTuple):
   balancer: Any  # the balancer's
 
 
+class _Sent(NamedTuple):
+  """What was gathered: busy times of consecutive steps, room for `MOST`. R ranks."""
+
+  steps: np.ndarray  # [MOST] int32, numbers of the steps; -1 where there is none
+  ran: np.ndarray  # [MOST, R] int32, counts of each
+
+
 class SharedCounts:
-  """The counts of each step of an observed step: decided every fourth step, alike on all ranks."""
+  """The counts of each step of an observed step: decided beside it, alike on all ranks."""
 
   def __init__(self, mesh: Mesh, ranks: np.ndarray, balancer: Balancer, capacity: int):
     """Begins evenly, at step 0; `ranks` is the rank along the data axis of each device of the
     mesh."""
     self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, EVERY)
+    self._gathered = Gathered(mesh, MOST)
     self._busy: BusyTimes | None = None
     self._warned = False
-    self.state = self._fresh(0)
+    self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
+    self._steered = ControlRequest()
+    places = host_ring.ranks()
+    self._places = {places[device]: int(rank)
+                    for device, rank in zip(mesh.devices.flat, self._ranks, strict=True)
+                    if device.process_index == jax.process_index()}
+    self._told: np.ndarray | None = None
+    self._begin(self._fresh(0))
     # Now, not in the middle of the job: compiling takes seconds.
-    ran = np.stack([self.state.counts] * EVERY)
-    with own_context.on(None):
+    ran = np.stack([self._even] * MOST)
+    with _beside():
       self._update = jax.jit(self._updates).lower(
-          np.arange(EVERY, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
-          self.state.counts, self.state.balancer).compile()
+          np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
+          self._even, self._inner, _NAN).compile()
+
+  def _begin(self, state: ShareState) -> None:
+    """Begins at a state, with nothing on its way."""
+    self._number, self._counts = int(state.step), state.counts
+    self._ran, self._inner = state.ran.copy(), state.balancer
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
-    # Of what was sent: the first step, and the counts of each.
-    self._pending: tuple[int, np.ndarray] | None = None
+    self._sent: _Sent | None = None
+    self._decided: Any = None
+    # The step at which the next exchange is due, and how many have changed nothing.
+    self._due, self._unchanged = 0, 0
 
   def _fresh(self, step: int) -> ShareState:
-    with own_context.on(None):
+    with _beside():
       inner = jax.tree.map(np.asarray, self._balancer.init(self._count))
-    counts = np.asarray(even(self._balancer.micro_batches, self._count), np.int32)
-    return ShareState(np.asarray(step), counts, np.zeros(self._count, np.int64), inner)
+    return ShareState(np.asarray(step), self._even, np.zeros(self._count, np.int64), inner)
+
+  @property
+  def state(self) -> ShareState:
+    """What a checkpoint holds."""
+    return ShareState(np.asarray(self._number), self._counts, self._ran.copy(),
+                      jax.tree.map(own_context.fetch, self._inner))
 
   def restore(self, state: ShareState) -> None:
     """Goes on from a checkpoint; of another number of ranks only the step is kept."""
     state = ShareState(*state)
-    self._recent, self._pending = {}, None
     step = int(np.asarray(state.step))
     fresh = self._fresh(step)
     same = np.shape(state.counts) == (self._count,) and self._sound(np.asarray(state.counts))
-    self.state = fresh if not same else ShareState(
+    self._begin(fresh if not same else ShareState(
         np.asarray(step), np.asarray(state.counts, np.int32), np.asarray(state.ran, np.int64),
         jax.tree.unflatten(jax.tree.structure(fresh.balancer),
-                           [np.asarray(leaf) for leaf in jax.tree.leaves(state.balancer)]))
+                           [np.asarray(leaf) for leaf in jax.tree.leaves(state.balancer)])))
+
+  def steer(self, request: ControlRequest) -> None:
+    """Goes by other settings from the next step on; every process calls it before the same one."""
+    self._steered = request
 
   def next(self, step: ObservedFunction) -> tuple[int, np.ndarray]:
     """Returns the number and the counts of the step that is about to be called."""
-    number = int(self.state.step)
+    number = self._number
     if self._busy is None:
       self._busy = BusyTimes(step, self._gathered.own)
     if number % EVERY == 0:
-      self._exchange(number)
-    counts = self.state.counts
+      self._take()
+      self._ask()
+      if number >= self._due:
+        self._send(number)
+    counts = self._counts if self._steered.allows(number) else self._even
     self._recent[number] = step.calls, counts
-    self.state = self.state._replace(step=np.asarray(number + 1), ran=self.state.ran + counts)
+    if counts is not self._told:
+      # For whoever records the step.
+      self._told, step.micro_batches = counts, {
+          place: int(counts[rank]) for place, rank in self._places.items()}
+    self._ran += counts
+    self._number += 1
     return number, counts
 
-  def _exchange(self, number: int) -> None:
-    """Takes in what was gathered, and has the next steps' busy times gathered."""
-    rows = self._gathered.received()
-    if rows is not None and self._pending is not None:
-      self._decide(self.by_rank(rows), *self._pending)
-    # Steps that were dispatched later may be under way.
-    first = number - 2 * EVERY
-    numbers = range(first, first + EVERY)
-    if first < 0:
+  def _take(self) -> None:
+    """Takes the counts that were decided, if they can be."""
+    decided, self._decided = self._decided, None
+    if decided is None:
       return
-    ran = [self._recent.get(each) for each in (*numbers, first + EVERY)]
+    counts, self._inner = decided
+    counts, before = own_context.fetch(counts), self._counts
+    if self._sound(counts):
+      self._counts = counts
+    elif not self._warned:
+      self._warned = True
+      _LOG.warning("The balancer asks for counts of %s, which do not add up to %d with at most %d "
+                   "each: the counts stay.", counts.tolist(), self._balancer.micro_batches,
+                   self._capacity)
+    if np.any(self._counts != before):
+      self._due, self._unchanged = 0, 0
+    else:
+      self._unchanged += 1
+
+  def _ask(self) -> None:
+    """Asks the balancer on what was gathered. Its answer takes its place behind the steps that were
+    dispatched, so it is not waited for here."""
+    sent, self._sent = self._sent, None
+    rows = self._gathered.received()
+    if sent is not None and rows is not None:
+      least = self._steered.threshold
+      with _beside():
+        self._decided = self._update(sent.steps, self.by_rank(rows), sent.ran, self._counts,
+                                     self._inner, _NAN if least is None else np.float32(least))
+
+  def _send(self, number: int) -> None:
+    """Has the busy times gathered of the steps since the last time but the last few, which may be
+    under way."""
+    numbers = sorted(each for each in self._recent if each < number - EVERY)
+    if not numbers:
+      return
+    ran = [self._recent.get(each) for each in (*numbers, numbers[-1] + 1)]
     for each in numbers:
-      self._recent.pop(each, None)
+      del self._recent[each]
     # A call that ran without timestamps has counted no further.
     calls = [one[0] if one and after and one[0] < after[0] else None
              for one, after in itertools.pairwise(ran)]
-    self._pending = first, np.stack([self.state.counts if one is None else one[1]
-                                     for one in ran[:-1]])
+    self._sent = _Sent(np.full(MOST, -1, np.int32), np.stack([self._counts] * MOST))
+    self._sent.steps[:len(numbers)] = numbers
+    self._sent.ran[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._gathered.send(self._own_rows(calls))
+    self._due = number + min(EVERY << (self._unchanged // _PATIENT), MOST)
 
   def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
-    """[own devices, calls] float32 s; NaN where nothing is known, whatever went wrong."""
+    """[own devices, MOST] float32 s; NaN where nothing is known, whatever went wrong."""
+    rows = np.full((len(self._gathered.own), MOST), _NAN, np.float32)
     try:
       assert self._busy is not None, "made before the first exchange"
-      return self._busy.of(calls)
+      rows[:, :len(calls)] = self._busy.of(calls)
     except Exception:
       _LOG.debug("shares", exc_info=True)
-      return np.full((len(self._gathered.own), len(calls)), _NAN, np.float32)
+    return rows
 
   def by_rank(self, rows: np.ndarray) -> np.ndarray:
     """The longest of each rank's devices, NaN if one is not known: [devices, steps] -> [steps,
     R]."""
     return np.stack([rows[self._ranks == rank].max(axis=0) for rank in range(self._count)], axis=1)
-
-  def _decide(self, busy: np.ndarray, first: int, ran: np.ndarray) -> None:
-    """Asks the balancer, step by step, and takes its counts if they can be."""
-    steps = np.arange(first, first + len(ran), dtype=np.int32)
-    with own_context.on(None):
-      counts, inner = jax.tree.map(np.asarray, self._update(
-          steps, busy, ran, self.state.counts, self.state.balancer))
-    if self._sound(counts):
-      self.state = self.state._replace(counts=counts, balancer=inner)
-      return
-    self.state = self.state._replace(balancer=inner)
-    if not self._warned:
-      self._warned = True
-      _LOG.warning("The balancer asks for counts of %s, which do not add up to %d with at most %d "
-                   "each: the counts stay.", counts.tolist(), self._balancer.micro_batches,
-                   self._capacity)
 
   def _sound(self, counts: np.ndarray) -> bool:
     return bool(counts.shape == (self._count,) and counts.min() >= 0
@@ -275,21 +333,38 @@ class SharedCounts:
                 and counts.sum() == self._balancer.micro_batches)
 
   def _updates(self, steps: jax.Array, busy: jax.Array, ran: jax.Array, counts: jax.Array,
-               state: Any) -> tuple[jax.Array, Any]:
-    """The balancer's `update` on each of some steps: [steps], [steps, R], [steps, R], [R]."""
+               state: Any, threshold: jax.Array) -> tuple[jax.Array, Any]:
+    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST, R], [R]."""
     unknown, none = jnp.float32(_NAN), jnp.full((1,), _NAN)
+    steered = Knobs(threshold, unknown)
+    state = jax.tree.map(lambda node: steered if isinstance(node, Knobs) else node, state,
+                         is_leaf=lambda node: isinstance(node, Knobs))
 
     def one(carried: Any, seen: Any) -> tuple[Any, None]:
-      counts, state = carried
       step, times, ran = seen
-      # Steps that ran older counts say nothing of these.
-      times = jnp.where(jnp.all(ran == counts), times, unknown)
-      after = self._balancer.update(Observation(
-          step=step, rank=jnp.int32(0), arrivals=times, delays=jnp.zeros_like(times), waits=none,
-          step_time=unknown, job_step_time=unknown, job_transfers=none, counts=ran), state)
-      return (jnp.asarray(after[0], jnp.int32), after[1]), None
+
+      def updated(counts: jax.Array, state: Any) -> Any:
+        # Steps that ran older counts say nothing of these.
+        known = jnp.where(jnp.all(ran == counts), times, unknown)
+        after = self._balancer.update(Observation(
+            step=step, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(times), waits=none,
+            step_time=unknown, job_step_time=unknown, job_transfers=none, counts=ran), state)
+        return jnp.asarray(after[0], jnp.int32), after[1]
+
+      return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
     return jax.lax.scan(one, (counts, state), (steps, busy, ran))[0]
+
+
+@contextlib.contextmanager
+def _beside() -> Iterator[None]:
+  """Where the balancer runs: on the host's processor, if JAX has it, whatever the devices do."""
+  try:
+    place = jax.local_devices(backend="cpu")[0]
+  except RuntimeError:
+    place = None
+  with own_context.on(None), jax.default_device(place):
+    yield
 
 
 __all__ = ["EVERY", "BusyTimes", "Gathered", "ShareState", "SharedCounts", "busy_seconds"]

@@ -125,7 +125,10 @@ def of_a_slow_host(mesh: Any) -> dict[str, Any]:
   def per_token_losses(weights: Any, rows: Any) -> Any:
     return jnp.square(rows @ weights), jnp.ones((rows.shape[0], weights.shape[1]))
 
-  return {"source": source, "steps": 3, "feed": feed, "share": feed.share(0, np.array([16, 16])),
+  batch = jax.device_put(np.ones((64, 3), np.float32), jax.NamedSharding(mesh, P("data")))
+  return {"source": source, "steps": 3, "batches": [batch] * 3,
+          "mean_loss": lambda weights, rows: jnp.mean(jnp.square(rows @ weights)),
+          "feed": feed, "share": feed.share(0, np.array([16, 16])),
           "examples": iter(source * 4), "lengths": [1, 2, 4, 5], "ranks": 2,
           "state": jnp.zeros((3, 2)), "per_token_losses": per_token_losses,
           "update": lambda state, grads: state - 0.1 * grads}

@@ -98,6 +98,46 @@ def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
   assert len(re.findall(r" all-reduce(?:-start)?\(", hlo)) == 1, "they meet once"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_ranks_fetch_what_they_run_of_a_batch_that_is_laid_out_evenly(whole):
+  mesh = mesh_of(data=RANKS)
+
+  def step(params, micro_batches, counts):
+    return jaxpace.accumulate(loss_fn, params, micro_batches, counts, key=jax.random.key(KEY),
+                              mesh=mesh if whole else None, fetch=True)
+
+  run = jax.jit(step if whole else jax.shard_map(
+      step, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P()))
+  for counts in (EVEN, (6, 1, 0, 5), (0, TOTAL, 0, 0)):
+    close(run(params(), examples(), of(*counts)), expected(True))
+  loss, _ = run(params(), examples(), of(3, 3, 3, 4))
+  assert np.isnan(loss), "counts of another global batch"
+
+
+@pytest.mark.parametrize("has_aux", [False, True])
+def test_a_loss_without_weights_is_averaged_over_micro_batches(has_aux):
+  def mean(params, micro_batch):
+    loss, weight = loss_fn(params, micro_batch)
+    return (loss / weight, {"tokens": weight}) if has_aux else loss / weight
+
+  def step(params, micro_batches, counts):
+    return jaxpace.accumulate(mean, params, micro_batches, counts, has_aux=has_aux, fetch=True,
+                              weighted=False)
+
+  x, y = examples()
+
+  def whole(params):
+    return sum(jnp.divide(*loss_fn(params, (x[i], y[i]))) for i in range(TOTAL)) / TOTAL
+
+  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()),
+                              out_specs=P()))
+  found, grads = run(params(), (x, y), of(6, 1, 0, 5))
+  if has_aux:
+    found, aux = found
+    assert int(aux["tokens"]) == np.sum(y > 0)
+  close((found, grads), jax.value_and_grad(whole)(params()))
+
+
 @hypothesis.given(st.lists(st.integers(0, CAPACITY), min_size=RANKS - 1, max_size=RANKS - 1))
 @hypothesis.settings(max_examples=quick.examples(30))
 def test_dropout_is_the_same_whoever_runs_what(first):
@@ -289,6 +329,8 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   refused("is int32, which has no gradient", lambda p, b: (jnp.int32(1), loss_fn(p, b)[1]))
   refused("names no axis", axis_name=())
   refused("has_aux=True", lambda p, b: (*loss_fn(p, b), jnp.float32(0)))
+  refused("the loss must return .loss, aux.", lambda p, b: loss_fn(p, b)[0], has_aux=True,
+          weighted=False)
   refused(r"counts of 3 ranks, and 4 along data.* another mesh", counts=(4, 4, 4))
   refused(r"counts of 1 ranks.*P\(\) in in_specs", specs=(P(), P("data"), P("data")))
   refused("the same axis in front", batch=(shared_out(EVEN)[0], np.ones((RANKS, ROWS), np.int32)))

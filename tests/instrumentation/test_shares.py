@@ -129,6 +129,10 @@ def test_what_is_refused():
     feed.next(jaxpace.instrument(step, "data").init(mesh))
   with pytest.raises(ValueError, match="The step shares out no work"):
     feed.next(jaxpace.instrument(step, "data", jaxpace.pace_early_ranks()).init(mesh))
+  with pytest.raises(ValueError, match="Give jaxpace.shares both examples"):
+    jaxpace.shares(mesh, total_micro_batches=TOTAL, examples=EXAMPLES)
+  assert jaxpace.shares(mesh, total_micro_batches=TOTAL).capacity == TOTAL
+  assert jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "capacity": None}).capacity == 4
 
 
 @pytest.mark.parametrize("refused", [

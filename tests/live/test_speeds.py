@@ -2,17 +2,25 @@
 step."""
 
 import pathlib
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import jaxpace
+from jaxpace.coordination import knobs
 from jaxpace.core.observed import ObservedCollective
-from jaxpace.live.speeds import busy_seconds
+from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.speeds import Gathered, busy_seconds
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.executions import Executions
+from jaxpace.runs.reader import read_run
+from jaxpace.runs.run import RunError
+from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
 from tests.multiprocess import jobs
 
@@ -72,13 +80,106 @@ def test_each_example_once_an_epoch_across_changes_and_a_restart():
   kept = jax.tree.map(np.copy, tuple(job.feed.state()))
   job.feed = job.fed()
   job.feed.restore(kept)
-  job.run(12)
-  # Steps 0 to 3 are gathered before step 8, and answered before step 12. Steps with older counts
-  # say nothing, and what was on its way at the restart is gone.
-  assert job.ran == [EVEN] * 12 + [TURNS[1]] * 16 + [TURNS[2]] * 2
-  assert job.seen.tolist() == [10] * EXAMPLES, "30 steps of 16 are ten epochs of 48"
-  assert job.feed.drawn() == 30 * TOTAL * SIZE
-  assert int(job.feed.state().step) == 30
+  job.run(18)
+  # Steps 0 to 3 are gathered before step 8, the balancer is asked before step 12, and its counts
+  # are taken before step 16. Steps with older counts say nothing, and what was on its way at the
+  # restart is gone.
+  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
+  assert job.seen.tolist() == [12] * EXAMPLES, "36 steps of 16 are twelve epochs of 48"
+  assert job.feed.drawn() == 36 * TOTAL * SIZE
+  assert int(job.feed.state().step) == 36
+
+
+def test_exchanges_grow_rare_while_counts_stay_and_leave_no_step_out(monkeypatch):
+  def update(observation, state):
+    steps, last, left_out = state
+    return jnp.array(EVEN, jnp.int32), (
+        steps + jnp.all(observation.arrivals > 0), observation.step,
+        left_out + (observation.step != last + 1))
+
+  none = jnp.int32(0)
+  job = Job(balancer=jaxpace.Balancer(lambda ranks: (none, none - 1, none), update, TOTAL))
+  sent, send = [], Gathered.send
+
+  def noted(gathered, rows):
+    sent.append(int(job.feed.state().step))
+    send(gathered, rows)
+
+  monkeypatch.setattr(Gathered, "send", noted)
+  job.run(160)
+  apart = np.diff(sent).tolist()
+  assert apart == [4] * apart.count(4) + [8] * apart.count(8) + [16] * apart.count(16)
+  assert sent[0] == 8 and min(map(apart.count, (4, 8, 16))) > 2
+  steps, last, left_out = job.feed.state().balancer
+  assert steps == last + 1 > 128 and left_out == 0
+
+
+def test_work_is_shared_evenly_while_control_says_off(tmp_path):
+  job = Job()
+
+  def run(steps):
+    for _ in range(steps):
+      assert control(job.feed) is job.feed
+      job.run(1)
+
+  def until(said):
+    for _ in range(4000):
+      run(1)
+      if control.request == said:
+        return len(job.ran) - 1
+      time.sleep(0.001)
+    raise AssertionError(f"never {said}: {control.request}")
+
+  with jaxpace.Control(tmp_path, every_seconds=0.05) as control:
+    run(20)
+    (tmp_path / "control.json").write_text('{"enabled": false}')
+    off = until(ControlRequest(enabled=False))
+    run(3)
+    (tmp_path / "control.json").unlink()
+    on = until(ControlRequest())
+  assert EVEN not in job.ran[16:off] and job.ran[off:on] == [EVEN] * (on - off)
+  assert job.ran[on] != EVEN
+  assert not (job.seen.max() - job.seen.min() > 1), "and no example is left out"
+
+
+def test_the_threshold_of_control_is_the_least_gain():
+  def update(observation, knobs):
+    # Uneven counts, unless more is asked for than they promise.
+    return jnp.where(knobs.threshold > 0.5, jnp.array(EVEN, jnp.int32),
+                     jnp.array(TURNS[1], jnp.int32)), knobs
+
+  job = Job(balancer=jaxpace.Balancer(lambda ranks: knobs.init(), update, TOTAL))
+  job.feed.steer(ControlRequest(threshold=1.0))
+  job.run(17)
+  job.feed.steer(ControlRequest(threshold=0.0))
+  job.run(16)
+  assert job.ran == [EVEN] * 24 + [TURNS[1]] * 9
+
+
+def test_a_batch_as_the_loader_lays_it_out_and_counts_alone():
+  mesh = mesh_of(data=RANKS)
+  whole = jax.tree.map(lambda leaf: leaf[:TOTAL * SIZE].reshape(TOTAL, SIZE), SOURCE)
+  split = jax.sharding.NamedSharding(mesh, jax.P("data"))
+
+  @jax.jit
+  def train(w, batch, counts):
+    (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True, mesh=mesh,
+                                          fetch=True)
+    return w - grads, seen
+
+  step, w = jaxpace.observe(train), jnp.float32(0)
+  feed = jaxpace.shares(mesh, total_micro_batches=TOTAL, balancer=turning())
+  ran, results = [], []
+  for _ in range(17):
+    share = feed.next(step)
+    after, seen = step(w, jax.device_put(whole, split), share.counts)
+    ran.append(share.counts.tolist())
+    results.append(float(after))
+    assert seen.tolist() == [1] * TOTAL * SIZE + [0] * (EXAMPLES - TOTAL * SIZE)
+  assert ran == [EVEN] * 16 + [TURNS[1]]
+  np.testing.assert_allclose(results, -SOURCE["x"][:TOTAL * SIZE].mean(), rtol=1e-6)
+  with pytest.raises(ValueError, match="was given no examples to load"):
+    share.take(SOURCE)
 
 
 def test_a_restart_on_other_ranks_goes_on_at_the_step_with_even_counts():
@@ -95,8 +196,8 @@ def test_counts_that_cannot_be_stay_as_they_were(caplog):
 
   nonsense = jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL)
   job = Job(balancer=nonsense)
-  job.run(17)
-  assert job.ran == [EVEN] * 17
+  job.run(18)
+  assert job.ran == [EVEN] * 18
   assert [record.message[:36] for record in caplog.records] == [
       "The balancer asks for counts of [9, "]
 
@@ -106,6 +207,22 @@ def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
   job = Job()
   job.run(17)
   assert job.ran == [EVEN] * 17 and job.step.calls == 0
+
+
+def test_a_recording_has_the_counts_of_each_step(tmp_path):
+  job = Job()
+  with jaxpace.Recorder(tmp_path, job.step) as recorder:
+    for _ in range(20):
+      job.run(1)
+      recorder.record()
+  steps = pa.concat_tables(map(pq.read_table, sorted(tmp_path.glob("steps/*.parquet"))))
+  found = {(step, rank): count for step, rank, count in zip(
+      *(steps[name].to_pylist() for name in ("step", "rank", "decision_micro_batches")),
+      strict=True)}
+  assert found == {(step, rank): job.ran[step][rank] for step in range(20) for rank in range(RANKS)}
+  with pytest.raises(RunError, match="was shared by speed when it was recorded"):
+    replay_balancer(read_run(tmp_path), jaxpace.share_by_speed(TOTAL, CAPACITY), np.arange(RANKS),
+                    np.ones(20, bool))
 
 
 def test_a_step_that_is_not_observed_is_refused():
@@ -144,5 +261,5 @@ def test_two_processes_change_to_the_same_counts_at_the_same_step():
   assert [status for status, _ in found] == [0, 0], found
   one, other = (jobs.facts(output) for _, output in found)
   assert one == other
-  assert one["counts"][:12] == [EVEN] * 12 and one["counts"][12] != EVEN
+  assert one["counts"][:16] == [EVEN] * 16 and one["counts"][16] != EVEN
   assert one["trained"] == [10] * EXAMPLES

@@ -321,6 +321,9 @@ class InstrumentedStep:
     plan = self._paced.plan
     return frozenset(() if plan is None or plan.program is None else (plan.program,))
 
+  micro_batches: Mapping[int, int] | None = None
+  """None: the pacer's columns have them."""
+
   @property
   def known(self) -> frozenset[int]:
     """Numbers of the programs whose timestamps are read."""

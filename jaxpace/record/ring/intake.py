@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import logging
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,7 +84,8 @@ class Intake:
     self._previous: dict[int, tuple[int, int]] = {}
     self._standing = self._described = 0
     self._listening: list[Columns] = []
-    self.recorded: collections.deque[tuple[Sample, dict[str, float]]] = collections.deque()
+    self.recorded: collections.deque[
+        tuple[Sample, dict[str, float], Mapping[int, int] | None]] = collections.deque()
     """What the loop has recorded of each step; filled by it, emptied here."""
     self._recorded, self._follows = 0, True
     self._pending: list[StepCalls] = []
@@ -120,7 +121,7 @@ class Intake:
   def record(self, sample: Sample, extra: dict[str, float]) -> None:
     """Takes what the loop says of its next step."""
     if len(self.recorded) < _MOST_RECORDED:
-      self.recorded.append((sample, extra))
+      self.recorded.append((sample, extra, self._source.micro_batches))
     else:
       self._follows = False
 
@@ -167,10 +168,11 @@ class Intake:
       count = min(count, len(self.recorded))
     for place in range(count):
       with contextlib.suppress(IndexError):
-        sample, extra = self.recorded.popleft()
+        sample, extra, shared = self.recorded.popleft()
         self._recorded += 1
         if self._follows:
-          self._pending[place] = self._pending[place]._replace(sample=sample, extra=extra)
+          self._pending[place] = self._pending[place]._replace(
+              sample=sample, extra=extra, micro_batches=shared)
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
@@ -200,8 +202,8 @@ class Intake:
     host = columns.of_host(self._samples(steps, devices), [step.extra for step in steps])
     tables = []
     for rank, own, prior in zip(ranks.values(), devices, before, strict=True):
-      tables.append(rows(own, columns.whose(numbers, rank, self._process, attempts), prior, host,
-                         chosen, plan))
+      tables.append(rows(own, columns.whose(numbers, rank, self._process, attempts), prior,
+                         host | _shared(steps, rank), chosen, plan))
       if own.whole.any():
         last = np.flatnonzero(own.whole)[-1]
         self._previous[rank] = int(numbers[last]), int(own.end_ns[last])
@@ -266,6 +268,14 @@ class Intake:
     """Takes what was heard in the steps decoded so far; nothing where nobody listened."""
     heard, self._listening = [each for each in self._listening if columns.length(each)], []
     return columns.concatenate(heard)
+
+
+def _shared(steps: Sequence[StepCalls], rank: int) -> Columns:
+  """A rank's micro-batches in each step, where work is shared by speed."""
+  if not any(step.micro_batches for step in steps):
+    return {}
+  ran = np.array([(step.micro_batches or {}).get(rank, np.nan) for step in steps], np.float32)
+  return {"decision_micro_batches": columns.null(ran, np.isnan(ran))}
 
 
 def _seconds(devices: list[DeviceSteps], before: list[np.ndarray]) -> np.ndarray:

@@ -60,9 +60,11 @@ class TimestampPlan:
   """
 
   def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any],
-               step: dict[str, Any] | None = None):
+               step: dict[str, Any] | None = None, decisions: Sequence[str] = ()):
     """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
-    have them, `step` which programs were found to be the step."""
+    have them, `step` which programs were found to be the step, `decisions` what is decided in each
+    step."""
+    self._decisions = list(decisions)
     self.detailed = True
     """Whether not all steps need be written in detail."""
     used = {rank for each in programs if not each.program.bare for rank in each.ranks}
@@ -100,7 +102,7 @@ class TimestampPlan:
                        "iterations are recorded one by one, all in the sums.")
     return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
             "collectives": self.collectives, "unstamped": unstamped, "share": False,
-            "share_reason": "", "carrier": None, "decisions": [], "overflow": 0,
+            "share_reason": "", "carrier": None, "decisions": self._decisions, "overflow": 0,
             "notices": notices, "source": "observe", "detail": self._detail}
 
 
@@ -114,6 +116,7 @@ class PlannedPrograms:
     self._slots = self._of = 0
     self._detail: dict[str, Any] = {}
     self._step: dict[str, Any] = {}
+    self._decisions: tuple[str, ...] = ()
     self.by_number: dict[int, PlannedProgram] = {}
     self._plan: TimestampPlan | None = None
 
@@ -127,6 +130,11 @@ class PlannedPrograms:
   def runs(self) -> frozenset[int]:
     """Numbers of the programs that steps may run. From any thread."""
     return frozenset[int]().union(*(one.runs for one in self._observed))
+
+  @property
+  def micro_batches(self) -> Mapping[int, int] | None:
+    """Of each rank of this process in the step that was called last. In the loop's thread."""
+    return next((one.micro_batches for one in self._observed if one.micro_batches), None)
 
   @property
   def known(self) -> Container[int]:
@@ -185,6 +193,8 @@ class PlannedPrograms:
   def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> TimestampPlan:
     """The plan with all slots that steps need; the same object as long as nothing is new."""
     for step in steps:
+      if step.micro_batches and not self._decisions:
+        self._decisions, self._plan = ("micro_batches",), None
       for one, before in zip(step.ranges, calls_before(step.ranges, self), strict=True):
         program = self.by_number.get(one.program)
         if program is not None and not program.program.bare:
@@ -196,7 +206,8 @@ class PlannedPrograms:
                              default=0), jax.device_count())
     if self._plan is None or settled != self._detail:
       self._detail = settled
-      self._plan = TimestampPlan(planned, jax.device_count(), settled, self._step)
+      self._plan = TimestampPlan(planned, jax.device_count(), settled, self._step,
+                                 self._decisions)
     return self._plan
 
 

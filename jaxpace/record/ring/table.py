@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ class StepCalls(NamedTuple):
   ranges: tuple[Range, ...]
   sample: Sample
   extra: dict[str, float]
+  micro_batches: Mapping[int, int] | None = None
+  """Of each rank of this process, where work is shared by speed."""
 
 
 class DeviceSteps(NamedTuple):

@@ -1,0 +1,330 @@
+"""Work shared by the ranks' measured speeds in a step that is jitted as a whole, net of everything:
+against the untouched job, in blocks that take turns.
+
+    python -m experiments.measure.shared_steps --real_time
+    python -m experiments.measure.shared_steps --work=quota --params=fsdp
+
+Four gloo processes of one device run 32 micro-batches in a step of four layers under scan and
+`jax.checkpoint`. Arms: the untouched job (a scan of its own over even counts, loading of its own,
+nothing of jaxpace); the same again (A/A); the same loop by `jaxpace.accumulate`, even; that
+observed; shared by speed; shared by speed of batches that its own loader lays out (`fetch=True`);
+the best counts, by hand and not observed.
+
+`--work=sleep`: a micro-batch sleeps for 4 ms, on the last rank longer, so ranks share no processor.
+`--work=quota`: it computes, and each process has 2/5 of a processor by a quota of its control group
+(version 1, for which it takes the right to), the last less. Writes
+docs/measurements/shared_steps.json and .md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from experiments.lib import measured, paired
+
+RANKS, TOTAL, CAPACITY, LAYERS, EXAMPLES = 4, 32, 16, 4, 4096
+SIZES = {"sleep": (8, 64), "quota": (64, 256)}
+"""Examples of a micro-batch, and width of a layer."""
+BLOCK, WARM_UP = 8, 72
+NOT_SHARED = ("untouched", "again", "even", "observed", "by_hand")
+SLEEPS = 4e-3
+"""s of a micro-batch on a healthy rank."""
+PERIOD, QUOTA = 10_000, 4_000
+"""us, of a control group."""
+GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")
+EVEN = np.full(RANKS, TOTAL // RANKS, np.int32)
+
+
+def best_counts(slower: float) -> np.ndarray:
+  """[R] int32: counts that end earliest where the last rank is so much slower."""
+  speed, counts = np.array([1.0] * (RANKS - 1) + [slower]), np.zeros(RANKS, np.int32)
+  for _ in range(TOTAL):
+    counts[np.argmin((counts + 1) * speed)] += 1
+  return counts
+
+
+class Job:
+  """A train step and what it runs on, in each of its forms."""
+
+  def __init__(self, params: str, work: str):
+    """Makes parameters and data; compiles nothing."""
+    self.size, width = SIZES[work]
+    self.mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,))
+    rng = np.random.default_rng(0)
+    self.source = {"x": rng.standard_normal((EXAMPLES, width), np.float32)}
+    self.rank, self.sleeps = jax.process_index(), work == "sleep"
+    self.split = NamedSharding(self.mesh, P("data"))
+    self.layout = NamedSharding(self.mesh, P(None, "data") if params == "fsdp" else P())
+    weights = 0.1 * rng.standard_normal((LAYERS, width, width), np.float32)
+    self.params = jax.make_array_from_callback(weights.shape, self.layout,
+                                               lambda place: weights[place])
+    self.slower, self.step = 1.0, 0
+
+  def loss_fn(self, seconds: Any) -> Callable[..., Any]:
+    """Layers in a scan, each of them computed again in the backward pass."""
+    def loss(weights: Any, batch: Any) -> Any:
+      x = batch["x"]
+      if self.sleeps:
+        x = jaxpace.delay(x, seconds[jax.lax.axis_index("data")])
+      @jax.checkpoint
+      def layer(h: Any, w: Any) -> Any:
+        return jnp.tanh(h @ w), None
+      out, _ = jax.lax.scan(layer, x, weights)
+      return jnp.sum((out - x) ** 2), jnp.float32(x.shape[0])
+    return loss
+
+  def untouched(self) -> Callable[..., Any]:
+    """The trainer's own: a scan over as many micro-batches as the batch has."""
+    def train(weights: Any, batch: Any, seconds: Any) -> Any:
+      def each(weights: Any, batch: Any, seconds: Any) -> Any:
+        def turn(sums: Any, one: Any) -> Any:
+          (loss, n), grads = jax.value_and_grad(self.loss_fn(seconds), has_aux=True)(weights, one)
+          return jax.tree.map(jnp.add, sums, (loss, n, grads)), None
+        zero = jnp.float32(0)
+        sums, _ = jax.lax.scan(turn, (zero, zero, jnp.zeros_like(weights)), batch)
+        loss, n, grads = jax.lax.psum(sums, "data")
+        return loss / n, grads / n
+      loss, grads = jax.shard_map(each, mesh=self.mesh, in_specs=(P(), P("data"), P()),
+                                  out_specs=P(), check_vma=False)(weights, batch, seconds)
+      return jax.lax.with_sharding_constraint(weights - 1e-3 * grads, self.layout), loss
+    return jax.jit(train)
+
+  def counted(self, fetch: bool = False) -> Callable[..., Any]:
+    """The same with counts."""
+    def train(weights: Any, batch: Any, counts: Any, seconds: Any) -> Any:
+      loss, grads = jaxpace.accumulate(self.loss_fn(seconds), weights, batch, counts,
+                                       mesh=self.mesh, fetch=fetch)
+      return jax.lax.with_sharding_constraint(weights - 1e-3 * grads, self.layout), loss
+    return jax.jit(train)
+
+  def seconds(self) -> np.ndarray:
+    """[R] float32 s that a micro-batch sleeps."""
+    return np.float32(SLEEPS) * np.array([1.0] * (RANKS - 1) + [self.slower], np.float32)
+
+  def load(self, room: int) -> Any:
+    """What a trainer does by itself: as many examples in turn for each rank."""
+    own = TOTAL // RANKS * self.size
+    first = (self.step * TOTAL * self.size + self.rank * own) % EXAMPLES
+    def laid_out(leaf: np.ndarray) -> Any:
+      rows = np.zeros((room, self.size, *leaf.shape[1:]), leaf.dtype)
+      rows[:own // self.size] = leaf[first:first + own].reshape(-1, self.size, *leaf.shape[1:])
+      return jax.make_array_from_process_local_data(self.split, rows)
+    return jax.tree.map(laid_out, self.source)
+
+  def feed(self, name: str) -> Any:
+    """Even counts to begin with."""
+    data = {"examples": EXAMPLES, "size": self.size} if name == "shared" else {}
+    return jaxpace.shares(self.mesh, total_micro_batches=TOTAL, **data)
+
+
+def scene(job: Job, rounds: int, parts: dict[str, Any]) -> dict[str, Any]:
+  """All arms on ranks of one speed: seconds of a step, [rounds] by arm, and what the counts did."""
+  feeds = {name: job.feed(name) for name in parts if name not in NOT_SHARED}
+  by_hand = best_counts(job.slower)
+  ran: dict[str, list[list[int]]] = {name: [] for name in feeds}
+
+  def once(name: str) -> None:
+    program, more = parts[name], ()
+    if name in feeds:
+      share = feeds[name].next(program)
+      ran[name].append(share.counts.tolist())
+      batch = share.batch(job.source) if share.numbers else job.load(TOTAL // RANKS)
+      more = (share.counts,)
+    elif name in ("untouched", "again"):
+      batch = job.load(TOTAL // RANKS)
+    else:
+      batch, more = job.load(CAPACITY), (by_hand if name == "by_hand" else EVEN,)
+    job.params, _ = program(job.params, batch, *more, job.seconds())
+    job.step += 1
+
+  def block(name: str) -> Callable[[], float]:
+    def timed() -> float:
+      start = time.perf_counter()
+      for _ in range(BLOCK):
+        once(name)
+      jax.block_until_ready(job.params)
+      return (time.perf_counter() - start) / BLOCK
+    return timed
+
+  for name in parts:
+    for _ in range(WARM_UP // BLOCK if name in feeds else 1):
+      block(name)()
+  gc.collect()
+  found = paired.interleave({name: block(name) for name in parts}, rounds, seed=1)
+  return {"seconds": {name: values.tolist() for name, values in found.items()},
+          "by_hand": by_hand.tolist(), "counts": {name: each[-1] for name, each in ran.items()},
+          "changed_at": {name: [at for at in range(1, len(each)) if each[at] != each[at - 1]]
+                         for name, each in ran.items()}}
+
+
+def work(its: Any) -> None:
+  """One process of the job."""
+  job = Job(its.params, its.work)
+  makes: dict[str, Callable[[], Any]] = {
+      "untouched": job.untouched, "again": job.untouched, "even": job.counted,
+      "observed": lambda: jaxpace.observe(job.counted()), "by_hand": job.counted,
+      "shared": lambda: jaxpace.observe(job.counted()),
+      "fetched": lambda: jaxpace.observe(job.counted(fetch=True))}
+  parts, scenes = {name: makes[name]() for name in its.arms}, {}
+  for slower in map(float, its.slower):
+    job.slower = slower
+    if its.work == "quota" and job.rank == RANKS - 1:
+      _quota(job.rank).write_text(str(int(QUOTA / slower)))
+    scenes[f"{slower:g}"] = found = scene(job, its.rounds, parts)
+    if job.rank == 0:
+      print(f"{slower:g}", {name: round(1e3 * float(np.mean(each)), 2)
+                            for name, each in found["seconds"].items()},
+            found["counts"], found["changed_at"], file=sys.stderr, flush=True)
+  if job.rank == 0:
+    pathlib.Path(its.worker).write_text(json.dumps(scenes))
+
+
+def judge(starts: list[dict[str, Any]]) -> dict[str, Any]:
+  """By how much slower the last rank is: the arms against the untouched job, rounds of all starts
+  together."""
+  judged: dict[str, Any] = {}
+  for slower in starts[0]:
+    each = {name: np.concatenate([start[slower]["seconds"][name] for start in starts])
+            for name in starts[0][slower]["seconds"]}
+    base = each["untouched"]
+    entry: dict[str, Any] = {"untouched_ms": 1e3 * float(base.mean()), "percent": {}}
+    for name in each:
+      if name != "untouched":
+        change = paired.ratio_of_means(each[name], base)
+        entry["percent"][name] = [float(f"{100 * (x - 1):.4g}")
+                                  for x in (change.value, change.low, change.high)]
+    if "by_hand" in each and float(slower) > 1:
+      saved = base - each["by_hand"]
+      entry["recovered"] = {
+          name: [float(f"{100 * x:.4g}") for x in (found.value, found.low, found.high)]
+          for name in each if name in ("shared", "fetched")
+          for found in [paired.ratio_of_means(base - each[name], saved)]}
+    judged[slower] = entry
+  return judged
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+  """The figures as a page."""
+  page = measured.introduction("Work shared by speed, net of everything", figures)
+  what = ("sleeps for 4 ms, on the last rank longer" if figures["work"] == "sleep" else
+          "computes, in 2/5 of a processor by quota, the last rank's in less")
+  kept = "split over the data axis" if figures["params"] == "fsdp" else "on every rank"
+  page += [f"Four gloo processes of one device{measured.priority(figures)}. A step jitted as a "
+           f"whole runs 32 micro-batches through four layers under scan and `jax.checkpoint`; each "
+           f"micro-batch {what}. Parameters are {kept}. {len(figures['starts'])} starts of "
+           f"{figures['rounds']} rounds; in each every arm runs a block of {BLOCK} steps, in "
+           "random order. Change of the mean step against the untouched job, which has nothing of "
+           "jaxpace: %, with 95 % intervals over rounds.", ""]
+  names = {"again": "untouched again (A/A)", "even": "even, by `accumulate`",
+           "observed": "that, observed", "shared": "shared by speed",
+           "fetched": "shared, its own loader", "by_hand": "best counts by hand"}
+  judged = figures["judged"]
+  ran = [name for name in names if name in next(iter(judged.values()))["percent"]]
+  page += measured.table(
+      ["last rank slower", "untouched, ms", *(names[name] for name in ran)],
+      [[f"{slower} times" if float(slower) > 1 else "not", entry["untouched_ms"],
+        *(_interval(entry["percent"][name]) for name in ran)] for slower, entry in judged.items()])
+  some = [name for name in ran if name in ("shared", "fetched")]
+  page += ["Of what the best counts by hand save, %; the counts at the end, and the steps at which "
+           "they changed, in the first start:", ""]
+  page += measured.table(
+      ["last rank slower", *(names[name] for name in some), "counts", "changed at", "by hand"],
+      [[f"{slower} times" if float(slower) > 1 else "not",
+        *(_interval(entry["recovered"][name], "") if "recovered" in entry else None
+          for name in some),
+        ", ".join(map(str, first["counts"][some[0]])),
+        ", ".join(map(str, first["changed_at"][some[0]])) or None,
+        ", ".join(map(str, first["by_hand"]))]
+       for slower, entry in judged.items() for first in [figures["starts"][0][slower]]])
+  return page
+
+
+def _interval(value: list[float], sign: str = "+") -> str:
+  return f"{value[0]:{sign}.1f} [{value[1]:.1f}, {value[2]:.1f}]"
+
+
+def _quota(rank: int) -> pathlib.Path:
+  return GROUPS / f"shared{rank}" / "cpu.cfs_quota_us"
+
+
+@contextlib.contextmanager
+def quotas(used: bool) -> Iterator[None]:
+  """A control group for each process, gone at the end."""
+  groups = [GROUPS / f"shared{rank}" for rank in range(RANKS)] if used else []
+  for group in groups:
+    group.mkdir()
+    (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+    (group / "cpu.cfs_quota_us").write_text(str(QUOTA))
+    (group / "cpu.shares").write_text("100000")
+  try:
+    yield
+  finally:
+    for group in groups:
+      with contextlib.suppress(OSError):
+        group.rmdir()
+
+
+def main(_: list[str]) -> None:
+  its = flags.FLAGS
+  logging.getLogger("jax").setLevel(logging.WARNING)
+  if its.worker:
+    place = jaxpace.distributed.place_from_environment(os.environ)
+    assert place is not None, "started by jaxpace run"
+    if its.work == "quota":
+      (GROUPS / f"shared{place.index}" / "cgroup.procs").write_text(str(os.getpid()))
+    allowed = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {allowed[place.index % len(allowed)]})
+    measured.take_priority()
+    jaxpace.distributed.initialize()
+    work(its)
+    return
+  figures = measured.circumstances("experiments.measure.shared_steps") | {
+      "real_time": its.real_time, "work": its.work, "params": its.params, "rounds": its.rounds}
+  starts = []
+  for _ in range(its.starts):
+    with tempfile.TemporaryDirectory() as root, quotas(its.work == "quota"):
+      target = os.path.join(root, "found.json")
+      subprocess.run(
+          [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(RANKS),
+           "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
+           "experiments.measure.shared_steps", f"--worker={target}", *sys.argv[1:]], check=True)
+      starts.append(json.loads(pathlib.Path(target).read_text()))
+  figures |= {"starts": starts, "judged": judge(starts)}
+  measured.write(figures, lines(figures), pathlib.Path(its.out))
+
+
+def define_flags() -> None:
+  """Defines this program's flags."""
+  measured.define_flags("shared_steps", 12, "Blocks of each arm, in each start.")
+  measured.define_priority_flag()
+  flags.DEFINE_integer("starts", 1, "Starts of the job.", lower_bound=1)
+  flags.DEFINE_list("slower", ["1", "1.2", "1.5", "2", "3"], "How much slower the last rank is.")
+  flags.DEFINE_enum("work", "sleep", list(SIZES), "What a micro-batch does.")
+  flags.DEFINE_enum("params", "replicated", ["replicated", "fsdp"], "How they are laid out.")
+  flags.DEFINE_list("arms", ["untouched", "again", "even", "observed", "shared", "fetched",
+                             "by_hand"], "Which arms.")
+  flags.DEFINE_string("worker", "", "Internal: file for process 0's figures.")
+
+
+if __name__ == "__main__":
+  define_flags()
+  app.run(main)
