@@ -402,3 +402,15 @@ def only(found: set[Any]) -> Any:
   """The one value that all have."""
   [value] = found
   return value
+
+
+def saved(percent: list[float]) -> str:
+  """A change below zero as what it saves, with its interval."""
+  value, low, high = percent
+  return f"{-value:.0f} % [{-high:.0f}, {-low:.0f}]"
+
+
+def changed(percent: list[float]) -> str:
+  """A change with its sign, and its interval."""
+  value, low, high = percent
+  return f"{value:+.1f} % [{low:.1f}, {high:.1f}]"

@@ -91,6 +91,17 @@ CLAIMS = (
     Claim(README, "a step of {} ms on 2 processes takes {} % [{}, {}] longer than the bare one and "
                   "one of {} ms on 4 processes {} % [{}, {}]", "overhead.json",
           lambda f: [read.shared(f)[at] for at in (3, 0, 1, 2, 7, 4, 5, 6)]),
+    Claim(README, "steps took {}, {}, {} or {} less, of one start", "shared_steps.json",
+          lambda f: [read.saved(f["judged"][slow]["percent"]["shared"])
+                     for slow in ("1.2", "1.5", "2", "3")]),
+    Claim(README, "{} of 36 ms, where the untouched job against itself shows {}",
+          "shared_healthy.json",
+          lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
+                     for arm in ("shared", "again")]),
+    Claim(SLOW_HOST, "of what the best counts by hand save {}, {}, {} and {} came back",
+          "shared_steps.json",
+          lambda f: [read.saved([-f["judged"][slow]["recovered"]["shared"][at] for at in (0, 2, 1)])
+                     for slow in ("1.2", "1.5", "2", "3")]),
     Claim(README, "[Sampled profiles](docs/profiler.md) cost {} ± {} %.", "profiled_cost.json",
           read.profiled),
     Claim(README, "got back {} % of what they cost each other, at {} times the variation",
