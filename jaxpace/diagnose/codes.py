@@ -151,6 +151,7 @@ class Note(_Code):
   ONE_OFF = "one_off", "report: one step holds much of all the waiting"
   WAITING_FOR = "waiting_for", "report: what waiting without a finding is for, and where it is"
   FEW_PAUSES = "few_pauses", "report: few long pauses, and their steps"
+  SLOW_FOR_GOOD = "slow_for_good", "report: what helps where ranks are slow for good, and how much"
   SPREAD = "spread", "report: ranks leave the collectives apart from each other"
   PACED = "paced", "report, forecast: delays are taken out of arrivals"
   UNTOLD = "untold", "report, compare, watch: timestamps cannot show who waits for whom"

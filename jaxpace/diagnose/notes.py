@@ -23,9 +23,11 @@ from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.modes.inputs import PERSISTENT
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.verdict import few_pauses, unnamed_waiting
+from jaxpace.diagnose.what_if import Alternative
 from jaxpace.runs.alarms import where
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
@@ -147,6 +149,7 @@ def _measured(facts: Facts) -> list[Sentence]:
         f"Long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, "
         f"{percent(pauses.share)} of all the time counted, in {plural(len(pauses.steps), 'step')}: "
         f"{list_ranks(pauses.steps)}. They are no finding, but that is what they cost."))
+  notes += _slow_for_good(facts)
   staged = totals.groups is not None and totals.groups.found.staged  # then it is their bubbles
   if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
     notes.append(Sentence(Note.SPREAD,
@@ -157,6 +160,33 @@ def _measured(facts: Facts) -> list[Sentence]:
         "Pacing was active: lateness, blame and what-if are by arrivals with each rank's own delay "
         "taken out."))
   return notes
+
+
+def _slow_for_good(facts: Facts) -> list[Sentence]:
+  """What helps where ranks compute longer up to the end of the run, and what it would save: another
+  host, or less of the work."""
+  shared, mended = facts.work_shared, facts.without_late or next(
+      iter(facts.without_rank.values()), None)
+  for_good = [finding for finding in facts.findings
+              if finding.mode == PERSISTENT and finding.last_step is None]
+  if (not for_good or shared is None or mended is None or facts.work_moved is not None
+      or 1 - 1 / shared.speedup < LEAST):
+    return []
+  ranks = facts.lateness.late
+  return [Sentence(Note.SLOW_FOR_GOOD,
+      f"What would help {some_ranks(ranks)}: as quick a place as the others have "
+      f"({_step(mended)}), or less of the work ({_step(shared)}, if work can be cut as finely as "
+      "one likes). Where the step accumulates over micro-batches, `loss, grads = "
+      "jaxpace.accumulate(loss_fn, params, micro_batches, counts, mesh=mesh, fetch=True, "
+      "weighted=False)` takes the place of its loop, `feed = jaxpace.shares(mesh, "
+      "total_micro_batches=N)` goes before the training loop, and `feed.next(step).counts` into "
+      "each step. Where it doesn't, make micro-batches of the batch, or give these ranks fewer "
+      "rows, padded and masked.")]
+
+
+def _step(alternative: Alternative) -> str:
+  return (f"{milliseconds(alternative.step_time)} per step, {alternative.speedup:.2f} times as "
+          "fast")
 
 
 def _groups(facts: Facts) -> list[Sentence]:

@@ -10,6 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
+from jaxpace.diagnose.codes import Note
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.phases import paused
@@ -317,3 +318,19 @@ def test_work_shared_by_speed():
   assert report.work_shared.step_time == pytest.approx(report.step_time.mean - found, abs=1e-8)
   healthy = synthetic_runs.simulate(SyntheticJob(ranks=4, steps=80))
   assert diagnose(make_run(healthy.enter, healthy.exit)).work_shared is None
+
+
+def test_what_helps_a_rank_that_is_slow_for_good():
+  """Said with both gains, of a rank that computes longer to the end, and of no other."""
+  def note(truth, **kwargs):
+    report = diagnose(make_run(truth.enter, truth.exit, **kwargs))
+    return report, [n for n in report.notes if n.code is Note.SLOW_FOR_GOOD]
+
+  slow = synthetic_runs.simulate(SyntheticJob(ranks=4, steps=80, late={2: 10e-3}))
+  report, [said] = note(slow)
+  for gain in (report.without_rank[2], report.work_shared):
+    assert f"{1e3 * gain.step_time:.1f} ms per step, {gain.speedup:.2f} times as fast" in said
+  assert "help rank 2:" in said and "jaxpace.shares(mesh, total_micro_batches=N)" in said
+  for job in (SyntheticJob(ranks=4, steps=80),
+              SyntheticJob(ranks=4, steps=160, faults=(Fault("compute", 10e-3, (2,), end=0.4),))):
+    assert note(synthetic_runs.simulate(job))[1] == []

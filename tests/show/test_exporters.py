@@ -359,7 +359,7 @@ def test_what_is_no_exporter_is_refused_at_once(tmp_path, wrong):
 def test_mistakes_are_named():
   with pytest.raises(ValueError, match="exports nowhere"):
     Prometheus()
-  with pytest.raises(ValueError, match="no TCP port"):
+  with pytest.raises(ValueError, match="not a TCP port"):
     Prometheus(port=70000)
   with pytest.raises(TypeError, match="write_scalars"):
     Scalars(object())
