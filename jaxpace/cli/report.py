@@ -182,4 +182,4 @@ def _sizes(text: str) -> list[int]:
     return list(dict.fromkeys(_COUNT(part) for part in text.split(",")))
   except argparse.ArgumentTypeError:
     raise argparse.ArgumentTypeError(
-        f"{text!r} are not numbers of ranks: write them like 128,512,2048") from None
+        f"{text!r} is no list of numbers of ranks: write them like 128,512,2048") from None

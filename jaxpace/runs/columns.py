@@ -115,9 +115,11 @@ def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns 
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:
-  if not pa.types.is_integer(column.type):
-    return column.cast(pa.float32(), safe=False).fill_null(np.nan).to_numpy()
-  return whole_numbers(column)
+  if pa.types.is_integer(column.type):
+    return whole_numbers(column)
+  if not pa.types.is_floating(column.type):
+    column = column.cast(pa.float32(), safe=False)
+  return column.to_numpy().astype(np.float32)  # null is NaN
 
 
 LIMITS = {"step": 1 << 53, "rank": RANKS - 1, "process": RANKS - 1, "attempt": (1 << 15) - 1,
@@ -237,7 +239,7 @@ def whole_numbers(column: pa.ChunkedArray) -> np.ndarray:
   what int64 does not hold.
 
   `ChunkedArray.to_numpy` makes floats of whole numbers where some are null, and those are off
-  beyond 2^53. `pyarrow.compute` does this too, but wraps and documents hundreds of functions as it
+  beyond 2^53. `pyarrow.compute`, which `cast` imports, does this too, but wraps and documents hundreds of functions as it
   is imported, which takes some 30 ms: a noticeable part of a report on a small run.
   """
   found = []

@@ -53,7 +53,7 @@ def test_a_described_fabric_is_used(run, tmp_path, capsys):
 @pytest.mark.parametrize("text", ["", "x", "0", "8,", "1.5", "99999999"])
 def test_numbers_that_are_none_are_refused(text, run, capsys):
   assert call(run, "--forecast", text) == 2
-  assert "no number" in capsys.readouterr().err
+  assert "write them like 128,512,2048" in capsys.readouterr().err
 
 
 def test_a_fabric_that_is_no_file_is_not_waited_for(tmp_path, capsys):
