@@ -239,8 +239,8 @@ def whole_numbers(column: pa.ChunkedArray) -> np.ndarray:
   what int64 does not hold.
 
   `ChunkedArray.to_numpy` makes floats of whole numbers where some are null, and those are off
-  beyond 2^53. `pyarrow.compute`, which `cast` imports, does this too, but wraps and documents hundreds of functions as it
-  is imported, which takes some 30 ms: a noticeable part of a report on a small run.
+  beyond 2^53. `pyarrow.compute`, which `cast` imports, does this too, but wraps and documents
+  hundreds of functions as it is imported: a noticeable part of a report on a small run.
   """
   found = []
   for chunk in column.chunks:
