@@ -76,7 +76,7 @@ for number, (name, setting) in enumerate(SETTINGS.items()):
   mesh = explicit if name == "explicit mesh" else auto
   w, x = laid_out(ones, mesh, P()), laid_out(rows, mesh, P("data"))
   bare, step = jax.jit(train_step), jax.jit(train_step)
-  observed = jaxpace.observe(step, check=number % 2 == 1)
+  observed = jaxpace.observe(step, exact=number % 2 == 1)
   with setting():
     wanted, found = w, w
     for _ in range(STEPS):
