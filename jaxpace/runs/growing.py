@@ -269,7 +269,7 @@ class Window:
       leave = rows["last_exit_ns"][known]
       if leave.size:
         self._collectives.add({
-            **{name: rows[name][known] for name in ("step", "rank", "process", "attempt")},
+            **{name: rows[name][known] for name in KEYS if name in rows},
             "enter_ns": leave - rows["sync_ns"][known], "exit_ns": leave})
     return True
 

@@ -26,12 +26,15 @@ import pytest
 from rich.cells import cell_len
 
 from jaxpace.cli.main import main
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.live.follower import Follower
 from jaxpace.hang import read_rings
-from jaxpace.runs import rundir
+from jaxpace.runs import rundir, schema
+from jaxpace.runs.reader import read_run
 from tests.cli import hostile
 from tests.cli.sound_runs import JOB, write_inputs, write_observed, write_sound
 from tests.quick import QUICK, examples
-from tests.synthetic import synthetic_runs
+from tests.synthetic import synthetic_observed, synthetic_runs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
@@ -186,11 +189,32 @@ def test_numbers_beyond_64_bits_with_a_sign(sound, tmp_path, capsys, column):
   all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
 
 
-def test_rows_of_an_observed_step_that_do_not_say_whose_they_are(hung, tmp_path, capsys):
-  run = copied(hung, tmp_path)
-  for file in (run / "steps").glob("*.parquet"):
-    pq.write_table(pq.read_table(file).drop_columns(["process"]), file)
-  assert all_end_well(capsys, run, hung, commands=(("report",), ("watch", "--once"))) == []
+@pytest.mark.parametrize("kind, table", [
+    ("instrumented", "steps"), ("instrumented", "collectives"), ("instrumented", "hosts"),
+    ("instrumented", "listening"), ("observed", "steps"), ("observed", "collectives")])
+def test_no_column_of_a_table_is_needed(tmp_path, kind, table):
+  run = tmp_path / kind
+  if kind == "instrumented":
+    synthetic_runs.write(run, dataclasses.replace(JOB, steps=6))
+    write_listening(run)
+  else:
+    synthetic_observed.write(run, synthetic_observed.ObservedJob(layers=1, steps=6, every=2))
+  files = {file: pq.read_table(file) for file in sorted((run / table).glob("*.parquet"))}
+  for name in sorted({name for rows in files.values() for name in rows.column_names}):
+    for lacking in (list(files)[1:], list(files)):  # some parts, and all of them
+      for file in lacking:
+        pq.write_table(files[file].drop_columns([name]), file)
+      diagnose(read_run(run))
+      Follower(run).poll(0.0, 0.0)
+    for file, rows in files.items():
+      pq.write_table(rows, file)
+
+
+def write_listening(run) -> None:
+  (run / "listening").mkdir()
+  for file in (run / "steps").iterdir():
+    pq.write_table(pa.table({name: np.arange(4) for name in schema.LISTENING.names}),
+                   run / "listening" / file.name)
 
 
 @pytest.mark.parametrize("described, column", [
