@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
 import jaxpace
 from jaxpace.coordination import take_turns
@@ -22,6 +23,8 @@ from tests.synthetic.synthetic_runs import SyntheticJob
 pytestmark = pytest.mark.optimized
 EXACT = ("held", "wait", "arrival", "transfer", "quiet", "loud", "doubts", "heard", "mode", "sum")
 """Columns of what a pacer sees, and of what its `hold` answers by."""
+FLOORS = [3e-4, 1e-4, 2e-4]
+"""s, which `take_turns` is given: `spent` is a share of their sum."""
 
 
 def three_sums(state, batch):
@@ -35,9 +38,13 @@ def three_sums(state, batch):
 
 def recorded(path, pacer, ranks, steps=20, **settings):
   """A live run: its record, the delays asked for, and the pacer's columns."""
-  paced, step, pace = instrumented(three_sums, mesh_of(data=ranks), P(), P("data"), pacer=pacer,
-                                   share=True, **settings)
-  state = {name: jnp.full((4, 4), 0.1) for name in "abc"}
+  mesh = mesh_of(data=ranks)
+  paced, step, pace = instrumented(three_sums, mesh, P(), P("data"), pacer=pacer, share=True,
+                                   **settings)
+  # Laid out and typed as the step returns it: otherwise the second step would wait until the step
+  # is compiled again, for seconds on a busy machine.
+  start = jnp.full((4, 4), 0.1, jnp.float32)
+  state = jax.device_put(dict.fromkeys("abc", start), NamedSharding(mesh, P()))
   batch = jnp.linspace(-1, 1, 32 * ranks).reshape(8 * ranks, 4)
   asked, info = [], []
   with jaxpace.Recorder(path, paced) as recorder:
@@ -66,7 +73,7 @@ def turns(by):
   """The package's own, made to take turns from the start: any reading is of a link in use that is
   not much shorter than the longest so far. So small floors that no step has more readings than are
   kept."""
-  pacer = jaxpace.take_turns(key=5, by=by, floor=[3e-4, 1e-4, 2e-4], slots=3)
+  pacer = jaxpace.take_turns(key=5, by=by, floor=FLOORS, slots=3)
 
   def init(ranks):
     return pacer.init(ranks)._replace(mode=take_turns.TRIES, quiet=jnp.float32(1e-8),
@@ -98,8 +105,7 @@ def curious():
     # Of the order of readings, of what was told (in `held`), and of all before.
     mixed = state["sum"] * np.float32(0.5) + heard + moment.held * np.float32(0.25)
     after = {"asked": state["asked"] + first, "before": heard, "sum": mixed}
-    seconds = jnp.minimum(mixed, np.float32(1e-3)) * np.float32(0.125)
-    return Hold(seconds, (moment.listened < wanted) | longer), after
+    return Hold(mixed * np.float32(0.125), (moment.listened < wanted) | longer), after
 
   return Pacer(init, update, hold)
 
@@ -113,21 +119,27 @@ def guarded():
 def check(run, pacer, asked, info):
   """Whether the replayed pacer does as it did live; returns the replay."""
   replayed = replay(run, pacer, as_recorded=True)
-  told = replayed.holds_recorded
-  assert told.sum() == 3 * (len(asked) - 1) and not told[0].any(), "not asked in a first step"
-  assert replayed.holds_agree[told].all() and not replayed.holds.unanswered.any()
+  held = replayed.holds_recorded
+  assert held.sum() == 3 * (len(asked) - 1) and not held[0].any(), "not asked in a first step"
+  assert replayed.holds_agree[held].all() and not replayed.holds.unanswered.any()
+  begin, end = run.collectives[0].enter_ns, run.collectives[-1].exit_ns
+  begin = np.concatenate([begin[:, :1], np.minimum(begin[:, 1:], end[:, :-1])], axis=1)
+  longest = np.maximum.accumulate((end - begin).max(axis=0) * 1e-9)[:, None]
+  # What lasts longer than the lower of two words tells is rounded twice, or once by the compiler,
+  # and later steps remember it: a machine that stood still.
+  told = longest[:, 0] < 4
   for name, values in {**info, "delays": asked}.items():
     found = replayed.delays if name == "delays" else replayed.columns[name]
     if QUICK or not name.startswith(EXACT):
       # Compiled another way than a user's, two programs may round differently; so may sums in
-      # `update`, over the slots or a window, compiled for one rank or for all.
-      np.testing.assert_allclose(found, values, rtol=1e-5, atol=1e-7, err_msg=name)
+      # `update`, over the slots or a window, compiled for one rank or for all. A difference of long
+      # times is as wrong as they are.
+      unit = sum(FLOORS) if name == "spent" else 1
+      off = np.abs(found - values) / (1e-7 + 1e-5 * np.abs(values) + 1e-6 * longest / unit)
+      np.testing.assert_array_less(np.where(np.isnan(found) & np.isnan(values), 0, off)[told], 1,
+                                   err_msg=name)
     else:
-      # What lasts longer than the lower of two words tells is rounded twice, or once by the
-      # compiler: a step that waited for one, on a busy machine.
-      long = np.abs(values) > 4
-      np.testing.assert_array_equal(found[~long], values[~long], err_msg=name)
-      np.testing.assert_allclose(found[long], values[long], rtol=1e-6, err_msg=name)
+      np.testing.assert_array_equal(found[told], values[told], err_msg=name)
   return replayed
 
 
