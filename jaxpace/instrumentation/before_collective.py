@@ -37,7 +37,7 @@ from jaxpace.core.types import Hold, Moment, Pacer
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import checks
 from jaxpace.observation.clocks import Clock, gate, words
-from jaxpace.observation.clocks.events import Events
+from jaxpace.observation.clocks.operands import Event
 
 if TYPE_CHECKING:
   from jaxpace.instrumentation.script import Script
@@ -99,7 +99,7 @@ class _Turn(NamedTuple):
 class Holding:
   """Asks the pacer before the collectives of one step, in order."""
 
-  def __init__(self, clock: Clock, holder: Holder, events: Events | None):
+  def __init__(self, clock: Clock, holder: Holder, events: Event | None):
     self._clock, self._holder, self._events = clock, holder, events
     self._axes = frozenset(holder.axis).union(*map(varying, jax.tree.leaves(holder.state)))
     self.state = self._own(holder.state)
@@ -138,7 +138,7 @@ class Holding:
     """Writes numbers to the ring, if the step has one; what follows comes after."""
     if self._events is None:
       return chain
-    event = self._events.tag(ring_layout.held_value(slot, which))
+    event = self._events.at(ring_layout.held_value(slot, which))
     return self._clock.note(chain, jnp.stack(numbers), event)
 
   def _wait(self, seconds: jax.Array, over: jax.Array, now: jax.Array) -> jax.Array:

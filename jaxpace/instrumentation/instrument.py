@@ -35,7 +35,7 @@ from jaxpace.instrumentation import (
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
 from jaxpace.observation.clocks import Clock, host_ring, native, resolve_clock, words
-from jaxpace.observation.clocks.events import Events
+from jaxpace.observation.clocks.operands import Event
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -348,7 +348,7 @@ class Instrumented(InstrumentedFunction):
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
-  def _events(self, clock: Clock, one: PaceState) -> tuple[Events | None, tuple[str, ...]]:
+  def _events(self, clock: Clock, one: PaceState) -> tuple[Event | None, tuple[str, ...]]:
     """Where the step's events go; None, with a notice, where they can't go anywhere."""
     reason = host_ring.unwritable(clock.name)
     if not reason and self.number is None:
@@ -358,10 +358,10 @@ class Instrumented(InstrumentedFunction):
     if reason or self.number is None:
       return None, (f"Nothing of this step can be recorded. {reason}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
-    return Events(self.number, clock.place(one.rank)), ()
+    return Event(self.number, clock.place(one.rank)), ()
 
   def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
-                 events: Events | None) -> tuple[nested.TimestampedProgram, tuple[str, ...]]:
+                 events: Event | None) -> tuple[nested.TimestampedProgram, tuple[str, ...]]:
     """The step with timestamps around collectives that timestamps can't reach: those in loops,
     branches and `jax.checkpoint`; and a notice where there can't be any."""
     why = ""

@@ -18,7 +18,7 @@ from jaxpace.instrumentation.program import Literal, Ref, evaluate
 from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation.clocks import Clock, gate, words
-from jaxpace.observation.clocks.events import Event, Events
+from jaxpace.observation.clocks.operands import Event
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class StepInputs:
   automatic: bool = False
   holder: Holder | None = None  # who is asked before collectives; None: nobody
   digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
-  events: Events | None = None  # where timestamps go beside; None: nowhere
+  events: Event | None = None  # where timestamps go beside; None: nowhere
   # uint32 [n, 2], what belongs in the ring as the step begins, from `ring_layout.STEP_VALUE` on
   numbers: jax.Array | None = None
 
@@ -98,7 +98,7 @@ class _Evaluator:
   def event(self, place: int) -> Event | None:
     """What a timestamp leaves in the ring, by its place among the step's."""
     events = self.before.events
-    return None if events is None else events.tag(self.tags[place])
+    return None if events is None else events.at(self.tags[place])
 
   def begin(self) -> None:
     before, first = self.before, self.event(0)
@@ -114,7 +114,7 @@ class _Evaluator:
         self.delay = words.seconds_between(early, late)
       if before.events is not None and before.numbers is not None:
         self.timestamps[-1] = self.clock.note(self.timestamps[-1], before.numbers,
-                                          before.events.tag(ring_layout.STEP_VALUE))
+                                          before.events.at(ring_layout.STEP_VALUE))
       self.holder = self.timestamps[-1]
 
   def equations(self, indices: Sequence[int], gated: Sequence[int]) -> None:

@@ -95,7 +95,8 @@ def _delay(seconds, limit, previous, *after, events=None):
   return begun, _timestamp(begun, seconds)
 
 
-CLOCK = Clock("fake", _timestamp, _delay, _hold, lambda chain, *_: chain, lambda rank: None)
+CLOCK = Clock("fake", None, str, _timestamp, _delay, _hold, lambda chain, *_: chain,
+              lambda rank: None)
 
 
 def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes):

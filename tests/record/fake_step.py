@@ -14,7 +14,7 @@ from jaxpace.core.plan import Collective, Plan, Timestamp
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import DECISION_VALUE, DELAY_VALUE, STEP_VALUE, timestamp_tags
 from jaxpace.observation.clocks import host_ring, native, words
-from jaxpace.observation.clocks.events import Events
+from jaxpace.observation.clocks.operands import Event
 from jaxpace.record.ring.executions import Executions
 
 ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
@@ -66,7 +66,7 @@ class FakePaced(InstrumentedFunction):
 
 def advance(pace: FakePace) -> FakePace:
   """One step of one rank, which writes its events: leaves [1], [1], [1, 2]."""
-  to = Events(number(), None)
+  to = Event(number(), None)
   step, chain = pace.step[0], pace.end[0]
   # step * PERIOD + rank * 11 stays below 2**32 for the steps used here.
   late = step * jnp.uint32(PERIOD) + pace.rank[0].astype(jnp.uint32) * jnp.uint32(11)
@@ -78,8 +78,8 @@ def advance(pace: FakePace) -> FakePace:
     began = jnp.array([constant >> 32, constant & 0xFFFFFFFF], jnp.uint32)
     time = words.add(began, jnp.stack([jnp.uint32(0), late]))
     if mark == 1:
-      chain = native.note(chain, jnp.stack(numbers), to.tag(STEP_VALUE))
-    chain = native.note(chain, time[None], to.tag(tag))
+      chain = native.note(chain, jnp.stack(numbers), to.at(STEP_VALUE))
+    chain = native.note(chain, time[None], to.at(tag))
   return FakePace(pace.rank, pace.step + 1, chain[None])
 
 

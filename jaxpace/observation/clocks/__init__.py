@@ -1,6 +1,12 @@
 """Clocks and the delay operation: the timers inside the compiled step."""
 
-from jaxpace.observation.clocks.clock import CLOCKS, Clock, ClockError, clock_notice, resolve_clock
-from jaxpace.observation.clocks.gate import gate
+from jaxpace.observation.clocks.clock import (
+  CLOCKS,
+  Clock,
+  ClockError,
+  clock_notice,
+  gate,
+  resolve_clock,
+)
 
 __all__ = ["CLOCKS", "Clock", "ClockError", "clock_notice", "gate", "resolve_clock"]

@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 from jaxpace.core.varying import vary, varying
 from jaxpace.observation.clocks import host_ring, operands, words
-from jaxpace.observation.clocks.events import Event
+from jaxpace.observation.clocks.operands import Event
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 SENT_WHOLE = 64
@@ -64,12 +64,12 @@ def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
 
 
 def _whose(event: Event | None) -> list[jax.Array]:
-  return [event.to.place] if event is not None and event.to.place is not None else []
+  return [event.place] if event is not None and event.place is not None else []
 
 
 def _named(event: Event | None) -> tuple[int, int]:
   """Program and tag of an event; (0, 0) for none."""
-  return (event.to.program, event.tag) if event is not None else (0, 0)
+  return (event.program, event.tag) if event is not None else (0, 0)
 
 
 def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:

@@ -22,7 +22,8 @@ from jaxpace.core import ring_layout
 from jaxpace.core.observed import TAG_BITS
 
 TARGET = "__gpu$xla.gpu.ptx"
-"""XLA's custom call that takes a kernel as it is; see `jaxpace.observation.clocks.stream`."""
+"""XLA's custom call that takes a kernel as it is. JAX doesn't document it, so nothing
+but this module and those that call its kernels know of it."""
 DEVICE_BUFFER = "jaxpace_device_buffer"
 """The handler that gives a program its device's block; see native/device_buffer.cc."""
 MARK = "jaxpace_mark_"
@@ -98,7 +99,7 @@ def mark(program: int, tag: int, block: int, parameters: int) -> Kernel:
                          at=16 + 4 * program)
   else:
     body = _MARK.format(block=block, tag=word | tag)
-  return Kernel(name, _written(name, body, parameters))
+  return kernel(name, body, parameters)
 
 
 # What is written is read from memory, (high, low) words.
@@ -141,9 +142,24 @@ def put(program: int, tag: int, count: int, timed: bool) -> str:
 
 def wait(parameters: int) -> Kernel:
   """A kernel that does nothing: what follows it comes after all it is given."""
-  return Kernel("jaxpace_wait", _written("jaxpace_wait", "\n  ret;\n", parameters))
+  return kernel("jaxpace_wait", NOTHING, parameters)
 
 
-def _written(name: str, body: str, parameters: int) -> str:
+NOTHING = "\n  ret;\n"
+"""The body of a kernel that does nothing."""
+
+
+def kernel(name: str, body: str, parameters: int) -> Kernel:
+  """A kernel of one thread, for any GPU since Volta.
+
+  Args:
+    name: what it is called.
+    body: PTX instructions. p0, p1, ... are the addresses of its operands, then of its results.
+    parameters: operands and results together.
+  """
   addresses = ", ".join(f".param .u64 p{place}" for place in range(parameters))
-  return f"{_HEAD}{name}({addresses})\n{{{body}}}\n"
+  return Kernel(name, f"{_HEAD}{name}({addresses})\n{{{body}}}\n")
+
+
+ONE_THREAD = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
+"""Attributes of the custom call that are 1."""

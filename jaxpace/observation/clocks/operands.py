@@ -1,16 +1,31 @@
-"""What a timer is made to wait for: the operands of a timestamp."""
+"""What a timer is given: the operands it waits for, and where its timestamp goes beside."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxpace.core.varying import vary, varying
 
-# The longest delay a step may be given.
+
+class Event(NamedTuple):
+  """Where a timestamp goes beside its value: an event in the ring of timestamps of the process."""
+
+  program: int
+  """Number of the program, among those of the process that write to the ring."""
+  place: jax.Array | None
+  """What a clock must be given to know its device, see `jaxpace.observation.clocks.Clock.place`."""
+  tag: int = 0
+  """The program's own, see `jaxpace.core.ring_layout`."""
+
+  def at(self, tag: int) -> Event:
+    """The program's event with a tag."""
+    return self._replace(tag=tag)
+
 
 LONGEST_S = 60.0
 """No delay may be longer, whatever the limit: a step that sleeps for a minute looks like a hang."""

@@ -6,8 +6,7 @@ command buffers. Times are nanoseconds of the GPU's own timer (PTX ISA, `%global
 starts anywhere: only differences of timestamps of one GPU mean something.
 
 The kernels are PTX, which XLA's custom call `__gpu$xla.gpu.ptx` takes as it is: no compiler, no
-CUDA toolkit, no language for kernels between. JAX doesn't document that target, so nothing else in
-jaxpace knows of it.
+CUDA toolkit, no language for kernels between; see `jaxpace.observation.clocks.kernels`.
 """
 
 from __future__ import annotations
@@ -20,9 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.observation.clocks import kernels, operands
-from jaxpace.observation.clocks.events import Event
-
-TARGET = "__gpu$xla.gpu.ptx"
+from jaxpace.observation.clocks.operands import Event
 
 LONGEST_S = 2.0
 """No delay on the stream is longer: what holds up a GPU longer looks like a hang, to NCCL too."""
@@ -95,8 +92,6 @@ DONE:
   ret;
 """
 
-_HOLD = "\n  ret;\n"
-
 
 def unavailable() -> str:
   """Returns why the stream clock can't be used; empty where it can, or with the compiler alone."""
@@ -133,9 +128,9 @@ def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
 
 def _put(chain: jax.Array, numbers: jax.Array, event: Event, timed: bool) -> jax.Array:
   """Writes numbers to the ring; times of the GPU's timer as those of the host's clock."""
-  assert event.to.place is not None
-  given = operands.prepare((chain, numbers.reshape(-1, 2), event.to.place))
-  body = kernels.put(event.to.program, event.tag, given[1].shape[0], timed)
+  assert event.place is not None
+  given = operands.prepare((chain, numbers.reshape(-1, 2), event.place))
+  body = kernels.put(event.program, event.tag, given[1].shape[0], timed)
   (held,) = launch("jaxpace_note", body, given, [_WORDS], {0: 0})
   return held
 
@@ -176,7 +171,7 @@ def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
   """Hands values through in their own memory, after the timestamp; see
   `jaxpace.observation.clocks.gate`."""
   return [held for lot in _lots(values) for held in launch(
-      "jaxpace_hold", _HOLD, [*lot, timestamp],
+      "jaxpace_hold", kernels.NOTHING, [*lot, timestamp],
       [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in lot],
       {i: i for i in range(len(lot))})]
 
@@ -184,7 +179,7 @@ def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
 def launch(name: str, body: str, arguments: Sequence[jax.Array],
            results: Sequence[jax.ShapeDtypeStruct],
            aliases: dict[int, int] | None = None) -> list[jax.Array]:
-  """Runs a kernel of one thread on arrays that stay where they are, on any GPU since Volta.
+  """Runs a kernel on arrays that stay where they are; see `kernels.kernel`.
 
   Args:
     name: the kernel's.
@@ -193,14 +188,12 @@ def launch(name: str, body: str, arguments: Sequence[jax.Array],
     results: their types.
     aliases: numbers of arguments and of the results that take their memory.
   """
-  addresses = ", ".join(f".param .u64 p{i}" for i in range(len(arguments) + len(results)))
-  text = (".version 7.0\n.target sm_70\n.address_size 64\n.visible .entry "
-          f"{name}({addresses})\n{{{body}}}\n")
-  one = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), np.int32(1))
+  text = kernels.kernel(name, body, len(arguments) + len(results)).text
   call = jax.ffi.ffi_call(
-      TARGET, list(results), vmap_method="sequential", input_output_aliases=aliases or {})
+      kernels.TARGET, list(results), vmap_method="sequential", input_output_aliases=aliases or {})
   return list(call(*arguments, name=name, kernel_type="ptx", kernel_data=text,
-                   shared_mem_bytes=np.int32(0), **one))
+                   shared_mem_bytes=np.int32(0),
+                   **dict.fromkeys(kernels.ONE_THREAD, np.int32(1))))
 
 
 def _lots(arrays: Sequence[jax.Array]) -> list[list[jax.Array]]:

@@ -37,7 +37,6 @@ _HEAVY = frozenset({
     *OF_OPERATION, "stablehlo.dot_general", "stablehlo.convolution", "stablehlo.while",
     "stablehlo.case", "stablehlo.if", "stablehlo.custom_call", "func.call"})
 _MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
-_ONE = ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z")
 
 
 def put_timestamps(module: Any, program: int,
@@ -146,7 +145,8 @@ def _launch(kernel: kernels.Kernel, operands: list[Any], handed_on: int) -> Any:
           "backend_config": ir.DictAttr.get({
               "name": ir.StringAttr.get(kernel.name), "kernel_type": ir.StringAttr.get("ptx"),
               "kernel_data": ir.StringAttr.get(kernel.text),
-              "shared_mem_bytes": mlir.integer(0), **dict.fromkeys(_ONE, mlir.integer(1))}),
+              "shared_mem_bytes": mlir.integer(0),
+              **dict.fromkeys(kernels.ONE_THREAD, mlir.integer(1))}),
           "output_operand_aliases": ir.ArrayAttr.get(aliases),
           "operand_layouts": mlir.layouts([value.type for value in operands]),
           "result_layouts": mlir.layouts(results)})

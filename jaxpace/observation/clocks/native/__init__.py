@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.observation.clocks import operands
-from jaxpace.observation.clocks.events import Event
 from jaxpace.observation.clocks.native.library import DELAY, HOLD, MARK, NOTE, STAMP, unavailable
+from jaxpace.observation.clocks.operands import Event
 
 __all__ = ["delay", "gate", "mark", "note", "place", "start", "timestamp", "unavailable"]
 
@@ -37,7 +37,7 @@ def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None
   # In this order: see ORDER.
   arguments = operands.prepare((*after, previous))
   call = jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")
-  return call(*arguments, program=np.int32(event.to.program if event else 0),
+  return call(*arguments, program=np.int32(event.program if event else 0),
               tag=np.int32(event.tag if event else 0))
 
 
@@ -51,7 +51,7 @@ def delay(
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
   first, last = events or (None, None)
   before, end = call(*arguments, limit_ns=limit_ns,
-                     program=np.int32(first.to.program if first else 0),
+                     program=np.int32(first.program if first else 0),
                      tag=np.int32(first.tag if first else 0),
                      end_tag=np.int32(last.tag if last else 0))
   return before, end
@@ -61,7 +61,7 @@ def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
   """Writes numbers to the ring in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
   given = operands.prepare((chain, numbers))
   call = jax.ffi.ffi_call(NOTE, _WORDS, vmap_method="sequential", input_output_aliases={0: 0})
-  return call(*given, program=np.int32(event.to.program), tag=np.int32(event.tag))
+  return call(*given, program=np.int32(event.program), tag=np.int32(event.tag))
 
 
 def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:

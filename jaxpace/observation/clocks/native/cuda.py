@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import pathlib
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import jax
-
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native import library
-from jaxpace.observation.clocks.native.library import whole
 
 HANDLERS = 1
 """Version of the handler's results, as in device_buffer.cc."""
@@ -145,24 +141,9 @@ class DriverGpu:
 def unavailable() -> str:
   """Registers the handler that gives a program its device's block; returns why that can't be, in a
   sentence."""
-  path = next(iter(sorted(pathlib.Path(__file__).parent.glob("device_buffer*.so"))), None)
-  if path is None:
-    return ("Timestamps for GPUs are not part of this installation of jaxpace (no compiler at the "
-            f"time?). {library.REINSTALL}")
-  if not whole(path):
-    return f"The library {path} of timestamps for GPUs is damaged. {library.REINSTALL}"
-  try:
-    loaded = _library(path)
-    if loaded.jaxpace_device_buffer_handlers() != HANDLERS:
-      return f"The library {path} is left over from another version of jaxpace. {library.REINSTALL}"
-    built = loaded.jaxpace_ffi_major(), loaded.jaxpace_ffi_minor()
-    handler = jax.ffi.pycapsule(getattr(loaded, kernels.DEVICE_BUFFER))
-  except (OSError, AttributeError) as error:
-    return f"The library of timestamps for GPUs can't be loaded: {error}. {library.REINSTALL}"
-  if reason := library.incompatibility(built, library.running_api()):
-    return reason
-  jax.ffi.register_ffi_target(kernels.DEVICE_BUFFER, handler, platform="CUDA")
-  return ""
+  return library.registered(
+      "The clock of NVIDIA's GPUs", library.built_as("device_buffer"),
+      ("jaxpace_device_buffer_handlers", HANDLERS), (kernels.DEVICE_BUFFER,), "CUDA")
 
 
 def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
@@ -176,16 +157,11 @@ def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
   Raises:
     DriverError: a GPU has a number that is too high.
   """
-  loaded = _library(next(iter(sorted(pathlib.Path(__file__).parent.glob("device_buffer*.so")))))
+  loaded = ctypes.CDLL(str(library.built_as("device_buffer")))
+  loaded.jaxpace_block.argtypes = [ctypes.c_int32, ctypes.c_uint64]
+  loaded.jaxpace_driver.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
   for ordinal, address in blocks:
     if not loaded.jaxpace_block(ordinal, address):
       raise DriverError(f"GPU {ordinal} of a process is more than timestamps are written for")
   loaded.jaxpace_driver(driver.address("cuMemcpyDtoDAsync_v2"), driver.address("cuMemsetD8Async"))
 
-
-@functools.cache
-def _library(path: pathlib.Path) -> ctypes.CDLL:
-  loaded = ctypes.CDLL(str(path))
-  loaded.jaxpace_block.argtypes = [ctypes.c_int32, ctypes.c_uint64]
-  loaded.jaxpace_driver.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-  return loaded

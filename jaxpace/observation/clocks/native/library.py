@@ -1,4 +1,4 @@
-"""Finds, checks and registers the shared library of the native clock, once, at first use."""
+"""Finds, checks and registers the shared libraries of the clocks, each once, at first use."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pathlib
 import re
 import struct
 import sys
+from collections.abc import Sequence
 
 import jax
 
@@ -94,27 +95,42 @@ def unavailable() -> str:
     XLA would refuse it while setting up the CPU backend, and every JAX program in the process would
     fail.
   """
-  path = find_library()
+  return registered("The native clock", find_library(), ("jaxpace_handlers", HANDLERS),
+                    (STAMP, DELAY, HOLD, NOTE, MARK), "cpu")
+
+
+def registered(what: str, path: pathlib.Path | None, version: tuple[str, int],
+               handlers: Sequence[str], platform: str) -> str:
+  """Registers the handlers of a library with XLA.
+
+  Args:
+    what: whose library it is, as the beginning of a sentence.
+    path: of the library; None where it was not built.
+    version: the function that says of what version its handlers are, and the version wanted.
+    handlers: names of its handlers.
+    platform: of XLA's, which they are for.
+
+  Returns:
+    Empty once registered; else a sentence that says why it can't be used, as `unavailable`.
+  """
   if path is None:
-    return ("The native clock is not part of this installation of jaxpace (no compiler at the "
+    return (f"{what} is not part of this installation of jaxpace (no compiler at the "
             f"time?). {REINSTALL}")
   if not whole(path):
-    return (f"The native clock's library {path} is damaged: a part of it is missing (was a copy or "
+    return (f"{what}'s library {path} is damaged: a part of it is missing (was a copy or "
             f"an installation cut short?). {REINSTALL}")
   try:
     library = ctypes.CDLL(str(path))
-    if library.jaxpace_handlers() != HANDLERS:
-      return ("The native clock's library is left over from another version of jaxpace. "
-              f"{REINSTALL}")
+    if getattr(library, version[0])() != version[1]:
+      return f"{what}'s library is left over from another version of jaxpace. {REINSTALL}"
     built = library.jaxpace_ffi_major(), library.jaxpace_ffi_minor()
-    handlers = {name: jax.ffi.pycapsule(getattr(library, name))
-                for name in (STAMP, DELAY, HOLD, NOTE, MARK)}
+    capsules = {name: jax.ffi.pycapsule(getattr(library, name)) for name in handlers}
   except (OSError, AttributeError) as error:
-    return f"The native clock's library can't be loaded: {error}. {REINSTALL}"
-  if reason := incompatibility(built, running_api()):
+    return f"{what}'s library can't be loaded: {error}. {REINSTALL}"
+  if reason := incompatibility(built, running_api(), what):
     return reason
-  for name, handler in handlers.items():
-    jax.ffi.register_ffi_target(name, handler, platform="cpu")
+  for name, capsule in capsules.items():
+    jax.ffi.register_ffi_target(name, capsule, platform=platform)
   return ""
 
 
@@ -138,8 +154,14 @@ def functions() -> ctypes.CDLL:
 
 def find_library() -> pathlib.Path | None:
   """Returns the path of the library, or None where it was not built."""
+  return built_as("clock")
+
+
+def built_as(name: str) -> pathlib.Path | None:
+  """Returns the path of a library by the name of its source, or None where it was not built."""
   folder = pathlib.Path(__file__).parent
-  return next(iter(sorted(folder.glob("clock*.so")) + sorted(folder.glob("clock*.dylib"))), None)
+  return next(iter(sorted(folder.glob(f"{name}*.so")) + sorted(folder.glob(f"{name}*.dylib"))),
+              None)
 
 
 def running_api() -> tuple[int, int] | None:
@@ -155,19 +177,21 @@ def running_api() -> tuple[int, int] | None:
   return None if major is None or minor is None else (major, minor)
 
 
-def incompatibility(built: tuple[int, int], running: tuple[int, int] | None) -> str:
+def incompatibility(built: tuple[int, int], running: tuple[int, int] | None,
+                    what: str = "The native clock") -> str:
   """Returns why a library built on one version of XLA FFI can't run in another; empty where it can.
 
   Args:
     built: (major, minor) of the headers the library was built on.
     running: (major, minor) of the running jaxlib, None where unknown.
+    what: whose library it is.
   """
   if running is None:
-    return (f"The native clock is not used: jaxlib {_jaxlib_version()} does not say which version "
+    return (f"{what} is not used: jaxlib {_jaxlib_version()} does not say which version "
             "of XLA FFI it has, and a wrong one would break the CPU backend. A released jaxlib "
             "from the package index has the headers.")
   if built[0] != running[0] or built[1] > running[1]:
-    return (f"The native clock is not used: it was built on XLA FFI {built[0]}.{built[1]}, and "
+    return (f"{what} is not used: it was built on XLA FFI {built[0]}.{built[1]}, and "
             f"jaxlib {_jaxlib_version()} has {running[0]}.{running[1]}. Reinstall jaxpace beside "
             "this jaxlib: `pip install --force-reinstall --no-deps --no-cache-dir` with the same "
             "source as before.")
