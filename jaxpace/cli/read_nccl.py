@@ -42,12 +42,13 @@ def run(args: argparse.Namespace) -> int:
   write_plain(f"{plural(len(dumps.records), 'collective')} in {plural(dumps.files, 'file')}.",
               sys.stderr)
   try:
-    made = convert(dumps, args.to, args.collectives_per_step)
+    made, said = convert(dumps, args.to, args.collectives_per_step)
   except OSError as error:
     raise UserError(f"{args.to} can't be written: {error.strerror or error}.") from error
-  for sentence in made.said:
+  for sentence in said:
     write_plain(f"- {sentence}", sys.stdout)
-  write_plain(f"{args.to}: {plural(made.ranks, 'rank')}, {plural(made.steps, 'step')} of "
-              f"{plural(made.collectives, 'collective')}. Next: jaxpace report {args.to}",
+  ranks, steps = made.size
+  write_plain(f"{args.to}: {plural(ranks, 'rank')}, {plural(steps, 'step')} of "
+              f"{plural(len(made.slots), 'collective')}. Next: jaxpace report {args.to}",
               sys.stdout)
   return 0

@@ -26,7 +26,7 @@ from jaxpace.record.exporting import Feed
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.lock import BusyError
 from jaxpace.record.parts import PartStore
-from jaxpace.record.ring.intake import Losses
+from jaxpace.record.ring.intake import Losses, StepTables
 from jaxpace.record.signals import Termination
 from jaxpace.runs import rundir
 
@@ -77,9 +77,8 @@ class Writer:
     self._flush_asked = self._flushed = 0
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
-    self._intake: Any = None
+    self._intake: StepTables | None = None
     self._failure: Exception | None = None
-    self._ready: list[tuple[columns.Columns, columns.Columns]] = []
     self._plan: Any = None
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
@@ -97,12 +96,12 @@ class Writer:
       self._root.write_text(rundir.RUN_FILE, rundir.json_text(self._run_info), fsync=True)
     self._write_process_file(closed=False)
     for table in ("steps", "collectives", "hosts") if self._hosts else ("steps", "collectives"):
-      self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
+      self._store(table)
     if self._hosts:
       self._hosts.start()
     self._thread.start()
 
-  def set_intake(self, intake: Any) -> None:
+  def set_intake(self, intake: StepTables) -> None:
     """Says who reads the steps. Before `start`."""
     self._intake = intake
 
@@ -218,56 +217,41 @@ class Writer:
   def _take_in(self) -> None:
     if self._failure is not None:
       raise self._failure
-    if self._intake and (polled := self._intake.poll()) is not None:
-      self._add(polled)
-
-  def _add(self, batch: Any) -> None:
-    plan = self._intake.plan_of(batch)
-    if plan is not self._plan:
-      self._decode()
-      self._plan = plan
-      self._process_info = {**self._process_info, "ranks": self._intake.ranks}
-      run_info = self._run_info
-      if run_info is not None:
-        run_info = {**run_info, "clock": plan.clock, "axis": plan.axis,
-                    "ranks": plan.ranks, "plan": plan.to_json()}
-        if plan.settings:
-          run_info["settings"] = {**(run_info.get("settings") or {}), **plan.settings}
-        self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
-        self._run_info = run_info
-    self._intake.add(batch)
-    if self._intake.rows >= self._flush_rows:
-      self._flush()
-
-  def _decode(self) -> None:
-    if self._intake and self._intake.rows and self._plan is not None:
-      self._ready.append(self._intake.decode(self._plan))
-      if self._feed:
-        self._feed.put(*self._ready[-1])
-
-  def _heard(self, merge: bool) -> None:
-    """Writes what was heard before collectives, ahead of the steps in which it was."""
-    if not self._intake or not (heard := self._intake.take_listening()):
+    if self._intake is None:
       return
-    if "listening" not in self._stores:
-      self._stores["listening"] = PartStore(self._directory, "listening", self._identity.run,
-                                            self._process)
-    self._stores["listening"].append(heard, merge)
+    self._intake.poll()
+    if self._intake.plan is not self._plan:
+      self._plan = self._intake.plan
+      self._write_plan(self._plan)
+
+  def _write_plan(self, plan: Any) -> None:
+    assert self._intake is not None
+    self._process_info = {**self._process_info, "ranks": self._intake.ranks}
+    if self._run_info is None:
+      return
+    run_info = {**self._run_info, "clock": plan.clock, "axis": plan.axis, "ranks": plan.ranks,
+                "plan": plan.to_json()}
+    if plan.settings:
+      run_info["settings"] = {**(run_info.get("settings") or {}), **plan.settings}
+    self._root.write_text(rundir.RUN_FILE, rundir.json_text(run_info))
+    self._run_info = run_info
 
   def _flush(self, merge: bool = True) -> None:
-    self._decode()
-    self._heard(merge)
-    if self._ready:
-      for table, parts in zip(("steps", "collectives"), zip(*self._ready, strict=True),
-                              strict=True):
-        joined = columns.concatenate(parts)
-        self._stores[table].append(joined, merge)
-        self.rows_written += columns.length(joined) if table == "steps" else 0
-      self._ready = []
+    tables = self._intake.take() if self._intake else {}
+    if self._feed and (steps := tables.get("steps")):
+      self._feed.put(steps, tables.get("collectives", {}))
+    for table, rows in tables.items():
+      self._store(table).append(rows, merge)
+    self.rows_written += columns.length(tables.get("steps", {}))
     if self._hosts:
-      self._stores["hosts"].append(self._hosts.take(force=self._closing or not merge), merge)
+      self._store("hosts").append(self._hosts.take(force=self._closing or not merge), merge)
     self._last_flush = time.monotonic()
     self._write_process_file(closed=False)
+
+  def _store(self, table: str) -> PartStore:
+    if table not in self._stores:
+      self._stores[table] = PartStore(self._directory, table, self._identity.run, self._process)
+    return self._stores[table]
 
   def _answer(self, asked: int) -> None:
     with self._lock:
@@ -298,7 +282,6 @@ class Writer:
     with self._lock:
       self.stopped = explain(error, self._directory)
       self._flush_done.notify_all()
-    self._ready = []
     if self._hosts:
       self._hosts.stop(0)
     if self._feed:

@@ -102,8 +102,8 @@ def test_what_is_heard_is_written_by_one_process_ahead_of_its_steps(tmp_path):
     ranks = [2 * process, 2 * process + 1]
     replayed = Replayed(tmp_path, PLAN, ranks, process)
     replayed.rows(dict.fromkeys(ranks, own), [])
-    found = replayed.intake.take_listening()
-    assert len(found.get("step", ())) == readings and not replayed.intake.take_listening()
+    found = replayed.tables.get("listening", {})
+    assert len(found.get("step", ())) == readings and not replayed.intake.take()
     assert set(np.asarray(found.get("rank", [2 * process])).tolist()) == {2 * process}
 
 

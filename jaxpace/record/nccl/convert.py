@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,25 +23,17 @@ _TIMED = 0.5
 _ROWS = 1 << 20
 
 
-class Converted(NamedTuple):
-  """What came of it."""
-
-  ranks: int
-  steps: int
-  collectives: int
-  """Of a step, over all ranks."""
-  rows: int
-  said: tuple[str, ...]
-  """What was left out, and what the dumps don't tell, in sentences."""
-
-
-def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None = None) -> Converted:
+def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None = None
+            ) -> tuple[Table, tuple[str, ...]]:
   """Makes a run of dumps.
 
   Args:
     dumps: what was read.
     directory: run directory; made if it is missing. An earlier run in it is moved to `.previous`.
     each_step: collectives of a rank in one step; None finds what repeats.
+
+  Returns:
+    Its rows; and what was left out, and what the dumps don't tell, in sentences.
 
   Raises:
     NcclError: the dumps don't make a run.
@@ -56,20 +48,18 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
                     "NCCL_INSPECTOR_DUMP_DIR, in a directory for each job, and hold JSON with a "
                     "key coll_perf.")
   who = members(dumps.records)
-  said = [_numbering(who), *_left_out(dumps, who)]
   timed = sum(record.enter_us is not None for record in dumps.records)
   if timed < _TIMED * len(dumps.records):
     raise NcclError("these dumps hold how long each kernel ran, not when: set "
                     "NCCL_INSPECTOR_DUMP_VERBOSE=1, with which they hold both.")
   found, doubts = streams(dumps.records, each_step)
   table = lay_out(dumps.records, who, found)
-  said += doubts + _sentences(table)
+  said = (who.numbering, *_left_out(dumps, who), *doubts, *table.said)
   path = pathlib.Path(directory)
   content = repr((dumps.records[:1000], len(dumps.records), each_step))
   run = f"nccl-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
   _write(path, run, who, table, said)
-  return Converted(len(who.process), int(table.step.max()) + 1, len(table.slots), len(table.step),
-                   tuple(said))
+  return table, said
 
 
 def _left_out(dumps: Dumps, who: Members) -> list[str]:
@@ -86,31 +76,6 @@ def _left_out(dumps: Dumps, who: Members) -> list[str]:
        "GPUs does not tell which of them is which rank there. The largest communicator is read."))
   return [*(f"{name}: left out." for name in dumps.unreadable[:5]),
           *(sentence for count, sentence in counted if count)]
-
-
-def _numbering(who: Members) -> str:
-  """How ranks are numbered."""
-  first, *more = who.numbering
-  if not more:
-    return (f"Ranks are numbered as in communicator {first[0]}, which all belong to: in other "
-            "communicators they have other numbers.")
-  pieces = [f"{name}: {ranks.start} to {ranks.stop - 1}" for name, ranks in who.numbering[:4]]
-  others = f", and {len(who.numbering) - 4:,} more" if len(who.numbering) > 4 else ""
-  return ("No communicator holds all ranks, so they are numbered anew, one communicator after the "
-          f"other ({'; '.join(pieces)}{others}).")
-
-
-def _sentences(table: Table) -> list[str]:
-  counted = (
-      (table.before, f"{plural(table.before, 'record')} of before the first step, or that belong to"
-       " none, left out."),
-      (table.untimed, f"{plural(table.untimed, 'record')} without times of their kernel left out."),
-      (table.doubled, f"{plural(table.doubled, 'record')} there twice: the last counts."))
-  return [*(sentence for count, sentence in counted if count),
-          "A step begins where the pattern of collectives does, which may be within a step of the "
-          "training loop; phases, gaps and pauses of the host are not in the dumps.",
-          "Entry and exit are when the host saw the kernel's first channel start and its last one "
-          "stop; a kernel that waits for its stream counts as not yet arrived."]
 
 
 def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Sequence[str]) -> None:

@@ -35,8 +35,8 @@ class Members:
   process: dict[int, Process]
   dropped: tuple[str, ...]
   """Communicators that are left out since their ranks are unknown."""
-  numbering: tuple[tuple[str, range], ...] = ()
-  """Communicators after which ranks are numbered, and the numbers."""
+  numbering: str = ""
+  """How ranks are numbered, in a sentence."""
 
 
 def members(records: Iterable[Record]) -> Members:
@@ -75,7 +75,18 @@ def members(records: Iterable[Record]) -> Members:
       following = max(following, base + sizes[name])
     if following > base:
       numbering.append((name, range(base, following)))
-  return Members(ranks, process_of, tuple(dropped), tuple(numbering))
+  return Members(ranks, process_of, tuple(dropped), _sentence(numbering))
+
+
+def _sentence(numbering: Sequence[tuple[str, range]]) -> str:
+  """How ranks are numbered, by communicators and the numbers of each."""
+  if len(numbering) == 1:
+    return (f"Ranks are numbered as in communicator {numbering[0][0]}, which all belong to: in "
+            "other communicators they have other numbers.")
+  pieces = [f"{name}: {ranks.start} to {ranks.stop - 1}" for name, ranks in numbering[:4]]
+  others = f", and {len(numbering) - 4:,} more" if len(numbering) > 4 else ""
+  return ("No communicator holds all ranks, so they are numbered anew, one communicator after the "
+          f"other ({'; '.join(pieces)}{others}).")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpace.record.nccl.jobs import Key, Members, NcclError, Stream
 from jaxpace.record.nccl.records import Record
+from jaxpace.runs.problems import plural
 
 _KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter",
           "AllToAll": "all-to-all", "Broadcast": "collective-broadcast", "Reduce": "reduce",
@@ -30,19 +31,20 @@ class Table:
   slot: np.ndarray  # [n] int64
   enter_ns: np.ndarray  # [n] int64
   exit_ns: np.ndarray  # [n] int64
-  before: int
-  """Records of before the first step, or that are in no step."""
-  untimed: int
-  """Records without the times of their kernel."""
-  doubled: int
-  """Records that say the same again."""
+  said: tuple[str, ...]
+  """What was left out, and what the dumps don't tell, in sentences."""
+
+  @property
+  def size(self) -> tuple[int, int]:
+    """Numbers of ranks and steps."""
+    return len(np.unique(self.rank)), int(self.step.max()) + 1
 
 
 def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) -> Table:
   """Gives each record its step and its slot.
 
   Raises:
-    NcclError: there are more slots than a run can have.
+    NcclError: there are more slots than a run can have, or no rows.
   """
   by_key = {stream.key: stream for stream in found}
   slots, first_slot = _slots(found, who)
@@ -67,8 +69,9 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
     else:
       total += 1
       rows[rank, stream.key, at] = record.enter_us * 1000, record.exit_us * 1000
+  said = _left_out(before, untimed, total - len(rows))
   if not rows:
-    return Table((), *(np.empty(0, np.int64),) * 5, before, untimed, 0)
+    raise NcclError(f"No collective has a rank, a step and the times of its kernel. {said[0]}")
   keys = list(by_key)
   place = {key: i for i, key in enumerate(keys)}
   which = np.array([(rank, place[key], at) for rank, key, at in rows], np.int64)
@@ -79,9 +82,20 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
   step += _offsets(which[:, 0], which[:, 1], step, inside, times[:, 0], len(keys))[which[:, 1]]
   step -= step.min()
   slot = np.array([first_slot[key] for key in keys], np.int64)[which[:, 1]] + inside
-  order, renumbered = _in_order(slot, step, which[:, 0], times[:, 0], len(slots))
-  return Table(tuple({"slot": at, **slots[i]} for at, i in enumerate(order)), step, which[:, 0],
-               renumbered[slot], times[:, 0], times[:, 1], before, untimed, total - len(rows))
+  return Table(tuple(slots), step, which[:, 0], slot, times[:, 0], times[:, 1], tuple(said))
+
+
+def _left_out(before: int, untimed: int, doubled: int) -> list[str]:
+  counted = (
+      (before, f"{plural(before, 'record')} of before the first step, or that belong to none, left "
+       "out."),
+      (untimed, f"{plural(untimed, 'record')} without times of their kernel left out."),
+      (doubled, f"{plural(doubled, 'record')} there twice: the last counts."))
+  return [*(sentence for count, sentence in counted if count),
+          "A step begins where the pattern of collectives does, which may be within a step of the "
+          "training loop; phases, gaps and pauses of the host are not in the dumps.",
+          "Entry and exit are when the host saw the kernel's first channel start and its last one "
+          "stop; a kernel that waits for its stream counts as not yet arrived."]
 
 
 def _slots(found: Sequence[Stream], who: Members) -> tuple[list[dict[str, Any]], dict[Key, int]]:
@@ -110,9 +124,9 @@ def _slots(found: Sequence[Stream], who: Members) -> tuple[list[dict[str, Any]],
     groups = [list(group) for group in sorted(group_of[stream.key[0]] for stream in together)]
     for size in together[0].pattern:
       name = together[0].key[1]
-      slots.append({"name": f"{name}.{counts[name]}", "primitives": [kind], "kind": kind,
-                    "axis": "", "bytes": size, "operands": 1, "dtypes": [], "phase": "",
-                    "groups": groups})
+      slots.append({"slot": len(slots), "name": f"{name}.{counts[name]}", "primitives": [kind],
+                    "kind": kind, "axis": "", "bytes": size, "operands": 1, "dtypes": [],
+                    "phase": "", "groups": groups})
       counts[name] += 1
   return slots, first
 
@@ -149,20 +163,3 @@ def _offsets(rank: np.ndarray, stream: np.ndarray, step: np.ndarray, inside: np.
     done.append(one)
     todo.discard(one)
   return offsets
-
-
-def _in_order(slot: np.ndarray, step: np.ndarray, rank: np.ndarray, enter: np.ndarray,
-              count: int) -> tuple[list[int], np.ndarray]:
-  """Slots in the order in which a step goes through them, and the new number of each."""
-  cell = step * (int(rank.max()) + 1) + rank
-  _, which = np.unique(cell, return_inverse=True)
-  start = np.full(int(which.max()) + 1, np.iinfo(np.int64).max)
-  np.minimum.at(start, which, enter)
-  late = enter - start[which]
-  middle = np.full(count, np.inf)
-  for each in np.unique(slot).tolist():
-    middle[each] = np.median(late[slot == each])
-  order = [each for each in np.argsort(middle, kind="stable").tolist() if np.isfinite(middle[each])]
-  renumbered = np.full(count, -1, np.int64)
-  renumbered[order] = np.arange(len(order))
-  return order, renumbered

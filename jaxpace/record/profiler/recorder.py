@@ -19,14 +19,13 @@ import numpy as np
 
 from jaxpace.core.recordable import Recordable
 from jaxpace.hosts import distributed
-from jaxpace.record import columns
 from jaxpace.record.profiler import executions, timestamps
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.instrumented import InstrumentedPlan
-from jaxpace.record.ring.table import rows
+from jaxpace.record.ring.intake import Losses, StepTables
+from jaxpace.record.ring.table import DeviceSteps, StepCalls
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
-from jaxpace.runs import step_causes as host
 
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
@@ -39,56 +38,33 @@ class _Session(NamedTuple):
   on."""
 
   folder: str
-  first_step: int
   end_ns: int  # of the host's monotonic clock; what begins later is of no session
-  samples: list[host.Sample]
-  extra: list[dict[str, float]]
+  steps: list[StepCalls]
 
 
-class _Rows(NamedTuple):
-  """Rows of a session that has been read."""
+class _ProfiledIntake(StepTables):
+  """Sessions on the writer's side."""
 
-  plan: InstrumentedPlan
-  ranks: list[int]
-  steps: columns.Columns
-  collectives: columns.Columns
+  ranks: list[int] = []  # noqa: RUF012
 
+  def __init__(self, process: int, attempt: int, losses: Losses) -> None:
+    super().__init__(process, attempt, losses)
+    self.ready: collections.deque[
+        tuple[InstrumentedPlan, list[StepCalls], dict[int, DeviceSteps]]] = collections.deque()
+    """Sessions' steps and what devices did in them; filled by the thread that reads the traces,
+    emptied by the writer's."""
+    self._read: dict[int, DeviceSteps] = {}
 
-class _ProfiledIntake:
-  """Sessions on the writer's side, see `jaxpace.record.ring.intake.Intake`."""
+  def poll(self) -> None:
+    while self.ready:
+      plan, steps, devices = self.ready.popleft()
+      self.ranks = list(devices)
+      self.add(plan, steps)
+      self._read = devices
+      self._make_rows()
 
-  wait_seconds: float | None = None
-
-  def __init__(self) -> None:
-    self.ready: collections.deque[_Rows] = collections.deque()
-    """Filled by the thread that reads the traces, emptied by the writer's."""
-    self._taken: list[_Rows] = []
-    self.ranks: list[int] = []
-    self.last_step: int | None = None
-
-  @property
-  def rows(self) -> int:
-    return sum(columns.length(one.steps) for one in self._taken)
-
-  def poll(self) -> _Rows | None:
-    return self.ready.popleft() if self.ready else None
-
-  def plan_of(self, session: _Rows) -> InstrumentedPlan:
-    self.ranks = session.ranks
-    return session.plan
-
-  def add(self, session: _Rows) -> None:
-    self._taken.append(session)
-    self.last_step = int(session.steps["step"][-1])
-
-  def decode(self, _plan: InstrumentedPlan) -> tuple[columns.Columns, columns.Columns]:
-    """Gives the rows of all sessions taken in, and forgets them."""
-    taken, self._taken = self._taken, []
-    return (columns.concatenate([one.steps for one in taken]),
-            columns.concatenate([one.collectives for one in taken]))
-
-  def take_listening(self) -> columns.Columns:
-    return {}
+  def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
+    return self._read
 
 
 class ProfiledRecorder(Recording, Recordable):
@@ -137,8 +113,7 @@ class ProfiledRecorder(Recording, Recordable):
     self._step = first_step
     self._began: int | None = None  # first step of the session under way
     self._folder = ""
-    self._samples: list[host.Sample] = []  # of that session
-    self._extra: list[dict[str, float]] = []
+    self._steps: list[StepCalls] = []  # of that session
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
     self._reader: threading.Thread | None = None
     self._free = threading.Event()
@@ -146,7 +121,6 @@ class ProfiledRecorder(Recording, Recordable):
     self._plans: dict[tuple[str, tuple[str, ...]], tuple[InstrumentedPlan, timestamps.Groups]] = {}
     self._ranks: list[int] | None = None
     self._intake: _ProfiledIntake | None = None
-    self._run_attempt = 0
     self._told: set[str] = set()
     self._checked = False  # whether `record` was given arrays, the first time
 
@@ -157,7 +131,7 @@ class ProfiledRecorder(Recording, Recordable):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake, self._run_attempt = _ProfiledIntake(), identity.attempt
+    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
     writer.set_intake(self._intake)
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -182,8 +156,7 @@ class ProfiledRecorder(Recording, Recordable):
     sample, extra = self.sample(host_columns)
     self._step += 1
     if self._began is not None:
-      self._samples.append(sample)
-      self._extra.append(extra)
+      self._steps.append(StepCalls(self._step - 1, (), sample, extra))
       if self._step == self._began + self._length:
         jax.block_until_ready(_waitable(result))
         self._end()
@@ -212,19 +185,17 @@ class ProfiledRecorder(Recording, Recordable):
       shutil.rmtree(self._folder, ignore_errors=True)
       self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
       return
-    self._began = self._step
-    self._samples, self._extra = [], []
+    self._began, self._steps = self._step, []
     self.seconds["start"] += time.monotonic() - before
 
   def _end(self) -> None:
     """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
-    assert self._began is not None
-    began, self._began = self._began, None
+    self._began = None
     self._free.clear()
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, began, time.monotonic_ns(), self._samples, self._extra))
+    self._queue.put(_Session(self._folder, time.monotonic_ns(), self._steps))
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
@@ -284,19 +255,12 @@ class ProfiledRecorder(Recording, Recordable):
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
     plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    numbers = np.arange(session.first_step, session.first_step + self._length)
-    host_columns = columns.of_host(session.samples, session.extra)
-    tables = []
-    for ordinal, rank in zip(ordinals, ranks, strict=True):
-      own = plan.device(np.arange(self._length), timestamps.events(by_device[ordinal], groups))
-      # Sessions never adjoin: before each there is a hole.
-      tables.append(rows(own, columns.whose(numbers, rank, jax.process_index(), self._run_attempt),
-                         columns.ends_before(numbers, own.end_ns, None), host_columns,
-                         np.ones(len(numbers), bool), plan))
+    devices = {rank: plan.device(np.arange(self._length), timestamps.events(by_device[ordinal],
+                                                                            groups))._replace(
+        number=None) for ordinal, rank in zip(ordinals, ranks, strict=True)}
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
-      intake.ready.append(_Rows(plan, ranks, columns.concatenate([steps for steps, _, _ in tables]),
-                                columns.concatenate([waits for _, waits, _ in tables])))
+      intake.ready.append((plan, session.steps, devices))
       writer.poke()
 
   def _plan(self, program: str, steps: list[executions.Execution],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import contextlib
 import dataclasses
@@ -46,12 +47,138 @@ class Losses:
     return f"{plural(self.lost_rows, 'row')} in {plural(self.holes, 'hole')}"
 
 
-class Intake:
-  """What the writer's thread holds of steps, observed or instrumented. `record`, `over`,
-  `underway`, `reached` and `last` are for other threads."""
+class StepTables(abc.ABC):
+  """Steps that are over, on their way to rows of the tables. Of the writer's thread."""
 
-  wait_seconds: float | None = _POLL_SECONDS
+  wait_seconds: float | None = None
   """How long the writer may sleep before it polls; None as long as it likes."""
+
+  def __init__(self, process: int, attempt: int, losses: Losses, detail: int | str = "auto"):
+    """Begins.
+
+    Args:
+      process: index of this process.
+      attempt: attempt of the run.
+      losses: what could not be recorded is counted there.
+      detail: write one step in so many in detail, or "auto".
+    """
+    self._process, self._attempt, self._losses = process, attempt, losses
+    self._detail = Detail(detail)
+    self._steps: list[StepCalls] = []
+    self._previous: dict[int, tuple[int, int]] = {}
+    self._standing = 0
+    self._made: dict[str, list[Columns]] = collections.defaultdict(list)
+    self.plan: Any = None
+    """What is in the steps so far, for `run.json`; another object whenever something is new."""
+    self.last_step: int | None = None
+
+  @abc.abstractmethod
+  def poll(self) -> None:
+    """Takes in the steps that are over by now."""
+
+  @property
+  @abc.abstractmethod
+  def ranks(self) -> list[int]:
+    """Ranks of this process of which steps are recorded."""
+
+  @abc.abstractmethod
+  def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
+    """What each device did in steps that were taken in, by rank."""
+
+  @property
+  def rows(self) -> int:
+    """Rows of `steps` that can be written."""
+    return (len(self._steps) * len(self.ranks)
+            + sum(map(columns.length, self._made.get("steps", ()))))
+
+  def add(self, plan: Any, steps: list[StepCalls]) -> None:
+    """Takes steps in, with the plan that has all of their slots."""
+    if plan is not self.plan:
+      self._make_rows()
+      self.plan = plan
+    self._steps += steps
+
+  def take(self) -> dict[str, Columns]:
+    """Takes out the rows of all steps taken in, by table; what was heard in them first."""
+    self._make_rows()
+    made, self._made = self._made, collections.defaultdict(list)
+    return {table: columns.concatenate(made[table])
+            for table in ("listening", "steps", "collectives") if made[table]}
+
+  def _make_rows(self) -> None:
+    steps, self._steps = self._steps, []
+    if not steps:
+      return
+    devices = self.devices(steps)
+    self._lose(sum((own.missing.astype(np.int64) for own in devices.values()),
+                   np.zeros(len(steps), np.int64)))
+    numbers, attempts, kept = self._numbered(steps, list(devices.values()))
+    devices = {rank: own._replace(whole=own.whole & kept) for rank, own in devices.items()}
+    before = {rank: columns.ends_before(numbers[own.whole], own.end_ns[own.whole],
+                                        self._previous.get(rank))
+              for rank, own in devices.items()}
+    chosen = np.ones(len(steps), bool)
+    if self.plan.detailed:
+      chosen = self._detail.choose(numbers, _seconds(devices, before))
+    host = columns.of_host(self.samples(steps, list(devices.values())),
+                           [step.extra for step in steps])
+    for rank, own in devices.items():
+      tables = rows(own, columns.whose(numbers, rank, self._process, attempts), before[rank],
+                    host | _shared(steps, rank), chosen, self.plan)
+      for table, made in tables.items():
+        # What was heard is the same on all ranks.
+        if columns.length(made) and (table != "listening" or (
+            self._process == 0 and rank == next(iter(devices)))):
+          self._made[table].append(made)
+      if own.whole.any():
+        last = np.flatnonzero(own.whole)[-1]
+        self._previous[rank] = int(numbers[last]), int(own.end_ns[last])
+
+  def samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> list[Sample]:
+    """What the host did in each step."""
+    return [step.sample for step in steps]
+
+  def _lose(self, missing: np.ndarray) -> None:
+    """Counts rows that are missing, [K] of each step."""
+    self._losses.lost_rows += int(missing.sum())
+    lost = np.concatenate([[False], missing > 0])
+    self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
+
+  def _numbered(self, steps: list[StepCalls], devices: list[DeviceSteps]
+                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Numbers and attempts of steps, and which are recorded, [K] each.
+
+    Where the program counts its steps, one with an earlier number than the one before begins
+    another attempt: the loop went back, by a restored checkpoint or a new pace state. One that ran
+    again is left out.
+    """
+    counted = [own.number for own in devices if own.number is not None]
+    if not counted:
+      self.last_step = steps[-1].step
+      return (np.array([step.step for step in steps], np.int64),
+              np.full(len(steps), self._attempt), np.ones(len(steps), bool))
+    numbers = np.max(counted, axis=0)
+    attempts, kept = np.full(len(steps), self._attempt), np.zeros(len(steps), bool)
+    for place, number in enumerate(numbers.tolist()):
+      if number == self.last_step:
+        self._stands()
+      elif number >= 0:
+        self._attempt += self.last_step is not None and number < self.last_step
+        attempts[place], kept[place], self.last_step = self._attempt, True, number
+    return numbers, attempts, kept
+
+  def _stands(self) -> None:
+    self._standing += 1
+    if self._standing == _STANDING:
+      _LOG.warning("The pace state given to the step does not advance, so steps are missing from "
+                   "the recording. Give each step the state that the one before returned: `pace, "
+                   "out = step(pace, state, batch)`.")
+
+class Intake(StepTables):
+  """What the writer's thread holds of steps that write to the ring, observed or instrumented.
+  `record`, `over`, `underway`, `reached` and `last` are for other threads."""
+
+  wait_seconds = _POLL_SECONDS
 
   def __init__(self, source: PlannedPrograms | InstrumentedStep, order: ExecutionOrder,
                directory: pathlib.Path, run: str, process: int, attempt: int, losses: Losses,
@@ -73,17 +200,13 @@ class Intake:
         program it is of.
       host: knows what the process did in each step, where the loop does not say so.
     """
+    super().__init__(process, attempt, losses, detail)
     self._source, self._order, self._collector, self._host = source, order, order.collector, host
     # Held open: what stands under its name later is nothing to write to.
     self._folder = Folder(directory, ring_file.FOLDER)
-    self._run, self._process, self._losses = run, process, losses
-    self._attempt = self._first_attempt = attempt
-    self._detail = Detail(detail)
+    self._run, self._first_attempt = run, attempt
     self._finder, self._next = finder, first_step
-    self._steps: list[StepCalls] = []
-    self._previous: dict[int, tuple[int, int]] = {}
-    self._standing = self._described = 0
-    self._listening: list[Columns] = []
+    self._described = 0
     self.recorded: collections.deque[
         tuple[Sample, dict[str, float], Mapping[int, int] | None]] = collections.deque()
     """What the loop has recorded of each step; filled by it, emptied here."""
@@ -93,18 +216,12 @@ class Intake:
     """Steps so far that are finished on all devices of this process."""
     self.last = False
     """Set by another thread: nothing will be executed any more."""
-    self.last_step: int | None = None
     self._source.meet(self._collector)
     self._write_plan()
 
   @property
-  def rows(self) -> int:
-    """Rows of `steps` that can be written."""
-    return len(self._steps) * self._collector.buffers
-
-  @property
   def ranks(self) -> list[int]:
-    """Ranks of this process of which steps are recorded."""
+    """See `StepTables`."""
     return self._source.used(self._collector)
 
   @property
@@ -125,9 +242,8 @@ class Intake:
     else:
       self._follows = False
 
-  def poll(self) -> list[StepCalls] | None:
-    """Reads what is new in the ring, and takes the steps that are over; None where there is nothing
-    to say."""
+  def poll(self) -> None:
+    """Reads what is new in the ring, and takes in the steps that are over."""
     self._meet()
     self._collector.collect(self._meet)
     if self._host is not None:
@@ -137,7 +253,8 @@ class Intake:
     self.over += len(steps)
     steps = self._as_recorded(steps)
     known, self._described = self._described, len(self._source.programs)
-    return steps if steps or known < self._described else None
+    if steps or known < self._described:
+      self.add(self._source.plan_of(steps, self._detail), steps)
 
   def _meet(self) -> Any:
     """Takes note of programs; returns the numbers of those to read."""
@@ -176,83 +293,16 @@ class Intake:
     taken, self._pending = self._pending[:count], self._pending[count:]
     return taken
 
-  def plan_of(self, steps: list[StepCalls]) -> Any:
-    """The plan with all slots that steps need; the same object as long as nothing is new."""
-    return self._source.plan_of(steps, self._detail)
+  def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
+    """See `StepTables`."""
+    return {rank: self._source.device(self.plan, steps, self._executions(buffer, steps), rank)
+            for buffer, rank in self._source.ranks(self._collector).items()}
 
-  def add(self, steps: list[StepCalls]) -> None:
-    """Takes steps in."""
-    self._steps += steps
-
-  def decode(self, plan: Any) -> tuple[Columns, Columns]:
-    """Makes rows of the tables of all steps taken in, and forgets them."""
-    steps, self._steps = self._steps, []
-    ranks = self._source.ranks(self._collector)
-    devices = [self._source.device(plan, steps, self._executions(buffer, steps), rank)
-               for buffer, rank in ranks.items()]
-    self._lose(sum((own.missing.astype(np.int64) for own in devices),
-                   np.zeros(len(steps), np.int64)))
-    numbers, attempts, kept = self._numbered(steps, devices)
-    devices = [own._replace(whole=own.whole & kept) for own in devices]
-    before = [columns.ends_before(numbers[own.whole], own.end_ns[own.whole],
-                                  self._previous.get(rank))
-              for own, rank in zip(devices, ranks.values(), strict=True)]
-    chosen = (self._detail.choose(numbers, _seconds(devices, before)) if plan.detailed
-              else np.ones(len(steps), bool))
-    host = columns.of_host(self._samples(steps, devices), [step.extra for step in steps])
-    tables = []
-    for rank, own, prior in zip(ranks.values(), devices, before, strict=True):
-      tables.append(rows(own, columns.whose(numbers, rank, self._process, attempts), prior,
-                         host | _shared(steps, rank), chosen, plan))
-      if own.whole.any():
-        last = np.flatnonzero(own.whole)[-1]
-        self._previous[rank] = int(numbers[last]), int(own.end_ns[last])
-    if tables and self._process == 0:  # What was heard is the same on all ranks.
-      self._listening.append(tables[0][2])
-    return (columns.concatenate([own for own, _, _ in tables]),
-            columns.concatenate([waits for _, waits, _ in tables]))
-
-  def _lose(self, missing: np.ndarray) -> None:
-    """Counts rows that are missing, [K] of each step."""
-    self._losses.lost_rows += int(missing.sum())
-    lost = np.concatenate([[False], missing > 0])
-    self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
-
-  def _numbered(self, steps: list[StepCalls], devices: list[DeviceSteps]
-                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Numbers and attempts of steps, and which are recorded, [K] each.
-
-    Where the program counts its steps, one with an earlier number than the one before begins
-    another attempt: the loop went back, by a restored checkpoint or a new pace state. One that ran
-    again is left out.
-    """
-    counted = [own.number for own in devices if own.number is not None]
-    if not counted:
-      self.last_step = steps[-1].step
-      return (np.array([step.step for step in steps], np.int64),
-              np.full(len(steps), self._attempt), np.ones(len(steps), bool))
-    numbers = np.max(counted, axis=0)
-    attempts, kept = np.full(len(steps), self._attempt), np.zeros(len(steps), bool)
-    for place, number in enumerate(numbers.tolist()):
-      if number == self.last_step:
-        self._stands()
-      elif number >= 0:
-        self._attempt += self.last_step is not None and number < self.last_step
-        attempts[place], kept[place], self.last_step = self._attempt, True, number
-    return numbers, attempts, kept
-
-  def _stands(self) -> None:
-    self._standing += 1
-    if self._standing == _STANDING:
-      _LOG.warning("The pace state given to the step does not advance, so steps are missing from "
-                   "the recording. Give each step the state that the one before returned: `pace, "
-                   "out = step(pace, state, batch)`.")
-
-  def _samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
+  def samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
     """What the host did in each step: as the loop has recorded it, else as the clock has read it at
     the end of each."""
     if self._host is None or not devices:
-      return [step.sample for step in steps]
+      return super().samples(steps, devices)
     native = self._host.samples(devices)
     return [own if step.sample is UNKNOWN else step.sample
             for step, own in zip(steps, native, strict=True)]
@@ -264,11 +314,6 @@ class Intake:
         ends[one.program] = max(ends.get(one.program, 0), one.end)
     return {number: self._collector.take(buffer, number, end) for number, end in ends.items()}
 
-  def take_listening(self) -> Columns:
-    """Takes what was heard in the steps decoded so far; nothing where nobody listened."""
-    heard, self._listening = [each for each in self._listening if columns.length(each)], []
-    return columns.concatenate(heard)
-
 
 def _shared(steps: Sequence[StepCalls], rank: int) -> Columns:
   """A rank's micro-batches in each step, where work is shared by speed."""
@@ -278,12 +323,12 @@ def _shared(steps: Sequence[StepCalls], rank: int) -> Columns:
   return {"decision_micro_batches": columns.null(ran, np.isnan(ran))}
 
 
-def _seconds(devices: list[DeviceSteps], before: list[np.ndarray]) -> np.ndarray:
+def _seconds(devices: Mapping[int, DeviceSteps], before: Mapping[int, np.ndarray]) -> np.ndarray:
   """[K] how long each step took, from the end of the one before it; the longest of this process's
   devices."""
-  longest = np.full(len(devices[0].whole), np.nan)
-  for own, prior in zip(devices, before, strict=True):
+  longest = np.full(len(next(iter(devices.values())).whole), np.nan)
+  for rank, own in devices.items():
     taken = np.full(len(own.whole), np.nan)
-    taken[own.whole] = np.ma.filled((own.end_ns[own.whole] - prior) * 1e-9, np.nan)
+    taken[own.whole] = np.ma.filled((own.end_ns[own.whole] - before[rank]) * 1e-9, np.nan)
     longest = np.fmax(longest, taken)
   return longest

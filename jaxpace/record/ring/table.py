@@ -57,7 +57,7 @@ class DeviceSteps(NamedTuple):
 
 
 def rows(own: DeviceSteps, of: Columns, before: np.ndarray, host: Columns, chosen: np.ndarray,
-         plan: Any) -> tuple[Columns, Columns, Columns]:
+         plan: Any) -> dict[str, Columns]:
   """Rows of the tables `steps`, `collectives` and `listening` of one device, for its whole steps.
 
   Args:
@@ -78,7 +78,8 @@ def rows(own: DeviceSteps, of: Columns, before: np.ndarray, host: Columns, chose
   size = plan.bytes[slot]
   waits = {**picked(of, row), "collective": slot.astype(np.int32), "name": plan.names[slot],
            "axis": plan.axes[slot], "bytes": null(np.maximum(size, 0), size < 0), **waits}
-  if not length(own.listening):
-    return steps, waits, {}
-  heard = picked(own.listening, kept[own.listening["row"]])
-  return steps, waits, {**picked(of, heard.pop("row")), **heard}
+  tables = {"steps": steps, "collectives": waits}
+  if length(own.listening):
+    heard = picked(own.listening, kept[own.listening["row"]])
+    tables["listening"] = {**picked(of, heard.pop("row")), **heard}
+  return tables

@@ -95,18 +95,18 @@ def test_what_nccl_lost_is_said(tmp_path):
                       for text in batches(lines)] for rank, lines in job.lines.items()}
   found = read_dumps([job.write(tmp_path / "dumps")])
   markers = sum("dump_stats" in text for lines in job.lines.values() for text in lines)
-  said = " ".join(convert(found, tmp_path / "run").said)
+  said = " ".join(convert(found, tmp_path / "run")[1])
   assert f"NCCL lost {3 * markers:,} collectives" in said
 
 
 def test_how_ranks_are_numbered_is_said(tmp_path):
   job = Job(start=False)
-  said = convert(read_dumps([job.write(tmp_path / "dumps")]), tmp_path / "run").said
+  said = convert(read_dumps([job.write(tmp_path / "dumps")]), tmp_path / "run")[1]
   assert said[0].startswith("Ranks are numbered as in communicator 0xw")
   # Without a communicator of all, as where only groups of a mesh were dumped.
   job.lines = {rank: [text for text in lines if '"0xw"' not in text]
                for rank, lines in job.lines.items()}
-  said = convert(read_dumps([job.write(tmp_path / "groups")]), tmp_path / "other").said
+  said = convert(read_dumps([job.write(tmp_path / "groups")]), tmp_path / "other")[1]
   assert "numbered anew" in said[0] and "0xt0: 0 to 1; 0xt1: 2 to 3" in said[0]
 
 
@@ -133,7 +133,7 @@ def run(tmp_path_factory):
 
 def test_every_time_comes_back_in_its_step_and_slot(run):
   job, made, recorded = run
-  assert (made.ranks, made.steps, made.collectives, made.rows) == (4, 60, 4, 4 * 60 * 4)
+  assert (made[0].size, len(made[0].slots), len(made[0].step)) == ((4, 60), 4, 4 * 60 * 4)
   assert ([c.name for c in recorded.collectives] == ["AllReduce.0", "AllReduce.1", "AllReduce.2",
                                                      "AllReduce.3"])
   assert [c.bytes for c in recorded.collectives] == [4096, 4097, 4098, 1 << 20]
@@ -152,7 +152,7 @@ def test_the_late_rank_is_found_and_what_the_dumps_lack_is_said(run):
   _, made, recorded = run
   found = diagnose(recorded)
   assert found.findings[0].mode == "persistent_straggler" and found.findings[0].ranks == (3,)
-  said = " ".join(made.said)
+  said = " ".join(made[1])
   # A broadcast and an all-reduce of four ranks before the loop; only the former is of a kind of its
   # own.
   assert "are left out: 1 kind." in said and "8 records of before the first step" in said
@@ -163,9 +163,9 @@ def test_lost_records_are_missing_rows_not_shifted_ones(tmp_path):
   job = Job(start=False)
   for rank, lines in job.lines.items():
     job.lines[rank] = [text for i, text in enumerate(lines) if (i * 7 + rank) % 11]
-  made = convert(read_dumps([job.write(tmp_path / "dumps")]), tmp_path / "run")
+  made, _ = convert(read_dumps([job.write(tmp_path / "dumps")]), tmp_path / "run")
   recorded = read_run(tmp_path / "run")
-  assert made.steps == 60 and 0 < made.rows < 4 * 60 * 4
+  assert made.size[1] == 60 and 0 < len(made.step) < 4 * 60 * 4
   for slot, collective in enumerate(recorded.collectives):
     for rank in range(4):
       for step in range(60):

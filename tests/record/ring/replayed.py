@@ -19,9 +19,10 @@ def rows_of(plan, executions, rank=0, process=0, attempt=0, previous=None, numbe
   laid_out = InstrumentedPlan(dataclasses.replace(plan, program=NUMBER))
   own = laid_out.device(executions.number, executions)
   numbers = own.number if numbers is None else np.array(numbers, np.int64)
-  return rows(own, columns.whose(numbers, rank, process, attempt),
-              columns.ends_before(numbers, own.end_ns, previous), {},
-              np.ones(len(numbers), bool), laid_out)
+  tables = rows(own, columns.whose(numbers, rank, process, attempt),
+                columns.ends_before(numbers, own.end_ns, previous), {},
+                np.ones(len(numbers), bool), laid_out)
+  return tables["steps"], tables["collectives"], tables.get("listening", {})
 
 
 class _Collector:
@@ -72,7 +73,6 @@ class Replayed:
     self.order.fresh = [(NUMBER, number) for number in numbers]
     for sample, extra in calls:
       self.intake.record(sample, extra)
-    steps = self.intake.poll()
-    plan = self.intake.plan_of(steps)
-    self.intake.add(steps)
-    return self.intake.decode(plan)
+    self.intake.poll()
+    self.tables = self.intake.take()
+    return self.tables["steps"], self.tables["collectives"]

@@ -30,6 +30,7 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
   collector = Collector()
   taken = Intake(PlannedPrograms([Asked()]), ExecutionOrder(collector, {}), tmp_path, "run", 0, 0,
                  Losses())
-  assert taken.poll() == []
+  taken.poll()
+  assert len(taken.plan.collectives) == 0 and taken.over == 1
   buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
   assert [collector.passed(buffer, step.number) for buffer in buffers] == [1, 1]
