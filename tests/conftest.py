@@ -35,9 +35,10 @@ jax.config.update("jax_disable_most_optimizations", True)
 MOST = 950 * 2**20
 """Bytes resident beyond which a file of tests gives back, when it is done, what it has compiled."""
 
-# No deadline: an example that compiles takes a thousand times as long as the next. Derandomized: CI
-# repeats itself.
+# No deadline, and no limit to how long an example takes to draw: a busy machine takes any time.
+# Derandomized: CI repeats itself.
 hypothesis.settings.register_profile("jaxpace", deadline=None, derandomize=True, database=None,
+                                     suppress_health_check=[hypothesis.HealthCheck.too_slow],
                                      max_examples=quick.examples(100))
 hypothesis.settings.load_profile("jaxpace")
 

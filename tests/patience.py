@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 TIMES = (1, 6, 36)
+LONGEST = 2.0
+"""Delays that are still shorter, in seconds, grow further: a busy machine stalls for a second."""
 
 
 def patiently(**seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -25,7 +27,9 @@ def patiently(**seconds: float) -> Callable[[Callable[..., None]], Callable[...,
     @functools.wraps(test)
     def patient(*args: Any, **kwargs: Any) -> None:
       module, given = test.__globals__, dict(kwargs)
-      for times in TIMES:
+      longest = max(seconds.values())
+      tries = [*TIMES, *(times for times in (216, 1296) if times * longest <= LONGEST)]
+      for times in tries:
         module.update({name: times * value for name, value in seconds.items()})
         if "tmp_path" in kwargs:
           given["tmp_path"] = kwargs["tmp_path"] / f"times{times}"
@@ -34,7 +38,7 @@ def patiently(**seconds: float) -> Callable[[Callable[..., None]], Callable[...,
           test(*args, **given)
           break
         except AssertionError:
-          if times == TIMES[-1]:
+          if times == tries[-1]:
             raise
         finally:
           module.update(seconds)

@@ -69,7 +69,7 @@ def test_two_processes_of_a_host(tmp_path):
       [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", "2", "--logs",
        str(tmp_path / "logs"), "--", sys.executable, "-m", "jaxpace", "bench", "--json",
        str(target), "--sizes", "1K,16K", "--kinds", "all_reduce", "--repeats", "2"],
-      cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=120)
+      cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=600)
   assert done.returncode == 0, done.stdout + done.stderr
   document = json.loads(target.read_text())
   assert document["processes"] == 2 and document["hosts"] == 1

@@ -36,7 +36,7 @@ def report(shown, tmp_path_factory):
                        check=False, timeout=300)
   assert run.returncode == 0 and "loss 0." in run.stdout, run.stdout + run.stderr
   said = subprocess.run([*command, "report", "runs/first", "--json", "-"], cwd=folder, text=True,
-                        env=environment, capture_output=True, check=True, timeout=120)
+                        env=environment, capture_output=True, check=True, timeout=600)
   return json.loads(said.stdout)
 
 

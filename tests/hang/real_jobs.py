@@ -9,7 +9,6 @@ import os
 import pathlib
 import queue
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 
 from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX, with_device_count
 from jaxpace.runs.alarms import read_events
+from tests.multiprocess.jobs import free_high_port
 
 
 class Scenario(NamedTuple):
@@ -30,7 +30,7 @@ SCENARIOS = {"starving": Scenario(1, "outside"), "left": Scenario(1, "left"),
              "zero stopped": Scenario(0, "service")}
 BAD_STEP = 20
 _STEPS = 40
-_START_SECONDS = 90.0
+_START_SECONDS = 300.0
 
 
 def work(scenario: str, directory: str, timeout: float) -> None:
@@ -58,8 +58,8 @@ def work(scenario: str, directory: str, timeout: float) -> None:
       float(watched(batch))
       time.sleep(0.01)
   if scenario == "left":
-    time.sleep(60)
-  jaxpace.distributed.barrier("end", 60)
+    time.sleep(600)
+  jaxpace.distributed.barrier("end", 600)
 
 
 def misbehave(scenario: str) -> None:
@@ -88,9 +88,7 @@ def run(scenario: str, root: pathlib.Path, timeout: float,
   Returns:
     Reports of late processes as `read_events` returns them, and what each process logged.
   """
-  with socket.socket() as probe:
-    probe.bind(("127.0.0.1", 0))
-    port = probe.getsockname()[1]
+  port = free_high_port()
   logs = [root / f"{index}.log" for index in range(processes)]
   children = []
   for index, path in enumerate(logs):

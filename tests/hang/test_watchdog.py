@@ -14,7 +14,7 @@ from jaxpace.runs.alarms import read_events
 from tests.hang import real_jobs
 from tests.patience import patiently
 
-LIMIT = 1.0
+LIMIT, TIMEOUT = 1.0, 1.5
 
 
 def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, caplog):
@@ -103,9 +103,10 @@ def test_torn_and_foreign_lines_are_left_out(tmp_path):
 @pytest.mark.long
 @pytest.mark.parametrize("scenario",
                          ["starving", "left", "zero stopped"])
+@patiently(TIMEOUT=1.5)
 def test_real_processes(scenario, tmp_path):
   expected = real_jobs.SCENARIOS[scenario]
-  events, logs = real_jobs.run(scenario, tmp_path, timeout=1.5, processes=2)
+  events, logs = real_jobs.run(scenario, tmp_path, timeout=TIMEOUT, processes=2)
   assert events, "\n".join(logs)
   for event in events:
     assert [one["process"] for one in event["late"]] == [expected.culprit], "\n".join(logs)

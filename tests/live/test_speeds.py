@@ -123,11 +123,11 @@ def test_work_is_shared_evenly_while_control_says_off(tmp_path):
       job.run(1)
 
   def until(said):
-    for _ in range(4000):
+    for k in range(4000):
       run(1)
       if control.request == said:
         return len(job.ran) - 1
-      time.sleep(0.001)
+      time.sleep(0.001 if k < 200 else 0.05)
     raise AssertionError(f"never {said}: {control.request}")
 
   with jaxpace.Control(tmp_path, every_seconds=0.05) as control:

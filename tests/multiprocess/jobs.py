@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+LONGEST = 600.0
+"""Seconds after which a process hangs that takes three on a quiet machine."""
 _OUTER = ("XLA_FLAGS", "SLURM_", "OMPI_", "PMI", "JAX_COORDINATOR", "JAX_NUM", "JAX_PROCESS",
           "KUBERNETES_", "JOB_COMPLETION")
 
@@ -40,7 +42,7 @@ def free_high_port() -> int:
 
 
 def finish(processes: Sequence[subprocess.Popen[str]],
-           timeout: float = 240) -> list[tuple[int, str]]:
+           timeout: float = LONGEST) -> list[tuple[int, str]]:
   """Waits for processes that write stderr into stdout; returns their exit statuses and outputs."""
   deadline = time.monotonic() + timeout
   try:
@@ -62,14 +64,14 @@ def start(worker: str, *arguments: object, devices: int = 1,
           XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}", **variables))
 
 
-def pair(worker: str, *arguments: object, devices: int = 1, timeout: float = 240) -> list[str]:
+def pair(worker: str, *arguments: object, devices: int = 1) -> list[str]:
   """Runs a worker of this folder in the two processes of a job; returns what each printed.
 
   `jaxpace.distributed.initialize()` joins them, or `joining.join()`.
   """
   place = {"JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{free_high_port()}", "JAX_NUM_PROCESSES": "2"}
   done = finish([start(worker, *arguments, devices=devices, JAX_PROCESS_ID=str(index), **place)
-                 for index in range(2)], timeout)
+                 for index in range(2)])
   assert [status for status, _ in done] == [0, 0], done
   return [output for _, output in done]
 

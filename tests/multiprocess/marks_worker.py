@@ -1,6 +1,6 @@
 """One process of a job whose steps write timestamps: process 1 is late in one layer of one step.
 
-Usage: marks_worker.py DIRECTORY
+Usage: marks_worker.py DIRECTORY SECONDS
 """
 
 import json
@@ -26,7 +26,7 @@ def main():
   x = on_devices(np.ones((4, 4), np.float32))
   none = np.zeros((4, 4), np.float32)
   late = none.copy()
-  late[2, 1] = 0.5
+  late[2, 1] = float(sys.argv[2])
   x = jax.block_until_ready(step(x, on_devices(none)))
   with Recorder(sys.argv[1], step) as recorder:
     for k in range(12):

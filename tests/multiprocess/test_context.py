@@ -25,7 +25,7 @@ def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, c
        str(tmp_path / "logs"), "--", sys.executable, str(WORKER), str(tmp_path / "run"), context],
       cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT)
-  [(status, output)] = jobs.finish([process], timeout=120)
+  [(status, output)] = jobs.finish([process])
   logs = [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(2)]
   assert status == 0, output + "".join(logs)
   assert all("links 2" in log and "WARNING" not in log for log in logs), logs

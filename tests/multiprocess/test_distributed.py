@@ -119,7 +119,7 @@ for _ in range(1000):
 """), "--grace", "20")
   assert status == 1
   # by itself it waits for minutes at exit, for peers that wait for it
-  assert time.monotonic() - begun < 100
+  assert time.monotonic() - begun < 250
   assert "process 1 (pid" in output and "ArithmeticError: loss is NaN" in output
   assert "recorded the rest" in (tmp_path / "logs" / "process-1.log").read_text()
 

@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,34 +12,35 @@ import time
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.multiprocess import jobs
+from tests.patience import patiently
+
+SILENCE = 1.0  # s
 
 
 class Worker:
   """A `recorder_worker.py`, its output line by line."""
 
   def __init__(self, *args: object, devices: int = 1, **popen):
-    environment = {**os.environ, "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
-                   "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    environment = jobs.clean_environment(
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
     self.process = subprocess.Popen(
         [sys.executable, str(pathlib.Path(__file__).with_name("recorder_worker.py")),
          *map(str, args)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=jobs.ROOT,
         **popen)
     self.lines: list[str] = []
     self.reader: threading.Thread | None = None
 
-  def wait_for(self, start: str, seconds: float = 60) -> str:
-    deadline = time.monotonic() + seconds
+  def wait_for(self, start: str) -> str:
     assert self.process.stdout
     for line in self.process.stdout:
       self.lines.append(line.rstrip())
       if line.startswith(start):
         return line.rstrip()
-      assert time.monotonic() < deadline, self.lines[-20:]
     raise AssertionError(f"{start!r} never came: {self.lines[-20:]}")
 
-  def wait_for_silence(self, seconds: float = 1.0) -> None:
+  def wait_for_silence(self, seconds: float) -> None:
     """Until nothing has been said for so long."""
     assert self.process.stdout
 
@@ -55,7 +55,7 @@ class Worker:
       before = len(self.lines)
       time.sleep(seconds)
 
-  def finish(self, seconds: float = 60) -> int:
+  def finish(self, seconds: float = jobs.LONGEST) -> int:
     if self.reader:
       self.process.wait(seconds)
       self.reader.join(seconds)
@@ -103,9 +103,7 @@ def info(directory: pathlib.Path, process: int = 0) -> dict:
 def pair(start, directory: pathlib.Path, steps: int, pause: float, mode: str, *options: object,
          **more) -> list[Worker]:
   """Two processes of one job."""
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    port = s.getsockname()[1]
+  port = jobs.free_high_port()
   return [start(directory, steps, pause, "--processes", 2, "--index", index, "--port", port,
                 "--mode", mode, *options, **more) for index in range(2)]
 
@@ -114,7 +112,7 @@ def pair(start, directory: pathlib.Path, steps: int, pause: float, mode: str, *o
 def test_kill_9_loses_at_most_five_seconds(tmp_path, start):
   lost = []
   # Where other work keeps the writer from a core for seconds, it is tried again.
-  while not lost or (lost[-1] > 5.0 and len(lost) < 3):
+  while not lost or (lost[-1] > 5.0 and len(lost) < 10):
     directory = tmp_path / str(len(lost))
     worker = start(directory, 100_000, 0.01, devices=2)
     worker.wait_for("step 600 ")
@@ -150,8 +148,9 @@ def test_sigterm_in_a_stuck_main_thread_dies_after_the_grace_time(tmp_path, star
   worker.wait_for("stuck")
   sent = time.monotonic()
   worker.process.send_signal(signal.SIGTERM)
+  # Without the recorder it would sleep for an hour, and then go on.
   assert worker.finish() == -signal.SIGTERM
-  assert 0.8 < time.monotonic() - sent < 50
+  assert time.monotonic() - sent > 0.8
   values = steps(tmp_path)[0]
   # What was on the host is on the disk, without a second's wait for the next flush.
   assert values == list(range(len(values))) and values
@@ -172,7 +171,7 @@ def test_a_python_handler_that_was_there_decides(tmp_path, start):
 @pytest.mark.long
 def test_two_processes_share_one_run(tmp_path, start):
   workers = pair(start, tmp_path, 40, 0.0, "gloo", devices=2)
-  assert [worker.finish(90) for worker in workers] == [0, 0], workers[0].lines
+  assert [worker.finish() for worker in workers] == [0, 0], workers[0].lines
   assert steps(tmp_path) == {rank: list(range(40)) for rank in range(4)}
   run = json.loads((tmp_path / "run.json").read_text())
   assert [info(tmp_path, p)["run"] for p in range(2)] == [run["run"]] * 2
@@ -186,7 +185,7 @@ def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
   workers = pair(start, tmp_path, 100_000, 0.1, "sync")
   workers[1].wait_for("step 5 ")
   workers[1].process.send_signal(signal.SIGTERM)
-  assert [worker.finish(60) for worker in workers] == [0, 0], workers[1].lines
+  assert [worker.finish() for worker in workers] == [0, 0], workers[1].lines
   preempted = [next(line for line in worker.lines if line.startswith("preempted"))
                for worker in workers]
   assert preempted[0] == preempted[1]
@@ -195,14 +194,15 @@ def test_preemption_announced_by_sigterm_still_reaches_jax(tmp_path, start):
 
 
 @pytest.mark.long
+@patiently(SILENCE=1.0)
 def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(tmp_path, start):
   workers = pair(start, tmp_path, 100_000, 0.05, "gloo")
   workers[0].wait_for("step 30 ")
   workers[1].process.send_signal(signal.SIGSTOP)
-  workers[0].wait_for_silence()
+  workers[0].wait_for_silence(SILENCE)
   told = time.monotonic()
   workers[0].process.send_signal(signal.SIGTERM)
-  while info(tmp_path)["ended_by"] is None and time.monotonic() < told + 60:
+  while info(tmp_path)["ended_by"] is None and time.monotonic() < told + 300:
     time.sleep(0.02)
   assert info(tmp_path)["ended_by"] == "SIGTERM"
   before = steps(tmp_path)[0]
@@ -292,7 +292,7 @@ def test_a_full_disk_ends_recording_and_not_training(tmp_path, small_disk, start
         "by injection")
   (small_disk / "ballast").write_bytes(b"x" * 960 * 1024)
   worker = start(small_disk, 2500, 0.002, devices=8)
-  assert worker.finish(60) == 0
+  assert worker.finish() == 0
   warnings = [line for line in worker.lines if "WARNING" in line]
   assert all("no space" in line for line in warnings), worker.lines[-5:]
   assert sum("Recording stopped" in line for line in warnings) == 1, worker.lines[-5:]

@@ -10,6 +10,9 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from tests.multiprocess.jobs import clean_environment
+from tests.patience import patiently
+
+LATE = 0.02
 
 TRAIN = """
 import os, signal, sys, time
@@ -39,7 +42,7 @@ def main(steps, late):
       evaluate(w, x).block_until_ready()
     if jax.process_index() == late:
       w.block_until_ready()
-      time.sleep(0.02)
+      time.sleep(float(os.environ["LATE"]))
   print(w.addressable_data(0).tobytes().hex())
 """
 DATA_LOADER = """
@@ -64,9 +67,9 @@ def jaxpace_run(tmp_path, script, *options, python=("train.py",), **kwargs):
 def test_a_program_is_recorded_unchanged_and_ends_as_it_would(tmp_path):
   script = TRAIN + "print(input())\nmain(20, None)\nsys.exit(7)\n"
   seen = jaxpace_run(tmp_path, script, "--out", "seen")
-  out, errors = seen.communicate("a line\n", timeout=200)
+  out, errors = seen.communicate("a line\n", timeout=600)
   bare = jaxpace_run(tmp_path, script, "--no-record")
-  assert bare.communicate("a line\n", timeout=200) == (out, "")
+  assert bare.communicate("a line\n", timeout=600) == (out, "")
   assert seen.returncode == bare.returncode == 7
   first, last = errors.splitlines()
   assert first.startswith("jaxpace: The step is grad") and "20 steps" in last
@@ -88,7 +91,7 @@ if __name__ == "__main__":
   os.wait()
 """
   job = jaxpace_run(tmp_path, script, "--out", "seen", python=("-m", "train"))
-  _, errors = job.communicate(timeout=200)
+  _, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
   assert len(read_run(tmp_path / "seen").steps) == 10
   assert not (tmp_path / "seen" / ".previous").exists()
@@ -107,14 +110,14 @@ while not glob.glob("seen/steps/*.parquet"):
 {end}
 """
   job = jaxpace_run(tmp_path, script, "--out", "seen")
-  _, errors = job.communicate(timeout=200)
+  _, errors = job.communicate(timeout=600)
   assert job.returncode == status, errors
   assert len(read_run(tmp_path / "seen").steps) > 0
 
 
 def test_what_cannot_be_recorded_is_one_sentence(tmp_path):
   job = jaxpace_run(tmp_path, "import jax\nprint(jax.numpy.ones(3).sum())\n", "--out", "seen")
-  out, errors = job.communicate(timeout=200)
+  out, errors = job.communicate(timeout=600)
   assert (job.returncode, out) == (0, "3.0\n")
   assert errors.startswith("jaxpace: Nothing was recorded: ") and errors.count("\n") == 1
   assert not (tmp_path / "seen").exists()
@@ -135,7 +138,7 @@ main(50, None)
   os.waitid(os.P_PID, job.pid, os.WSTOPPED | os.WNOWAIT)
   stopped = len(read_run(tmp_path / "seen").steps)
   job.send_signal(signal.SIGCONT)
-  _, errors = job.communicate(timeout=200)
+  _, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
   assert 0 < stopped <= 100 and len(read_run(tmp_path / "seen").steps) == 150
 
@@ -149,7 +152,7 @@ NOBODY = "jaxpace: Nothing was recorded: no process of this command used a devic
                  marks=pytest.mark.long)])
 def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
   job = jaxpace_run(tmp_path, script, "--out", "seen")
-  out, errors = job.communicate(timeout=200)
+  out, errors = job.communicate(timeout=600)
   assert (job.returncode, out) == (status, "1\n")
   assert errors.startswith(NOBODY) and errors.count("\n") == 1
   assert not (tmp_path / "seen").exists()
@@ -157,19 +160,20 @@ def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
 
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
   job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
-  out, errors = job.communicate(timeout=200)
+  out, errors = job.communicate(timeout=600)
   assert (job.returncode, out) == (0, "1\n")
   assert errors.splitlines()[-1].startswith(NOBODY) and errors.count(NOBODY) == 1
 
 
 @pytest.mark.long
+@patiently(LATE=0.02)
 def test_of_two_processes_the_late_one_is_named(tmp_path):
   script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")
   (tmp_path / "train.py").write_text(script)
   done = subprocess.run(
       [sys.executable, "-m", "jaxpace", "run", "--out", "seen", "--nproc", "2", "--",
-       sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(), text=True,
-      capture_output=True, timeout=240)
+       sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(LATE=str(LATE)), text=True,
+      capture_output=True, timeout=600)
   assert done.returncode == 0, done.stderr
   run = read_run(tmp_path / "seen")
   assert len(run.processes) == 2 and len(run.steps) == 150

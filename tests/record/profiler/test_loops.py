@@ -17,6 +17,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.record.profiler import timestamps
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
+from tests.patience import patiently
 
 DEVICES, LAYERS, WIDTH = 4, 3, 192
 LATE, LATE_SECONDS, LATE_TURN = 2, 0.05, 1
@@ -109,6 +110,7 @@ def test_each_turn_of_a_loop_is_a_collective_of_its_own(tmp_path, kind):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", COLLECTIVES)
+@patiently(LATE_SECONDS=LATE_SECONDS)
 def test_all_of_a_delay_in_one_turn_is_found(tmp_path, kind):
   run = record(tmp_path, kind, late=True)
   found = diagnose(run)

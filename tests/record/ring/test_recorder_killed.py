@@ -148,7 +148,7 @@ def test_a_limit_to_the_size_of_files_ends_no_training(tmp_path):
   """Beyond it the system sends a signal that ends a process, unless somebody ignores it."""
   done = subprocess.run(
       [sys.executable, "-c", _PATIENT, str(tmp_path)], cwd=ROOT, input="more\n", text=True,
-      capture_output=True, timeout=120, check=False,
+      capture_output=True, timeout=600, check=False,
       preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
       env=clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"))
   assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr[-3000:]
