@@ -2,6 +2,7 @@
 
 import io
 import os
+import socket
 import subprocess
 import sys
 import types
@@ -42,7 +43,7 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ([], "no command after `--`"), (["--", "{tmp}/noformat"], "Exec format error"),
+    ([], "no command after `--`"),
     (["--nproc", "0", "--", "true"], "must be at least 1, not 0"),
     (["--nproc", "two", "--", "true"], "'two' is not a whole number"),
     (["--nproc", "2"], "no command after `--`"), (["--nproc", "2", "--"], "no command after `--`"),
@@ -50,7 +51,6 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--", "./no/such.py"], "./no/such.py does not exist"),
     (["--nproc", "2", "--", "{tmp}/plain.py"], "is not executable; did you mean `-- python"),
     (["--nproc", "2", "--", "{tmp}"], "is a directory"),
-    (["--nproc", "2", "--", "{tmp}/noformat"], "Exec format error"),
     (["--nproc", "2", "--grace", "-1", "--", "true"], "at least 0"),
     (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
     (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
@@ -59,26 +59,33 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py/a ")])
-def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, arguments, words):
+def test_slips_of_run_are_one_sentence_and_status_2(tmp_path, capsys, arguments, words):
   (tmp_path / "plain.py").touch()
-  (tmp_path / "noformat").write_bytes(b"\x00\x01")
-  (tmp_path / "noformat").chmod(0o755)
   arguments = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
   logs = [] if "--logs" in arguments else ["--logs", str(tmp_path / "logs")]
-  done = run("run", "--no-record", *logs, *arguments)
-  assert done.returncode == 2 and done.stdout == ""
-  assert words.replace("{tmp}", str(tmp_path)) in done.stderr and "Traceback" not in done.stderr
+  assert cli.main(["run", "--no-record", *logs, *arguments]) == 2
+  said = capsys.readouterr()
+  assert said.out == "" and words.replace("{tmp}", str(tmp_path)) in said.err
 
 
-def test_a_taken_port_is_a_sentence(tmp_path):
-  import socket
+@pytest.mark.parametrize("options", [(), ("--nproc", "2")])
+def test_what_the_system_cannot_start_is_a_sentence(tmp_path, options):
+  (tmp_path / "noformat").write_bytes(b"\x00\x01")
+  (tmp_path / "noformat").chmod(0o755)
+  done = run("run", "--no-record", "--logs", str(tmp_path / "logs"), *options, "--",
+             str(tmp_path / "noformat"))
+  assert (done.returncode, done.stdout) == (2, "")
+  assert "Exec format error" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_a_sentence(tmp_path, capsys):
   with socket.socket() as taken:
     taken.bind(("127.0.0.1", 0))
     taken.listen()
     port = taken.getsockname()[1]
-    done = run("run", "--no-record", "--nproc", "1", "--port", str(port), "--logs",
-               str(tmp_path), "--", "true")
-  assert done.returncode == 2 and f"port {port} cannot be used" in done.stderr
+    assert cli.main(["run", "--no-record", "--nproc", "1", "--port", str(port), "--logs",
+                     str(tmp_path), "--", "true"]) == 2
+  assert f"port {port} cannot be used" in capsys.readouterr().err
 
 
 def test_options_of_the_script_are_the_scripts(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import jaxpace
 from tests.instrumentation import models
 from tests.instrumentation.running import P, column, instrumented, mesh_of, pair
+from tests.patience import patiently
 
 pytestmark = pytest.mark.optimized
 
@@ -31,7 +32,7 @@ def late_step(by_autodiff, base):
   def loss_of(params, x, y, seconds):
     mine = jax.lax.axis_index("data") == LATE
     x = jaxpace.delay(x, jnp.float32(base) + jnp.where(mine, seconds.reshape(()), jnp.float32(0)),
-                      limit=0.1)
+                      limit=1.0)
     return models.square_loss(params, (x, y))
 
   def step(params, batch):
@@ -112,6 +113,7 @@ def test_interleaved_jobs_shift_all_ranks_alike():
   of_ranks(state)
 
 
+@patiently(LATENESS=10e-3, MOST=20e-3)
 def test_early_ranks_are_paced_while_one_is_late_and_left_alone_after():
   paced, step, pace = instrumented(late_step(True, 10e-3), mesh_of(data=RANKS), P(), P("data"),
                                    check_vma=True, pacer=pacer(), share=True)

@@ -29,6 +29,7 @@ from experiments.labs.faults.spec import (
   Fault,
   Spec,
 )
+from tests.patience import patiently
 from tests.quick import examples
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -286,7 +287,11 @@ def test_a_tiny_lab_is_made_and_goes_on_where_it_was_stopped(tmp_path, monkeypat
   assert make.make([healthy, late], config, tmp_path, lambda *_: None, lambda _: None) == {}
 
 
+SLEEP = 60e-3
+
+
 @pytest.mark.long
+@patiently(SLEEP=60e-3)
 def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(tmp_path, monkeypatch):
   """Two processes on this host, late by more than taking turns on its cores may make a rank."""
   monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
@@ -297,10 +302,10 @@ def test_an_observed_process_sleeps_as_asked_and_its_report_names_the_layer(tmp_
   config.healthy, config.steps = {"2x1": 1}, {"2x1": 80}
   twin = dataclasses.replace(plan.plan(config)[0], seed=1)
   late = dataclasses.replace(twin, name="2x1-000-straggler", twin=twin.name, faults=(
-      dataclasses.replace(fault, targets=(1,), seconds=60e-3, onset=0, until=80),))
+      dataclasses.replace(fault, targets=(1,), seconds=SLEEP, onset=0, until=80),))
   assert not make.make([twin, late], config, tmp_path, lambda *_: None, lambda said: None)
   slept = truth.read(tmp_path / late.name, late)
-  assert (slept.extra[1] >= 60e-3).all() and not slept.extra[0].any()
+  assert (slept.extra[1] >= SLEEP).all() and not slept.extra[0].any()
   assert (slept.work >= 0.9 * 24e-3).all() and np.isfinite(slept.step[1:]).all()
   said = {one.spec.name: observed_processes.judged(one,
                                                    layer_of(one.spec) if one.spec.faults else None)

@@ -94,7 +94,7 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(number):
     maker.send_signal(number)
     assert maker.wait(timeout=300) == {signal.SIGTERM: 143}.get(number, -number)
     if number == signal.SIGKILL:
-      deadline = time.monotonic() + 10
+      deadline = time.monotonic() + 300
       while machine.pids(machine.namespaces(name)) and time.monotonic() < deadline:
         time.sleep(0.02)
       assert f"lab {name} removed" in lab.clean()
