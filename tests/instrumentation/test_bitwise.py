@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxpace.observation.clocks import clock_notice, gate, resolve_clock, words
 from tests.instrumentation import models
 from tests.instrumentation.running import extra_operands, host_callbacks, mesh_of, pair, restless
 from tests.quick import QUICK
@@ -154,3 +155,26 @@ def test_gradients_cast_up_for_the_sum_and_down_again():
 
   params, data = models.mlp_params(dtype=jnp.bfloat16), models.batches(2)
   pair(step, mesh_of(data=2), params, data[0], pacer=restless()).check_bits(params, data, STEPS)
+
+
+@pytest.mark.parametrize("name", ["native", "callback"])
+def test_timestamps_inside_a_differentiated_function_leave_the_gradient_bitwise_equal(name):
+  if name == "native" and clock_notice("cpu"):
+    pytest.skip(clock_notice("cpu"))
+  clock = resolve_clock(name)
+
+  def loss(w, x):
+    return jnp.sum(jnp.tanh(x @ w) ** jnp.float32(2))
+
+  def timestamped(w, x):
+    first = clock.timestamp(words.zero(), w, x)
+    hidden = jnp.tanh(x @ w)
+    _, after = clock.delay(jnp.sum(hidden) * jnp.float32(1e-9), 0.01, first, hidden)
+    return jnp.sum(gate(clock, after, [hidden])[0] ** jnp.float32(2)), after
+
+  w = jax.random.normal(jax.random.key(0), (7, 5))
+  x = jax.random.normal(jax.random.key(1), (3, 7))
+  plain = jax.jit(jax.grad(loss))(w, x)
+  timed, timestamp = jax.jit(jax.grad(timestamped, has_aux=True))(w, x)
+  np.testing.assert_array_equal(np.asarray(plain), np.asarray(timed))
+  assert words.to_ns(np.asarray(timestamp)) > 0
