@@ -279,12 +279,12 @@ class Shares:
     balancer knows; the same on all processes."""
     return self._shared().state
 
-  def restore(self, state: ShareState) -> None:
-    """Goes on from what `state` returned, before the first step. Of another number of ranks only
-    the number of the step is taken: counts begin evenly.
+  def restore(self, state: Any) -> None:
+    """Goes on from what `state` returned, before the first step. Of another number of ranks, or of
+    another balancer, only the number of the step is taken: counts begin evenly, with a notice.
 
     Args:
-      state: a `ShareState`, or the tuple of its four that a checkpoint made of it.
+      state: a `ShareState`, or the tuple or dict of its four that a checkpoint made of it.
     """
     self._shared().restore(state)
 

@@ -76,11 +76,14 @@ class BusyTimes:
     self._read()
     while wanted and min(self._latest) < wanted[-1]:
       if time.monotonic() > until:
-        # Their timestamps don't come: never waited for again.
+        # Their timestamps don't come: none are waited for until some have come by themselves.
         self._patience = 0.0
         break
       time.sleep(_MOMENT)
       self._read()
+    else:
+      # They came, however late: a process that stood still for minutes goes on.
+      self._patience = _PATIENCE if wanted else self._patience
     found = np.array([[_NAN if call is None else own.get(call, _NAN) for call in calls]
                       for own in self._busy], np.float32)
     for own in self._busy:
@@ -171,7 +174,7 @@ class ShareState(NamedTuple):
   step: np.ndarray  # [] int64, number of the next step
   counts: np.ndarray  # [R] int32, micro-batches of each rank in it
   ran: np.ndarray  # [R] int64, micro-batches that each rank has been given so far
-  balancer: Any  # the balancer's
+  balancer: tuple[np.ndarray, ...]  # what the balancer knows: the leaves of its state, in order
 
 
 class _Sent(NamedTuple):
@@ -200,17 +203,29 @@ class SharedCounts:
                     if device.process_index == jax.process_index()}
     self._told: np.ndarray | None = None
     self._begin(self._fresh(0))
-    # Now, not in the middle of the job: compiling takes seconds.
+    self._update = self._compiled()
+
+  def _compiled(self) -> Any:
+    """Compiles what asks the balancer. Now, not in the middle of the job: it takes seconds. None,
+    with a warning, where the balancer can't be asked; on all processes then, being the same."""
     ran = np.stack([self._even] * MOST)
     with _beside():
-      self._update = jax.jit(self._updates).lower(
-          np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
-          self._even, self._inner, _NAN).compile()
+      try:
+        lowered = jax.jit(self._updates).lower(
+            np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
+            self._even, self._inner, _NAN)
+      except Exception as error:
+        _LOG.warning("The balancer can't be asked, so work stays shared evenly. Its update must "
+                     "return ([%d] int32 counts, a state like the one it was given): %s: %s",
+                     self._count, type(error).__name__, error)
+        return None
+      return lowered.compile()
 
   def _begin(self, state: ShareState) -> None:
     """Begins at a state, with nothing on its way."""
     self._number, self._counts = int(state.step), state.counts
-    self._ran, self._inner = state.ran.copy(), state.balancer
+    self._ran = state.ran.copy()
+    self._inner = jax.tree.unflatten(self._structure, state.balancer)
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
     self._sent: _Sent | None = None
@@ -220,25 +235,37 @@ class SharedCounts:
 
   def _fresh(self, step: int) -> ShareState:
     with _beside():
-      inner = jax.tree.map(np.asarray, self._balancer.init(self._count))
-    return ShareState(np.asarray(step), self._even, np.zeros(self._count, np.int64), inner)
+      leaves, self._structure = jax.tree.flatten(self._balancer.init(self._count))
+      return ShareState(np.asarray(step), self._even, np.zeros(self._count, np.int64),
+                        tuple(map(np.asarray, leaves)))
 
   @property
   def state(self) -> ShareState:
     """What a checkpoint holds."""
     return ShareState(np.asarray(self._number), self._counts, self._ran.copy(),
-                      jax.tree.map(own_context.fetch, self._inner))
+                      tuple(map(own_context.fetch, jax.tree.leaves(self._inner))))
 
-  def restore(self, state: ShareState) -> None:
-    """Goes on from a checkpoint; of another number of ranks only the step is kept."""
-    state = ShareState(*state)
-    step = int(np.asarray(state.step))
-    fresh = self._fresh(step)
-    same = np.shape(state.counts) == (self._count,) and self._sound(np.asarray(state.counts))
-    self._begin(fresh if not same else ShareState(
-        np.asarray(step), np.asarray(state.counts, np.int32), np.asarray(state.ran, np.int64),
-        jax.tree.unflatten(jax.tree.structure(fresh.balancer),
-                           [np.asarray(leaf) for leaf in jax.tree.leaves(state.balancer)])))
+  def restore(self, state: Any) -> None:
+    """Goes on from a checkpoint; of other ranks or another balancer only the step is kept, with a
+    notice."""
+    # As a tuple, or a dict of its fields, which named tuples may come back as.
+    stored = ShareState(**state) if isinstance(state, dict) else ShareState(*state)
+    fresh = self._fresh(int(np.asarray(stored.step)))
+    counts, leaves = np.asarray(stored.counts), [*map(np.asarray, jax.tree.leaves(stored.balancer))]
+    if counts.shape != (self._count,):
+      other = f"{counts.size} ranks, and this job has {self._count}"
+    elif not self._sound(counts) or [leaf.shape for leaf in leaves] != [
+        leaf.shape for leaf in fresh.balancer]:
+      other = "another balancer or another global batch"
+    else:
+      self._begin(fresh._replace(
+          counts=counts.astype(np.int32), ran=np.asarray(stored.ran, np.int64),
+          balancer=tuple(leaf.astype(like.dtype)
+                         for leaf, like in zip(leaves, fresh.balancer, strict=True))))
+      return
+    _LOG.warning("The checkpoint's shares are of %s: counts begin evenly, at step %d. What was "
+                 "known of speeds is lost, no training state is.", other, int(fresh.step))
+    self._begin(fresh)
 
   def steer(self, request: ControlRequest) -> None:
     """Goes by other settings from the next step on; every process calls it before the same one."""
@@ -249,13 +276,14 @@ class SharedCounts:
     number = self._number
     if self._busy is None:
       self._busy = BusyTimes(step, self._gathered.own)
-    if number % EVERY == 0:
+    if number % EVERY == 0 and self._update is not None:
       self._take()
       self._ask()
       if number >= self._due:
         self._send(number)
     counts = self._counts if self._steered.allows(number) else self._even
-    self._recent[number] = step.calls, counts
+    if self._update is not None:
+      self._recent[number] = step.calls, counts
     if counts is not self._told:
       # For whoever records the step.
       self._told, step.micro_batches = counts, {

@@ -1,12 +1,13 @@
 """Counts of an observed step: what ranks are busy with is read in the ring, and all change at one
 step."""
 
-import pathlib
 import time
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,15 +15,15 @@ import pytest
 import jaxpace
 from jaxpace.coordination import knobs
 from jaxpace.core.observed import ObservedCollective
+from jaxpace.live import speeds
 from jaxpace.live.control_request import ControlRequest
-from jaxpace.live.speeds import Gathered, busy_seconds
+from jaxpace.live.speeds import BusyTimes, Gathered, busy_seconds
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
 from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
-from tests.multiprocess import jobs
 
 RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
 SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32),
@@ -110,7 +111,7 @@ def test_exchanges_grow_rare_while_counts_stay_and_leave_no_step_out(monkeypatch
   apart = np.diff(sent).tolist()
   assert apart == [4] * apart.count(4) + [8] * apart.count(8) + [16] * apart.count(16)
   assert sent[0] == 8 and min(map(apart.count, (4, 8, 16))) > 2
-  steps, last, left_out = job.feed.state().balancer
+  steps, last, left_out = job.feed.state().balancer  # its leaves, in order
   assert steps == last + 1 > 128 and left_out == 0
 
 
@@ -182,24 +183,83 @@ def test_a_batch_as_the_loader_lays_it_out_and_counts_alone():
     share.take(SOURCE)
 
 
-def test_a_restart_on_other_ranks_goes_on_at_the_step_with_even_counts():
+@pytest.mark.parametrize(("counts", "knows", "other"), [
+    ([7, 1], [np.int32(3)], "2 ranks, and this job has 4"),
+    ([9, 1, 1, 1], [np.int32(3)], "another balancer or another global batch"),
+    ([5, 1, 1, 1], [np.zeros(2, np.int32)], "another balancer or another global batch"),
+    ([5, 1, 1, 1], [], "another balancer or another global batch")])
+def test_shares_of_another_job_keep_the_step_and_begin_evenly(counts, knows, other, caplog):
   job = Job()
-  job.feed.restore((np.asarray(7), np.array([7, 1], np.int32), np.array([49, 7]), np.int32(3)))
+  job.feed.restore((np.asarray(7), np.array(counts), np.array(counts) * 7, knows))
   job.run(1)
   assert job.ran == [EVEN] and int(job.feed.state().step) == 8
-  assert job.feed.state().balancer == 0
+  assert job.feed.state().balancer == (0,)
+  assert f"of {other}: counts begin evenly, at step 7" in caplog.text
 
 
-def test_counts_that_cannot_be_stay_as_they_were(caplog):
-  def update(observation, state):
-    return jnp.array([9, -1, 0, 1], jnp.int32), state
-
-  nonsense = jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL)
-  job = Job(balancer=nonsense)
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_checkpoint_of_orbax_gives_back_what_is_known(tmp_path, typed):
+  """By the leaves' places, for without a target named tuples come back as dicts, by name."""
+  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY, window=8))
   job.run(18)
-  assert job.ran == [EVEN] * 18
-  assert [record.message[:36] for record in caplog.records] == [
-      "The balancer asks for counts of [9, "]
+  kept = job.feed.state()
+  with ocp.StandardCheckpointer() as checkpointer:
+    checkpointer.save(tmp_path / "18", {"feed": kept})
+    checkpointer.wait_until_finished()
+    found = checkpointer.restore(tmp_path / "18", *([{"feed": kept}] if typed else ()))["feed"]
+  other = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY, window=8))
+  other.restore(found)
+  chex.assert_trees_all_equal(other.state(), kept)
+  assert np.any(kept.balancer[0] > 0) and type(found) is (type(kept) if typed else dict)
+
+
+@pytest.mark.parametrize(("update", "said"), [
+    (lambda seen, state: (jnp.array([9, -1, 0, 1], jnp.int32), state), "asks for counts of [9, "),
+    (lambda seen, state: (seen.arrivals * jnp.nan, state), "asks for counts of [0, 0, 0, 0]"),
+    (lambda seen, state: (jnp.zeros(3, jnp.int32), state), "can't be asked, so work stays shared"),
+    (lambda seen, state: (seen.counts, state + 0.5), "can't be asked, so work stays shared"),
+    (lambda seen, state: [][0], "must return ([4] int32 counts, a state like the one")])
+def test_counts_that_cannot_be_stay_as_they_were(update, said, caplog):
+  job = Job(balancer=jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL))
+  job.run(18)
+  assert job.ran == [EVEN] * 18 and job.feed.drawn() == 18 * TOTAL * SIZE
+  (record,) = caplog.records
+  assert said in record.message
+
+
+def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
+  """What the ring would show of ranks of these speeds, to the last digit."""
+  seconds = np.array([1e-3, 3e-3, 1e-3, 1e-3])
+
+  def of(times, calls):
+    return np.array([[seconds[r] * job.ran[call][r] if call is not None else np.nan
+                      for call in calls] for r in range(RANKS)], np.float32)
+
+  monkeypatch.setattr(BusyTimes, "of", of)
+  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job.run(60)
+  assert job.ran[-1] == [3, 1, 2, 2]
+  kept, seconds = job.feed.state(), np.array([1e-3, 1e-3, 1e-3, 3e-3])
+  job.feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job.feed.restore(kept)
+  job.run(60)
+  assert job.ran[60] == [3, 1, 2, 2] and job.ran[-1][3] == 1 and job.ran[-1][1] > 1
+  assert job.seen.max() - job.seen.min() == 0, "120 steps of 16 are forty epochs of 48"
+
+
+def test_a_process_that_stood_still_for_long_is_waited_for_again(monkeypatch):
+  job = Job()
+  job.run(1)
+  monkeypatch.setattr(speeds, "_PATIENCE", 0.0)
+  busy = BusyTimes(job.step, list(job.mesh.devices.flat))
+  assert np.isnan(busy.of([job.step.calls])).all(), "out of patience"
+  monkeypatch.setattr(speeds, "_PATIENCE", 60.0)
+  job.run(1)
+  jax.block_until_ready(job.w)
+  assert (busy.of([job.step.calls - 1]) > 0).all()
+  # Waiting lets the step end.
+  monkeypatch.setattr(speeds.time, "sleep", lambda seconds: job.run(1))
+  assert (busy.of([job.step.calls + 1]) > 0).all()
 
 
 def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
@@ -248,18 +308,3 @@ def test_busy_is_what_lies_outside_of_collectives():
                    tag.astype(np.uint32), ns)
   busy = busy_seconds(ran, [collective(0, 2, 3), collective(1, 4, 5)])
   np.testing.assert_allclose(busy, [20e-9, 50e-9])
-
-
-@pytest.mark.long
-def test_two_processes_change_to_the_same_counts_at_the_same_step():
-  address = f"127.0.0.1:{jobs.free_high_port()}"
-  worker = pathlib.Path(jobs.__file__).with_name("shares_worker.py")
-  found = jobs.run(worker, [
-      jobs.clean_environment(ADDRESS=address, INDEX=str(index),
-                             XLA_FLAGS="--xla_force_host_platform_device_count=2")
-      for index in range(2)])
-  assert [status for status, _ in found] == [0, 0], found
-  one, other = (jobs.facts(output) for _, output in found)
-  assert one == other
-  assert one["counts"][:16] == [EVEN] * 16 and one["counts"][16] != EVEN
-  assert one["trained"] == [10] * EXAMPLES

@@ -1,21 +1,28 @@
-"""One of two processes of two ranks each, whose work is shared by what the ring showed of their
-speeds."""
+"""A process of a job whose work is shared by what the ring showed of its ranks' speeds: every form
+of a step, or one job that is cut."""
 
 import json
 import os
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
 
 import jax
 
-jax.config.update("jax_cpu_collectives_implementation", "gloo")
-jax.distributed.initialize(os.environ["ADDRESS"], 2, int(os.environ["INDEX"]))
+PROCESSES, INDEX = int(os.environ["PROCESSES"]), int(os.environ["INDEX"])
+if PROCESSES > 1:
+  jax.config.update("jax_cpu_collectives_implementation", "gloo")
+  jax.distributed.initialize(os.environ["ADDRESS"], PROCESSES, INDEX)
 
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import jaxpace  # noqa: E402
+from tests.live import shared_forms  # noqa: E402
 
 TOTAL, CAPACITY, SIZE, EXAMPLES = 8, 5, 2, 48
-mesh = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
 
 
 def update(observation, state):
@@ -34,22 +41,55 @@ def loss_fn(w, micro_batch):
   return jnp.sum(micro_batch["x"] * w), jnp.float32(SIZE), seen
 
 
-def train(w, batch, counts):
-  (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True, mesh=mesh)
-  return w - grads, seen
+def happens(event):
+  """What befalls process 1."""
+  if event == "killed":
+    os.kill(os.getpid(), signal.SIGKILL)
+  subprocess.Popen(["sh", "-c", f"sleep 1; kill -CONT {os.getpid()}"])
+  os.kill(os.getpid(), signal.SIGSTOP)
 
 
-balancer = jaxpace.Balancer(lambda ranks: (jnp.full(4, 2, jnp.int32), jnp.zeros(4, jnp.float32)),
-                            update, TOTAL)
-source = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES, dtype=np.int32)}
-feed = jaxpace.shares(mesh, examples=EXAMPLES, size=SIZE, total_micro_batches=TOTAL,
-                      capacity=CAPACITY, balancer=balancer)
-step, w, ran, trained = jaxpace.observe(jax.jit(train)), jnp.float32(0), [], np.zeros(EXAMPLES, int)
-for _ in range(30):
-  share = feed.next(step)
-  w, seen = step(w, share.batch(source), share.counts)
-  ran.append(share.counts.tolist())
-  trained += np.asarray(seen)
-print("FACTS " + json.dumps({
-    "counts": ran, "trained": trained.tolist(), "ran": feed.state().ran.tolist(),
-    "busy": np.asarray(feed.state().balancer[1]).view(np.uint32).tolist()}))
+def cut(kept, end, event, at):
+  """Trains from the last checkpoint to step `end`; to process 1 something happens at a step."""
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  even = jnp.full(mesh.size, TOTAL // mesh.size, jnp.int32)
+  balancer = jaxpace.Balancer(lambda ranks: (even, jnp.zeros(ranks, jnp.float32)), update, TOTAL)
+  source = {"x": np.arange(EXAMPLES, dtype=np.float32),
+            "number": np.arange(EXAMPLES, dtype=np.int32)}
+  feed = jaxpace.shares(mesh, examples=EXAMPLES, size=SIZE, total_micro_batches=TOTAL,
+                        capacity=CAPACITY, balancer=balancer)
+
+  def train(w, batch, counts):
+    (_, seen), grads = jaxpace.accumulate(loss_fn, w, batch, counts, has_aux=True, mesh=mesh)
+    return w - grads, seen
+
+  step, w, ran, trained = (jaxpace.observe(jax.jit(train)), jnp.float32(0), [],
+                           np.zeros(EXAMPLES, int))
+  if kept.exists():
+    w, trained, state = pickle.loads(kept.read_bytes())
+    feed.restore(state)
+  for number in range(int(feed.state().step), end):
+    if INDEX == 1 and number == at:
+      happens(event)
+    share = feed.next(step)
+    w, seen = step(jnp.float32(w), share.batch(source), share.counts)
+    ran.append(share.counts.tolist())
+    trained += np.asarray(seen)
+    if number % 10 == 9 and INDEX == 0:
+      written = kept.with_suffix(".new")
+      written.write_bytes(pickle.dumps((float(w), trained, tuple(feed.state()))))
+      written.rename(kept)
+  state = feed.state()
+  return {"counts": ran, "trained": trained.tolist(), "ran": state.ran.tolist(),
+          "busy": state.balancer[1].view(np.uint32).tolist()}
+
+
+try:
+  found = ({name: shared_forms.check(name) for name in shared_forms.FORMS}
+           if sys.argv[1] == "forms" else
+           cut(pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])))
+except Exception as error:
+  print(f"ENDED {type(error).__name__}: {error}", flush=True)
+  # Without the barrier at which a process waits for those that are gone.
+  os._exit(3)
+print("FACTS " + json.dumps(found))

@@ -1,0 +1,42 @@
+"""Work shared by speed in jobs of several processes: any form of a step, and a job that is cut."""
+
+import pytest
+
+from tests.multiprocess import jobs
+
+pytestmark = pytest.mark.long
+EVEN = [2, 2, 2, 2]
+
+
+def start(processes, devices, *arguments):
+  """Runs a job; returns each process's exit status and output."""
+  place = {"ADDRESS": f"127.0.0.1:{jobs.free_high_port()}", "PROCESSES": str(processes)}
+  return jobs.finish([jobs.start("shares_worker.py", *arguments, devices=devices,
+                                 INDEX=str(index), **place) for index in range(processes)], 480)
+
+
+def facts(done):
+  assert [status for status, _ in done] == [0] * len(done), done
+  one, *others = (jobs.facts(output) for _, output in done)
+  assert all(other == one for other in others), "the same on all processes, to the last bit"
+  return one
+
+
+def test_any_form_of_a_step_on_four_processes():
+  facts(start(4, 1, "forms"))
+
+
+def test_every_example_once_an_epoch_through_three_cuts(tmp_path):
+  """Killed at step 26, stopped for a second at 34, and on half of the ranks from 50 to 60: sixteen
+  examples a step, 48 in an epoch."""
+  kept = tmp_path / "kept"
+  killed = start(4, 1, "cut", kept, 1000, "killed", 26)
+  assert killed[1][0] == -9 and all(status for status, _ in killed), killed
+  assert any("ENDED" in output for _, output in killed), "as without jaxpace"
+  first = facts(start(2, 2, "cut", kept, 50, "stopped", 34))
+  assert len(first["counts"]) == 30, "from the checkpoint after step 19"
+  fewer = facts(start(1, 2, "cut", kept, 60, "nothing", -1))
+  assert fewer["counts"][:8] == [[4, 4]] * 8 and len(fewer["counts"]) == 10
+  last = facts(start(2, 2, "cut", kept, 90, "nothing", -1))
+  assert last["counts"][:16] == [EVEN] * 16 and last["counts"][-1] != EVEN
+  assert last["trained"] == [30] * 48
