@@ -1,27 +1,18 @@
-"""Rows as columns of numbers; what they must be like; and the quick way to read them from the small
-parts that a job writes all the time.
+"""Rows as columns of numbers, and what they must be like.
 
 A number outside its range would overflow in a difference, or ask for memory. A row whose step, rank
 or the like is outside says nothing of anybody and is left out; a time that is outside is not known.
 Both are said once.
-
-A job of many processes writes dozens of small files a second. Each is read in one go, its footer is
-parsed once, and columns that its footer says to be constant (whose process it is, which attempt)
-are not decoded. Whatever is not as a recorder writes it, is left to `table_reader`, which
-finds out what is wrong and says it.
 """
 
 from __future__ import annotations
 
-import pathlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from jaxpace.files.reading import UnreadableError, read_bytes
 from jaxpace.files.schemas import RANKS, TIME
 from jaxpace.runs import schema
 from jaxpace.runs.run import MISSING
@@ -34,38 +25,12 @@ null."""
 KEYS = ("step", "rank", "process", "attempt", "collective")
 CAUSES = tuple(cause.column for cause in PAUSES.values())
 """Of what a process did between steps; most often none of it, in all rows of a part."""
-_SMALL = 1 << 18
-"""Bytes. Larger files are merged ones, which come one at a time."""
 
 
 def of_table(data: pa.Table) -> Columns:
   """Converts a table's columns of numbers; others are left out."""
   return {field.name: _numbers(data.column(field.name)) for field in data.schema
           if is_number(field.type)}
-
-
-def read_small(path: pathlib.Path, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
-  """Reads a small part; None where it is large, gone, damaged, or not as a recorder writes it.
-
-  Args:
-    path: its file.
-    needed: columns that it must have.
-    wanted: columns to read; of those that it lacks there is what `ABSENT` says, and not
-      the others.
-
-  Raises:
-    PermissionError: it can't be read.
-  """
-  try:
-    data = read_bytes(path, _SMALL)
-    found = _read(data, needed, wanted) if data else None
-    unsound: list[str] = []
-    Soundness("", unsound).rows(found or {})
-    return None if unsound else found
-  except PermissionError:
-    raise
-  except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
-    return None
 
 
 def joined(parts: Iterable[Columns]) -> list[Columns]:
@@ -77,41 +42,6 @@ def joined(parts: Iterable[Columns]) -> list[Columns]:
   return [some[0] if len(some) == 1
           else {name: np.concatenate([one[name] for one in some]) for name in names}
           for names, some in alike.items()]
-
-
-def _read(data: bytes, needed: Sequence[str], wanted: Sequence[str]) -> Columns | None:
-  # of memory: nothing to close
-  file = pq.ParquetFile(pa.BufferReader(data), page_checksum_verification=True)
-  schema, meta = file.schema_arrow, file.metadata
-  if name_fault(schema.names) or any(map(type_fault, schema)) or meta.num_rows > 16 * _SMALL:
-    return None
-  if any(map(pa.types.is_unsigned_integer, schema.types)):
-    return None
-  types = dict(zip(schema.names, schema.types, strict=True))
-  present = [name for name in wanted if name in types]
-  if meta.num_row_groups != 1 or not meta.num_rows or not types.keys() >= set(needed):
-    return None
-  group = meta.row_group(0)
-  constant: dict[str, int] = {}
-  for at, name in enumerate(schema.names):
-    if name not in KEYS and name not in CAUSES:
-      continue
-    said = group.column(at).statistics
-    if said is None or not said.has_null_count or said.null_count:
-      if name in KEYS:
-        return None
-      if said is not None and said.null_count == meta.num_rows and name in present:
-        present.remove(name)
-      continue
-    if said.has_min_max and (low := said.min) == said.max:
-      constant[name] = low
-  read = file.read_row_group(0, columns=[name for name in present if name not in constant],
-                             use_threads=False)
-  found = {name: np.full(meta.num_rows, constant[name], np.int64) if name in constant
-           else _numbers(read.column(name))
-           for name in present}
-  return found | {name: np.full(meta.num_rows, value, np.int64) for name, value in ABSENT.items()
-                  if name in wanted and name not in types}
 
 
 def _numbers(column: pa.ChunkedArray) -> np.ndarray:

@@ -13,9 +13,9 @@ import numpy as np
 
 from jaxpace.runs import dense, table_reader
 from jaxpace.runs.cells import StepAxis, seconds_of
-from jaxpace.runs.columns import CAUSES, KEYS, Columns, read_small
+from jaxpace.runs.columns import CAUSES, KEYS, Columns
 from jaxpace.runs.run import MISSING, Process, Run
-from jaxpace.runs.table_reader import NEEDED, Part, Rows, TableFiles
+from jaxpace.runs.table_reader import Part, Rows, TableFiles
 
 
 class PartFollower:
@@ -97,36 +97,28 @@ class PartFollower:
   def _catch_up(self, process: int, parts: list[Part], columns: Sequence[str],
                 steps: int) -> Iterator[Columns]:
     """Opens parts from the newest back, as far as is wanted, and reads them in their order."""
-    opened: list[tuple[Part, TableFiles | Columns]] = []
+    opened: list[tuple[Part, TableFiles]] = []
     read = self._read.get(process, -1)
     newest: int | None = None
     for part in reversed(parts):
       if part.last <= read:
         break
-      rows = read_small(part.path, NEEDED[self._table], columns)
-      if rows is not None:
-        low, high = int(rows["step"].min()), int(rows["step"].max())
-        opened.append((part, rows))
-      else:
-        table = TableFiles(self._table, [part])
-        if table.vanished:  # merged just now: what holds its rows is listed next time
-          return
-        if not table.rows:
-          self._note(part, table)
-          continue
-        low, high = table.step_range
-        opened.append((part, table))
+      table = TableFiles(self._table, [part])
+      if table.vanished:  # merged just now: what holds its rows is listed next time
+        return
+      if not table.rows:
+        self._note(part, table)
+        continue
+      low, high = table.step_range
+      opened.append((part, table))
       newest = high if newest is None else newest
       if low <= newest - steps + 1:
         break
-    for part, source in reversed(opened):
-      if not isinstance(source, TableFiles):
-        yield source
-        continue
-      yield from source.read(columns)
-      if source.vanished:
+    for part, table in reversed(opened):
+      yield from table.read(columns)
+      if table.vanished:
         return
-      self._note(part, source)
+      self._note(part, table)
     if parts:
       self._read[process] = max(read, parts[-1].last)
       self._written(parts[-1])

@@ -1,8 +1,13 @@
 """Finds the Parquet parts of a table and reads its rows, part by part; a part that can't be read is
-reported and left out."""
+reported and left out.
+
+A job of many processes writes dozens of small files a second: each is opened once, and read in one
+go.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import pathlib
@@ -13,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from jaxpace.files.reading import UnreadableError, check_regular
+from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
 from jaxpace.runs import schema
 from jaxpace.runs.columns import (
   ABSENT,
@@ -34,6 +39,8 @@ NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns",
 _LARGEST_FOOTER = 8 << 20
 _LARGEST_GROUP = 1 << 30
 """Bytes of a row group when unpacked; a recorder's have a million rows at most."""
+_SMALL, _MOST_HELD = 1 << 18, 64 << 20
+"""Bytes of a file that is read in one go, and of all that are held until their rows are read."""
 _LARGEST_BATCH = 1 << 20
 """Rows that are handed on at once."""
 _ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
@@ -53,8 +60,9 @@ class TableFiles:
     """Names of parts that were listed and are gone."""
     self.problems: list[str] = []
     self._sound = Soundness(name, self.problems)
+    self._held = 0
     self._files = [opened for part in parts for opened in self._open(part)]
-    self.rows = sum(meta.num_rows for _, meta in self._files)
+    self.rows = sum(file.meta.num_rows for file in self._files)
     self.step_range = self._range("step")
     if self.step_range[1] < 0:
       self.rows = 0  # none that says which step it is of
@@ -64,7 +72,7 @@ class TableFiles:
   @property
   def columns(self) -> set[str]:
     """Names of the columns that any part has."""
-    return {name for _, meta in self._files for name in meta.schema.names}
+    return {name for file in self._files for name in file.meta.schema.names}
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[Columns]:
     """Yields the columns of numbers, brought into range; else as `tables`."""
@@ -79,8 +87,8 @@ class TableFiles:
         `columns.ABSENT` says, and not the others.
       keep: lowest and highest step wanted; row groups wholly outside are not read.
     """
-    for part, meta in self._files:
-      yield from self._read_part(part, meta, columns, keep)
+    for file in self._files:
+      yield from self._read_file(file, columns, keep)
 
   def renumber(self, ranks: np.ndarray) -> None:
     """From now on hands a rank's place in `ranks`, which rise, on instead of its number."""
@@ -91,12 +99,15 @@ class TableFiles:
     parts = [np.unique(data[column]) for data in self.read([column])]
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
-  def _read_part(self, part: Part, meta: pq.FileMetaData, columns: Sequence[str],
+  def _read_file(self, opened: _Opened, columns: Sequence[str],
                  keep: tuple[int, int] | None) -> Iterator[pa.Table]:
-    present = [c for c in columns if c in meta.schema.names]
+    part, meta = opened.part, opened.meta
+    there = set(meta.schema.names)
+    present = [c for c in columns if c in there]
     try:
-      with pq.ParquetFile(part.path, metadata=meta, memory_map=False,
-                          page_checksum_verification=True) as file:
+      # What is in memory needs no closing.
+      with (contextlib.nullcontext(opened.held) if opened.held else pq.ParquetFile(
+          part.path, metadata=meta, memory_map=False, page_checksum_verification=True)) as file:
         for group in range(meta.num_row_groups):
           span = _statistics(meta, group, "step")
           if keep and span and (span[1] < keep[0] or span[0] > keep[1]):
@@ -110,16 +121,16 @@ class TableFiles:
       raise
     except _UNREADABLE as error:
       self._torn(part, f"is corrupt, its remaining rows are left out ({_first_line(error)})")
-      for inner, inner_meta in self._inside(part):
-        yield from self._read_part(inner, inner_meta, columns, keep)
+      for inner in self._inside(part):
+        yield from self._read_file(inner, columns, keep)
 
   def _range(self, column: str) -> tuple[int, int]:
     spans: list[tuple[int, int]] = []
-    for part, meta in self._files:
-      found = [_statistics(meta, group, column) for group in range(meta.num_row_groups)]
+    for file in self._files:
+      found = [_statistics(file.meta, group, column) for group in range(file.meta.num_row_groups)]
       if None in found:
         values = [self._sound.rows(of_table(rows))[column]
-                  for rows in self._read_part(part, meta, [column], None)]
+                  for rows in self._read_file(file, [column], None)]
         found = [(int(v.min()), int(v.max())) for v in values if v.size]
       spans.extend(s for s in found if s)
     most = LIMITS[column]
@@ -128,21 +139,27 @@ class TableFiles:
     inside = [(max(low, 0), min(high, most)) for low, high in spans if low <= most and high >= 0]
     return (min(s[0] for s in inside), max(s[1] for s in inside)) if inside else (0, -1)
 
-  def _open(self, part: Part) -> list[tuple[Part, pq.FileMetaData]]:
-    """A part and its footer; of a torn one, those of the leftovers inside it."""
-    meta = _metadata(part, self.name)
-    if meta is None:
+  def _open(self, part: Part) -> list[_Opened]:
+    """A part that holds rows; of a torn one, the leftovers inside it."""
+    opened = _opened(part, self.name)
+    if opened is None:
       self._gone(part)
       return []
-    if not isinstance(meta, str):
-      return [(part, meta)] if meta.num_rows else []
-    self._torn(part, f"left out: {meta}")
+    if isinstance(opened, _Opened):
+      return self._with_rows(opened)
+    self._torn(part, f"left out: {opened}")
     return self._inside(part)
 
-  def _inside(self, part: Part) -> list[tuple[Part, pq.FileMetaData]]:
-    found = ((inner, _metadata(inner, self.name)) for inner in part.inside)
-    return [(inner, meta) for inner, meta in found
-            if meta is not None and not isinstance(meta, str) and meta.num_rows]
+  def _inside(self, part: Part) -> list[_Opened]:
+    found = (_opened(inner, self.name) for inner in part.inside)
+    return [one for opened in found if isinstance(opened, _Opened)
+            for one in self._with_rows(opened)]
+
+  def _with_rows(self, opened: _Opened) -> list[_Opened]:
+    """Itself, if it has rows: held in memory while there is room."""
+    self._held += opened.size if opened.held else 0
+    kept = opened if self._held <= _MOST_HELD else opened._replace(held=None)
+    return [kept] if opened.meta.num_rows else []
 
   def _gone(self, part: Part) -> None:
     """The job still runs and has merged this part into another since it was listed."""
@@ -200,14 +217,31 @@ class Rows:
     return iter(())
 
 
-def _metadata(part: Part, table: str) -> pq.FileMetaData | str | None:
-  """The footer, or why it can't be used; None if the file is gone."""
+class _Opened(NamedTuple):
+  """A part that can be read, as far as its footer says."""
+
+  part: Part
+  meta: pq.FileMetaData
+  size: int
+  """Bytes."""
+  held: pq.ParquetFile | None
+  """All of a small one, in memory."""
+
+
+def _opened(part: Part, table: str) -> _Opened | str | None:
+  """A part's file, or why it can't be used; None if it is gone."""
+  held = None
   try:
     size = check_regular(part.path)
     if size == 0:
       return "empty"
-    _check_footer(part.path, size)
-    meta = pq.read_metadata(part.path)
+    if size <= _SMALL:
+      held = pq.ParquetFile(pa.BufferReader(read_bytes(part.path, _SMALL)),
+                            page_checksum_verification=True)
+      meta = held.metadata
+    else:
+      _check_footer(part.path, size)
+      meta = pq.read_metadata(part.path)
     fields = list(meta.schema.to_arrow_schema())
     names = [field.name for field in fields]
     for group in range(meta.num_row_groups):
@@ -218,8 +252,6 @@ def _metadata(part: Part, table: str) -> pq.FileMetaData | str | None:
     return None
   except _UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
-  except UnreadableError as error:
-    return f"it {error}"
   lacking = [name for name in NEEDED[table] if name not in names]
   if lacking:
     return f"it has no column {' and '.join(map(repr, lacking))}"
@@ -231,7 +263,7 @@ def _metadata(part: Part, table: str) -> pq.FileMetaData | str | None:
   groups = [meta.row_group(group).total_byte_size for group in range(meta.num_row_groups)]
   if groups and max(groups) > _LARGEST_GROUP:
     return f"it has a row group of {max(groups):,} bytes, more than {_LARGEST_GROUP:,}"
-  return meta
+  return _Opened(part, meta, size, held)
 
 
 def _completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:

@@ -18,6 +18,7 @@ from jaxpace.runs import growing as parts
 from jaxpace.runs.growing import PartFollower
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
+from jaxpace.runs.table_reader import TableFiles
 from jaxpace.show.watch.live import line
 from tests.lib.said import numbers, only
 from tests.quick import examples
@@ -47,8 +48,8 @@ def keys(rows):
 
 def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_path, monkeypatch):
   opened = []
-  monkeypatch.setattr(parts, "read_small",
-                      lambda path, *columns: opened.append(path) or original(path, *columns))
+  monkeypatch.setattr(parts, "TableFiles",
+                      lambda table, found: opened.extend(found) or TableFiles(table, found))
   follower, seen = PartFollower(growing.directory / "collectives", "collectives", "growing"), []
   for step in range(20, 221, 20):
     growing.write(step)
@@ -59,9 +60,6 @@ def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_pat
   for store in growing.stores.values():
     store.compact()
   assert list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192)) == [] and len(opened) == 2 * 11
-
-
-original = parts.read_small
 
 
 def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing):
@@ -82,12 +80,12 @@ def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds
   for step in (10, 20, 30):
     growing.write(step)
 
-  def merging(path, *columns):
+  def merging(table, found):
     if growing._upto[0] == 30:
       growing.write(40)  # the fourth part: all four become one, the three listed are gone
-    return original(path, *columns)
+    return TableFiles(table, found)
 
-  monkeypatch.setattr(parts, "read_small", merging)
+  monkeypatch.setattr(parts, "TableFiles", merging)
   before = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
   after = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
   assert (not before and {key[0] for key in after} == set(range(40))

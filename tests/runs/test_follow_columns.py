@@ -1,4 +1,4 @@
-"""Small parts read in one go: the same rows that the table's own reader gives, or None."""
+"""Small parts, read in one go, and large ones: the same rows, the same said of what is wrong."""
 
 import numpy as np
 import pyarrow as pa
@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.runs import columns, growing
+from jaxpace.runs import columns, growing, table_reader
 from jaxpace.runs.run import MISSING
-from jaxpace.runs.table_reader import NEEDED, Part, TableFiles
+from jaxpace.runs.table_reader import Part, TableFiles
 from tests.quick import examples
 
+WANTED = (*growing.STEPS_COLUMNS, *growing.GUARD_COLUMNS)
 LONG = st.integers(-2**40, 2**40)
 STEP = st.integers(0, 2**40)
 
@@ -25,8 +26,12 @@ def table(rows, steps, ranks, attempt, gaps):
       "decision_guard_on": pa.array([0.5] * rows, pa.float32())})
 
 
-def by_the_reader(path, wanted):
-  return list(TableFiles("steps", [Part("run", 0, 0, 0, path)]).read(wanted))
+def read(path, small, monkeypatch):
+  """(columns, range of steps, problems, names of parts that vanished)."""
+  monkeypatch.setattr(table_reader, "_SMALL", small)
+  found = TableFiles("steps", [Part("run", 0, 0, 0, path)])
+  rows = [{name: values.tolist() for name, values in data.items()} for data in found.read(WANTED)]
+  return rows, found.step_range, found.problems, found.vanished
 
 
 @pytest.fixture(scope="module")
@@ -38,22 +43,15 @@ def path(tmp_path_factory):
 @given(rows=st.integers(1, 12), steps=st.lists(STEP, min_size=12, max_size=12),
        ranks=st.lists(st.integers(0, 2), min_size=12, max_size=12), attempt=st.integers(0, 5),
        gaps=st.lists(st.none() | LONG, min_size=12, max_size=12), statistics=st.booleans())
-def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, attempt, gaps,
-                                                  statistics):
+def test_the_numbers_of_a_small_part(path, rows, steps, ranks, attempt, gaps, statistics):
   pq.write_table(table(rows, steps, ranks, attempt, gaps), path, write_statistics=statistics)
-  wanted = (*growing.STEPS_COLUMNS, *growing.GUARD_COLUMNS)
-  read = columns.read_small(path, NEEDED["steps"], wanted)
-  if not statistics:
-    assert read is None  # whether a key is null can't be told
-    return
-  (expected,) = by_the_reader(path, wanted)
-  assert (set(read) == set(expected) == {"step", "rank", "process", "attempt", "gap_ns",
-                                         "decision_guard_on"})
+  (found,) = TableFiles("steps", [Part("run", 0, 0, 0, path)]).read(WANTED)
+  assert (set(found) == {"step", "rank", "process", "attempt", "gap_ns", "decision_guard_on"})
+  assert {values.dtype for values in found.values()} == {np.dtype(np.int64), np.dtype(np.float32)}
+  expected = {"step": steps[:rows], "rank": ranks[:rows], "attempt": [attempt] * rows,
+              "gap_ns": [MISSING if gap is None else gap for gap in gaps[:rows]]}
   for name, values in expected.items():
-    assert read[name].dtype == values.dtype
-    np.testing.assert_array_equal(read[name], values)
-  np.testing.assert_array_equal(read["gap_ns"],
-                                [MISSING if gap is None else gap for gap in gaps[:rows]])
+    np.testing.assert_array_equal(found[name], values)
 
 
 @pytest.mark.parametrize("change", [
@@ -68,25 +66,23 @@ def test_the_same_numbers_as_by_the_tables_reader(path, rows, steps, ranks, atte
     lambda t: t.drop_columns(["rank"]),
     lambda t: t.slice(0, 0),
 ])
-def test_what_no_recorder_writes_is_left_to_the_tables_reader(path, change):
-  good = table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7])
-  pq.write_table(good, path)
-  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
-  pq.write_table(change(good), path)
-  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+def test_what_no_recorder_writes_is_read_alike_whatever_its_size(path, change, monkeypatch):
+  pq.write_table(change(table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7])), path)
+  assert read(path, 0, monkeypatch) == read(path, 1 << 18, monkeypatch)
 
 
-def test_large_torn_and_missing_files_are_left_too(path, monkeypatch):
+def test_torn_and_missing_files_are_left_out_whatever_their_size(path, monkeypatch):
   pq.write_table(table(3, [1, 2, 3], [0, 1, 2], 0, [5, 6, 7]), path)
   whole = path.read_bytes()
   for data in (b"", whole[:-4], whole[:50], b"PAR1" + whole[4:-9] + b"PAR1"):
     path.write_bytes(data)
-    assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
+    large, small = (read(path, most, monkeypatch) for most in (0, 1 << 18))
+    assert not small[0] and large[:2] == small[:2] and len(large[2]) == len(small[2]) == 1
   path.write_bytes(whole)
-  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS)
-  monkeypatch.setattr(columns, "_SMALL", len(whole) - 1)
-  assert columns.read_small(path, NEEDED["steps"], growing.STEPS_COLUMNS) is None
-  assert columns.read_small(path.with_name("gone"), NEEDED["steps"], growing.STEPS_COLUMNS) is None
+  monkeypatch.setattr(table_reader, "_MOST_HELD", len(whole) - 1)  # no room: read by its path
+  (rows,), *_ = read(path, 1 << 18, monkeypatch)
+  assert rows["step"] == [1, 2, 3]
+  assert read(path.with_name("gone"), 1 << 18, monkeypatch)[3] == {"gone"}
 
 
 def test_rows_of_the_same_columns_are_put_together_in_their_order():
