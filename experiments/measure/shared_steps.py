@@ -2,18 +2,20 @@
 against the untouched job, in blocks that take turns.
 
     python -m experiments.measure.shared_steps --real_time
-    python -m experiments.measure.shared_steps --work=quota --params=fsdp
+    python -m experiments.measure.shared_steps --work=quota --params=fsdp --starts=2
+    python -m experiments.measure.shared_steps --work=quota --ranks=8 --slow=2,5 --neighbours=1
 
-Four gloo processes of one device run 32 micro-batches in a step of four layers under scan and
-`jax.checkpoint`. Arms: the untouched job (a scan of its own over even counts, loading of its own,
-nothing of jaxpace); the same again (A/A); the same loop by `jaxpace.accumulate`, even; that
-observed; shared by speed; shared by speed of batches that its own loader lays out (`fetch=True`);
-the best counts, by hand and not observed.
+Four gloo processes of one device, or `--ranks`, run 32 micro-batches in a step of four layers under
+scan and `jax.checkpoint`. Arms: the untouched job (a scan of its own over even counts, loading of
+its own, nothing of jaxpace); the same again (A/A); the same loop by `jaxpace.accumulate`, even;
+that observed; shared by speed; shared by speed of batches that its own loader lays out
+(`fetch=True`); the best counts, by hand and not observed.
 
-`--work=sleep`: a micro-batch sleeps for 4 ms, on the last rank longer, so ranks share no processor.
-`--work=quota`: it computes, and each process has 2/5 of a processor by a quota of its control group
-(version 1, for which it takes the right to), the last less. Writes
-docs/measurements/shared_steps.json and .md.
+`--work=sleep`: a micro-batch sleeps for 4 ms, on a slow rank longer, so ranks share no processor.
+`--work=quota`: it computes, and the processes have 8/5 of a processor together by quotas of their
+control groups (version 1, for which it takes the right to), a slow one less. `--slow` names the
+slow ranks, the last by default; `--neighbours` other programs that compute all the while. Writes
+docs/measurements/shared_steps.json and .md; with `--add` the starts go beside those of the file.
 """
 
 from __future__ import annotations
@@ -41,24 +43,23 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from experiments.lib import measured, paired
 
-RANKS, TOTAL, CAPACITY, LAYERS, EXAMPLES = 4, 32, 16, 4, 4096
+TOTAL, LAYERS, EXAMPLES = 32, 4, 4096
 SIZES = {"sleep": (8, 64), "quota": (64, 256)}
 """Examples of a micro-batch, and width of a layer."""
 BLOCK, WARM_UP = 8, 72
 NOT_SHARED = ("untouched", "again", "even", "observed", "by_hand")
 SLEEPS = 4e-3
 """s of a micro-batch on a healthy rank."""
-PERIOD, QUOTA = 10_000, 4_000
-"""us, of a control group."""
+PERIOD, QUOTA = 10_000, 16_000
+"""us, of a control group, and of all of them."""
 GROUPS = pathlib.Path("/sys/fs/cgroup/cpu")
-EVEN = np.full(RANKS, TOTAL // RANKS, np.int32)
 
 
-def best_counts(slower: float) -> np.ndarray:
-  """[R] int32: counts that end earliest where the last rank is so much slower."""
-  speed, counts = np.array([1.0] * (RANKS - 1) + [slower]), np.zeros(RANKS, np.int32)
+def best_counts(slowness: np.ndarray) -> np.ndarray:
+  """[R] int32: counts that end earliest where ranks are so much slower, [R]."""
+  counts = np.zeros(len(slowness), np.int32)
   for _ in range(TOTAL):
-    counts[np.argmin((counts + 1) * speed)] += 1
+    counts[np.argmin((counts + 1) * slowness)] += 1
   return counts
 
 
@@ -68,7 +69,9 @@ class Job:
   def __init__(self, params: str, work: str):
     """Makes parameters and data; compiles nothing."""
     self.size, width = SIZES[work]
-    self.mesh = jax.make_mesh((RANKS,), ("data",), axis_types=(AxisType.Auto,))
+    self.ranks = jax.device_count()
+    self.own, self.room = TOTAL // self.ranks, 2 * (TOTAL // self.ranks)
+    self.mesh = jax.make_mesh((self.ranks,), ("data",), axis_types=(AxisType.Auto,))
     rng = np.random.default_rng(0)
     self.source = {"x": rng.standard_normal((EXAMPLES, width), np.float32)}
     self.rank, self.sleeps = jax.process_index(), work == "sleep"
@@ -77,7 +80,7 @@ class Job:
     weights = 0.1 * rng.standard_normal((LAYERS, width, width), np.float32)
     self.params = jax.make_array_from_callback(weights.shape, self.layout,
                                                lambda place: weights[place])
-    self.slower, self.step = 1.0, 0
+    self.slowness, self.step = np.ones(self.ranks), 0
 
   def loss_fn(self, seconds: Any) -> Callable[..., Any]:
     """Layers in a scan, each of them computed again in the backward pass."""
@@ -118,11 +121,11 @@ class Job:
 
   def seconds(self) -> np.ndarray:
     """[R] float32 s that a micro-batch sleeps."""
-    return np.float32(SLEEPS) * np.array([1.0] * (RANKS - 1) + [self.slower], np.float32)
+    return np.float32(SLEEPS) * self.slowness.astype(np.float32)
 
   def load(self, room: int) -> Any:
     """What a trainer does by itself: as many examples in turn for each rank."""
-    own = TOTAL // RANKS * self.size
+    own = self.own * self.size
     first = (self.step * TOTAL * self.size + self.rank * own) % EXAMPLES
     def laid_out(leaf: np.ndarray) -> Any:
       rows = np.zeros((room, self.size, *leaf.shape[1:]), leaf.dtype)
@@ -139,7 +142,7 @@ class Job:
 def scene(job: Job, rounds: int, parts: dict[str, Any]) -> dict[str, Any]:
   """All arms on ranks of one speed: seconds of a step, [rounds] by arm, and what the counts did."""
   feeds = {name: job.feed(name) for name in parts if name not in NOT_SHARED}
-  by_hand = best_counts(job.slower)
+  by_hand, even = best_counts(job.slowness), np.full(job.ranks, job.own, np.int32)
   ran: dict[str, list[list[int]]] = {name: [] for name in feeds}
 
   def once(name: str) -> None:
@@ -147,12 +150,12 @@ def scene(job: Job, rounds: int, parts: dict[str, Any]) -> dict[str, Any]:
     if name in feeds:
       share = feeds[name].next(program)
       ran[name].append(share.counts.tolist())
-      batch = share.batch(job.source) if share.numbers else job.load(TOTAL // RANKS)
+      batch = share.batch(job.source) if share.numbers else job.load(job.own)
       more = (share.counts,)
     elif name in ("untouched", "again"):
-      batch = job.load(TOTAL // RANKS)
+      batch = job.load(job.own)
     else:
-      batch, more = job.load(CAPACITY), (by_hand if name == "by_hand" else EVEN,)
+      batch, more = job.load(job.room), (by_hand if name == "by_hand" else even,)
     job.params, _ = program(job.params, batch, *more, job.seconds())
     job.step += 1
 
@@ -186,9 +189,9 @@ def work(its: Any) -> None:
       "fetched": lambda: jaxpace.observe(job.counted(fetch=True))}
   parts, scenes = {name: makes[name]() for name in its.arms}, {}
   for slower in map(float, its.slower):
-    job.slower = slower
-    if its.work == "quota" and job.rank == RANKS - 1:
-      _quota(job.rank).write_text(str(int(QUOTA / slower)))
+    job.slowness[[int(rank) for rank in its.slow or [job.ranks - 1]]] = slower
+    if its.work == "quota":
+      _quota(job.rank).write_text(str(int(QUOTA / job.ranks / job.slowness[job.rank])))
     scenes[f"{slower:g}"] = found = scene(job, its.rounds, parts)
     if job.rank == 0:
       print(f"{slower:g}", {name: round(1e3 * float(np.mean(each)), 2)
@@ -225,10 +228,16 @@ def judge(starts: list[dict[str, Any]]) -> dict[str, Any]:
 def lines(figures: dict[str, Any]) -> list[str]:
   """The figures as a page."""
   page = measured.introduction("Work shared by speed, net of everything", figures)
-  what = ("sleeps for 4 ms, on the last rank longer" if figures["work"] == "sleep" else
-          "computes, in 2/5 of a processor by quota, the last rank's in less")
+  ranks, slow = figures.get("ranks", 4), figures.get("slow")
+  who = "the last rank" if not slow else f"rank{'s' * (len(slow) > 1)} {', '.join(slow)}"
+  what = (f"sleeps for 4 ms, on {who} longer" if figures["work"] == "sleep" else
+          f"computes, in {'2/5' if ranks == 4 else f'{8 / 5 / ranks:g}'} of a processor by quota, "
+          f"{who}{chr(39)}s in less")
   kept = "split over the data axis" if figures["params"] == "fsdp" else "on every rank"
-  page += [f"Four gloo processes of one device{measured.priority(figures)}. A step jitted as a "
+  beside = figures.get("neighbours", 0)
+  others = f" Beside them {beside} other program(s) computed all the while." if beside else ""
+  page += [f"{'Four' if ranks == 4 else ranks} gloo processes of one device"
+           f"{measured.priority(figures)}.{others} A step jitted as a "
            f"whole runs 32 micro-batches through four layers under scan and `jax.checkpoint`; each "
            f"micro-batch {what}. Parameters are {kept}. {len(figures['starts'])} starts of "
            f"{figures['rounds']} rounds; in each every arm runs a block of {BLOCK} steps, in "
@@ -237,24 +246,28 @@ def lines(figures: dict[str, Any]) -> list[str]:
   names = {"again": "untouched again (A/A)", "even": "even, by `accumulate`",
            "observed": "that, observed", "shared": "shared by speed",
            "fetched": "shared, its own loader", "by_hand": "best counts by hand"}
-  judged = figures["judged"]
+  judged, starts = figures["judged"], figures["starts"]
+  slower = f"{'last rank' if not slow else who} slower"
   ran = [name for name in names if name in next(iter(judged.values()))["percent"]]
   page += measured.table(
-      ["last rank slower", "untouched, ms", *(names[name] for name in ran)],
-      [[f"{slower} times" if float(slower) > 1 else "not", entry["untouched_ms"],
-        *(_interval(entry["percent"][name]) for name in ran)] for slower, entry in judged.items()])
+      [slower, "untouched, ms", *(names[name] for name in ran)],
+      [[f"{by} times" if float(by) > 1 else "not", entry["untouched_ms"],
+        *(_interval(entry["percent"][name]) for name in ran)] for by, entry in judged.items()])
   some = [name for name in ran if name in ("shared", "fetched")]
   page += ["Of what the best counts by hand save, %; the counts at the end, and the steps at which "
            "they changed, in the first start:", ""]
   page += measured.table(
-      ["last rank slower", *(names[name] for name in some), "counts", "changed at", "by hand"],
-      [[f"{slower} times" if float(slower) > 1 else "not",
+      [slower, *(names[name] for name in some), "counts", "changed at", "by hand",
+       *(["starts with a change by step 40"] if len(starts) > 1 else [])],
+      [[f"{by} times" if float(by) > 1 else "not",
         *(_interval(entry["recovered"][name], "") if "recovered" in entry else None
           for name in some),
         ", ".join(map(str, first["counts"][some[0]])),
         ", ".join(map(str, first["changed_at"][some[0]])) or None,
-        ", ".join(map(str, first["by_hand"]))]
-       for slower, entry in judged.items() for first in [figures["starts"][0][slower]]])
+        ", ".join(map(str, first["by_hand"])),
+        *([sum(min(start[by]["changed_at"][some[0]], default=41) <= 40 for start in starts)]
+          if len(starts) > 1 else [])]
+       for by, entry in judged.items() for first in [starts[0][by]]])
   return page
 
 
@@ -267,17 +280,21 @@ def _quota(rank: int) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def quotas(used: bool) -> Iterator[None]:
-  """A control group for each process, gone at the end."""
-  groups = [GROUPS / f"shared{rank}" for rank in range(RANKS)] if used else []
+def surroundings(quotas: bool, ranks: int, neighbours: int) -> Iterator[None]:
+  """A control group for each process, and other programs that compute; gone at the end."""
+  groups = [GROUPS / f"shared{rank}" for rank in range(ranks)] if quotas else []
   for group in groups:
-    group.mkdir()
+    group.mkdir(exist_ok=True)
     (group / "cpu.cfs_period_us").write_text(str(PERIOD))
-    (group / "cpu.cfs_quota_us").write_text(str(QUOTA))
+    (group / "cpu.cfs_quota_us").write_text(str(QUOTA // ranks))
     (group / "cpu.shares").write_text("100000")
+  others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(neighbours)]
   try:
     yield
   finally:
+    for other in others:
+      other.kill()
+      other.wait()
     for group in groups:
       with contextlib.suppress(OSError):
         group.rmdir()
@@ -297,19 +314,28 @@ def main(_: list[str]) -> None:
     jaxpace.distributed.initialize()
     work(its)
     return
-  figures = measured.circumstances("experiments.measure.shared_steps") | {
-      "real_time": its.real_time, "work": its.work, "params": its.params, "rounds": its.rounds}
-  starts = []
+  asked = {name: getattr(its, name) for name in (
+      "real_time", "work", "params", "rounds", "ranks", "slow", "neighbours")}
+  figures = measured.circumstances("experiments.measure.shared_steps") | asked
+  out, starts = pathlib.Path(its.out), []
+  if its.add and out.exists():
+    earlier = json.loads(out.read_text())
+    if any(earlier.get(name) != value for name, value in asked.items()) or [
+        *earlier["starts"][0]] != [f"{float(by):g}" for by in its.slower]:
+      raise SystemExit(f"{out} was measured with other settings: its starts can't be added to.")
+    figures, starts = earlier, earlier["starts"]
   for _ in range(its.starts):
-    with tempfile.TemporaryDirectory() as root, quotas(its.work == "quota"):
+    with (tempfile.TemporaryDirectory() as root,
+          surroundings(its.work == "quota", its.ranks, its.neighbours)):
       target = os.path.join(root, "found.json")
       subprocess.run(
-          [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(RANKS),
+          [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(its.ranks),
            "--logs", os.path.join(root, "logs"), "--", sys.executable, "-m",
            "experiments.measure.shared_steps", f"--worker={target}", *sys.argv[1:]], check=True)
       starts.append(json.loads(pathlib.Path(target).read_text()))
-  figures |= {"starts": starts, "judged": judge(starts)}
-  measured.write(figures, lines(figures), pathlib.Path(its.out))
+    # After each start: what was measured is kept, whatever ends the next one.
+    figures |= {"starts": starts, "judged": judge(starts)}
+    measured.write(figures, lines(figures), out)
 
 
 def define_flags() -> None:
@@ -317,7 +343,11 @@ def define_flags() -> None:
   measured.define_flags("shared_steps", 12, "Blocks of each arm, in each start.")
   measured.define_priority_flag()
   flags.DEFINE_integer("starts", 1, "Starts of the job.", lower_bound=1)
-  flags.DEFINE_list("slower", ["1", "1.2", "1.5", "2", "3"], "How much slower the last rank is.")
+  flags.DEFINE_bool("add", False, "Add starts to those that the file has, of the same settings.")
+  flags.DEFINE_integer("ranks", 4, "Processes of one device.", lower_bound=2)
+  flags.DEFINE_list("slow", [], "Which ranks are slow; the last one where none is named.")
+  flags.DEFINE_integer("neighbours", 0, "Other programs that compute all the while.", lower_bound=0)
+  flags.DEFINE_list("slower", ["1", "1.2", "1.5", "2", "3"], "How much slower a slow rank is.")
   flags.DEFINE_enum("work", "sleep", list(SIZES), "What a micro-batch does.")
   flags.DEFINE_enum("params", "replicated", ["replicated", "fsdp"], "How they are laid out.")
   flags.DEFINE_list("arms", ["untouched", "again", "even", "observed", "shared", "fetched",

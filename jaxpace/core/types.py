@@ -106,4 +106,4 @@ class Balancer(NamedTuple):
   init: Callable[[int], Any]
   update: Callable[[Observation, Any], tuple[jax.Array, Any]]
   micro_batches: int
-  """Of the global batch."""
+  """Of all ranks of the job together, in a step: the `total_micro_batches` of `jaxpace.shares`."""

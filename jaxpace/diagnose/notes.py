@@ -172,16 +172,18 @@ def _slow_for_good(facts: Facts) -> list[Sentence]:
   if (not for_good or shared is None or mended is None or facts.work_moved is not None
       or 1 - 1 / shared.speedup < LEAST):
     return []
-  ranks = facts.lateness.late
+  total = 8 * facts.run.ranks
   return [Sentence(Note.SLOW_FOR_GOOD,
-      f"What would help {some_ranks(ranks)}: as quick a place as the others have "
-      f"({_step(mended)}), or less of the work ({_step(shared)}, if work can be cut as finely as "
-      "one likes). Where the step accumulates over micro-batches, `loss, grads = "
-      "jaxpace.accumulate(loss_fn, params, micro_batches, counts, mesh=mesh, fetch=True, "
-      "weighted=False)` takes the place of its loop, `feed = jaxpace.shares(mesh, "
-      "total_micro_batches=N)` goes before the training loop, and `feed.next(step).counts` into "
-      "each step. Where it doesn't, make micro-batches of the batch, or give these ranks fewer "
-      "rows, padded and masked.")]
+      f"What would help {some_ranks(facts.lateness.late)}: a host as quick as the others' "
+      f"({_step(mended)}); or, without a spare, fewer micro-batches ({_step(shared)}, the more of "
+      "them there are the nearer). For that `loss, grads = jaxpace.accumulate(loss_fn, params, "
+      "micro_batches, counts, mesh=mesh, fetch=True, weighted=False)` takes the place of the loop "
+      f"over them, `feed = jaxpace.shares(mesh, total_micro_batches={total})`, of all ranks "
+      "together, goes before the training loop, and `feed.next(step).counts` into each step. A "
+      "step without such a loop gets one by the same lines, its batch reshaped to "
+      f"[{total}, rows, ...], unless its loss looks across the batch. Fewer rows of one batch, "
+      "padded and masked, would save nothing: all ranks run one program, which computes the "
+      "padding.")]
 
 
 def _step(alternative: Alternative) -> str:
