@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import jax
 
@@ -34,11 +34,134 @@ _programs: tuple[ObservedProgram, ...] = ()
 """All that this process compiled with timestamps: the ring is one per process, too."""
 
 
-class Watcher(Protocol):
-  """Gets what is compiled."""
+Different = Literal["bare", "marked", "raise"]
+
+
+class DifferentError(RuntimeError):
+  """With timestamps a step is not the same program, or gives other numbers."""
+
+
+ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
+
+
+class Watcher(ObservedFunction):
+  """Gets what is compiled, and compiles it with timestamps: the one way from a program to its
+  timestamps, of a step that is named and of those that are found. These differ in what they leave
+  alone, in what they make of the outcome, and in when processes must agree."""
+
+  def __init__(self, warn: Callable[[str], None], exact: bool, different: Different = "bare",
+               clock: str = "auto", title: str = ""):
+    self.exact, self.different, self.clock = exact, different, clock
+    # Empty where programs go by their own names.
+    self.title, self._warn = title, warn
+    self._warned: set[str] = set()
+
+  def leaves(self, request: compiling.Request) -> bool:
+    """Whether a program is none of this watcher's business."""
+    raise NotImplementedError
+
+  def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
+    """Takes note of a program that is about to run with timestamps."""
+    raise NotImplementedError
+
+  def left(self, request: compiling.Request, reason: str) -> None:
+    """Takes note of a program that runs unmodified; the reason is empty where it has no
+    collectives."""
+    raise NotImplementedError
+
+  def agree(self, request: compiling.Request, made: bool, tried: bool, seconds: float) -> bool:
+    """Whether the program may have timestamps as far as other processes are concerned.
+
+    Args:
+      request: the program.
+      made: whether this process has it with timestamps.
+      tried: whether that was tried: a program without collectives needs no word.
+      seconds: how long to wait for the others.
+    """
+    raise NotImplementedError
+
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
+    """Whether a program of which first executions differ keeps its timestamps. See
+    `comparing.Comparison`."""
+    raise NotImplementedError
 
   def compile(self, request: compiling.Request) -> Any:
-    """Compiles, and returns the executable."""
+    """Compiles with timestamps what can have them, and everything else unmodified.
+
+    Raises:
+      DifferentError: the user asked for it.
+    """
+    if self.leaves(request):
+      return request.compile()
+    reason, made = ONE_DEVICE, None
+    if request.partitions > 1:
+      try:
+        reason, made = self.timestamped(request)
+      except DifferentError:
+        raise
+      except Exception as error:
+        reason = in_a_line(error)
+    executable = request.compile() if made is None else made.executable
+    try:
+      if made is None:
+        self.left(request, reason)
+      else:
+        self.marked(made.program, request)
+    except Exception:
+      # What goes wrong here is nothing to the program.
+      _LOG.debug("observe", exc_info=True)
+    return executable
+
+  def name_of(self, request: compiling.Request) -> str:
+    """By what a program goes."""
+    return self.title or request.name
+
+  def timestamped(self, request: compiling.Request) -> tuple[str, program.Timestamped | None]:
+    """The program with timestamps, if all processes that must agree have one; else why there is
+    none, empty where it has no collectives.
+
+    Raises:
+      DifferentError: the user asked for it; the other processes know by then.
+    """
+    began, name, raised = time.monotonic(), self.name_of(request), None
+    reason, made = "", None
+    try:
+      made = _compiled(request, name, self.clock)
+      if made is not None and made.differences:
+        self.say_different(made.differences[0])
+        if self.different != "marked":
+          reason, made = made.differences[0], None
+      if made is not None and self.exact:
+        comparing.Comparison(name, request.devices, made.executable, request.compile(),
+                             functools.partial(self.refused, made.program))
+    except DifferentError as error:
+      reason, made, raised = str(error), None, error
+    except Exception as error:
+      # Anything that goes wrong in a compiler: the program itself must run.
+      _LOG.debug("observe", exc_info=True)
+      reason, made = in_a_line(error), None
+    # Compilers are not equally quick, nor do all hosts have the program in a cache.
+    seconds = comparing.WAIT_SECONDS + 2 * (time.monotonic() - began)
+    if not self.agree(request, made is not None, bool(made or reason),
+                      seconds) and made is not None:
+      reason, made = "another process of this job runs it unmodified, and says why.", None
+    if raised is not None:
+      raise raised
+    return reason, made
+
+  def say_different(self, said: str) -> None:
+    """Says, or raises, that a comparison found a difference."""
+    if self.different == "raise":
+      raise DifferentError(f"{said} different=\"bare\" runs the step unmodified, \"marked\" "
+                           "runs it with timestamps anyway.")
+    then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
+    self.say(f"{said} So {then} (different={self.different!r}).")
+
+  def say(self, sentence: str) -> None:
+    """Warns, of each thing once."""
+    if sentence not in self._warned:
+      self._warned.add(sentence)
+      self._warn(sentence)
 
 
 _recording: Everywhere | None = None
@@ -74,17 +197,15 @@ def _compile(request: compiling.Request) -> Any:
   return request.compile() if watcher is None else watcher.compile(request)
 
 
-def with_timestamps(request: compiling.Request, name: str, clock: str = "auto"
-                    ) -> program.Timestamped | None:
-  """A program compiled with timestamps, by a name; None where it has no collectives.
+def _compiled(request: compiling.Request, name: str, clock: str) -> program.Timestamped | None:
+  """A program compiled with timestamps; None where it has no collectives.
 
   Raises:
     Exception: it can't have timestamps; says why.
   """
   if reason := host_ring.unavailable(clock):
     raise RuntimeError(reason)
-  put = program.ON_STREAM if clock == "stream" else program.ON_HOST
-  return program.timestamped(request, numbered, name, host_ring.ranks(), put)
+  return program.timestamped(request, numbered, name, host_ring.ranks(), clock)
 
 
 def add(made: ObservedProgram) -> None:
@@ -102,7 +223,7 @@ def refuse(number: int, reason: str) -> None:
                       for one in _programs)
 
 
-class Everywhere(ObservedFunction):
+class Everywhere(Watcher):
   """The programs of a process, as a recorder records them. From `start` to `stop` every program
   with collectives over several devices is compiled with timestamps; all others are left alone.
 
@@ -122,8 +243,8 @@ class Everywhere(ObservedFunction):
       exact: whether each program must give the same bits as the unmodified one at first; see
         `comparing`.
     """
-    self._marked, self._warn, self._exact = marked, warn, exact
-    self._warned: set[str] = set()
+    super().__init__(warn, exact)
+    self._marked = marked
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
 
@@ -146,7 +267,7 @@ class Everywhere(ObservedFunction):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how steps are observed, as plain JSON values."""
-    return {"observed": True, "everywhere": True, "exact": self._exact, "marks": "auto"}
+    return {"observed": True, "everywhere": True, "exact": self.exact, "marks": "auto"}
 
   def start(self) -> None:
     """Begins to watch what is compiled.
@@ -167,64 +288,45 @@ class Everywhere(ObservedFunction):
     if _recording is self:
       _recording = None
 
-  def compile(self, request: compiling.Request) -> Any:
-    """Compiles with timestamps what can have them, and everything else unmodified."""
-    began, made, reason = time.monotonic(), None, ""
+  def leaves(self, request: compiling.Request) -> bool:
+    """See `Watcher`."""
+    if request.partitions < 2:
+      return True
     try:
-      made = self._with_timestamps(request)
+      reason = host_ring.unavailable()
     except Exception as error:
-      # Whatever goes wrong, the program must run.
-      _LOG.debug("everywhere", exc_info=True)
       reason = in_a_line(error)
-    # A program that all processes leave alone, such as one without collectives, needs no word.
-    if self._exact and (made or reason):
-      wait = comparing.WAIT_SECONDS + 2 * (time.monotonic() - began)
-      if not comparing.all_say(made is not None, request.name, request.devices, wait):
-        reason = reason or "another process runs it so, and says why."
-        if made is not None:
-          refuse(made.program.number, reason)
-          made = None
-    if made is None:
-      if reason:
-        self._say(f"{request.name} runs unmodified and is not recorded: {reason}")
-      return request.compile()
+    if reason:
+      self.say(f"Nothing is recorded: {reason}")
+    return bool(reason)
+
+  def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
+    """See `Watcher`."""
+    add(_named(made))
     self._begin()
-    return made.executable
+
+  def left(self, request: compiling.Request, reason: str) -> None:
+    """See `Watcher`."""
+    if reason:
+      self.say(f"{request.name} runs unmodified and is not recorded: {reason}")
 
   def _begin(self) -> None:
     try:
       self._marked()
     except Exception as error:
       _LOG.debug("everywhere", exc_info=True)
-      self._say(f"Nothing is recorded: {in_a_line(error)}")
+      self.say(f"Nothing is recorded: {in_a_line(error)}")
 
-  def _with_timestamps(self, request: compiling.Request) -> program.Timestamped | None:
-    """The program with timestamps; None where it is to run unmodified."""
-    if request.partitions < 2:
-      return None
-    if reason := host_ring.unavailable():
-      self._say(f"Nothing is recorded: {reason}")
-      return None
-    made = with_timestamps(request, request.name)
-    if made is None or made.differences:
-      return None
-    made = made._replace(program=_named(made.program))
-    add(made.program)
-    if self._exact:
-      comparing.Comparison(request.name, request.devices, made.executable, request.compile(),
-                           functools.partial(self._keeps, made.program))
-    return made
+  def agree(self, request: compiling.Request, made: bool, tried: bool, seconds: float) -> bool:
+    """See `Watcher`; nobody waits unless first executions are compared."""
+    return not (self.exact and tried) or comparing.all_say(
+        made, self.name_of(request), request.devices, seconds)
 
-  def _keeps(self, made: ObservedProgram, reason: str, _known: bool) -> bool:
-    """See `comparing.Comparison`."""
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
+    """See `Watcher`."""
     refuse(made.number, reason)
-    self._say(f"{made.name} runs unmodified from now on and is not recorded: {reason}")
+    self.say(f"{_named(made).name} runs unmodified from now on and is not recorded: {reason}")
     return False
-
-  def _say(self, sentence: str) -> None:
-    if sentence not in self._warned:
-      self._warned.add(sentence)
-      self._warn(sentence)
 
 
 def _executions(number: int) -> int:

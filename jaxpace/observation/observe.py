@@ -7,9 +7,8 @@ import dataclasses
 import functools
 import logging
 import threading
-import time
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 import jax
@@ -18,11 +17,11 @@ from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.everywhere import Different, Watcher
 from jaxpace.observation.partitioned import compiling, program
 
 _LOG = logging.getLogger("jaxpace")
 
-Different = Literal["bare", "marked", "raise"]
 ObserveClock = Literal["auto", "stream"]
 
 
@@ -60,11 +59,7 @@ def observe(jitted: Callable[..., Any], *, exact: bool = False,
   return Observed(jitted, exact=exact, different=different, clock=clock)
 
 
-class DifferentError(RuntimeError):
-  """With timestamps a step is not the same program, or gives other numbers."""
-
-
-class Observed(ObservedFunction):
+class Observed(Watcher):
   """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
   of JAX's under which its programs are compiled with timestamps."""
 
@@ -83,11 +78,10 @@ class Observed(ObservedFunction):
     self.jitted = jitted
     # The function's name; empty where it has none, as a lambda.
     name = str(getattr(jitted, "__name__", ""))
-    self._title = name if name.isidentifier() else ""
-    self.exact, self.different, self.clock = exact, different, clock
+    super().__init__(functools.partial(_LOG.warning, "%s"), exact, different, clock,
+                     name if name.isidentifier() else "")
     self.plan: ObservedPlan = ObservedPlan()
     self._agreed = self._named = self._counting = False
-    self._warned: set[str] = set()
     # None where the step runs unmodified.
     self._token: Any = None
     self._context = everywhere.context()
@@ -104,7 +98,7 @@ class Observed(ObservedFunction):
     """
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       # Each operation is a program of its own then: none of them is the step.
-      self._warn("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
+      self.say("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
       return self.jitted(*args, **kwargs)
     with self._context(self._token):
       out = self.jitted(*args, **kwargs)
@@ -144,38 +138,18 @@ class Observed(ObservedFunction):
 
   # Compiling.
 
-  def compile(self, request: compiling.Request) -> Any:
-    """Compiles with timestamps what can have them, and everything else as it is. See
-    `everywhere.watched`.
-
-    Raises:
-      DifferentError: the user asked for it.
-    """
-    if compiling.tracing():
-      # Small programs that compute constants; a step compiled into another is that one's part.
-      return request.compile()
-    reason, made = _ONE_DEVICE, None
-    if request.partitions > 1:
-      try:
-        reason, made = self._agreed_on(request)
-      except DifferentError:
-        raise
-      except Exception as error:
-        reason = comparing.in_a_line(error)
-    if made is not None:
-      with _harmless():
-        self._note_marked(made.program, self._is_own(request))
-      return made.executable
-    executable = request.compile()
-    with _harmless():
-      self._note_bare(request, reason)
-    return executable
+  def leaves(self, request: compiling.Request) -> bool:
+    """See `Watcher`: small programs that compute constants; a step compiled into another is that
+    one's part."""
+    return compiling.tracing()
 
   def _is_own(self, request: compiling.Request) -> bool:
     """Whether a program is the step's own, by its name: others cut its arguments up, say."""
-    return self._title in ("", request.name) or everywhere.is_nameless(request.name)
+    return self.title in ("", request.name) or everywhere.is_nameless(request.name)
 
-  def _note_marked(self, made: ObservedProgram, own: bool) -> None:
+  def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
+    """See `Watcher`."""
+    own = self._is_own(request)
     with _lock:
       if own and not self._named:
         self._named, self.runs = True, frozenset()
@@ -187,17 +161,16 @@ class Observed(ObservedFunction):
     if not self.exact:
       for notice in made.notices:
         if program.ROUNDING in notice:
-          self._warn(f"{made.name}: {notice}")
+          self.say(f"{made.name}: {notice}")
 
-  def _note_bare(self, request: compiling.Request, reason: str) -> None:
-    """Takes note of a program that runs unmodified; a warning where it could have had
-    timestamps."""
+  def left(self, request: compiling.Request, reason: str) -> None:
+    """See `Watcher`: a warning where it could have had timestamps."""
     own = self._is_own(request)
-    if not own and reason in ("", _ONE_DEVICE):
+    if not own and reason in ("", everywhere.ONE_DEVICE):
       return
     ranks = host_ring.ranks()
     made = ObservedProgram(
-        number=host_ring.next_program(), name=self._title or request.name,
+        number=host_ring.next_program(), name=self.name_of(request),
         ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
         collectives=(), bare=reason or _ALONE)
     with _lock:
@@ -205,81 +178,39 @@ class Observed(ObservedFunction):
       self._counting = False
     said = f"{made.name} runs unmodified: {made.bare}"
     if reason:
-      self._warn(said)
+      self.say(said)
     else:
       _LOG.info("%s", said)
 
-  def _agreed_on(self, request: compiling.Request) -> tuple[str, program.Timestamped | None]:
-    """The program with timestamps, if all processes that run it have one; else why there is none,
-    empty where it has no collectives.
+  def agree(self, request: compiling.Request, made: bool, tried: bool, seconds: float) -> bool:
+    """See `Watcher`; once all have agreed, they are taken to."""
+    self._agreed = self._agreed or comparing.all_say(
+        made, self.name_of(request), request.devices, seconds)
+    return self._agreed
 
-    Raises:
-      DifferentError: the user asked for it; the other processes know by then.
-    """
-    began, refused = time.monotonic(), None
-    reason, made = "", None
-    try:
-      made = everywhere.with_timestamps(request, self._title or request.name, self.clock)
-      if made is not None and made.differences:
-        self._say_different(made.differences)
-        if self.different != "marked":
-          reason, made = made.differences[0], None
-      if made is not None and self.exact:
-        comparing.Comparison(self._title or request.name, request.devices, made.executable,
-                             request.compile(), functools.partial(self._keeps, made.program.number))
-    except DifferentError as error:
-      reason, made, refused = str(error), None, error
-    except Exception as error:
-      # Anything that goes wrong in a compiler: the step itself must run.
-      _LOG.debug("observe", exc_info=True)
-      reason, made = comparing.in_a_line(error), None
-    if not self._agreed:
-      # Compilers are not equally quick, nor do all hosts have the program in a cache.
-      self._agreed = comparing.all_say(
-          made is not None, self._title or request.name, request.devices,
-          comparing.WAIT_SECONDS + 2 * (time.monotonic() - began))
-      if not self._agreed and made is not None:
-        reason, made = "another process of this job runs it unmodified, and says why.", None
-    if refused is not None:
-      raise refused
-    return reason, made
-
-  def _keeps(self, number: int, reason: str, known: bool) -> bool:
-    """Whether a program of which first executions differ keeps its timestamps. See
-    `comparing.Comparison`.
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
+    """See `Watcher`.
 
     Raises:
       DifferentError: the user asked for it.
     """
     if known:
-      self._say_different([reason])
+      self.say_different(reason)
       if self.different == "marked":
         return True
     else:
       reason = f"Results of the first steps can't be compared: {reason}"
-      self._warn(f"{reason} So the step runs unmodified.")
+      self.say(f"{reason} So the step runs unmodified.")
     with _lock:
       self.plan = ObservedPlan(tuple(
-          dataclasses.replace(one, bare=reason) if one.number == number else one
+          dataclasses.replace(one, bare=reason) if one.number == made.number else one
           for one in self.plan.programs))
-      self.runs, self._counting = self.runs - {number}, False
-    everywhere.refuse(number, reason)
+      self.runs, self._counting = self.runs - {made.number}, False
+    everywhere.refuse(made.number, reason)
     return False
 
   def _add(self, made: ObservedProgram) -> None:
     self.plan = ObservedPlan((*self.plan.programs, made))
-
-  def _say_different(self, said: Sequence[str]) -> None:
-    if self.different == "raise":
-      raise DifferentError(f"{said[0]} different=\"bare\" runs the step unmodified, \"marked\" "
-                           "runs it with timestamps anyway.")
-    then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
-    self._warn(f"{said[0]} So {then} (different={self.different!r}).")
-
-  def _warn(self, said: str) -> None:
-    if said not in self._warned:
-      self._warned.add(said)
-      _LOG.warning("%s", said)
 
 
 class ObservedLowered:
@@ -338,14 +269,4 @@ _DEEPEST = 3
 """Functions around a jitted one, each in what the next closes over."""
 _lock = threading.Lock()
 """Held for a moment where threads that compile at once would lose what the other wrote."""
-_ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
 _ALONE = "it has no collectives, so there is nobody to wait for."
-
-
-@contextlib.contextmanager
-def _harmless() -> Iterator[None]:
-  """What goes wrong here is nothing to the step."""
-  try:
-    yield
-  except Exception:
-    _LOG.debug("observe", exc_info=True)

@@ -9,13 +9,18 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from jaxpace.core.observed import KINDS, Loop
+from jaxpace.core.ring_layout import FIRST_TAG
 from jaxpace.observation.clocks import kernels
+from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import groups, text
-from jaxpace.observation.partitioned.timestamps import FIRST_TAG, TARGET
 
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
            "c64": "complex64", "c128": "complex128"}
 _FAR = 12
+
+
+class TimestampError(ValueError):
+  """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
 
 
 class Found(NamedTuple):
@@ -121,7 +126,7 @@ def _kind(one: text.Instruction) -> str | None:
 def _tag(one: text.Instruction | None) -> int | None:
   if one is None or one.opcode != "custom-call":
     return None
-  if f'custom_call_target="{TARGET}"' in one.rest:
+  if f'custom_call_target="{MARK}"' in one.rest:
     found = re.search(r"\btag\s*=\s*(\d+)", one.rest)
   elif f'custom_call_target="{kernels.TARGET}"' in one.rest:
     found = re.search(rf'\bname\s*=\s*"{kernels.MARK}(\d+)"', one.rest)

@@ -11,9 +11,8 @@ from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
 from jaxpace.observation.partitioned import collectives, mlir, wire
-from jaxpace.observation.partitioned.collectives import Found
+from jaxpace.observation.partitioned.collectives import Found, TimestampError
 from jaxpace.observation.partitioned.compiling import Request, text_of
-from jaxpace.observation.partitioned.timestamps import TimestampError
 
 _PASS = "spmd-partitioning"
 _FLAGS = {
@@ -42,7 +41,7 @@ def partitioned(request: Request) -> Partitioned:
   """Compiles a program as it is, without much optimization of machine code, and reads the dump.
 
   Raises:
-    StampingError, WireError: the compiler left no dump that can be read.
+    TimestampError, WireError: the compiler left no dump that can be read.
   """
   began = time.monotonic()
   with tempfile.TemporaryDirectory(prefix="jaxpace-", ignore_cleanup_errors=True) as folder:

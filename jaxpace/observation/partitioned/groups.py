@@ -191,6 +191,22 @@ def canonical(groups: Groups) -> Groups:
   return tuple(sorted(tuple(sorted(group)) for group in groups))
 
 
+def axes_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Sequence[tuple[str, int]],
+                  devices: np.ndarray | None = None) -> tuple[str, ...]:
+  """Axes of a mesh along which any pair of a permute differs; the mesh as in `axes_of`."""
+  if not mesh or not pairs:
+    return ()
+  sizes = [size for _, size in mesh]
+  order = np.arange(math.prod(sizes)) if devices is None else devices
+  place = np.argsort(order)
+  if max(map(max, pairs)) >= len(place):
+    return ()
+  source, target = (np.stack(np.unravel_index(place[list(each)], sizes))
+                    for each in zip(*pairs, strict=True))
+  return tuple(name for (name, _), differ in zip(mesh, (source != target).any(axis=1), strict=True)
+               if differ)
+
+
 def axes_of(groups: Groups, mesh: Sequence[tuple[str, int]], devices: np.ndarray | None = None
             ) -> tuple[str, ...]:
   """Axes of a mesh along which these groups meet, slowest first.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from jax.extend.mlir import ir
+
+from jaxpace.observation.partitioned import groups
 
 
 def operations(operation: Any) -> Iterator[Any]:
@@ -74,3 +77,21 @@ def tensor(kind: Any) -> Any | None:
   except ValueError:
     return None
   return found if found.has_static_shape else None
+
+
+def mesh_of(module: Any) -> tuple[list[tuple[str, int]], np.ndarray | None]:
+  """The mesh that a lowered program's arrays are laid out over: the one with the most axes.
+
+  Returns:
+    Names and sizes of its axes, slowest first, () without a mesh; and its partitions in that order,
+    None where they are counted up.
+  """
+  best: tuple[list[tuple[str, int]], np.ndarray | None] = [], None
+  for op in module.body.operations:
+    if op.operation.name.endswith(".mesh"):
+      said = str(op.operation.attributes["mesh"])
+      axes = [(name, int(size)) for name, size in re.findall(r'"([^"]+)"=(\d+)', said)]
+      ids = re.search(r"device_ids=\[([\d, ]*)\]", said)
+      if len(axes) > len(best[0]):
+        best = axes, np.array(groups.numbers(ids[1])) if ids else None
+  return best

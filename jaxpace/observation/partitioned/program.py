@@ -12,18 +12,19 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedCollective, ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Untimed
+from jaxpace.core.ring_layout import END_TAG, START_TAG
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
   calls,
   collectives,
   dump,
   groups,
+  mlir,
   reassemble,
   streaming,
   thunks,
-  timestamps,
 )
-from jaxpace.observation.partitioned.collectives import Found
+from jaxpace.observation.partitioned.collectives import Found, TimestampError
 from jaxpace.observation.partitioned.compiling import Request, text_of
 
 
@@ -36,19 +37,12 @@ class Timestamped(NamedTuple):
   """In what its collectives differ from those of the unmodified program, a sentence each."""
 
 
-class Mesh(NamedTuple):
-  """The user's mesh, as the lowered program names it."""
-
-  axes: tuple[tuple[str, int], ...]
-  """Names and sizes, slowest first; () where there is none."""
-  devices: np.ndarray | None
-  """Partitions in the order of the axes, where they are not counted up."""
-
-
 class Compiled(NamedTuple):
   """A program with timestamps, and what the compiler's text says of it."""
 
   executable: Any
+  clock: str
+  """As in `ObservedProgram`."""
   number: int
   found: Sequence[Found]
   """Its collectives, with the tags of their timestamps."""
@@ -60,18 +54,8 @@ class Compiled(NamedTuple):
   """What putting marks in took."""
 
 
-class Put(NamedTuple):
-  """How timestamps are put into a program."""
-
-  clock: str
-  """As in `ObservedProgram`."""
-  compiled: Callable[[Request, Callable[[], int]], Compiled | None]
-  """Compiles a program with timestamps that carry a number, which is asked for where the program
-  has collectives; None where it has none."""
-
-
 def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
-            put: Put | None = None) -> Timestamped | None:
+            clock: str = "auto") -> Timestamped | None:
   """Compiles a program with timestamps.
 
   Args:
@@ -80,25 +64,24 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       timestamps.
     name: name of the function.
     ranks: rank of each device.
-    put: how timestamps are put in; by the handler for CPUs unless given.
+    clock: "stream" for kernels of NVIDIA GPUs; else CPUs call a handler.
 
   Returns:
     The executable and what its timestamps mean, or None where the program has no collectives.
 
   Raises:
-    StampingError, GroupsError: it can't be given timestamps.
+    TimestampError, GroupsError: it can't be given timestamps.
     Exception: whatever the compiler raises.
   """
-  put = put or ON_HOST
-  made = put.compiled(request, number)
+  made = (_on_stream if clock == "stream" else _on_host)(request, number)
   if made is None:
     return None
-  mesh = mesh_of(request.module)
+  axes, devices = mlir.mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   program = ObservedProgram(
-      number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(mesh.axes),
-      collectives=_described(made.found, mesh, rank_of), clock=put.clock,
-      start_tag=timestamps.START_TAG, end_tag=timestamps.END_TAG, notices=made.notices,
+      number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
+      collectives=_described(made.found, axes, devices, rank_of), clock=made.clock,
+      notices=made.notices,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)),
       bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
@@ -115,16 +98,17 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
     return None
   if "token[]" in text.partition("\n")[0]:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
-    raise timestamps.TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
+    raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
   serialized, number = request.serialized(), numbered()
-  marked = thunks.timestamped(serialized, number)
-  executable = request.load(marked.data)
-  tags = {name: iter(each) for name, each in marked.enter_tags.items()}
+  data, enter_tags = thunks.timestamped(serialized, number)
+  executable = request.load(data)
+  tags = {name: iter(each) for name, each in enter_tags.items()}
   named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
   if not any(map(_timed, named)):
-    raise timestamps.TimestampError("none of its collectives is found among what it runs")
-  return Compiled(executable, number, named, (), (), compiled - began, time.monotonic() - compiled)
+    raise TimestampError("none of its collectives is found among what it runs")
+  return Compiled(executable, "host", number, named, (), (), compiled - began,
+                  time.monotonic() - compiled)
 
 
 def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None:
@@ -143,22 +127,8 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
-  return Compiled(executable, number, _named(found, bare), notices, differences(bare, found),
-                  parts.seconds, time.monotonic() - began)
-
-
-ON_HOST, ON_STREAM = Put("host", _on_host), Put("stream", _on_stream)
-
-
-def mesh_of(module: Any) -> Mesh:
-  """The mesh that a lowered program's arrays are laid out over: the one with the most axes."""
-  best = Mesh((), None)
-  for op in module.body.operations:
-    if op.operation.name.endswith(".mesh"):
-      axes, devices = timestamps.mesh_of(op.operation)
-      if len(axes) > len(best.axes):
-        best = Mesh(tuple(axes), devices)
-  return best
+  return Compiled(executable, "stream", number, _named(found, bare), notices,
+                  differences(bare, found), parts.seconds, time.monotonic() - began)
 
 
 def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
@@ -200,7 +170,8 @@ def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
   return named
 
 
-def _described(found: Sequence[Found], mesh: Mesh, ranks: Sequence[int]
+def _described(found: Sequence[Found], mesh: Sequence[tuple[str, int]],
+               devices: np.ndarray | None, ranks: Sequence[int]
                ) -> tuple[ObservedCollective, ...]:
   described: list[ObservedCollective] = []
   timed = [one for one in found if _timed(one)]
@@ -209,31 +180,14 @@ def _described(found: Sequence[Found], mesh: Mesh, ranks: Sequence[int]
     described.append(ObservedCollective(
         index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
         dtypes=one.dtypes,
-        axes=groups.axes_of(one.groups, mesh.axes, mesh.devices) if one.groups else
-        _axis_of_pairs(one.pairs, mesh),
+        axes=groups.axes_of(one.groups, mesh, devices) if one.groups else
+        groups.axes_of_pairs(one.pairs, mesh, devices),
         groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
         pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
         phase=phase, loops=one.loops, source=source_lines.innermost(one.frames),
         operation=one.operation,
         enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
   return tuple(described)
-
-
-def _axis_of_pairs(pairs: Sequence[tuple[int, int]], mesh: Mesh) -> tuple[str, ...]:
-  """Axes along which every pair of a permute differs."""
-  if not mesh.axes or not pairs:
-    return ()
-  sizes = [size for _, size in mesh.axes]
-  order = np.arange(int(np.prod(sizes))) if mesh.devices is None else mesh.devices
-  place = np.empty(len(order), np.int64)
-  place[order] = np.arange(len(order))
-  differ = np.zeros(len(sizes), bool)
-  for source, target in pairs:
-    if max(source, target) >= len(place):
-      return ()
-    differ |= np.array(np.unravel_index(place[source], sizes)) != np.array(
-        np.unravel_index(place[target], sizes))
-  return tuple(name for (name, _), one in zip(mesh.axes, differ, strict=True) if one)
 
 
 def _phases(operations: Sequence[str | None]) -> list[str]:
@@ -261,19 +215,18 @@ def _rounding(before: str, after: str) -> tuple[str, ...]:
 
 
 def _notices(found: Sequence[Found], tags: Sequence[int],
-             marked: Sequence[timestamps.TimestampedCollective]) -> tuple[str, ...]:
+             marked: Sequence[tuple[int, int]]) -> tuple[str, ...]:
   said = []
-  ends = (timestamps.START_TAG, timestamps.END_TAG)
-  if any(tags.count(tag) != 1 for tag in ends):
+  if any(tags.count(tag) != 1 for tag in (START_TAG, END_TAG)):
     said.append("The compiler left no single timestamp at the start and the end of the program.")
-  wanted = [tag for one in marked for tag in (one.enter_tag, one.exit_tag)]
+  wanted = [tag for tags_of in marked for tag in tags_of]
   counted = counting.Counter(tags)
   twice = [tag for tag in wanted if counted[tag] > 1]
   if twice:
     said.append(
         f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be "
         "separated.")
-  lost = sum(counted[one.enter_tag] == 0 and counted[one.exit_tag] == 0 for one in marked)
+  lost = sum(counted[enter] == 0 and counted[leave] == 0 for enter, leave in marked)
   if lost:
     said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "
                 "had put in.")

@@ -14,7 +14,7 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import func, sdy
 
 from jaxpace.observation.partitioned import mlir, shardings
-from jaxpace.observation.partitioned.timestamps import TimestampError
+from jaxpace.observation.partitioned.collectives import TimestampError
 
 _MESH = "jaxpace_partitions"
 
@@ -31,7 +31,7 @@ def whole(module: Any, local: Any, partitions: int) -> Any:
     A new module.
 
   Raises:
-    StampingError: an input or output is laid out in a way that can't be written.
+    TimestampError: an input or output is laid out in a way that can't be written.
   """
   new = mlir.copy(module)
   with new.context, ir.Location.unknown():
@@ -80,12 +80,9 @@ def _laid_out(local: Any, kinds: Sequence[Any], inputs: int, partitions: int) ->
       raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
     if mlir.tensor(kind) is None:
       raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
-  try:
-    return shardings.digits(
-        [shardings.tiles(text, ir.RankedTensorType(kind).rank, partitions)
-         for text, kind in zip([*said, *results], kinds, strict=True)], partitions)
-  except shardings.ShardingError as error:
-    raise TimestampError(str(error)) from error
+  return shardings.digits(
+      [shardings.tiles(text, ir.RankedTensorType(kind).rank, partitions)
+       for text, kind in zip([*said, *results], kinds, strict=True)], partitions)
 
 
 def _written(dims: Sequence[Sequence[int]], count: int) -> Any:

@@ -18,10 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.observation.partitioned import groups
-
-
-class ShardingError(ValueError):
-  """A sharding is written in a form that is not known, or can't be said by a mesh's axes."""
+from jaxpace.observation.partitioned.collectives import TimestampError
 
 
 class Digits(NamedTuple):
@@ -77,7 +74,7 @@ def tiles(text: str, rank: int, partitions: int) -> np.ndarray:
     [partitions, rank]: the tile's place along each dimension.
 
   Raises:
-    ShardingError: the form is not known, or it is a value of only one partition.
+    TimestampError: the form is not known, or it is a value of only one partition.
   """
   if re.match(r"\{replicated\b", text):
     return np.zeros((partitions, rank), np.int64)
@@ -85,13 +82,13 @@ def tiles(text: str, rank: int, partitions: int) -> np.ndarray:
     return _tiles_of_mesh(found["mesh"], found["dims"], rank, partitions)
   found = _DEVICES.fullmatch(text)
   if found is None:
-    raise ShardingError(f"a value is laid out in a way that is not known: {text[:80]}")
+    raise TimestampError(f"a value is laid out in a way that is not known: {text[:80]}")
   grid = groups.array_of(found[1])
   if grid.size != partitions or grid.ndim < rank or (
       grid.ndim > rank + 1 and not found[2].endswith("}")):
-    raise ShardingError(f"a value of {rank} dimensions is laid out as {text[:80]}")
+    raise TimestampError(f"a value of {rank} dimensions is laid out as {text[:80]}")
   if "manual" in found[2] or "unreduced" in found[2]:
-    raise ShardingError(f"a value is laid out as {text[:80]}")
+    raise TimestampError(f"a value is laid out as {text[:80]}")
   places = np.zeros((partitions, rank), np.int64)
   for index, partition in np.ndenumerate(grid):
     places[partition] = index[:rank]
@@ -110,13 +107,13 @@ def _tiles_of_mesh(mesh: str, dims: str | None, rank: int, partitions: int) -> n
     # What is along no axis may be said of any mesh, of an empty one too: `{mesh[], [{}]}`.
     count = math.prod(size for _, size in axes) if any(named) else partitions
     if count != partitions or len(named) != rank:
-      raise ShardingError(f"a value of {rank} dimensions is laid out over {partitions} partitions "
+      raise TimestampError(f"a value of {rank} dimensions is laid out over {partitions} partitions "
                           f"as {mesh}, [{dims}]")
     for dim, parts in enumerate(named):
       for group in groups.along(axes, parts, devices) if parts else ():
         places[list(group), dim] = np.arange(len(group))
   except groups.GroupsError as error:
-    raise ShardingError(f"a value is laid out in a way that is not known: {error}") from error
+    raise TimestampError(f"a value is laid out in a way that is not known: {error}") from error
   return places
 
 
@@ -128,14 +125,14 @@ def digits(shardings: Sequence[np.ndarray], partitions: int) -> Digits:
     partitions: how many there are.
 
   Raises:
-    ShardingError: no digits say all of them.
+    TimestampError: no digits say all of them.
   """
   for sizes in _factorings(partitions):
     found = [_dimensions(places, sizes) for places in shardings]
     whole = [dims for dims in found if dims is not None]
     if len(whole) == len(found):
       return Digits(sizes, tuple(whole))
-  raise ShardingError("inputs and outputs are laid out in ways that have no mesh in common")
+  raise TimestampError("inputs and outputs are laid out in ways that have no mesh in common")
 
 
 def _factorings(count: int) -> Iterator[tuple[int, ...]]:

@@ -12,6 +12,7 @@ reduce-scatters of all-reduces that are cut right away, so nothing may come betw
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,16 +20,10 @@ from jax.extend.mlir import ir
 from jax.extend.mlir.dialects import stablehlo
 
 from jaxpace.core.observed import OF_OPERATION
+from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, NUMBER, START_TAG
 from jaxpace.observation.clocks import kernels
-from jaxpace.observation.partitioned import mlir, timestamps
-from jaxpace.observation.partitioned.timestamps import (
-  END_TAG,
-  FIRST_TAG,
-  START_TAG,
-  Grouped,
-  TimestampedCollective,
-  TimestampError,
-)
+from jaxpace.observation.partitioned import mlir
+from jaxpace.observation.partitioned.collectives import Found, TimestampError
 
 _MOST_HELD = 64 << 20
 """Bytes of an input that the start timestamp may hold back: where it isn't donated, it is
@@ -40,7 +35,7 @@ _MOVES = frozenset({"stablehlo.reshape", "stablehlo.transpose"})
 
 
 def put_timestamps(module: Any, program: int,
-                   met: Sequence[Grouped]) -> list[TimestampedCollective]:
+                   met: Sequence[Found]) -> list[tuple[int, int]]:
   """Puts timestamps into a partitioned module, in place.
 
   Args:
@@ -50,22 +45,22 @@ def put_timestamps(module: Any, program: int,
     met: its collectives, as the compiler's text has them.
 
   Returns:
-    What has timestamps, in the order of the module's text.
+    Tags of the enter and the exit timestamp of each collective, in the order of the module's text.
 
   Raises:
-    StampingError: it has collectives that can't be marked.
+    TimestampError: it has collectives that can't be marked.
   """
   main = mlir.functions(module)["main"]
   block = main.regions[0].blocks[0]
   found = [op for op in mlir.operations(module.operation) if op.name in OF_OPERATION]
   with module.context, ir.Location.unknown():
     for op in found:
-      timestamps.list_groups(op, met)
+      _list_groups(op, met)
   if not found:
     return []
-  if FIRST_TAG + 2 * len(found) > timestamps.MOST_TAGS:
+  if FIRST_TAG + 2 * len(found) > NUMBER:
     raise TimestampError(f"it has {len(found)} collectives, more than tags can number")
-  marked: list[TimestampedCollective] = []
+  marked: list[tuple[int, int]] = []
   exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():
     buffers = _buffers(module, _begin(block, program))
@@ -81,12 +76,33 @@ def put_timestamps(module: Any, program: int,
         leave = shared[0]
       else:
         exits.append((last, leave, buffer))
-      marked.append(TimestampedCollective(OF_OPERATION[op.name], enter, leave))
+      marked.append((enter, leave))
     # After all enter timestamps, so that what follows a collective was looked at as it was.
     for last, leave, buffer in exits:
       _after(last, program, leave, buffer)
     _end(block, program, buffers["main"])
   return marked
+
+
+def _list_groups(op: Any, met: Sequence[Found]) -> None:
+  """Writes groups that are axes of a mesh as lists.
+
+  Reading a module back loses the order of a mesh's devices (jaxlib 0.10.2), and so which ranks
+  meet; another module's mesh may have the same name besides.
+  """
+  if "replica_groups" not in op.attributes or "mesh" not in str(op.attributes["replica_groups"]):
+    return
+  handle = re.search(r"handle = (\d+)", str(op.attributes["channel_handle"])
+                     ) if "channel_handle" in op.attributes else None
+  sizes = [tuple(ir.RankedTensorType(value.type).shape) for value in op.operands]
+  found = {one.groups for one in met
+           if handle is not None and one.channel == int(handle[1])
+           and one.kind == OF_OPERATION[op.name]
+           and sorted(shape for _, shape in one.types) == sorted(sizes)}
+  if len(found) != 1:
+    raise TimestampError(
+        f"the compiler does not say who meets in its {OF_OPERATION[op.name]} of {sizes[:3]}")
+  op.attributes["replica_groups"] = mlir.rows_attribute(found.pop())
 
 
 def _begin(block: Any, program: int) -> Any:
@@ -116,7 +132,7 @@ def _mark(program: int, tag: int, values: list[Any], waited: list[Any], block: A
   """A timestamp; returns the values it hands on.
 
   Raises:
-    StampingError: there are more values than a kernel takes.
+    TimestampError: there are more values than a kernel takes.
   """
   if len(values) > kernels.MOST_OPERANDS // 2:
     raise TimestampError(f"one of its collectives has {len(values)} arrays, and a kernel takes "
@@ -207,16 +223,18 @@ def _end(block: Any, program: int, buffer: Any) -> None:
   """An end timestamp, which waits for all results."""
   ending = list(block.operations)[-1].operation
   results = list(ending.operands)
-  places = [place for place,
-            value in enumerate(results) if timestamps.small(value.type) is not None]
-  if not places:
+  kinds = {place: kind for place, value in enumerate(results)
+           if (kind := mlir.tensor(value.type)) is not None}
+  if not kinds:
     raise TimestampError("it returns no arrays, so its end can't be marked")
-  smallest = min(places, key=lambda place: timestamps.small(results[place].type) or 0)
-  value = results[smallest]
-  others = timestamps.once([results[place] for place in places if results[place] != value])
+  value = results[min(kinds, key=lambda place: math.prod(kinds[place].shape))]
+  others: list[Any] = []
+  for other in (results[place] for place in kinds):
+    if other != value and all(other != one for one in others):
+      others.append(other)
   with ir.InsertionPoint(ending):
     end = _mark(program, END_TAG, [value], others, buffer)
-  for place in places:
+  for place in kinds:
     if results[place] == value:
       ending.operands[place] = end[0]
 

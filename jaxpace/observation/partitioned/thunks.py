@@ -20,17 +20,11 @@ xla/service/hlo.proto), the same in jaxlib 0.10 to 0.12.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
 
+from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, NUMBER, START_TAG
+from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import wire
-from jaxpace.observation.partitioned.timestamps import (
-  END_TAG,
-  FIRST_TAG,
-  MOST_TAGS,
-  START_TAG,
-  TARGET,
-  TimestampError,
-)
+from jaxpace.observation.partitioned.collectives import TimestampError
 
 _EXECUTABLE = 1
 """In what `serialize` writes after its header: the compiled program."""
@@ -55,24 +49,19 @@ _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
 
 
-class Timestamped(NamedTuple):
-  """A compiled program with timestamps, as bytes."""
-
-  data: bytes
-  enter_tags: Mapping[str, Sequence[int]]
-  """For the name of each collective's instruction the tag of its enter timestamp, once for each
-  place where it runs. The exit timestamp's tag is the next number."""
-
-
-def timestamped(data: bytes, program: int) -> Timestamped:
+def timestamped(data: bytes, program: int) -> tuple[bytes, Mapping[str, Sequence[int]]]:
   """Puts timestamps into a compiled program.
 
   Args:
     data: what an executable's `serialize()` returned.
     program: number that its timestamps carry.
 
+  Returns:
+    The program with timestamps, and for the name of each collective's instruction the tag of its
+    enter timestamp, once for each place where it runs. The exit timestamp's tag is the next number.
+
   Raises:
-    StampingError: it is no such program, or has more collectives than there are tags.
+    TimestampError: it is no such program, or has more collectives than there are tags.
   """
   try:
     length, begin = wire.varint(data, 0)
@@ -85,7 +74,7 @@ def timestamped(data: bytes, program: int) -> Timestamped:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
   executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
   outer = wire.changed(outer, _EXECUTABLE, lambda _: wire.written(executable))
-  return Timestamped(header + wire.written(outer), lists.enter_tags)
+  return header + wire.written(outer), lists.enter_tags
 
 
 class _Lists:
@@ -137,7 +126,7 @@ class _Lists:
     operands = wire.read(wire.first(wire.read(collective), _OPERANDS))
     sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
     tag, self._next = self._next, self._next + 2
-    if self._next > MOST_TAGS:
+    if self._next > NUMBER:
       raise TimestampError("it has more collectives than tags can number")
     name = wire.first(wire.read(info), _NAME).decode()
     self.enter_tags.setdefault(name, []).append(tag)
@@ -148,12 +137,12 @@ class _Lists:
   def _mark(self, info: bytes, tag: int, handed_on: Sequence[bytes],
             waited: Sequence[bytes] = ()) -> bytes:
     """A thunk that calls the handler; `info` is that of the thunk beside it."""
-    said = [wire.text(_NAME, f"{TARGET}.{tag}"),
+    said = [wire.text(_NAME, f"{MARK}.{tag}"),
             *(field for field in wire.read(info) if field.number != _NAME)]
     config = (f"{{program = {self._program} : i32, tag = {tag} : i32, "
               f"values = {len(handed_on)} : i32}}")
     operands = [wire.text(1, each) for each in (*handed_on, *waited)]
-    call = [wire.whole(1, _TYPED_FFI), wire.text(2, TARGET), wire.text(3, config),
+    call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK), wire.text(3, config),
             wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
     return wire.written([wire.text(_KIND, "custom-call"), wire.message(_INFO, *said),
                          wire.message(_CUSTOM_CALL, *call)])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.observation.partitioned import shardings
+from jaxpace.observation.partitioned.collectives import TimestampError
 from tests.quick import examples
 
 
@@ -106,14 +107,14 @@ def test_what_xla_says_of_tiles(said, rank, wanted):
     "{mesh['a'=2,'b'=2], [{'a'}], replicated={'b'}, manual={}}", "{mesh[], [{}, {}]}",
     "{mesh[], [{'a'}]}", "{mesh[0], maximal device=0}"])
 def test_layouts_that_are_not_known_are_refused(said):
-  with pytest.raises(shardings.ShardingError):
+  with pytest.raises(TimestampError):
     shardings.tiles(said, 1, 4)
 
 
 def test_layouts_with_no_digits_in_common_are_refused():
   # The second swaps two partitions of four, which no digits of 2 x 2 do.
   odd = np.array([[0], [1], [3], [2]])
-  with pytest.raises(shardings.ShardingError):
+  with pytest.raises(TimestampError):
     shardings.digits([odd], 4)
 
 

@@ -13,9 +13,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from jaxpace.core import ring_layout
 from jaxpace.observation.clocks import kernels
-from jaxpace.observation.observe import DifferentError
-from jaxpace.observation.partitioned import collectives, dump, mlir, program, streaming, timestamps
+from jaxpace.observation.clocks.native import library
+from jaxpace.observation.everywhere import DifferentError
+from jaxpace.observation.partitioned import collectives, dump, mlir, program, streaming
 from jaxpace.runs.ring_file import plan_of
 from tests.observation import observed_steps as steps
 from tests.observation.test_observe import events_of, expected_events
@@ -32,7 +34,7 @@ def mark_on_cpu(number, tag, operands, handed_on):
       operand_tuple_indices=[]) for place in range(handed_on)]
   return ir.Operation.create(
       "stablehlo.custom_call", results=results, operands=list(operands), attributes={
-          "call_target_name": ir.StringAttr.get(timestamps.TARGET), "api_version": mlir.integer(4),
+          "call_target_name": ir.StringAttr.get(library.MARK), "api_version": mlir.integer(4),
           "has_side_effect": ir.BoolAttr.get(False),
           "backend_config": ir.DictAttr.get({
               "program": mlir.integer(number), "tag": mlir.integer(tag),
@@ -54,7 +56,7 @@ def launched(monkeypatch):
                               kernel.name)[1], re.search(r"mov.u32 slot, (\d+);\n.*\n.*\n",
                                                          kernel.text)
     if name == "wait":
-      tag, number = timestamps.MOST_TAGS - 1, 4000
+      tag, number = ring_layout.NUMBER - 1, 4000
     else:
       tag = int(name.removeprefix("mark_"))
       number = int(word[1]) >> 20
@@ -67,7 +69,7 @@ def launched(monkeypatch):
 
   monkeypatch.setattr(streaming, "_launch", launch)
   monkeypatch.setattr(streaming, "_buffer", buffer)
-  monkeypatch.setattr(program, "ON_HOST", program.ON_STREAM)
+  monkeypatch.setattr(program, "_on_host", program._on_stream)
   # optax promotes.
   with jax.numpy_dtype_promotion("standard"):
     yield found
@@ -151,7 +153,7 @@ def test_dumps_are_removed(tmp_path, monkeypatch):
   assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("wrong", [timestamps.TimestampError])
+@pytest.mark.parametrize("wrong", [collectives.TimestampError])
 def test_a_dump_that_fails(monkeypatch, caplog, wrong):
   monkeypatch.setattr(dump, "partitioned",
                       lambda request: (_ for _ in ()).throw(wrong("no space left on device")))

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.observation.partitioned import thunks, wire
-from jaxpace.observation.partitioned.timestamps import TimestampError
+from jaxpace.observation.partitioned.collectives import TimestampError
 from tests.observation import observed_steps as steps
 
 
@@ -61,15 +61,15 @@ def lists_of(data):
 
 
 def test_all_but_the_marks_is_as_it_was(in_loops):
-  made = thunks.timestamped(in_loops, 7)
-  before, after = lists_of(in_loops), lists_of(made.data)
+  made, _ = thunks.timestamped(in_loops, 7)
+  before, after = lists_of(in_loops), lists_of(made)
   assert len(before) == len(after) > 3
   for (bare, _), (marked, _) in zip(before, after, strict=True):
     assert [one[:2] for one in marked if not one[0].startswith("jaxpace_mark.")] == [
         one[:2] for one in bare]
   # What is neither a list of thunks nor has one in it is the same, byte for byte.
   rest = [[(field.number, field.value) for field in read(data) if field.number != 6]
-          for data in (in_loops, made.data)]
+          for data in (in_loops, made)]
   assert rest[0] == rest[1]
 
 
@@ -79,25 +79,25 @@ def read(data):
 
 
 def test_every_collective_stands_between_its_marks(in_loops):
-  made = thunks.timestamped(in_loops, 7)
-  tags = {tag for each in made.enter_tags.values() for tag in each}
+  made, enter_tags = thunks.timestamped(in_loops, 7)
+  tags = {tag for each in enter_tags.values() for tag in each}
   found = 0
-  for marked, _ in lists_of(made.data):
+  for marked, _ in lists_of(made):
     names = [name for name, *_ in marked]
     for place, (name, kind, _) in enumerate(marked):
       if kind == "collective":
         tag = int(names[place - 1].removeprefix("jaxpace_mark."))
-        assert tag in made.enter_tags[name]
+        assert tag in enter_tags[name]
         assert names[place + 1] == f"jaxpace_mark.{tag + 1}"
         found += 1
   assert found == len(tags) >= 3
-  names = [name for name, *_ in lists_of(made.data)[-1][0]]
+  names = [name for name, *_ in lists_of(made)[-1][0]]
   assert names[0] == "jaxpace_mark.0" and names[-1] == "jaxpace_mark.1"
 
 
 def test_what_is_kept_in_order_by_more_than_memory_keeps_its_places(in_loops):
   found = 0
-  before, after = lists_of(in_loops), lists_of(thunks.timestamped(in_loops, 7).data)
+  before, after = lists_of(in_loops), lists_of(thunks.timestamped(in_loops, 7)[0])
   for (bare, fields), (marked, moved) in zip(before, after, strict=True):
     for one, two in zip(wire.every(fields, 2), wire.every(moved, 2), strict=True):
       places = [wire.numbers(wire.read(users), 1) for users in (one, two)]
@@ -117,7 +117,7 @@ def memory_of(parts):
 
 
 def test_the_first_and_the_last_mark_touch_all_memory_that_is_written(in_loops):
-  marked, _ = lists_of(thunks.timestamped(in_loops, 7).data)[-1]
+  marked, _ = lists_of(thunks.timestamped(in_loops, 7)[0])[-1]
   sizes = []
   for _, _, parts in (marked[0], marked[-1]):
     taken, given = memory_of(parts)
@@ -135,7 +135,7 @@ def test_the_first_and_the_last_mark_touch_all_memory_that_is_written(in_loops):
 
 
 def test_marks_hand_on_what_they_stand_beside(in_loops):
-  for marked, _ in lists_of(thunks.timestamped(in_loops, 7).data):
+  for marked, _ in lists_of(thunks.timestamped(in_loops, 7)[0]):
     for place, (_, kind, parts) in enumerate(marked):
       if kind != "collective":
         continue
