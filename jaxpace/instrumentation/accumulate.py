@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -16,7 +16,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from jaxpace.core.varying import manual_axes, vary, varying, varying_of_aval
-from jaxpace.instrumentation.program import axes_of, bodies
+from jaxpace.instrumentation.program import axes_of, walk
 from jaxpace.observation import phases
 
 Sums = Literal["float32", "parameters"]
@@ -299,7 +299,7 @@ def _own_count(count: Any, names: tuple[str, ...],
 def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
   """Checks that the loss asks for no sharding over the data axis, which JAX would refuse when it
   compiles."""
-  for eqn in jaxpr.eqns:
+  for eqn, _ in walk(jaxpr):
     spec = (getattr(eqn.params.get("sharding"), "spec", None)
             if eqn.primitive.name == "sharding_constraint" else None)
     asked = {name for part in spec or () for name in (part if isinstance(part, tuple) else (part,))}
@@ -308,24 +308,12 @@ def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
           f"The loss asks for a sharding over {', '.join(map(repr, met))}, {spec}, and inside "
           "jaxpace.accumulate each rank has its own micro-batch whole: there let shardings name "
           "other axes only.")
-    for body in bodies(eqn.params):
-      _no_sharding(body, names)
-
-
-def _meetings(jaxpr: Any, outer: str) -> Iterator[tuple[Any, tuple[str, ...], str]]:
-  """Every collective of a jaxpr, its axes, and its name stack."""
-  for eqn in jaxpr.eqns:
-    stack = phases.join(outer, str(eqn.source_info.name_stack))
-    if axes := axes_of(eqn.primitive, eqn.params):
-      yield eqn, axes, stack
-    for body in bodies(eqn.params):
-      yield from _meetings(body, stack)
 
 
 def _no_meeting(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
   """Checks that no ranks whose counts differ meet in the loop."""
-  for eqn, axes, stack in _meetings(jaxpr, ""):
-    met = [axis for axis in axes if axis in names or axis in uneven]
+  for eqn, stack in walk(jaxpr):
+    met = [axis for axis in axes_of(eqn.primitive, eqn.params) if axis in names or axis in uneven]
     if not met:
       continue
     called = phases.collective_name(stack)

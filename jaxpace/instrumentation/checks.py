@@ -16,7 +16,7 @@ from jaxpace.core.plan import BACKWARD
 from jaxpace.core.types import Pacer, PacerState
 from jaxpace.core.varying import automatic_axes, manual_axes, varying
 from jaxpace.instrumentation import primitives
-from jaxpace.instrumentation.program import Program, axes_of, bodies
+from jaxpace.instrumentation.program import Program, axes_of, bodies, walk
 from jaxpace.observation import phases
 from jaxpace.observation.clocks import CLOCKS, Clock
 
@@ -229,15 +229,10 @@ def some_collective(program: Program, axis: Sequence[str], step: Callable[..., A
   if program.hidden or any(e.collective for e in program.equations):
     return
   name = getattr(step, "__name__", "the step")
-  others: set[str] = set()
-
-  def look(eqns: Any) -> None:
-    for eqn in eqns:
-      others.update(axes_of(eqn.primitive, eqn.params))
-      for body in bodies(eqn.params):
-        look(body.eqns)
-
-  look(program.equations)
+  nested = (eqn for equation in program.equations for body in bodies(equation.params)
+            for eqn, _ in walk(body))
+  others = {name for eqn in (*program.equations, *nested)
+            for name in axes_of(eqn.primitive, eqn.params)}
   label = ",".join(axis)
   if others:
     raise ValueError(f"{name} has no collective over {label!r}, but over "

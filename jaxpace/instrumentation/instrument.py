@@ -18,7 +18,7 @@ from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core import ring_layout as layout
 from jaxpace.core.pace import PaceState
-from jaxpace.core.plan import Plan
+from jaxpace.core.plan import Collective, Plan
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
@@ -304,15 +304,15 @@ class Instrumented(InstrumentedFunction):
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
     events, silent = self._events(clock, one)
-    marked, unmarked = self._put_marks(flat, clock, bool(automatic), events)
-    flat = dataclasses.replace(flat, hidden=marked.program.hidden)
+    marked, inside, unmarked = self._put_marks(flat, clock, bool(automatic), events)
+    flat = dataclasses.replace(flat, hidden=marked.hidden)
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
       self._warned = True
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
-    written = dataclasses.replace(written, program=marked.program)
+    written = dataclasses.replace(written, program=marked)
     share, reason = piggyback.chosen(
         self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
@@ -332,7 +332,7 @@ class Instrumented(InstrumentedFunction):
         collectives=written.collectives, unstamped=written.unstamped, share=share,
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
-        inside=nested.placed(marked, written),
+        inside=nested.placed(inside, written),
         program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *unmarked, *untimed,
@@ -361,9 +361,10 @@ class Instrumented(InstrumentedFunction):
     return Event(self.number, clock.place(one.rank)), ()
 
   def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
-                 events: Event | None) -> tuple[nested.TimestampedProgram, tuple[str, ...]]:
-    """The step with timestamps around collectives that timestamps can't reach: those in loops,
-    branches and `jax.checkpoint`; and a notice where there can't be any."""
+                 events: Event | None
+                 ) -> tuple[program.Program, list[tuple[int, Collective]], tuple[str, ...]]:
+    """The step with timestamps around collectives that values can't reach: those in loops,
+    branches and `jax.checkpoint`; these; and a notice where there can't be any."""
     why = ""
     if events is None:
       why = "nothing of this step is recorded."
@@ -372,12 +373,12 @@ class Instrumented(InstrumentedFunction):
     elif automatic:
       why = "some axes of the mesh are the compiler's."
     if not flat.hidden:
-      return nested.TimestampedProgram(flat, (), ()), ()
+      return flat, [], ()
     if events is None or why:
-      return (nested.TimestampedProgram(flat, (), ()),
-              (f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",))
+      return flat, [], (
+          f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",)
     put = functools.partial(native.mark, program=events.program)
-    return nested.timestamped(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
+    return *nested.timestamped(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
 
   def _numbers(self, one: PaceState) -> jax.Array:
     """What the ring gets as the step begins: its number, and what the pacer decided for it."""

@@ -31,13 +31,13 @@ from jaxpace.instrumentation import primitives
 from jaxpace.instrumentation.program import (
   Equation,
   Program,
-  axes_of,
   bodies,
   is_collective,
+  levels,
   nested_collectives,
   size_bytes,
 )
-from jaxpace.instrumentation.script import Script
+from jaxpace.instrumentation.script import Script, of_equations
 from jaxpace.observation import phases, source_lines
 
 PutTimestamp = Callable[..., list[jax.Array]]
@@ -53,19 +53,8 @@ _OF_JAX = re.compile(r"rematted_computation|checkpoint|remat\d?|scan|while|cond|
 _LOOPS = frozenset({"scan", "while"})
 
 
-@dataclasses.dataclass(frozen=True)
-class TimestampedProgram:
-  """A program whose inner collectives have timestamps."""
-
-  program: Program
-  """The same equations, in the same places; `hidden` are those without timestamps."""
-  inside: tuple[Collective, ...]
-  equation_of: tuple[int, ...]
-  """Index of the program's equation that each is within."""
-
-
 def timestamped(program: Program, axis: Sequence[str], mark: PutTimestamp,
-                first_tag: int) -> TimestampedProgram:
+                first_tag: int) -> tuple[Program, list[tuple[int, Collective]]]:
   """Puts timestamps around the collectives that bodies of the program's equations hold.
 
   Args:
@@ -75,16 +64,17 @@ def timestamped(program: Program, axis: Sequence[str], mark: PutTimestamp,
     first_tag: of the timestamps; tags are counted up from there.
 
   Returns:
-    The program with timestamps, and what they are of, in the order of the program's text.
+    The program with timestamps: the same equations, in the same places, of which `hidden` are
+    those without timestamps. And what the timestamps are of, in the order of the program's text,
+    each with the index of the equation that it is within.
   """
   if not program.hidden:
-    return TimestampedProgram(program, (), ())
+    return program, []
   marker = _Marker(tuple(axis), mark, first_tag)
   equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
-  found = tuple(dataclasses.replace(one, slot=slot) for slot, one in enumerate(marker.found))
-  return TimestampedProgram(dataclasses.replace(program, equations=equations, hidden=marker.left),
-                            found,
-                       tuple(marker.equation_of))
+  found = [(index, dataclasses.replace(one, slot=slot))
+           for slot, (index, one) in enumerate(marker.found)]
+  return dataclasses.replace(program, equations=equations, hidden=marker.left), found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,11 +92,10 @@ class _Marker:
 
   def __init__(self, axis: tuple[str, ...], mark: PutTimestamp, first_tag: int):
     self.axis, self.mark, self.next_tag = axis, mark, first_tag
-    self.found: list[Collective] = []
+    self.found: list[tuple[int, Collective]] = []
     self.left: list[Untimed] = []
     self.loops = 0
     self.at = 0
-    self.equation_of: list[int] = []
 
   def equation(self, index: int, equation: Equation) -> Equation:
     """An equation of the flat program, its bodies with timestamps."""
@@ -169,13 +158,12 @@ class _Marker:
         equations.append(eqn)
         continue
       changed = True
-      before, after = around
-      equations += [*before.equations, after.collective, *after.equations]
+      equations += around
       self.note(eqn, stack, where, group_of, together[place])
     return jaxpr.replace(eqns=equations) if changed else jaxpr
 
   def around(self, eqn: Any, stack: str, where: _Where, constant: set[Any]
-             ) -> tuple[_Before, _After] | None:
+             ) -> list[Any] | None:
     """A collective between its timestamps; None where it can't have any."""
     sums = eqn.primitive.name in primitives.SUMS
     read = [v for v in eqn.invars
@@ -189,11 +177,11 @@ class _Marker:
       self.leave(eqn, stack, reason.format(_name(where)))
       return None
     gate = min(holdable, key=lambda v: (len(v.aval.shape) > 1, size_bytes(v.aval)))
-    before = _before(eqn, gate, [v for v in dict.fromkeys(read) if v is not gate],
-                     self.mark, self.next_tag)
-    after = _after(before.collective, kept, [v for v in results if v not in kept],
-                   self.mark, self.next_tag + 1)
-    return before, after
+    before, held = _before(eqn, gate, [v for v in dict.fromkeys(read) if v is not gate],
+                           self.mark, self.next_tag)
+    late, after = _after(held, kept, [v for v in results if v not in kept],
+                         self.mark, self.next_tag + 1)
+    return [*before, late, *after]
 
   def note(self, eqn: Any, stack: str, where: _Where, group_of: dict[tuple[Any, ...], int],
            level: int) -> None:
@@ -203,19 +191,15 @@ class _Marker:
     self.next_tag += 2
     one = _described(eqn, stack, where, self.axis, enter, leave)
     if eqn.primitive.name not in primitives.SUMS:
-      self.append(one)
+      self.found.append((self.at, one))
       return
     key = level, one.dtypes, one.axis, one.index_groups, str(eqn.params.get("axes"))
     if key in group_of:
-      at = group_of[key]
-      self.found[at] = _joined(self.found[at], one)
+      at, other = self.found[group_of[key]]
+      self.found[group_of[key]] = at, _joined(other, one)
     else:
       group_of[key] = len(self.found)
-      self.append(one)
-
-  def append(self, one: Collective) -> None:
-    self.found.append(one)
-    self.equation_of.append(self.at)
+      self.found.append((self.at, one))
 
   def leave(self, eqn: Any, stack: str, reason: str) -> None:
     self.left.append(Untimed(
@@ -226,33 +210,20 @@ class _Marker:
 # Equations with timestamps, made by tracing the timestamps alone and putting their equations in.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Before:
+def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: PutTimestamp, tag: int
+            ) -> tuple[list[Any], Any]:
   """What precedes a collective, and the collective that reads it."""
-
-  equations: list[Any]
-  collective: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class _After:
-  """A collective whose results are new variables, and what makes its own ones of them."""
-
-  collective: Any
-  equations: list[Any]
-
-
-def _before(eqn: Any, gate: Any, waited: Sequence[Any], mark: PutTimestamp, tag: int) -> _Before:
   traced = _traced([gate], waited, mark, tag)
   given = dict(zip(traced.invars, [gate, *waited], strict=True))
   (held,) = traced.outvars
-  return _Before(
+  return (
       [one.replace(invars=[_put(given, v) for v in one.invars]) for one in traced.eqns],
       eqn.replace(invars=[held if v is gate else v for v in eqn.invars]))
 
 
 def _after(eqn: Any, kept: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp,
-           tag: int) -> _After:
+           tag: int) -> tuple[Any, list[Any]]:
+  """A collective whose results are new variables, and what makes its own ones of them."""
   traced = _traced(kept, waited, mark, tag)
   # The collective gives what the timestamps read; what they give has the names it had.
   early = dict(zip(kept, traced.invars, strict=False))
@@ -260,7 +231,7 @@ def _after(eqn: Any, kept: Sequence[Any], waited: Sequence[Any], mark: PutTimest
   final = dict(zip(traced.outvars, kept, strict=True))
   equations = [one.replace(invars=[_put(given, v) for v in one.invars],
                            outvars=[final.get(v, v) for v in one.outvars]) for one in traced.eqns]
-  return _After(eqn.replace(outvars=[early.get(v, v) for v in eqn.outvars]), equations)
+  return eqn.replace(outvars=[early.get(v, v) for v in eqn.outvars]), equations
 
 
 def _put(given: Mapping[Any, Any], atom: Any) -> Any:
@@ -317,39 +288,18 @@ def _constant(jaxpr: Any) -> set[Any]:
 
 
 def _together(jaxpr: Any, axis: Sequence[str]) -> dict[int, int]:
-  """By place of each collective of a body, how many others follow it on a path to the body's end.
-
-  Those with the same number depend on none of each other.
-  """
-  height: dict[Any, int] = {}
-  level: dict[int, int] = {}
-  for place in range(len(jaxpr.eqns) - 1, -1, -1):
-    eqn = jaxpr.eqns[place]
-    own = max((height.get(v, 0) for v in eqn.outvars), default=0)
-    if is_collective(eqn.primitive, eqn.params, axis):
-      level[place] = own
-      own += 1
-    for v in eqn.invars:
-      if not isinstance(v, jex_core.Literal):
-        height[v] = max(height.get(v, 0), own)
-  return level
+  """The level of each collective of a body by its place, see `levels`."""
+  return levels([([v for v in eqn.invars if not isinstance(v, jex_core.Literal)], eqn.outvars,
+                  is_collective(eqn.primitive, eqn.params, axis)) for eqn in jaxpr.eqns])
 
 
 def _described(eqn: Any, stack: str, where: _Where, axis: Sequence[str], enter: int, leave: int
                ) -> Collective:
-  params = eqn.params
   avals = [v.aval for v in eqn.invars if not isinstance(v, jex_core.Literal)]
-  point_to_point = params.get("perm", ()) if eqn.primitive.name == "ppermute" else ()
   return Collective(
-      slot=0, name=_called(stack, eqn.primitive.name),
-      primitives=(eqn.primitive.name,), axis=",".join(_axes(eqn, axis)),
-      bytes=sum(map(size_bytes, avals)), operands=len(avals),
-      dtypes=tuple(sorted({str(aval.dtype) for aval in avals})), phase=_phase(stack),
-      pairs=tuple(sorted((int(source), int(target)) for source, target in point_to_point)),
-      index_groups=tuple(tuple(map(int, group))
-                         for group in params.get("axis_index_groups") or ()),
-      loops=where.loops, conditional=where.conditional, enter_tags=(enter,), exit_tags=(leave,),
-      source=source_lines.innermost(_frames(eqn)))
+      slot=0, name=_called(stack, eqn.primitive.name), phase=_phase(stack), loops=where.loops,
+      conditional=where.conditional, enter_tags=(enter,), exit_tags=(leave,),
+      source=source_lines.innermost(_frames(eqn)), **of_equations([eqn], avals, axis))
 
 
 def _called(stack: str, primitive: str) -> str:
@@ -365,24 +315,18 @@ def _frames(eqn: Any) -> list[tuple[str, int]]:
   return [(frame.file_name, frame.line_num) for frame in getattr(traceback, "frames", ())]
 
 
-def _axes(eqn: Any, axis: Sequence[str]) -> Sequence[str]:
-  """Its axes: the step's own, in their order, unless it names others."""
-  own = axes_of(eqn.primitive, eqn.params)
-  return axis if set(own) == set(axis) else own
-
-
-def placed(made: TimestampedProgram, written: Script) -> tuple[Collective, ...]:
+def placed(made: Sequence[tuple[int, Collective]], written: Script) -> tuple[Collective, ...]:
   """The collectives with timestamps, each with a name of its own, and how many timestamped ones
   precede it."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
               for segment in each.segments for index in segment.equations}
   before = [0, *itertools.accumulate(int(stage.timestamps is not None) for stage in written.stages)]
-  names = collections.Counter([*(one.name for one in made.inside),
+  names = collections.Counter([*(one.name for _, one in made),
                                *(one.name for one in written.collectives)])
   return tuple(
       dataclasses.replace(one, name=f"{one.name}.{one.slot}" if names[one.name] > 1 else one.name,
                           after=before[stage_of[index]])
-      for one, index in zip(made.inside, made.equation_of, strict=True))
+      for index, one in made)
 
 
 def _phase(stack: str) -> str:
@@ -404,4 +348,4 @@ def _name(where: _Where) -> str:
           "jax.checkpoint" if where.outermost in primitives.REMAT else where.outermost)
 
 
-__all__ = ["TimestampedProgram", "placed", "timestamped"]
+__all__ = ["placed", "timestamped"]

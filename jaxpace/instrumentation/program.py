@@ -7,8 +7,9 @@ so that a body that is called twice (the same jaxpr object both times) gives dis
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -115,24 +116,45 @@ def bodies(params: Mapping[str, Any]) -> Iterator[Any]:
         yield inner
 
 
+def walk(jaxpr: Any, outer: str = "") -> Iterator[tuple[Any, str]]:
+  """Every equation of a body and of all bodies in it, each with its joined name stack."""
+  for eqn in jaxpr.eqns:
+    stack = phases.join(outer, str(eqn.source_info.name_stack))
+    yield eqn, stack
+    for body in bodies(eqn.params):
+      yield from walk(body, stack)
+
+
 def nested_collectives(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[tuple[Any, str]]:
-  """Collectives of a body and of all bodies in it, each with its joined name stack."""
-  for eqn in jaxpr.eqns:
-    stack = phases.join(outer, str(eqn.source_info.name_stack))
-    if is_collective(eqn.primitive, eqn.params, axis):
-      yield eqn, stack
-    for body in bodies(eqn.params):
-      yield from nested_collectives(body, axis, stack)
+  """The collectives among them."""
+  return ((eqn, stack) for eqn, stack in walk(jaxpr, outer)
+          if is_collective(eqn.primitive, eqn.params, axis))
 
 
-def _nested_phases(jaxpr: Any, outer: str) -> set[str]:
-  found: set[str] = set()
-  for eqn in jaxpr.eqns:
-    stack = phases.join(outer, str(eqn.source_info.name_stack))
-    found.add(phases.classify(stack))
-    for body in bodies(eqn.params):
-      found |= _nested_phases(body, stack)
-  return found
+def nested_phases(jaxpr: Any, outer: str) -> set[str]:
+  """The phases that they belong to."""
+  return {phases.classify(stack) for _, stack in walk(jaxpr, outer)}
+
+
+def levels(equations: Sequence[tuple[Iterable[Any], Iterable[Any], bool]]) -> dict[int, int]:
+  """By place of each collective, how many others follow it on a path to the end at most.
+
+  Those of the same level depend on none of each other.
+
+  Args:
+    equations: of each what it reads, what it makes, and whether it is a collective.
+  """
+  height: dict[Any, int] = {}
+  level: dict[int, int] = {}
+  for place in range(len(equations) - 1, -1, -1):
+    reads, makes, collective = equations[place]
+    own = max((height.get(value, 0) for value in makes), default=0)
+    if collective:
+      level[place] = own
+      own += 1
+    for value in reads:
+      height[value] = max(height.get(value, 0), own)
+  return level
 
 
 class _Flattener:
@@ -190,7 +212,7 @@ class _Flattener:
     if len(jaxpr.invars) != len(eqn.invars):
       return None
     needed = (any(True for _ in nested_collectives(jaxpr, self.axis, stack))
-              or len(_nested_phases(jaxpr, stack) - {phases.OTHER}) > 1)
+              or len(nested_phases(jaxpr, stack) - {phases.OTHER}) > 1)
     return (jaxpr, consts) if needed else None
 
   def note_untimed(self, eqn: Any, stack: str) -> None:
@@ -230,22 +252,13 @@ def evaluate(equation: Equation, inputs: Sequence[Any]) -> Sequence[Any]:
   bind = equation.primitive.get_bind_params(equation.params)
   # jax 0.4 to 0.10: ([callables], params); later: params alone.
   functions, params = bind if isinstance(bind, tuple) else ((), bind)
-  scope = jax.named_scope(equation.stack) if equation.stack else _nothing()
+  scope = jax.named_scope(equation.stack) if equation.stack else contextlib.nullcontext()
   with scope, _manager(equation.context):
     out = equation.primitive.bind(*functions, *inputs, **params)
   return out if equation.primitive.multiple_results else [out]
 
 
-class _nothing:
-
-  def __enter__(self) -> None:
-    return None
-
-  def __exit__(self, *_: object) -> None:
-    return None
-
-
 def _manager(context: Any) -> Any:
   # An equation remembers the configuration it was traced under (matmul precision aside, which is a
   # parameter): compute_on, and the like.
-  return getattr(context, "manager", None) or _nothing()
+  return getattr(context, "manager", None) or contextlib.nullcontext()

@@ -20,7 +20,15 @@ from collections.abc import Sequence
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 from jaxpace.instrumentation import primitives
 from jaxpace.instrumentation.piggyback import Carrier
-from jaxpace.instrumentation.program import Equation, Program, bodies, constant_values, size_bytes
+from jaxpace.instrumentation.program import (
+  Equation,
+  Program,
+  bodies,
+  constant_values,
+  levels,
+  nested_phases,
+  size_bytes,
+)
 from jaxpace.observation import phases
 
 
@@ -195,17 +203,8 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
 
 def buckets(program: Program) -> list[Bucket]:
   """Returns the collectives of a step, first to last, without timestamps."""
-  # By value, the most collectives on a path from it to the end.
-  height: dict[int, int] = {}
-  level: dict[int, int] = {}
-  for index in range(len(program.equations) - 1, -1, -1):
-    equation = program.equations[index]
-    own = max((height.get(o, 0) for o in equation.outputs), default=0)
-    if equation.collective:
-      level[index] = own
-      own += 1
-    for value in equation.reads():
-      height[value] = max(height.get(value, 0), own)
+  level = levels([(list(equation.reads()), equation.outputs, equation.collective)
+                  for equation in program.equations])
   if not level:
     return []
   top = max(level.values())
@@ -322,14 +321,8 @@ def _light_phase(program: Program, indices: Sequence[int]) -> str:
 
 def _mixed(equation: Equation) -> bool:
   """Whether one equation holds both forward and backward (a scan over micro-batches)."""
-  found: set[str] = set()
-  stack = [(body, equation.stack) for body in bodies(equation.params)]
-  while stack:
-    body, outer = stack.pop()
-    for eqn in body.eqns:
-      joined = phases.join(outer, str(eqn.source_info.name_stack))
-      found.add(phases.classify(joined))
-      stack.extend((inner, joined) for inner in bodies(eqn.params))
+  found = {phase for body in bodies(equation.params)
+           for phase in nested_phases(body, equation.stack)}
   return FORWARD in found and BACKWARD in found
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Timestamp, Untimed
 from jaxpace.core.ring_layout import MAX_PHASE_TIMESTAMPS
 from jaxpace.instrumentation import gates, piggyback, primitives, schedule
 from jaxpace.instrumentation.piggyback import Carrier
-from jaxpace.instrumentation.program import Equation, Program, axes_of, size_bytes
+from jaxpace.instrumentation.program import Program, axes_of, size_bytes
 from jaxpace.instrumentation.schedule import BucketTimestamps, Segment, Stage
 from jaxpace.observation import phases
 
@@ -207,30 +208,32 @@ def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis
   equations = [program.equations[i] for i in stage.bucket.equations]
   largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
-  operands = [v for e in equations for v in e.reads()]
   return Collective(
-      slot=timestamps.slot,
-      name=name,
-      primitives=tuple(sorted({e.primitive.name for e in equations})),
-      axis=",".join(_axes(equations, axis)),
-      bytes=sum(size_bytes(program.avals[v]) for v in operands),
-      operands=len(operands),
-      dtypes=tuple(sorted({str(program.avals[v].dtype) for v in operands})),
-      phase=stage.segments[-1].phase,
-      pairs=_pairs(equations),
-      index_groups=_index_groups(equations),
+      slot=timestamps.slot, name=name, phase=stage.segments[-1].phase,
       may_begin_early=timestamps.may_begin_early,
-      meanwhile=schedule.meanwhile(program, stage.bucket.equations))
+      meanwhile=schedule.meanwhile(program, stage.bucket.equations),
+      **of_equations(equations, [program.avals[v] for e in equations for v in e.reads()], axis))
 
 
-def _axes(equations: Sequence[Equation], axis: Sequence[str]) -> Sequence[str]:
+def of_equations(equations: Sequence[Any], operands: Sequence[Any], axis: Sequence[str]
+                 ) -> dict[str, Any]:
+  """What a `Collective` says of its equations, of the flat program or of a body: of operands of
+  these abstract values."""
+  return {"primitives": tuple(sorted({e.primitive.name for e in equations})),
+          "axis": ",".join(_axes(equations, axis)), "bytes": sum(map(size_bytes, operands)),
+          "operands": len(operands),
+          "dtypes": tuple(sorted({str(aval.dtype) for aval in operands})),
+          "pairs": _pairs(equations), "index_groups": _index_groups(equations)}
+
+
+def _axes(equations: Sequence[Any], axis: Sequence[str]) -> Sequence[str]:
   """Axes of a bucket's collectives: the step's, unless all of them name the same others."""
   named = {tuple(axes_of(e.primitive, e.params)) for e in equations}
   own = named.pop() if len(named) == 1 else ()
   return own if own and set(own) != set(axis) else axis
 
 
-def _pairs(equations: Sequence[Equation]) -> tuple[tuple[int, int], ...]:
+def _pairs(equations: Sequence[Any]) -> tuple[tuple[int, int], ...]:
   """Sources and targets where all collectives are point-to-point transfers; else none."""
   if any(e.primitive.name != "ppermute" for e in equations):
     return ()
@@ -238,7 +241,7 @@ def _pairs(equations: Sequence[Equation]) -> tuple[tuple[int, int], ...]:
                        for e in equations for source, target in e.params.get("perm", ())}))
 
 
-def _index_groups(equations: Sequence[Equation]) -> tuple[tuple[int, ...], ...]:
+def _index_groups(equations: Sequence[Any]) -> tuple[tuple[int, ...], ...]:
   """Groups along the axis where all collectives have the same ones; else none."""
   groups = {tuple(tuple(map(int, group)) for group in e.params.get("axis_index_groups") or ())
           for e in equations}

@@ -28,10 +28,10 @@ def both(step, *arguments, check_vma=False):
   def run(*arguments):
     closed = jax.make_jaxpr(step)(*arguments)
     flat = program.flatten(closed, AXIS)
-    made = nested.timestamped(flat, AXIS, tracing_mark, 10)
-    found.append((flat, made))
+    made, inside = nested.timestamped(flat, AXIS, tracing_mark, 10)
+    found.append((flat, made, [one for _, one in inside]))
     results = []
-    for each in (flat, made.program):
+    for each in (flat, made):
       env = dict(zip(each.inputs, arguments, strict=True)) | dict(each.constants)
       for equation in each.equations:
         read = [env[ref] if isinstance(ref, int) else ref.value for ref in equation.inputs]
@@ -68,17 +68,17 @@ X = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
      [3, 4], False),
 ], ids=["checkpoint", "scan", "fori", "while", "cond", "nested"])
 def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional, check_vma):
-  flat, made = both(step, X, check_vma=check_vma)
-  assert flat.hidden and not made.program.hidden
-  assert len(made.inside) == len(flat.hidden)
-  for one in made.inside:
+  flat, made, inside = both(step, X, check_vma=check_vma)
+  assert flat.hidden and not made.hidden
+  assert len(inside) == len(flat.hidden)
+  for one in inside:
     assert [loop.trips for loop in one.loops] == loops and one.conditional == conditional
     assert one.bytes == 24 and one.axis == "data" and one.dtypes == ("float32",)
     assert (one.source is not None
             and one.source.startswith("tests/instrumentation/test_nested_traced.py:"))
-  tags = [tag for one in made.inside for tag in (*one.enter_tags, *one.exit_tags)]
+  tags = [tag for one in inside for tag in (*one.enter_tags, *one.exit_tags)]
   assert sorted(tags) == list(range(10, 10 + 2 * len(flat.hidden))), "each tag once"
-  assert len({loop.name for one in made.inside for loop in one.loops}) == len(loops)
+  assert len({loop.name for one in inside for loop in one.loops}) == len(loops)
 
 
 def test_sums_that_xla_combines_are_one_and_others_are_not():
@@ -87,10 +87,10 @@ def test_sums_that_xla_combines_are_one_and_others_are_not():
     largest = jax.lax.pmax(c, "data")
     return c + 0.1 * jax.lax.psum(a * b, "data") - largest, None
 
-  flat, made = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
+  flat, made, inside = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
   assert len(flat.hidden) == 4
-  assert sorted(len(one.enter_tags) for one in made.inside) == [1, 1, 2]
-  [two] = [one for one in made.inside if len(one.enter_tags) == 2]
+  assert sorted(len(one.enter_tags) for one in inside) == [1, 1, 2]
+  [two] = [one for one in inside if len(one.enter_tags) == 2]
   assert two.bytes == 48 and two.operands == 2 and len(two.exit_tags) == 2
 
 
@@ -100,9 +100,9 @@ def test_sums_of_half_precision_are_left_alone_and_said():
     gathered = jax.lax.all_gather(half, "data").astype(jnp.float32).sum(0)
     return c + jax.lax.psum(half, "data").astype(jnp.float32) + gathered, None
 
-  _, made = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
-  assert [one.primitives for one in made.inside] == [("all_gather",)]
-  [left] = made.program.hidden
+  _, made, inside = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
+  assert [one.primitives for one in inside] == [("all_gather",)]
+  [left] = made.hidden
   assert left.primitive == "psum" and "half precision" in left.reason and "a loop" in left.reason
 
 
@@ -110,11 +110,11 @@ def test_constants_and_nested_shard_maps_are_left_alone_and_said():
   def body(c, _):
     return c / jax.lax.psum(jnp.ones(3), "data"), None
 
-  _, made = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
-  assert not made.inside
-  assert [("constants" in left.reason, left.bytes) for left in made.program.hidden] == [(True, 12)]
+  _, made, inside = both(lambda x: jax.lax.scan(body, x, None, length=2)[0], X)
+  assert not inside
+  assert [("constants" in left.reason, left.bytes) for left in made.hidden] == [(True, 12)]
 
 
 def test_a_program_without_loops_is_handed_back():
-  flat, made = both(lambda x: jax.lax.psum(x, "data"), X)
-  assert made.program is flat and not made.inside
+  flat, made, inside = both(lambda x: jax.lax.psum(x, "data"), X)
+  assert made is flat and not inside
