@@ -7,34 +7,23 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple, cast
 
 from jaxpace.cli import running
 from jaxpace.show.console import give_up_output
 
-
-class Entry(NamedTuple):
-  """Where a subcommand lives and what it does, in one line."""
-
-  module: str
-  help: str
-
-
 COMMANDS = {
-    "bench": Entry("jaxpace.cli.bench", "measure collectives, or the links between hosts"),
-    "compare": Entry("jaxpace.cli.compare", "say what changed between two recorded runs"),
-    "control": Entry("jaxpace.cli.control",
-                     "change a running job's pacing: on, off, threshold, longest delay, ranks"),
-    "doctor": Entry("jaxpace.cli.doctor", "show where processes run, and what is wrong there"),
-    "read-nccl": Entry("jaxpace.cli.read_nccl",
-                       "make a run of what NCCL's Inspector plugin dumped"),
-    "replay": Entry("jaxpace.cli.replay", "say what a pacer would have done in a recorded run"),
-    "report": Entry("jaxpace.cli.report", "say where the step time of a recorded run went"),
-    "run": Entry("jaxpace.cli.run", "run any JAX program unchanged, and record its steps"),
-    "simulate": Entry("jaxpace.cli.simulate",
-                      "simulate jobs on a fabric, with the pacers of the live step"),
-    "watch": Entry("jaxpace.cli.watch", "show a run in the terminal while it grows"),
+    "bench": "measure collectives, or the links between hosts",
+    "compare": "say what changed between two recorded runs",
+    "control": "change a running job's pacing: on, off, threshold, longest delay, ranks",
+    "doctor": "show where processes run, and what is wrong there",
+    "read-nccl": "make a run of what NCCL's Inspector plugin dumped",
+    "replay": "say what a pacer would have done in a recorded run",
+    "report": "say where the step time of a recorded run went",
+    "run": "run any JAX program unchanged, and record its steps",
+    "simulate": "simulate jobs on a fabric, with the pacers of the live step",
+    "watch": "show a run in the terminal while it grows",
 }
+"""What each subcommand does, in one line. Its module has the same name."""
 
 
 def version() -> str:
@@ -49,7 +38,7 @@ def version() -> str:
 def usage() -> str:
   """Returns the help of `jaxpace` itself."""
   width = max(map(len, COMMANDS))
-  lines = [f"  {name:<{width}}  {entry.help}" for name, entry in COMMANDS.items()]
+  lines = [f"  {name:<{width}}  {what}" for name, what in COMMANDS.items()]
   return "\n".join([
       "usage: jaxpace [--help] [--version] COMMAND ...", "",
       "Finds out where the time of a multi-process JAX training step goes, and who is late.", "",
@@ -123,10 +112,10 @@ def _dispatch(argv: list[str]) -> int:
   if name != "run":
     # What our own commands run on devices is no job to record.
     os.environ.pop("JAXPACE_RUN", None)
-  entry = COMMANDS[name]
-  command = cast(running.Command, importlib.import_module(entry.module))
+  what = COMMANDS[name]
+  command = importlib.import_module(f"jaxpace.cli.{name.replace('-', '_')}")
   parser = argparse.ArgumentParser(
-      prog=f"jaxpace {name}", description=entry.help[0].upper() + entry.help[1:] + ".",
+      prog=f"jaxpace {name}", description=what[0].upper() + what[1:] + ".",
       epilog=getattr(command, "EPILOG", None), allow_abbrev=False,
       formatter_class=argparse.RawDescriptionHelpFormatter)
   command.add_arguments(parser)

@@ -6,7 +6,8 @@ import argparse
 import math
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from types import ModuleType
+from typing import Any, NamedTuple
 
 from jaxpace.files import UserError
 from jaxpace.show.console import give_up_output, refuse
@@ -22,23 +23,6 @@ class Answer(NamedTuple):
   status: int = 0
 
 
-class Command(Protocol):
-  """What a subcommand's module offers, beside its `EPILOG`. It is imported only when its subcommand
-  is called."""
-
-  def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-    """Adds the subcommand's arguments."""
-    ...
-
-  def run(self, args: argparse.Namespace) -> Answer | int:
-    """Runs it. `args.progress` shows how far it is.
-
-    Raises:
-      UserError: it can't do what was asked.
-    """
-    ...
-
-
 def add_json(parser: argparse.ArgumentParser, what: str) -> None:
   """Adds `--json`: the runner writes the answer's document there."""
   parser.add_argument("--json", metavar="FILE",
@@ -46,8 +30,15 @@ def add_json(parser: argparse.ArgumentParser, what: str) -> None:
                            "nothing else")
 
 
-def call(name: str, command: Command, args: argparse.Namespace) -> int:
+def call(name: str, command: ModuleType, args: argparse.Namespace) -> int:
   """Runs a subcommand and delivers its answer; whatever the user can mend is one sentence.
+
+  Args:
+    name: of the subcommand.
+    command: its module, imported only when it is called. `add_arguments(parser)` in it adds its
+      arguments; `run(args)` returns an `Answer` or an exit status, and raises a `UserError` where
+      it can't do what was asked. `EPILOG` ends its help, `LESS` names a way to need less memory.
+    args: as parsed. `args.progress` shows how far it is.
 
   Returns:
     The exit status; 2 where it could not do what was asked.

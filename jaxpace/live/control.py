@@ -20,12 +20,14 @@ from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed
 from jaxpace.hosts import distributed
 from jaxpace.live import control_file
-from jaxpace.live.control_leader import Applied, Leader, Toggle
 from jaxpace.live.control_request import MAX_STEP, ControlRequest
 from jaxpace.live.shares import Shares
 
 Steered = TypeVar("Steered", PaceState, Shares)
 """What is steered: a pacer through its pace state, or counts of micro-batches."""
+Applied = tuple[int, ControlRequest]
+"""What applies in a round, after its version: 0 for settings as made, counted up with every
+change."""
 
 
 def check(pace: Any) -> None:
@@ -104,6 +106,12 @@ _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
 _counter = itertools.count()
 
 
+def _read_applied(said: Any) -> Applied:
+  """Inverse of `ControlFileFollower.applied`."""
+  version, request = said
+  return version, ControlRequest.from_json(request)
+
+
 class Control:
   """Changes a steerable pacer's settings while the job runs, at one step index on all ranks.
 
@@ -148,9 +156,10 @@ class Control:
       raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
     self.path = None if path is None else control_file.locate(path)
     self._every_seconds, self._timeout = every_seconds, timeout
-    self._toggle = Toggle(toggle_signal)
+    self._toggle = control_file.Toggle(toggle_signal)
     self._rounds: distributed.Rounds[Applied] | None = None
-    self._leader: Leader | None = None  # on process 0, from the first call on
+    # on process 0, from the first call on
+    self._follower: control_file.ControlFileFollower | None = None
     self._opened = False
     self._call = 0
     # the call at which there is something to do
@@ -181,7 +190,7 @@ class Control:
       return
     self._rounds = distributed.Rounds(
         f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5,
-        read=Applied.from_json, propose=self._propose if distributed.process_index() == 0 else None)
+        read=_read_applied, propose=self._propose if distributed.process_index() == 0 else None)
     self._toggle.install()
 
   def close(self) -> None:
@@ -189,8 +198,8 @@ class Control:
     if self._rounds is not None:
       self._rounds.close()
       self._rounds = None
-      if self._leader is not None:
-        self._leader.follower.close()
+      if self._follower is not None:
+        self._follower.close()
       self._toggle.restore()
     self._wake = distributed.NEVER
 
@@ -224,7 +233,7 @@ class Control:
         assert self.path is not None
         ranks = (len(pace.state().counts) if isinstance(pace, Shares)
                  else pace.arrivals.shape[-1])
-        self._leader = Leader(self.path, self._toggle, ranks)
+        self._follower = control_file.ControlFileFollower(self.path, ranks, self._toggle)
     try:
       found = rounds.at(call)
       if found is not None:
@@ -237,9 +246,9 @@ class Control:
     return pace
 
   def _propose(self, begins: int) -> tuple[int, Callable[[], Any]]:
-    assert self._leader is not None
+    assert self._follower is not None
     return (begins + (self._round_calls(self._call) if begins else _FIRST_CALLS),
-            self._leader.applied)
+            self._follower.applied)
 
   def _round_calls(self, call: int) -> int:
     """Calls that take about a round's time. Process 0's count is what counts."""
@@ -256,8 +265,9 @@ class Control:
     if found.again:
       _LOG.warning("Run-time control goes on in this process: process 0 is heard of again.")
     self._taken_at, self._taken_call = time.monotonic(), call
-    if found.said.version != self._version:
-      self._version, self.request = found.said
+    version, request = found.said
+    if version != self._version:
+      self._version, self.request = version, request
       check(pace)
       # The delay of this very step was decided after the last.
       begins = self._first_step + call + 1
@@ -270,11 +280,11 @@ class Control:
     return pace
 
   def _tell(self, step: int) -> None:
-    if self._leader is None or self.path is None:
+    if self._follower is None:
       return
     if step <= self._first_step + 1:
       _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step,
                    self.request)
     else:
       _LOG.info("From step %d on: %s (%s).", step, self.request, self.path)
-    self._leader.follower.note(step, time.time_ns(), self.request)
+    self._follower.note(step, time.time_ns(), self.request)

@@ -1,15 +1,18 @@
-"""The control file of a run, and the note of what was applied when."""
+"""The control file of a run, the note of what was applied when, and how process 0 follows them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
 import pathlib
 import queue
+import signal
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from jaxpace.files import atomic_write
@@ -98,16 +101,62 @@ _PATIENCE_SECONDS = 1.0
 again."""
 
 
-class ControlFileFollower:
-  """Reads and writes beside the loop: a file system that hangs holds up this thread alone.
+class Toggle:
+  """Counts arrivals of a signal; whoever listened to it before still does. `install` and `restore`:
+  main thread."""
 
-  Its methods may be called from any thread, and come back within a second.
+  def __init__(self, number: int | None):
+    """Prepares; `number` is the signal, None for none."""
+    self._number, self._installed = number, False
+    self._before: Any = None
+    self._pressed = self._seen = 0
+
+  def install(self) -> None:
+    """Begins to count; a warning where that can't be, outside of the main thread."""
+    if self._number is None:
+      return
+    if threading.current_thread() is threading.main_thread():
+      self._before = signal.signal(self._number, self._on_signal)
+      self._installed = True
+    else:
+      _LOG.warning(
+          "jaxpace.Control runs outside the main thread: signal %d does not switch pacing.",
+          self._number)
+
+  def restore(self) -> None:
+    """Gives the signal back, unless someone else has taken it since."""
+    if (self._number is None or not self._installed
+        or threading.current_thread() is not threading.main_thread()):
+      return
+    if signal.getsignal(self._number) == self._on_signal:
+      signal.signal(self._number, signal.SIG_DFL if self._before is None else self._before)
+    self._installed = False
+
+  def turned(self) -> bool:
+    """Whether the signal has come an odd number of times since the last call. For one thread."""
+    pressed = self._pressed
+    odd = (pressed - self._seen) % 2 == 1
+    self._seen = pressed
+    return odd
+
+  def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    self._pressed += 1
+    if callable(self._before):
+      self._before(number, frame)
+
+
+class ControlFileFollower:
+  """Process 0's part: says what the file and a signal ask for. Reads and writes beside the loop: a
+  file system that hangs holds up this thread alone.
+
+  Its methods may be called from any thread, `applied` from one, and come back within a second.
   """
 
-  def __init__(self, path: pathlib.Path, ranks: int):
+  def __init__(self, path: pathlib.Path, ranks: int, toggle: Toggle):
     """Prepares; the thread starts with the first task. Requests are checked against `ranks` along
     the data axis."""
-    self._path, self._ranks = path, ranks
+    self._path, self._ranks, self._toggle = path, ranks, toggle
+    self._request, self._version = ControlRequest(), 0
     self._tasks: queue.SimpleQueue[tuple[Callable[[],
                                                   None],
                                          threading.Event] | None] = queue.SimpleQueue()
@@ -116,6 +165,25 @@ class ControlFileFollower:
     self._seen: Signature = None
     self._found: ControlRequest | RequestError | None = None
     self._thread = threading.Thread(target=self._work, name="jaxpace-control-file", daemon=True)
+
+  def applied(self) -> list[Any]:
+    """Says what applies now, as JSON values: a version, 0 for settings as made and counted up with
+    every change, and the request."""
+    found = self.look()
+    if isinstance(found, RequestError):
+      _LOG.warning("%s is not followed: %s. Pacing stays as it is: %s.", self._path, found,
+                   self._request)
+    elif found is not None:
+      self._change(found)
+    if self._toggle.turned():
+      self._change(dataclasses.replace(self._request, enabled=not self._request.enabled))
+      self.write(self._request)
+    return [self._version, self._request.to_json()]
+
+  def _change(self, request: ControlRequest) -> None:
+    if request != self._request:
+      self._request = request
+      self._version += 1
 
   def look(self) -> ControlRequest | RequestError | None:
     """Returns what the file says, or why it can't be followed, if it has changed since the last

@@ -30,41 +30,6 @@ class PeriodicTask:
   every: int
 
 
-class Errors:
-  """What hooks raised: counted by hook, and logged once for each kind."""
-
-  def __init__(self) -> None:
-    self.counts: collections.Counter[str] = collections.Counter()
-    self._told: set[tuple[str, type[BaseException]]] = set()
-
-  def report(self, name: str, step: int, error: Exception) -> None:
-    """Counts an error, and logs it the first time a hook raises one of this type."""
-    self.counts[name] += 1
-    key = (name, type(error))
-    if key in self._told:
-      return
-    self._told.add(key)
-    _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further ones of "
-                 "this kind are only counted, in Housekeeper.errors.", name, type(error).__name__,
-                 step, error)
-    _LOG.debug("Hook %r raised", name, exc_info=error)
-
-
-def run(task: PeriodicTask, step: int, errors: Errors) -> float:
-  """Runs a periodic task. What it raises is reported; only KeyboardInterrupt, SystemExit and their
-  like pass.
-
-  Returns:
-    Seconds it took.
-  """
-  start = time.monotonic()
-  try:
-    task.hook()
-  except Exception as error:
-    errors.report(task.name, step, error)
-  return time.monotonic() - start
-
-
 _LOG = logging.getLogger("jaxpace")
 ALONE, ALIGNED, FROZEN = "alone", "aligned", "frozen"
 MODES = (ALONE, ALIGNED, FROZEN)
@@ -131,7 +96,8 @@ class Housekeeper:
     self._collector = GarbageCollector()
     self._collection = PeriodicTask("garbage collection", self._collector.collect, every)
     self._tasks: list[PeriodicTask] = []
-    self._errors = Errors()
+    self._errors: collections.Counter[str] = collections.Counter()  # by hook
+    self._logged: set[tuple[str, type[BaseException]]] = set()
     self._ceiling = Ceiling(max_memory, max_growth, max_objects)
     self._ceiling_told = False
     self._spent: collections.Counter[str] = collections.Counter()  # ns by name of the columns
@@ -164,7 +130,7 @@ class Housekeeper:
   @property
   def errors(self) -> dict[str, int]:
     """How often each hook has raised."""
-    return dict(self._errors.counts)
+    return dict(self._errors)
 
   def summary(self) -> dict[str, Any]:
     """Returns what was done so far, as plain JSON values.
@@ -227,7 +193,7 @@ class Housekeeper:
     for task in self._tasks:
       if self.steps % task.every == 0:
         column = "checkpoint_ns" if task.name == "checkpoint" else "pauses_ns"
-        self._spent[column] += int(1e9 * run(task, self.steps, self._errors))
+        self._spent[column] += int(1e9 * self._run(task))
     if self.mode == ALIGNED and self.steps % self.every == 0:
       self._collect()
     elif self._collector.withholds:
@@ -237,8 +203,28 @@ class Housekeeper:
       self._begin_mode()
 
   def _collect(self) -> None:
-    run(self._collection, self.steps, self._errors)
+    self._run(self._collection)
     self._ceiling.collected()
+
+  def _run(self, task: PeriodicTask) -> float:
+    """Runs a periodic task. What it raises is counted, and logged the first time it raises one of
+    this type; only KeyboardInterrupt, SystemExit and their like pass.
+
+    Returns:
+      Seconds it took.
+    """
+    start = time.monotonic()
+    try:
+      task.hook()
+    except Exception as error:
+      self._errors[task.name] += 1
+      if (key := (task.name, type(error))) not in self._logged:
+        self._logged.add(key)
+        _LOG.warning("Housekeeping hook %r raised %s at step %d: %s. Training goes on; further "
+                     "ones of this kind are only counted, in Housekeeper.errors.", task.name,
+                     type(error).__name__, self.steps, error)
+        _LOG.debug("Hook %r raised", task.name, exc_info=error)
+    return time.monotonic() - start
 
   def _watch_memory(self) -> None:
     reason = self._ceiling.reached(self._collector.growth())

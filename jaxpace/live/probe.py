@@ -9,7 +9,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,13 +56,6 @@ def rounds(ends: int, at_once: bool = True, seed: int = 0) -> list[Round]:
     found = [(pair,) for one in found for pair in one]
   random.Random(seed).shuffle(found)
   return found
-
-
-class Times(NamedTuple):
-  """Seconds from row to column: [n, n], NaN where not measured."""
-
-  quickest: np.ndarray
-  median: np.ndarray
 
 
 class _Ends:
@@ -126,7 +119,7 @@ def ends() -> list[Any]:
 
 
 def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
-            progress: Callable[[int, int], None] | None = None) -> Times:
+            progress: Callable[[int, int], None] | None = None) -> np.ndarray:
   """Times every ordered pair. Every process of the job calls it, at the same point between steps.
 
   Args:
@@ -135,6 +128,9 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
     repeats: messages per pair, after a first that does not count.
     seconds: no round begins later than this; all processes decide it alike.
     progress: called with the rounds done and the rounds there are.
+
+  Returns:
+    [2, n, n] float64 s from row to column, the quickest and the median; NaN where not measured.
   """
   here = _Ends(devices)
   n = here.count
@@ -160,7 +156,7 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
       progress(done, len(plan))
   gathered = np.nan_to_num(here.gather(own), nan=np.inf).min(axis=0).astype(np.float64)
   gathered[np.isinf(gathered)] = np.nan
-  return Times(gathered[0], gathered[1])
+  return gathered
 
 
 def host_names(devices: Sequence[Any], name: str) -> list[str]:
@@ -220,13 +216,12 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
                      "`jaxpace run`, srun or the like, and call "
                      "jaxpace.distributed.initialize() first.")
   began = time.monotonic()
-  times = measure(chosen, message_bytes, repeats, seconds, progress)
+  quickest, median = measure(chosen, message_bytes, repeats, seconds, progress)
   hosts = host_names(chosen, socket.gethostname())
   if len(set(hosts)) == 1:  # one host: its ends get numbers instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
-  found = infer(times.quickest, hosts)
-  links = ProbedLinks(tuple(hosts), message_bytes, times.quickest, times.median, found.culprits,
-                      found.cannot_tell, time.monotonic() - began, time.time_ns())
+  links = ProbedLinks(tuple(hosts), message_bytes, quickest, median, *infer(quickest, hosts),
+                      time.monotonic() - began, time.time_ns())
   if directory is not None and jax.process_index() == 0:
     write_links(directory, links)
   return links

@@ -91,9 +91,9 @@ class ProbedLinks:
       if (data["schema"] != SCHEMA or seconds.shape != (len(hosts),) * 2
           or median.shape != seconds.shape):
         raise ValueError("its shape does not fit")
-      found = infer(seconds, hosts)
-      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median, found.culprits,
-                         found.cannot_tell, float(data["taken_seconds"]), int(data["when_unix_ns"]))
+      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median,
+                         *infer(seconds, hosts), float(data["taken_seconds"]),
+                         int(data["when_unix_ns"]))
     except (KeyError, TypeError, ValueError) as error:
       raise ValueError(f"not a link probe's document: {type(error).__name__}: {error}") from error
 
@@ -186,14 +186,6 @@ class Culprit(NamedTuple):
     return {**self._asdict(), "sentence": self.sentence()}
 
 
-class Inference(NamedTuple):
-  """What the times say: the culprits, strongest first; and why nothing more is known, empty
-  where it can."""
-
-  culprits: tuple[Culprit, ...]
-  cannot_tell: str
-
-
 class _Hypothesis(NamedTuple):
   kind: Kind
   hosts: tuple[int, ...]  # numbers of hosts
@@ -201,13 +193,16 @@ class _Hypothesis(NamedTuple):
   pairs: np.ndarray  # [N] bool
 
 
-def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
+def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...], str]:
   """Says which host or link is slow.
 
   Args:
     seconds: [n, n] time of a message from row to column; NaN where it was not measured, and on the
       diagonal.
     hosts: [n] name of each process's host.
+
+  Returns:
+    The culprits, the strongest first; and why nothing more is known, empty where it is.
   """
   seconds = np.asarray(seconds, np.float64)
   known = np.isfinite(seconds) & (seconds > 0)
@@ -216,19 +211,19 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
   names = list(dict.fromkeys(hosts))
   of = np.array([names.index(host) for host in hosts])
   if len(seconds) < 3:
-    return Inference((), "With two processes every message is between the same two: a slow one "
-                         "can't be separated from its peer or the link. Probe with three or more.")
+    return (), ("With two processes every message is between the same two: a slow one can't be "
+                "separated from its peer or the link. Probe with three or more.")
   missing = len(seconds) * (len(seconds) - 1) - len(sender)
   if len(sender) < 2 * len(seconds):
-    return Inference((), f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not "
-                         "measured in time: give the probe more seconds, or smaller messages.")
+    return (), (f"{missing} pairs of {len(seconds) * (len(seconds) - 1)} were not measured in "
+                "time: give the probe more seconds, or smaller messages.")
   y = np.log(seconds[sender, receiver])
   tier = (of[sender] != of[receiver]).astype(int)
   tried = _hypotheses(sender, receiver, of, tier, y)
   if not tried:
-    return Inference((), "All processes are on two hosts: a slow host can't be separated from its "
-                         "peer or the link. Probe with a third." if len(names) == 2
-                     else "Too few pairs were measured to compare them.")
+    return (), ("All processes are on two hosts: a slow host can't be separated from its peer or "
+                "the link. Probe with a third." if len(names) == 2
+                else "Too few pairs were measured to compare them.")
   sets = [one.pairs for one in tried]
   chosen: dict[int, float] = {}  # number of a hypothesis: its shift
   while len(chosen) < _MOST:
@@ -249,7 +244,7 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> Inference:
                               float(probability[1 + best])))
     else:
       reason = reason or _ambiguous(probability, tried, shift, names)
-  return Inference(tuple(culprits), reason)
+  return tuple(culprits), reason
 
 
 def _explained(chosen: Mapping[int, float], sets: Sequence[np.ndarray]) -> np.ndarray:

@@ -197,7 +197,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
         job.traffic.init(second) if job.traffic is not None else ())
 
   def noise_of(job: Job, key: jax.Array, step: jax.Array, states: Any) -> tuple[Any, ...]:
-    share, pauses, caused, states = noises.sample_causes(
+    share, pauses, caused, states = noises.sample(
         job.noise, key, step, states, ranks, shape.causes, shape.per_process)
     return jnp.maximum(_ONE + share, _LEAST), pauses, caused, states
 

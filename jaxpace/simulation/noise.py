@@ -230,15 +230,15 @@ def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, 
          together: int = 1
          ) -> tuple[Any, ...]:
   """Every component's state at the start of a run; `causes` and `together` as for
-  `sample_causes`."""
+  `sample`."""
   keys = jax.random.split(key, max(len(noise), 1))
   return tuple(part.init(k, ranks // together if causes and causes[i] else ranks)
                for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
 def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
-           ranks: int
-           ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
+           ranks: int, causes: tuple[str, ...] = (), together: int = 1
+           ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
   """Adds up what all components do in one step.
 
   Args:
@@ -247,28 +247,13 @@ def sample(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tupl
     step: [] int32.
     states: as `init` or the last `sample` left them.
     ranks: R.
-
-  Returns:
-    [R] float32 share of the compute to add, [R] float32 s of gap to add, and the states after the
-    step.
-  """
-  share, gap, _, after = sample_causes(noise, key, step, states, ranks)
-  return share, gap, after
-
-
-def sample_causes(noise: tuple[Component, ...], key: Key, step: jax.Array, states: tuple[Any, ...],
-                  ranks: int, causes: tuple[str, ...] = (), together: int = 1
-                  ) -> tuple[jax.Array, jax.Array, dict[str, jax.Array], tuple[Any, ...]]:
-  """The same, and apart the seconds of gap that have a cause.
-
-  Args:
-    noise, key, step, states, ranks: as for `sample`.
     causes: of each component, or empty; static. "" has none.
     together: neighbouring ranks that pauses with a cause strike together, those of a process;
       static, divides R.
 
   Returns:
-    As `sample`, with [R] float32 s by cause before the states.
+    [R] float32 share of the compute to add, [R] float32 s of gap to add, [R] float32 s of that by
+    cause, and the states after the step.
   """
   share, gap = jnp.zeros((ranks,), jnp.float32), jnp.zeros((ranks,), jnp.float32)
   by_cause: dict[str, jax.Array] = {}

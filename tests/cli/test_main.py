@@ -99,11 +99,11 @@ def test_options_of_the_script_are_the_scripts(tmp_path):
 
 def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsys):
   seen = []
-  module = types.ModuleType("jaxpace_test_command")
+  module = types.ModuleType("jaxpace.cli.try")
   module.add_arguments = lambda parser: parser.add_argument("run")
   module.run = lambda args: seen.append(args.run) or 5
   monkeypatch.setitem(sys.modules, module.__name__, module)
-  monkeypatch.setitem(cli.COMMANDS, "try", cli.Entry(module.__name__, "try it"))
+  monkeypatch.setitem(cli.COMMANDS, "try", "try it")
   assert cli.main(["try", "runs/a"]) == 5 and seen == ["runs/a"]
   assert cli.main(["try"]) == 2 and "usage: jaxpace try" in capsys.readouterr().err
   assert cli.main(["try", "--help"]) == 0

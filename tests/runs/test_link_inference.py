@@ -37,11 +37,10 @@ def slow(seconds, kind, ratio):
 def test_what_is_slow_is_named_with_its_ratio(n, kind):
   ratio = 4.0 if kind == "link" else 2.5
   for seed in range(4):
-    found = infer(slow(times(n, seed), kind, ratio), names(n))
-    assert [(c.kind, c.hosts[0]) for c in found.culprits] == [(kind, "h1")], (seed, found)
-    assert (found.culprits[0].ratio == pytest.approx(ratio, rel=0.2)
-            and found.culprits[0].confidence > 0.9)
-    assert "h1" in found.culprits[0].sentence() and not found.cannot_tell
+    culprits, cannot_tell = infer(slow(times(n, seed), kind, ratio), names(n))
+    assert [(c.kind, c.hosts[0]) for c in culprits] == [(kind, "h1")], (seed, culprits)
+    assert culprits[0].ratio == pytest.approx(ratio, rel=0.2) and culprits[0].confidence > 0.9
+    assert "h1" in culprits[0].sentence() and not cannot_tell
 
 
 def test_two_slow_hosts_are_both_named():
@@ -49,19 +48,19 @@ def test_two_slow_hosts_are_both_named():
   for h in (1, 5):
     seconds[h, :] = np.maximum(seconds[h, :], 30e-3)
     seconds[:, h] = np.maximum(seconds[:, h], 30e-3)
-  assert {c.hosts[0] for c in infer(seconds, names(8)).culprits} == {"h1", "h5"}
+  assert {c.hosts[0] for c in infer(seconds, names(8))[0]} == {"h1", "h5"}
 
 
 @pytest.mark.parametrize("n", [3, 4, 8])
 def test_healthy_noise_blames_at_most_one_in_a_hundred(n):
-  wrong = sum(bool(infer(times(n, seed, noise), names(n)).culprits) for seed in range(50)
+  wrong = sum(bool(infer(times(n, seed, noise), names(n))[0]) for seed in range(50)
               for noise in (0.05, 0.2))
   assert wrong <= 1
 
 
 def test_many_hypotheses_have_their_price_under_heavy_tails():
   odd = [np.exp(0.4 * np.random.default_rng(seed).standard_t(3, (4, 4))) for seed in range(60)]
-  assert sum(bool(infer(seconds, names(4)).culprits) for seconds in odd) <= 2
+  assert sum(bool(infer(seconds, names(4))[0]) for seconds in odd) <= 2
 
 
 def test_several_processes_on_a_host_and_quicker_links_inside():
@@ -69,26 +68,26 @@ def test_several_processes_on_a_host_and_quicker_links_inside():
   host = np.arange(8) // 2
   inside = host[:, None] == host[None, :]
   seconds[inside] /= 10
-  assert not infer(seconds, names(8, 2)).culprits
+  assert not infer(seconds, names(8, 2))[0]
   seconds[(host[:, None] == 2) ^ (host[None, :] == 2)] *= 3
-  found = infer(seconds, names(8, 2)).culprits
+  found, _ = infer(seconds, names(8, 2))
   assert [(c.kind, c.hosts, c.processes) for c in found] == [("host", ("h2",), (4, 5))]
 
 
 def test_what_cant_be_told():
-  two = infer(np.array([[np.nan, 1.0], [5.0, np.nan]]), ["a", "b"])
-  assert not two.culprits and "two processes" in two.cannot_tell
-  hosts = infer(times(4), ["a", "a", "b", "b"])
-  assert not hosts.culprits
+  found, why = infer(np.array([[np.nan, 1.0], [5.0, np.nan]]), ["a", "b"])
+  assert not found and "two processes" in why
+  found, _ = infer(times(4), ["a", "a", "b", "b"])
+  assert not found
   few = times(6)
   few[1:, :] = np.nan
-  assert "not measured in time" in infer(few, names(6)).cannot_tell
+  assert "not measured in time" in infer(few, names(6))[1]
 
 
 def test_a_half_measured_probe_still_names_the_host():
   seconds = slow(times(8), "host", 3.0)
   seconds[np.random.default_rng(1).random((8, 8)) < 0.3] = np.nan
-  assert [(c.kind, c.hosts[0]) for c in infer(seconds, names(8)).culprits] == [("host", "h1")]
+  assert [(c.kind, c.hosts[0]) for c in infer(seconds, names(8))[0]] == [("host", "h1")]
 
 
 @hypothesis.given(st.integers(2, 7), st.integers(0, 1000), st.floats(0, 3), st.integers(1, 3))
@@ -96,8 +95,8 @@ def test_a_half_measured_probe_still_names_the_host():
 def test_any_times_give_an_answer(n, seed, noise, per_host):
   seconds = times(n, seed, noise)
   seconds[np.random.default_rng(seed).random((n, n)) < 0.2] = [np.nan, np.inf, 0.0, -1.0][seed % 4]
-  found = infer(seconds, names(n, per_host))
-  assert all(0 < c.confidence <= 1 and c.ratio >= 1.3 for c in found.culprits)
+  found, _ = infer(seconds, names(n, per_host))
+  assert all(0 < c.confidence <= 1 and c.ratio >= 1.3 for c in found)
 
 
 @hypothesis.given(st.integers(2, 12), st.booleans(), st.integers(0, 5))

@@ -167,23 +167,17 @@ def test_a_child_process_leaves_the_parents_housekeeping_alone():
   assert not housekeeper._active
 
 
-def task(every=10, hook=lambda: None):
-  return housekeeper.PeriodicTask("it", hook, every)
-
-
 def test_an_error_is_told_once_a_kind_and_counted(caplog):
-  errors, raised = (housekeeper.Errors(),
-                    iter([OSError("disk full"), OSError("again"), ValueError("other"),
-                          OSError("more")]))
+  raised = iter([OSError("disk full"), OSError("again"), ValueError("other"), OSError("more")])
 
   def hook():
     raise next(raised)
 
-  one = task(1, hook)
-  with caplog.at_level(logging.WARNING):
-    for step in range(1, 5):
-      housekeeper.run(one, step, errors)
-  assert errors.counts == {"it": 4}
+  with caplog.at_level(logging.WARNING), jaxpace.Housekeeper() as keeper:
+    keeper.add(hook, 1, name="it")
+    for _ in range(4):
+      keeper.step()
+  assert keeper.errors == {"it": 4}
   assert [record.message.split(". Training")[0] for record in caplog.records] == [
       "Housekeeping hook 'it' raised OSError at step 1: disk full",
       "Housekeeping hook 'it' raised ValueError at step 3: other"]
@@ -194,8 +188,9 @@ def test_what_is_meant_to_end_the_program_passes(kind):
   def hook():
     raise kind
 
-  with pytest.raises(kind):
-    housekeeper.run(task(hook=hook), 1, housekeeper.Errors())
+  with pytest.raises(kind), jaxpace.Housekeeper() as keeper:
+    keeper.add(hook, 1)
+    keeper.step()
 
 
 def test_collections_and_checkpoints_are_in_the_trace_at_their_steps(tmp_path):
