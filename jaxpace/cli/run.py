@@ -16,7 +16,7 @@ from jaxpace.cli.running import number
 from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
-from jaxpace.hosts.launch.launcher import Launch, Launcher, find_program
+from jaxpace.hosts.launch.launcher import Launcher, find_program
 
 EPILOG = """\
 The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets
@@ -193,8 +193,7 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
                     f"at most {most:,}. Simulated devices are cheaper: --devices-per-process.")
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
-  job = Launch(command=command, nproc=args.nproc, logs=logs, show=args.show, grace=args.grace,
-               tail_lines=args.tail, devices=args.devices_per_process, threads=threads,
-               port=args.port)
+  job = Launcher(command, args.nproc, logs, args.show, args.grace, args.tail,
+                 args.devices_per_process, threads, args.port)
   print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
-  return Launcher(job).run()
+  return job.run()

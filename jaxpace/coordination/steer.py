@@ -34,15 +34,9 @@ class Steered(NamedTuple):
 
   steering: Steering
   inner: PacerState
-
-
-class SteeredHolds(NamedTuple):
-  """State of `steerable` of a pacer that holds collectives back."""
-
-  steering: Steering
-  inner: PacerState
-  # The steering's leaves that holds go by, one step behind; no `Steering`, which would be replaced.
-  holding: tuple[jax.Array, ...]
+  # Of a pacer that holds collectives back the steering's leaves that holds go by, one step behind;
+  # no `Steering`, which would be replaced.
+  holding: tuple[jax.Array, ...] = ()
 
 
 def as_made(ranks: int) -> Steering:
@@ -88,13 +82,11 @@ def steerable(pacer: Pacer) -> Pacer:
   """
   knobs.pacers(pacer)
 
-  def init(ranks: int) -> Steered | SteeredHolds:
-    if pacer.hold is None:
-      return Steered(as_made(ranks), pacer.init(ranks))
-    return SteeredHolds(as_made(ranks), pacer.init(ranks), tuple(as_made(ranks)))
+  def init(ranks: int) -> Steered:
+    return Steered(as_made(ranks), pacer.init(ranks),
+                   () if pacer.hold is None else tuple(as_made(ranks)))
 
-  def update(observation: Observation, state: Steered | SteeredHolds
-             ) -> tuple[Decision, Steered | SteeredHolds]:
+  def update(observation: Observation, state: Steered) -> tuple[Decision, Steered]:
     steering = state.steering
     step = observation.step + np.int32(1)  # the decision is for the next
     now = steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
@@ -108,15 +100,14 @@ def steerable(pacer: Pacer) -> Pacer:
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
     delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)
     info = {**decision.info, "allowed": allowed.astype(jnp.float32)}
-    after = state._replace(inner=inner)
-    return Decision(delay, info), (after._replace(holding=tuple(steering))
-                                   if isinstance(after, SteeredHolds) else after)
+    return Decision(delay, info), Steered(steering, inner,
+                                          () if pacer.hold is None else tuple(steering))
 
   inner_hold = pacer.hold
   if inner_hold is None:
     return Pacer(init, update)
 
-  def hold(moment: Moment, state: SteeredHolds) -> tuple[Hold, SteeredHolds]:
+  def hold(moment: Moment, state: Steered) -> tuple[Hold, Steered]:
     # Ranks that answer differently wait for each other for ever. So a change that hasn't come to
     # all of them yet is no matter in this step, and in the next one nobody is asked: ranks compare
     # what answers are made of, and the steering to come is a part of that, though of no effect.

@@ -3,7 +3,11 @@
 A run directory may be shared: whatever stands there under a name that can be guessed may have been
 put there to have something else written over, and a folder may be replaced by a link while a job
 runs. What is done in a `Folder` stays in it, wherever its name leads later: no link is followed, no
-pipe waited for, nobody else's file changed.
+pipe waited for, nobody else's file changed. Files are written whole or not at all: readers see the
+old one or the new one, never half of one.
+
+What the user names, a report say, is another matter: there a link is a wish, and a device or a pipe
+is where the user wants it (`writing_named`).
 """
 
 from __future__ import annotations
@@ -282,3 +286,28 @@ class Folder:
     except OSError:
       return False
     return found.st_uid == owner
+
+
+@contextlib.contextmanager
+def writing_named(target: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+  """Gives the body the file that the user names, as a whole or not at all.
+
+  A link stays a link: the file that it leads to is replaced. A device or a pipe is written to as it
+  stands: root could put a file in the place of `/dev/null`, and every program of the machine would
+  then read from it.
+
+  Raises:
+    OSError: it can't be written.
+  """
+  path = pathlib.Path(os.path.realpath(target))
+  if is_special(path):
+    with open(path, "wb") as file:
+      yield file
+  else:
+    with Folder(path.parent).replacing(path.name) as file:
+      yield file
+
+
+def is_special(path: pathlib.Path) -> bool:
+  """Returns whether a device, a pipe or a socket has that name: nothing may take its place."""
+  return path.exists() and not path.is_file() and not path.is_dir()

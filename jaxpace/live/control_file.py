@@ -15,7 +15,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from jaxpace.files import atomic_write
 from jaxpace.files.documents import parse
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_bytes, read_end
@@ -74,7 +73,7 @@ def write(path: pathlib.Path, request: ControlRequest) -> None:
   Raises:
     OSError: it can't be written.
   """
-  atomic_write.write_text(path, json.dumps(request.to_json(), indent=1) + "\n")
+  Folder(path.parent).write_text(path.name, json.dumps(request.to_json(), indent=1) + "\n")
 
 
 def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -> None:

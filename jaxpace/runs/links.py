@@ -14,8 +14,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxpace.files import atomic_write
 from jaxpace.files.documents import read_document
+from jaxpace.files.folders import Folder
 from jaxpace.files.plain import to_plain
 from jaxpace.files.schemas import LinksFile
 
@@ -103,7 +103,8 @@ def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
   path = pathlib.Path(os.path.abspath(directory)) / FILE
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write.write_text(path, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
+    Folder(path.parent).write_text(
+        FILE, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
   except OSError as error:
     _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path,
                  error.strerror or error)

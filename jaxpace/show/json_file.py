@@ -9,7 +9,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from jaxpace.files import UserError, atomic_write
+from jaxpace.files import UserError
+from jaxpace.files.folders import Folder, is_special, writing_named
 
 
 class UnwritableError(UserError):
@@ -23,7 +24,7 @@ def check_target(target: str) -> None:
     UnwritableError: it can't.
   """
   path = pathlib.Path(target)
-  if target == "-" or atomic_write.is_special(path):
+  if target == "-" or is_special(path):
     return
   if path.is_dir():
     raise UnwritableError(
@@ -32,7 +33,8 @@ def check_target(target: str) -> None:
     reason = "is a file" if path.parent.exists() else "does not exist"
     raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
   try:
-    atomic_write.try_out(path.resolve())
+    real = path.resolve()
+    Folder(real.parent).try_out(real.name)
   except OSError as error:
     raise UnwritableError(_refused(path, error)) from error
 
@@ -62,7 +64,7 @@ def write_file(pieces: Iterable[bytes], target: str) -> None:
   """
   check_target(target)
   try:
-    with atomic_write.writing_named(target) as file:
+    with writing_named(target) as file:
       file.writelines(pieces)
   except OSError as error:
     raise UnwritableError(_refused(pathlib.Path(target), error)) from error

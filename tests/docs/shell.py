@@ -97,8 +97,8 @@ def _jaxpace(words: list[str]) -> None:
     own, started = own[:at], own[at + 1:]
     _command(started)
     own = [*own, "--", *started]
-  args = _parse(importlib.import_module(COMMANDS[words[0]].module).add_arguments,
-                ["jaxpace", *words], own)
+  module = importlib.import_module(f"jaxpace.cli.{words[0].replace('-', '_')}")
+  args = _parse(module.add_arguments, ["jaxpace", *words], own)
   pacer = getattr(args, "pacer", None)
   if words[0] == "replay" and pacer:
     pacer_expression.make(pacer)

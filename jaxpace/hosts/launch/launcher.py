@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import os
 import re
 import shutil
@@ -14,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from jaxpace.files import UserError
 from jaxpace.hosts.launch import environment
@@ -32,28 +33,6 @@ _LOST_PEER = re.compile(
     r"gloo .*failed|connection closed by peer|connection reset by peer|coordination service|"
     r"heartbeat timeout|shutdown barrier|socket closed|another task died|unavailable:",
     re.IGNORECASE)
-
-
-class Launch(NamedTuple):
-  """What to run and how."""
-
-  command: Sequence[str]  # program and arguments, the same for every process
-  nproc: int  # number of processes, at least 1
-  logs: Path  # directory of the logs; made if missing
-  show: Literal["first", "all", "none"] = "first"  # whose output appears on the terminal
-  grace: float = 10.0  # seconds between SIGTERM and SIGKILL
-  tail_lines: int = 20  # lines of the failed process's log to print
-  devices: int | None = None  # devices per process; None leaves it to JAX
-  threads: int | None = None  # XLA CPU threads per process; None leaves it to XLA
-  port: int = 0  # TCP port of the coordinator; 0 for a free one
-
-
-class Failure(NamedTuple):
-  """One worker's unsuccessful end."""
-
-  worker: int  # index of its process
-  when_ns: int  # CLOCK_MONOTONIC, at which it was seen
-  status: int  # as `subprocess` has it
 
 
 def find_program(command: Sequence[str]) -> str | None:
@@ -74,28 +53,26 @@ def find_program(command: Sequence[str]) -> str | None:
   return f"the command {program!r} was not found in PATH"
 
 
-def is_follower(failure: Failure, last_words: str) -> bool:
-  """Returns whether a worker failed because another one had, by the end of its log."""
+def is_follower(status: int, last_words: str) -> bool:
+  """Returns whether a worker that ended with this status, as `subprocess` has it, failed because
+  another one had, by the end of its log."""
   # One that a signal cut short says nothing of why. JAX aborts when process 0 is gone, and says so.
-  if failure.status < 0 and -failure.status != signal.SIGABRT:
+  if status < 0 and -status != signal.SIGABRT:
     return False
   return _LOST_PEER.search(last_words) is not None
 
 
-def first_cause(failures: Sequence[Failure], last_words: Sequence[str]) -> Failure:
-  """Returns the failure that the others follow from: the earliest of those that don't complain of a
-  lost peer.
+def first_cause(ends: Sequence[tuple[int, str]]) -> int:
+  """Returns which failure the others follow from: the first of those that don't complain of a lost
+  peer.
 
   Peers of a killed process may well fail before the launcher sees the kill: the kernel closes a
   dying process's connections first.
 
   Args:
-    failures: at least one failure.
-    last_words: the end of each one's log, in the same order.
+    ends: status and end of the log of each worker that failed, in the order seen.
   """
-  causes = [failure for failure, words in zip(failures, last_words, strict=True)
-            if not is_follower(failure, words)]
-  return min(causes or failures, key=lambda failure: (failure.when_ns, failure.worker))
+  return next((i for i, end in enumerate(ends) if not is_follower(*end)), 0)
 
 
 def describe_status(status: int) -> str:
@@ -193,15 +170,25 @@ def _signal_marked(launch_id: str, number: int) -> int:
   return found
 
 
+@dataclasses.dataclass
 class Launcher:
   """Starts the workers of one job and answers for them. `run` does everything."""
 
-  def __init__(self, job: Launch):
-    """Takes the job; nothing is started yet."""
-    self._job = job
+  command: Sequence[str]  # program and arguments, the same for every process
+  nproc: int  # number of processes, at least 1
+  logs: Path  # directory of the logs; made if missing
+  show: Literal["first", "all", "none"] = "first"  # whose output appears on the terminal
+  grace: float = 10.0  # seconds between SIGTERM and SIGKILL
+  tail_lines: int = 20  # lines of the failed process's log to print
+  devices: int | None = None  # devices per process; None leaves it to JAX
+  threads: int | None = None  # XLA CPU threads per process; None leaves it to XLA
+  port: int = 0  # TCP port of the coordinator; 0 for a free one
+
+  def __post_init__(self) -> None:
     self._id = uuid.uuid4().hex
     self._workers: list[Worker] = []
-    self._failures: list[Failure] = []
+    self._failed: list[Worker] = []  # in the order in which it was seen
+    self._failed_at = 0.0  # monotonic time of the first of them
     self._received: list[int] = []  # signals that reached the launcher
     self._stop_signal: int | None = None  # the one of them that stopped the job
     # (monotonic time, signal) still to be sent; None while the job runs
@@ -219,16 +206,16 @@ class Launcher:
     Raises:
       UserError: it can't be started.
     """
-    job, begun = self._job, time.monotonic()
+    begun = time.monotonic()
     self._prepare_logs()
     try:
-      port = environment.reserve_port(job.port)
+      port = environment.reserve_port(self.port)
     except OSError as error:
-      raise UserError(f"the coordinator's port {job.port or '(any)'} cannot be used: "
-                        f"{error.strerror}") from error
+      raise UserError(f"the coordinator's port {self.port or '(any)'} cannot be used: "
+                      f"{error.strerror}") from error
     with port, self._signals():
       try:
-        for index in range(job.nproc):
+        for index in range(self.nproc):
           self._start(index, port.getsockname()[1])
         display = Display(self._shown(), _screen())
         display.start()
@@ -237,7 +224,7 @@ class Launcher:
       finally:
         for worker in self._workers:
           worker.send(signal.SIGTERM)
-        clear_away(self._id, min(job.grace, _LEFTOVER_GRACE_SECONDS))
+        clear_away(self._id, min(self.grace, _LEFTOVER_GRACE_SECONDS))
         for worker in self._workers:
           worker.send(signal.SIGKILL)
     return self._conclude(time.monotonic() - begun)
@@ -256,7 +243,7 @@ class Launcher:
         signal.signal(number, handler)
 
   def _prepare_logs(self) -> None:
-    logs = self._job.logs
+    logs = self.logs
     try:
       logs.mkdir(parents=True, exist_ok=True)
       # Those of a run with more processes would mislead.
@@ -269,19 +256,18 @@ class Launcher:
       raise UserError(f"the log directory {logs} cannot be used: {error.strerror}") from error
 
   def _start(self, index: int, port: int) -> None:
-    job = self._job
     env = environment.worker_environment(
-        os.environ, index=index, nproc=job.nproc, port=port, launch_id=self._id,
-        devices=job.devices, threads=job.threads, gpus=environment.count_gpus(os.environ))
+        os.environ, index=index, nproc=self.nproc, port=port, launch_id=self._id,
+        devices=self.devices, threads=self.threads, gpus=environment.count_gpus(os.environ))
     try:
-      self._workers.append(Worker(index, job.command, env, job.logs / f"process-{index}.log"))
+      self._workers.append(Worker(index, self.command, env, self.logs / f"process-{index}.log"))
     except OSError as error:
       raise UserError(
-          f"process {index} cannot be started: {job.command[0]}: {error.strerror}") from error
+          f"process {index} cannot be started: {self.command[0]}: {error.strerror}") from error
 
   def _shown(self) -> list[LogView]:
-    shown = {"first": self._workers[:1], "all": self._workers, "none": []}[self._job.show]
-    return [LogView(w.log, f"[{w.index}] " if self._job.show == "all" else None) for w in shown]
+    shown = {"first": self._workers[:1], "all": self._workers, "none": []}[self.show]
+    return [LogView(w.log, f"[{w.index}] " if self.show == "all" else None) for w in shown]
 
   def _running(self) -> list[Worker]:
     return [worker for worker in self._workers if worker.status is None]
@@ -296,23 +282,23 @@ class Launcher:
         # While the job is being stopped only what the launcher cannot have done itself counts.
         if worker.poll() and (status := worker.status) and (
             self._plan is None or (status < 0 and -status not in self._sent)):
-          self._failures.append(Failure(worker.index, time.monotonic_ns(), status))
-      if self._failures and self._plan is None and not self._cause_may_come():
+          self._failed_at = self._failed_at or time.monotonic()
+          self._failed.append(worker)
+      if self._failed and self._plan is None and not self._cause_may_come():
         if self._running():
           self._say(f"{self._describe(self._first())}; stopping the others.")
-        self._stop((0.0, signal.SIGTERM), (self._job.grace, signal.SIGKILL))
+        self._stop((0.0, signal.SIGTERM), (self.grace, signal.SIGKILL))
       while self._plan and self._plan[0][0] <= time.monotonic():
         self._send(self._plan.pop(0)[1])
 
   def _cause_may_come(self) -> bool:
     """Returns whether only followers have failed so far, a moment ago: then what they follow is
     still to be seen."""
-    age = time.monotonic_ns() - self._failures[0].when_ns
-    return (bool(self._running()) and age < _SETTLE_SECONDS * 1e9
-            and all(map(is_follower, self._failures, self._last_words())))
+    return (bool(self._running()) and time.monotonic() < self._failed_at + _SETTLE_SECONDS
+            and all(is_follower(*end) for end in self._ends()))
 
   def _on_signal(self, number: int) -> None:
-    grace, running = self._job.grace, len(self._running())
+    grace, running = self.grace, len(self._running())
     if self._plan is not None:
       if number == signal.SIGINT:
         self._say("killing all processes.")
@@ -339,37 +325,36 @@ class Launcher:
         self._killed.add(worker.index)
 
   def _conclude(self, seconds: float) -> int:
-    job = self._job
     if self._stop_signal is not None:
-      killed = (f"; {len(self._killed)} of {job.nproc} processes had to be killed"
+      killed = (f"; {len(self._killed)} of {self.nproc} processes had to be killed"
                 if self._killed else "")
       self._say(f"stopped by {_SIGNALS[self._stop_signal]} after {seconds:.1f} s"
-                f"{killed}. Logs: {job.logs}")
+                f"{killed}. Logs: {self.logs}")
       return 128 + self._stop_signal
-    if not self._failures:
+    if not self._failed:
       return 0
     first = self._first()
     self._say(f"{self._describe(first)} after {seconds:.1f} s, and the job with it.")
-    if first.status == -signal.SIGKILL:
+    status = first.status or 0
+    if status == -signal.SIGKILL:
       self._say("Nobody but the system or a person sends SIGKILL: when memory runs out, the kernel "
                 "does (see `dmesg`, or the container's memory limit).")
     if killed := ", ".join(map(str, sorted(self._killed))):
-      self._say(f"killed, as SIGTERM did not end them in {job.grace:g} s: process {killed}.")
-    log = self._workers[first.worker].log
-    last = tail(log, job.tail_lines)
-    print(f"--- last lines of {log}" + ("" if last else " (empty)"), *last, sep="\n",
+      self._say(f"killed, as SIGTERM did not end them in {self.grace:g} s: process {killed}.")
+    last = tail(first.log, self.tail_lines)
+    print(f"--- last lines of {first.log}" + ("" if last else " (empty)"), *last, sep="\n",
           file=sys.stderr, flush=True)
-    return exit_status(first.status)
+    return exit_status(status)
 
-  def _last_words(self) -> list[str]:
-    return ["\n".join(tail(self._workers[failure.worker].log, 12)) for failure in self._failures]
+  def _ends(self) -> list[tuple[int, str]]:
+    return [(worker.status or 0, "\n".join(tail(worker.log, 12))) for worker in self._failed]
 
-  def _first(self) -> Failure:
-    return first_cause(self._failures, self._last_words())
+  def _first(self) -> Worker:
+    return self._failed[first_cause(self._ends())]
 
-  def _describe(self, failure: Failure) -> str:
-    pid = self._workers[failure.worker].pid
-    return f"process {failure.worker} (pid {pid}) {describe_status(failure.status)}"
+  @staticmethod
+  def _describe(worker: Worker) -> str:
+    return f"process {worker.index} (pid {worker.pid}) {describe_status(worker.status or 0)}"
 
   @staticmethod
   def _say(text: str) -> None:

@@ -7,54 +7,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Link
 
 _ADDRESS = re.compile(r"^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$")
 _BRIDGE = re.compile(r"^pci[0-9a-f]{4,8}:[0-9a-f]{2}$")
-# makers of displays that compute; not those on a server's main board
-_GPU_VENDORS = {0x10DE: "NVIDIA", 0x1002: "AMD"}
-_NVIDIA = 0x10DE
+NVIDIA = 0x10DE
+GPU_VENDORS = {NVIDIA: "NVIDIA", 0x1002: "AMD"}
+"""Makers of displays that compute; not those on a server's main board."""
 
 DISTANCES = ("PIX", "PXB", "PHB", "NODE", "SYS", "?")
 """Nearest first: one PCIe switch, several, one host bridge, one NUMA node, across sockets, not
 known."""
 
 
-class PciDevice(NamedTuple):
-  """A device as the system lists it."""
-
-  address: str
-  directory: str  # in sysfs
-  cls: int  # 0xCCSSPP: class, subclass, programming interface
-  vendor: int
-
-
-def devices(tree: Tree) -> Iterator[PciDevice]:
-  """All PCI devices, in the order of their addresses."""
+def devices(tree: Tree) -> Iterator[tuple[str, str, int, int]]:
+  """All PCI devices, in the order of their addresses: address, folder in sysfs, class (0xCCSSPP:
+  class, subclass, programming interface), maker."""
   for address in tree.names("/sys/bus/pci/devices"):
     directory = f"/sys/bus/pci/devices/{address}"
     cls = tree.number(f"{directory}/class")
     if _ADDRESS.match(address) and cls is not None:
-      yield PciDevice(address, tree.resolve(directory), cls,
-                      tree.number(f"{directory}/vendor") or 0)
+      yield address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0
 
 
-def is_accelerator(device: PciDevice) -> bool:
-  """A GPU that computes, or a processing accelerator (class 0x12)."""
-  return is_accelerator_class(device.cls, device.vendor)
-
-
-def is_accelerator_class(cls: int, vendor: int | None) -> bool:
-  """Whether a device of this class and maker computes.
+def is_accelerator(cls: int, vendor: int | None) -> bool:
+  """Whether a device of this class and maker computes: a GPU, or a processing accelerator (class
+  0x12).
 
   Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a
   GPU that does.
   """
   kind = cls >> 16
-  return kind == 0x12 or (kind == 0x03 and (vendor in _GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
+  return kind == 0x12 or (kind == 0x03 and (vendor in GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
 
 
 def is_network_class(cls: int) -> bool:
@@ -77,19 +63,9 @@ def is_bridge_class(cls: int | None) -> bool:
   return cls is not None and cls >> 8 in (0x0600, 0x0604)
 
 
-def is_nvswitch(device: PciDevice) -> bool:
+def is_nvswitch(cls: int, vendor: int) -> bool:
   """A switch between GPUs: NVIDIA's, of class bridge, other."""
-  return device.vendor == _NVIDIA and device.cls >> 8 == 0x0680
-
-
-def is_nvidia(device: PciDevice) -> bool:
-  """Whether NVIDIA makes the device."""
-  return device.vendor == _NVIDIA
-
-
-def vendor_name(device: PciDevice) -> str | None:
-  """Who makes a GPU; None for other makers."""
-  return _GPU_VENDORS.get(device.vendor)
+  return vendor == NVIDIA and cls >> 8 == 0x0680
 
 
 def address_of(directory: str) -> str | None:

@@ -240,7 +240,7 @@ def _cards(element: xml.Element, place: DevicePlace) -> list[Gpu | Nic | DeviceP
     return []
   if cls is None:
     return [place]
-  if pci.is_accelerator_class(cls, vendor):
+  if pci.is_accelerator(cls, vendor):
     return [_gpu_at(place)]
   if pci.is_network_class(cls):
     return [_nic_at(place.pci, "infiniband" if pci.is_infiniband_class(cls) else "ethernet", place)]

@@ -6,6 +6,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEMA = 1
+FILE = "topology file"
+"""A topology file among a place's sources: the only one where another machine is shown."""
 
 
 class Link(NamedTuple):

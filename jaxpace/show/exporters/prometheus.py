@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.files import atomic_write
+from jaxpace.files.folders import Folder
 from jaxpace.record.columns import Columns
 from jaxpace.show.exporters.figures import (
   MOST_COLLECTIVES,
@@ -246,4 +246,5 @@ class Prometheus:
     self._textfile.parent.mkdir(parents=True, exist_ok=True)
     own = self._textfile.with_name(
         f"{self._textfile.stem}-{self._process}{self._textfile.suffix or '.prom'}")
-    atomic_write.write_text(own, self._client.generate_latest(self.registry).decode("utf-8"))
+    Folder(own.parent).write_text(
+        own.name, self._client.generate_latest(self.registry).decode("utf-8"))

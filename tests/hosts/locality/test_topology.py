@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
 from jaxpace.hosts.locality.concerns import find_concerns
-from jaxpace.hosts.locality.join import join
 from jaxpace.hosts.locality.nics import nearest
-from jaxpace.hosts.locality.read import read_locality
+from jaxpace.hosts.locality.read import join, read_locality
 from jaxpace.hosts.locality.topology_file import (
   Described,
   TopologyError,
   parse_topology,
   read_mask,
 )
-from jaxpace.hosts.locality.types import Gpu, Nic
+from jaxpace.hosts.locality.types import Gpu, Locality, Nic, NumaNode
 from tests.hosts.locality import machines, topologies
 from tests.quick import examples
 
@@ -342,8 +341,8 @@ def machines_and_files(draw):
 @given(machines_and_files())
 def test_no_file_changes_what_a_machine_shows_of_its_switches(case):
   gpus, nics, described = case
-  joined = join(gpus, nics, described, "x", 2)
+  joined = join(Locality(gpus=gpus, nics=nics, numa=(NumaNode(0, "0"), NumaNode(1, "1"))),
+                described, "x")
   before = [(gpu.pci, gpu.nic, gpu.nic_distance, gpu.numa_node) for gpu in nearest(gpus, nics)]
-  after = [(gpu.pci, gpu.nic, gpu.nic_distance, gpu.numa_node)
-           for gpu in nearest(joined.gpus, joined.nics, joined.distances)]
+  after = [(gpu.pci, gpu.nic, gpu.nic_distance, gpu.numa_node) for gpu in joined.gpus]
   assert before == after

@@ -9,13 +9,12 @@ import sys
 
 import pytest
 
-from jaxpace.files import atomic_write
-from jaxpace.files.folders import Folder, ForeignFileError, temporary_name
+from jaxpace.files.folders import Folder, ForeignFileError, temporary_name, writing_named
 
 
 def test_it_is_replaced_as_a_whole(tmp_path):
   path = tmp_path / "a.json"
-  atomic_write.write_text(path, "old\n")
+  Folder(path.parent).write_text(path.name, "old\n")
   with Folder(tmp_path).replacing("a.json", fsync=True) as written:
     written.write(b"new")
     written.flush()
@@ -27,7 +26,7 @@ def test_it_is_replaced_as_a_whole(tmp_path):
 @pytest.mark.parametrize("begun", [True, False])
 def test_after_an_error_the_old_one_is_there_and_no_other(tmp_path, begun):
   path = tmp_path / "a.json"
-  atomic_write.write_text(path, "old")
+  Folder(path.parent).write_text(path.name, "old")
   with pytest.raises(KeyboardInterrupt), Folder(tmp_path).replacing("a.json") as written:
     if begun:
       written.write(b"half")
@@ -37,10 +36,10 @@ def test_after_an_error_the_old_one_is_there_and_no_other(tmp_path, begun):
 
 def test_where_it_can_not_be_written(tmp_path):
   with pytest.raises(FileNotFoundError):
-    atomic_write.write_text(tmp_path / "no such folder" / "a.json", "text")
+    Folder(tmp_path / "no such folder").write_text("a.json", "text")
   (tmp_path / "folder").mkdir()
   with pytest.raises(OSError):
-    atomic_write.write_text(tmp_path / "folder", "text")
+    Folder(tmp_path).write_text("folder", "text")
   assert os.listdir(tmp_path) == ["folder"]
 
 
@@ -66,7 +65,7 @@ KINDS = ["link", "dangling", "second name", "pipe", "device"]
 def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
   path, victim = tmp_path / "a.json", tmp_path / "victim"
   planted(kind, path.with_name(temporary_name(path.name)), victim)
-  atomic_write.write_text(path, "text")
+  Folder(path.parent).write_text(path.name, "text")
   assert path.read_text() == "text" and not path.is_symlink() and victim.read_text() == "mine"
   assert sorted(os.listdir(tmp_path)) == ["a.json", "victim"]
 
@@ -74,8 +73,8 @@ def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
 def test_a_temporary_name_that_is_taken_for_good_is_no_obstacle(tmp_path):
   path = tmp_path / "a.json"
   path.with_name(temporary_name(path.name)).mkdir()
-  atomic_write.write_text(path, "text")
-  atomic_write.try_out(path)
+  Folder(path.parent).write_text(path.name, "text")
+  Folder(path.parent).try_out(path.name)
   assert path.read_text() == "text" and len(os.listdir(tmp_path)) == 2
 
 
@@ -142,7 +141,7 @@ def test_folders_are_let_go(tmp_path):
 def test_a_name_that_the_user_gave_is_followed(tmp_path):
   (tmp_path / "latest.json").symlink_to("first.json")
   for text in ("one", "two"):
-    with atomic_write.writing_named(tmp_path / "latest.json") as file:
+    with writing_named(tmp_path / "latest.json") as file:
       file.write(text.encode())
     assert (tmp_path / "latest.json").is_symlink() and (tmp_path / "first.json").read_text() == text
 
