@@ -128,6 +128,7 @@ def test_a_full_disk_leaves_nothing_half_written_and_what_was_there(
   assert (tmp_path / "run" / "fabric.json").read_text() == '{"kind": "jaxpace bench"}'
 
 
+@pytest.mark.long
 def test_the_config_in_the_repository_runs(tmp_path, capsys):
   assert main(["simulate", "configs/simulate.py", "--set", "steps=20", "--json", "-"]) == 0
   assert set(json.loads(capsys.readouterr().out)["jobs"]) == {"a", "b"}

@@ -17,6 +17,8 @@ from jaxpace.simulation.shared_work import best, play
 from tests.quick import long
 
 MILLI = 1e-3
+STEPS = 800
+"""Of most jobs: each number of steps is compiled by itself."""
 
 
 @functools.cache
@@ -39,7 +41,8 @@ def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
 @pytest.mark.parametrize("slow", [*long(1.2), 3.0])
 def test_a_slow_rank_gets_fewer(slow):
   speeds = np.array([1, 1, slow, 1])
-  played = play(balancer(), speeds * noise(400, 4, 0.03) * MILLI, rest=0.5 * MILLI, transfer=MILLI)
+  played = play(balancer(), speeds * noise(STEPS, 4, 0.03) * MILLI, rest=0.5 * MILLI,
+                transfer=MILLI)
   assert ((played.counts.sum(axis=1) == 32).all() and (played.counts >= 1).all()
           and (played.counts <= 16).all())
   assert recovered(played, speeds, slice(200, None), rest=0.5 * MILLI) >= 0.85
@@ -49,9 +52,9 @@ def test_a_slow_rank_gets_fewer(slow):
 
 
 def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
-  speeds = np.ones((800, 4))
+  speeds = np.ones((STEPS, 4))
   speeds[:300, 1], speeds[300:, 3] = 2, 2
-  played = play(balancer(), speeds * noise(800, 4, 0.03) * MILLI)
+  played = play(balancer(), speeds * noise(STEPS, 4, 0.03) * MILLI)
   assert recovered(played, [1, 2, 1, 1], slice(200, 300)) >= 0.85
   assert recovered(played, [1, 1, 1, 2], slice(400, None)) >= 0.85
   assert played.changes <= 9
@@ -59,7 +62,7 @@ def test_it_follows_a_rank_that_recovers_and_another_that_falls_behind():
 
 @pytest.mark.parametrize(("ranks", "cv"), [(4, 0.15), *long((64, 0.02))])
 def test_a_healthy_job_is_left_alone(ranks, cv):
-  played = play(balancer(8 * ranks), noise(800, ranks, cv, seed=ranks) * MILLI, rest=0.5 * MILLI)
+  played = play(balancer(8 * ranks), noise(STEPS, ranks, cv, seed=ranks) * MILLI, rest=0.5 * MILLI)
   assert played.seconds.sum() <= played.even.sum() * 1.005
 
 
@@ -67,7 +70,7 @@ def test_what_else_is_in_a_step_is_learnt():
   """Half of a step of a healthy rank is not micro-batches, and slow where the rank is: counts hold
   it in."""
   speeds = np.array([1, 1, 2.5, 1])
-  work = speeds * noise(400, 4, 0.02, seed=5) * MILLI
+  work = speeds * noise(STEPS, 4, 0.02, seed=5) * MILLI
   played = play(balancer(), work, rest=8 * work, micro_batches=32)
   wanted = min(max((n + 8) * s for n, s in zip(counts, speeds, strict=True))
                for counts in ([10, 9, 9 - k, 4 + k] for k in range(3))

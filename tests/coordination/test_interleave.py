@@ -187,7 +187,8 @@ def on_three_ranks(floor):
   return jax.jit(scan)
 
 
-@pytest.mark.parametrize("floor", [None, pytest.param(0.1, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("floor", [None, 0.1])
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=examples(40))
 def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, data):

@@ -74,6 +74,7 @@ def test_parameters_are_bitwise_those_of_the_bare_step_while_delays_come_last_an
   assert (asked > 0).any() and (asked[:, :8] == 0).all()
 
 
+@pytest.mark.long
 def test_under_the_guard_all_ranks_judge_alike_and_a_rows_arm_is_that_of_the_step_in_it():
   guarded = jaxpace.guard(eager(quantile=0.5), block=4)
   both, asked = bitwise(models.vma_step, models.batches(2), 2, guarded, 60, check_vma=True)

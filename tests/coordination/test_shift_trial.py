@@ -12,11 +12,12 @@ from jaxpace.coordination import shift_trial
 from tests.quick import long
 
 LEVEL, PATIENCE, RETRY = 0.05, 48, 100
+JOBS, STEPS = 200, 1500
 
 
 @functools.cache
-def run(steps):
-  """Scans over [steps] draws and noise: step time 1 + noise, + effect in the 8 steps that follow an
+def run():
+  """Scans over [STEPS] draws and noise: step time 1 + noise, + effect in the 8 steps that follow an
   act.
 
   A shift is wanted again once the last one has long ceased to matter.
@@ -44,15 +45,15 @@ def run(steps):
   return jax.jit(jax.vmap(scan, in_axes=(0, 0, None)))
 
 
-def jobs(count, steps, sigma, seed=0):
+def jobs(sigma, seed=0):
   rng = np.random.default_rng(seed)
-  return jnp.asarray(rng.random((count, steps)), jnp.float32), jnp.asarray(
-      sigma * rng.normal(size=(count, steps)), jnp.float32)
+  return jnp.asarray(rng.random((JOBS, STEPS)), jnp.float32), jnp.asarray(
+      sigma * rng.normal(size=(JOBS, STEPS)), jnp.float32)
 
 
 @pytest.mark.parametrize("effect", [*long(-0.05), 0.1])
 def test_it_estimates_the_effect_and_shows_its_sign(effect):
-  states, _, _, _ = run(1500)(*jobs(16, 1500, 0.02), effect)
+  states, _, _, _ = run()(*jobs(0.02), effect)
   estimate, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
   enough = np.asarray(states.tests) == 8
   assert np.asarray(estimate)[enough].mean() == pytest.approx(effect, rel=0.25)
@@ -65,7 +66,7 @@ def test_it_estimates_the_effect_and_shows_its_sign(effect):
 
 
 def test_where_shifts_do_nothing_it_rarely_says_otherwise_and_gives_up():
-  states, _, _, _ = run(1500)(*jobs(200, 1500, 0.02, seed=1), 0.0)
+  states, _, _, _ = run()(*jobs(0.02, seed=1), 0.0)
   _, low, high = jax.vmap(jax.vmap(lambda s: shift_trial.effect(s, LEVEL)))(states)
   false = ((np.asarray(low) > 0) | (np.asarray(high) < 0)).any(axis=1)
   assert false.mean() <= 0.05 + 0.03
@@ -73,7 +74,7 @@ def test_where_shifts_do_nothing_it_rarely_says_otherwise_and_gives_up():
 
 
 def test_half_of_the_triggers_are_tests_and_nothing_happens_in_tails():
-  states, act, tested, wanted = run(1500)(*jobs(32, 1500, 0.02), 0.0)
+  states, act, tested, wanted = run()(*jobs(0.02), 0.0)
   act, tested = np.asarray(act), np.asarray(tested)
   triggers = np.asarray(wanted) & (np.asarray(states.off) == 0)
   assert tested[triggers].mean() == pytest.approx(0.5, abs=0.05)

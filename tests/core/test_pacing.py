@@ -93,7 +93,7 @@ def test_which_transfers_are_known_now_follows_the_carrier(recorded):
   assert known == pacing.over_before(plan.carrier, 2).tolist()
 
 
-@pytest.mark.parametrize("buckets", [1, 3])
+@pytest.mark.parametrize("buckets", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_simulated_job_shows_what_a_replay_of_its_record_shows(tmp_path, buckets):
   job = Job(forward=4e-3, backward=8e-3, update=1e-3, gap=0.5e-3,
             transfers=np.full(buckets, 2e-3, np.float32), noise=(Normal(np.float32(0.05)),))

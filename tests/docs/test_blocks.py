@@ -67,7 +67,9 @@ def test_a_prompt_is_nowhere_but_in_a_block_of_python():
   assert not loose
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_PROMPTS)
+@pytest.mark.parametrize("page", [
+    pytest.param(page, marks=pytest.mark.long) if page == "docs/how_to/write_a_pacer.md" else page
+    for page in PAGES_WITH_PROMPTS])
 def test_code_with_prompts_runs(page, tmp_path):
   # for the page on SQL
   synthetic_runs.write(tmp_path,

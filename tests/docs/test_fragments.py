@@ -27,6 +27,8 @@ NOT_RUN = {
     "links = jaxpace.probe_links": "takes seconds; tests/live measures links",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""
+COSTLY = ("docs/how_to/slow_host.md",)
+"""Pages whose fragments compile for seconds."""
 P = jax.P
 
 
@@ -148,7 +150,9 @@ def test_most_fragments_are_run():
                for block in written("python")), f"no page has {words!r} any more"
 
 
-@pytest.mark.parametrize("block", RUN, ids=lambda block: block.where)
+@pytest.mark.parametrize("block", [
+    pytest.param(block, marks=pytest.mark.long) if block.page in COSTLY else block
+    for block in RUN], ids=lambda block: block.where)
 def test_a_fragment_runs(block, script, tmp_path, caplog):
   with caplog.at_level(logging.WARNING), jax.numpy_dtype_promotion("standard"):
     names = run(block, script, tmp_path)

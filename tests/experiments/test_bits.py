@@ -10,7 +10,6 @@ from experiments.measure import bitwise_cases, bitwise_delays, observed_trainers
 from experiments.measure import observed_trainers_more as more
 from experiments.measure.bitwise_cases import LAYOUTS, Case, Result, Way
 from experiments.measure.observed_trainers_steps import Trainer
-from tests.quick import long
 
 pytestmark = pytest.mark.optimized(always=True)
 
@@ -90,11 +89,11 @@ def test_bits_under_delays_in_small():
   assert [row["way"] for row in rows] == names and all(map(bitwise_delays.sound, rows))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [
     # Read back, partitioned, and compiled again, 12 of its 25 arrays differed after a step.
-    *long(lambda: more.cookbook("float32", width=32, layers=1),
-          lambda: more.fsdp_scan(jnp.bfloat16)),
-    more.manual_experts, *long(more.experts, more.convolutions, more.tensor_dropout, more.pmap)])
+    lambda: more.cookbook("float32", width=32, layers=1), lambda: more.fsdp_scan(jnp.bfloat16),
+    more.manual_experts, more.experts, more.convolutions, more.tensor_dropout, more.pmap])
 def test_observed_trainers_have_the_same_bits_and_no_warning(make):
   row = observed_trainers.run(make(), 3)
   assert row["different"] == {} and row["warnings"] == [] and row["bare_reasons"] == []
@@ -102,6 +101,7 @@ def test_observed_trainers_have_the_same_bits_and_no_warning(make):
   assert len(observed_trainers.ALL) >= 20
 
 
+@pytest.mark.long
 def test_a_bit_that_differs_is_counted():
   made = more.data_parallel(more.optax.sgd(0.1))
   calls = []

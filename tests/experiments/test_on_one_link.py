@@ -12,7 +12,6 @@ import jaxpace
 from experiments.paper import on_one_link as turns
 from experiments.paper import quick
 from jaxpace.core.types import Decision, Hold, Pacer
-from tests.quick import long
 
 STEPS = 60
 
@@ -106,7 +105,8 @@ def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway
   np.testing.assert_allclose(found.held[0], 0.9, rtol=1e-5)
 
 
-@pytest.mark.parametrize("ratio", [1.13, *long(1.0, 1.3)])
+@pytest.mark.long
+@pytest.mark.parametrize("ratio", [1.0, 1.13, 1.3])
 def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
   """Two jobs, of one period and of others, on a link that loses a third of its capacity where they
   share."""

@@ -98,7 +98,7 @@ def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
   assert len(re.findall(r" all-reduce(?:-start)?\(", hlo)) == 1, "they meet once"
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [*quick.long(False), True])
 def test_ranks_fetch_what_they_run_of_a_batch_that_is_laid_out_evenly(whole):
   mesh = mesh_of(data=RANKS)
 
@@ -229,6 +229,7 @@ def test_a_batch_without_weight_is_no_nan():
   assert float(loss) == 0 and all((np.asarray(leaf) == 0).all() for leaf in jax.tree.leaves(grads))
 
 
+@pytest.mark.long
 def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
   model = linen.Sequential([linen.Dense(WIDTH), jnp.tanh, linen.Dense(KINDS)])
   weights = model.init(jax.random.key(0), jnp.zeros((1, WIDTH)))

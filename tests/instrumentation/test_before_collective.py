@@ -56,10 +56,11 @@ def listener(times=2, pause=PAUSE):
 
 
 @pytest.mark.parametrize("clock, check_vma, case", [
-    ("auto", False, cases.linen_sync_batch_norm),
+    ("auto", True, cases.by_autodiff),
     *(pytest.param(*case, marks=pytest.mark.long) for case in (
         ("callback", True, cases.by_user), ("auto", True, cases.by_user),
-        ("auto", False, cases.matrices_clipped_and_cast), ("auto", True, cases.by_autodiff)))])
+        ("auto", False, cases.matrices_clipped_and_cast),
+        ("auto", False, cases.linen_sync_batch_norm)))])
 def test_same_bits_while_it_listens_and_holds(clock, check_vma, case):
   step, state, *rest = case()
   data = models.batches(2)
@@ -210,6 +211,7 @@ def test_what_the_pacer_sees_of_its_holds():
   assert (info[:, 0] > 0).all() and (info[:, 1] >= 2 * PAUSE).all() and (info[0] == info[1]).all()
 
 
+@pytest.mark.long
 def test_the_packages_own_is_silent_alone():
   pacer = jaxpace.guard(jaxpace.take_turns(key=1), block=8)
   params, data = models.mlp_params(), models.batches(2)

@@ -83,16 +83,13 @@ def sequences(ranks):
           for k in range(3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype, ranks, by_autodiff, act, settings", [
     ("float32", 2, False, jax.nn.gelu, {"clock": "native"}),
-    pytest.param("float32", 2, False, jax.nn.silu,
-                 {"clock": "callback", "pacer": restless(), "share": True}, marks=pytest.mark.long),
-    pytest.param("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None},
-                 marks=pytest.mark.long),
-    pytest.param("bf16-params", 2, False, jax.nn.gelu, {"share": True, "pacer": restless()},
-                 marks=pytest.mark.long),
-    pytest.param("bf16-params", 8, False, jax.nn.silu, {"share": True},
-                 marks=pytest.mark.long),
+    ("float32", 2, False, jax.nn.silu, {"clock": "callback", "pacer": restless(), "share": True}),
+    ("bf16-compute", 4, True, jax.nn.gelu, {"pacer": restless(), "share": None}),
+    ("bf16-params", 2, False, jax.nn.gelu, {"share": True, "pacer": restless()}),
+    ("bf16-params", 8, False, jax.nn.silu, {"share": True}),
 ], ids=lambda value: getattr(value, "__name__", None)
                          or (value if isinstance(value, str) else None))
 def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, settings):

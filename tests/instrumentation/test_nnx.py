@@ -178,8 +178,8 @@ def test_pmap(step):
        (shared, shared, 0), 0, devices=devices)
 
 
-@pytest.mark.parametrize("mode", [
-    "trees", pytest.param("no updates of the graph", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("mode", ["trees", "no updates of the graph"])
 def test_other_modes_of_nnx(mode):
   def within():
     if mode == "trees":

@@ -97,7 +97,7 @@ def excess(values):
 @pytest.mark.parametrize("slow, settings", [
     (slow_forward, {"clock": "native", "share": True}),
     (slow_backward, {"clock": "callback", "share": None}),
-    (slow_forward, {"clock": "auto", "pmap": True})], ids=["native", "callback", "pmap"])
+    *long((slow_forward, {"clock": "auto", "pmap": True}))], ids=["native", "callback", "pmap"])
 @patiently(INJECTED=30e-3)
 def test_a_late_rank_s_arrival(slow, settings):
   pace, plan = run(late_step(slow), **settings)
