@@ -130,7 +130,7 @@ class observed:
       return
     self._over.set()
     self._opener.join(_OPEN_SECONDS)
-    if self._recording.run is None:
+    if not self._recording.anything:
       self._warn("Nothing was recorded: no program with collectives over several devices ran.")
     self._recording.__exit__(type(error) if error else None, error, None)
 
@@ -210,7 +210,7 @@ class FoundRecorder(Recorder):
 def attach() -> None:
   """Records this process as the environment asks for; without the variable it does nothing."""
   directory = os.environ.get(DIRECTORY)
-  if not directory or _attached or multiprocessing.parent_process() is not None:
+  if not directory or _attached or _is_a_worker():
     return
   if unseen := os.environ.get(UNSEEN):
     with contextlib.suppress(OSError):
@@ -219,6 +219,13 @@ def attach() -> None:
                             exact=os.environ.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].gives_way = True
   _attached[0].open()
+
+
+def _is_a_worker() -> bool:
+  """Whether this process is a child of `multiprocessing`, such as a data loader's."""
+  # As long as it imports its parent's main module, it has no parent yet.
+  starting = getattr(multiprocessing.current_process(), "_inheriting", False)
+  return starting or multiprocessing.parent_process() is not None
 
 
 _attached: list[observed] = []

@@ -166,6 +166,9 @@ MOST_CELLS = 32 << 20
 taken."""
 _ENOUGH = 40
 """Steps that were drawn to be written in detail are enough by themselves from this number on."""
+_MOST = 0.5
+"""Fraction of the steps of the program that ran most in which another ran, if it is a part of the
+step."""
 _FULL = 0.9
 """A step is written in detail if it has this part of the rows of the usual one; others were so on
 some ranks only."""
@@ -211,24 +214,28 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   if not rows.any():
     return None
   main = int(rows.sum(axis=1).argmax())
-  own = rows[main]
+  # Programs that run in the same steps are parts of one; the shapes of a program never do.
+  parts = (rows[:, rows[main] > 0] > 0).mean(axis=1) > _MOST
+  own, other = rows[parts].sum(axis=0), (rows[~parts] > 0).any(axis=0)
   drawn = is_detailed(np.maximum(axis.steps, 0), _every(info))
   some = own[drawn & (own > 0)]
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
-  partly = int((own > 0).sum()) - int(full.sum())
+  partly = int(((own > 0) & ~full & ~other).sum())
   # Slow steps and the first ones are written in detail as well: with those alone that are drawn,
   # none counts for more.
   alone = full & drawn
   steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]
+  kept = {programs[at] for at in np.flatnonzero(parts).tolist()}
   slots = np.array(sorted(slot for slot in seen
-                          if planned.get(slot, programs[main]) == programs[main]), np.int64)
+                          if planned.get(slot, programs[main]) in kept), np.int64)
   said = []
   if partly:
     said.append(f"{plural(partly, 'step')} detailed by some ranks only: not in the shares.")
-  others = int((rows.sum(axis=0) > 0).sum()) - int((own > 0).sum())
+  others = int((other & ~full).sum())
   if others > 0:
-    said.append(f"The step was compiled in {len(programs)} shapes: shares and lateness are of the "
+    shapes = len(programs) - len(kept) + 1
+    said.append(f"The step was compiled in {shapes} shapes: shares and lateness are of the "
                 f"one that ran most, and the {plural(others, 'step')} of others that are "
                 "detailed are not in them.")
   most = max(1, MOST_CELLS // max(1, ranks * len(slots)))

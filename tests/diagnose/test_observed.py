@@ -229,6 +229,22 @@ def test_of_several_shapes_the_one_that_ran_most_is_told(tmp_path):
   assert sum(diagnose(run).shares.values()) == pytest.approx(1)
 
 
+def test_a_step_of_two_programs_has_the_collectives_of_both(tmp_path):
+  job = faulty(LayerFault("late", 6e-3, (5,), layer=2, phase="backward"))
+  names = [one.phase for one in places(job)]
+
+  def split(info):
+    info["plan"]["collectives"] = [{**entry, "program": int(names[entry["slot"]] != "forward")}
+                                   for entry in info["plan"]["collectives"]]
+    return info
+
+  write_parts(tmp_path / "two", job, lambda c: c["step"] >= 0, plan=split)
+  write_parts(tmp_path / "one", job, lambda c: c["step"] >= 0)
+  two, one = (diagnose(read_run(tmp_path / name)) for name in ("two", "one"))
+  assert len(two.run.collectives) == len(names) and two.run.problems == one.run.problems
+  assert two.findings[0].ranks == (5,) and two.shares == one.shares
+
+
 def test_more_than_fits_is_thinned_evenly(tmp_path, monkeypatch):
   write(tmp_path, dataclasses.replace(JOB, every=1))
   monkeypatch.setattr(collectives, "MOST_CELLS", 60 * 8 * len(places(JOB)))

@@ -82,6 +82,7 @@ def test_workers_of_a_data_loader_and_forks_are_not_recorded(tmp_path):
   (tmp_path / "loader.py").write_text(DATA_LOADER)
   script = TRAIN + """
 import loader
+jax.device_count()  # by a worker as well, which imports this
 if __name__ == "__main__":
   with loader.multiprocessing.get_context("spawn").Pool(1) as pool:
     assert pool.map(loader.load, [1.0, 2.0]) == [2.0, 4.0]
@@ -93,6 +94,7 @@ if __name__ == "__main__":
   job = jaxpace_run(tmp_path, script, "--out", "seen", python=("-m", "train"))
   _, errors = job.communicate(timeout=600)
   assert job.returncode == 0, errors
+  assert errors.count("jaxpace: ") == 2 and "Nothing was recorded" not in errors
   assert len(read_run(tmp_path / "seen").steps) == 10
   assert not (tmp_path / "seen" / ".previous").exists()
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -137,6 +138,17 @@ def test_a_program_whose_first_bits_differ_runs_unmodified_and_that_is_said(tmp_
     assert train().tobytes() == bare.tobytes()
   assert "sgd runs unmodified from now on and is not recorded: 1 of 2 results" in caplog.text
   assert inside.step is None
+
+
+def test_what_is_compiled_ahead_of_time_can_be_serialized_and_runs(tmp_path):
+  w, x = arrays()
+  with jaxpace.observed(tmp_path / "run"):
+    compiled = jax.jit(lambda w, x: jnp.tanh(x @ w).sum()).lower(w, x).compile()
+    results = [compiled(w, x) for _ in range(4)]
+    loaded = serialize_executable.deserialize_and_load(
+        *serialize_executable.serialize(compiled), execution_devices=jax.devices()[:4])
+  assert len(read_run(tmp_path / "run").steps) == 4
+  assert float(loaded(w, x)) == float(results[0])
 
 
 def test_a_pattern_names_another_program(tmp_path):

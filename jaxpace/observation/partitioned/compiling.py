@@ -14,9 +14,11 @@ import functools
 import inspect
 import os
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import mlir
 
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
@@ -119,11 +121,18 @@ class Request:
     return None if kept is None else bytes(compilation_cache.extract_executable_and_time(
         compilation_cache.decompress_executable(kept))[0])
 
-  def load(self, serialized: bytes) -> Any:
-    """Loads a program from what an executable's `serialize()` returned, perhaps changed since."""
+  def load(self, marked: bytes, unmodified: bytes) -> Any:
+    """Loads a program from what an executable's `serialize()` returned and what was made of it.
+
+    Where the program serializes that, the unmodified one is written: what is loaded can't be, and
+    another process may know no timestamps.
+    """
     arguments = self._bound.arguments
-    return arguments["backend"].deserialize_executable(
-        serialized, arguments["executable_devices"], self._options, arguments["host_callbacks"])
+    executable = arguments["backend"].deserialize_executable(
+        marked, arguments["executable_devices"], self._options, arguments["host_callbacks"])
+    _install_serializing()
+    _unmodified[id(executable)] = zlib.compress(unmodified, 1)
+    return executable
 
   def compile_apart(self, flags: Mapping[str, Any]) -> Any:
     """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes
@@ -190,6 +199,28 @@ def _install_stand_ins() -> None:
         other.begin(call)
 
     calls.__init__ = begun
+
+
+_unmodified: dict[int, bytes] = {}
+"""What programs with timestamps are serialized as, by the executable's number: nothing can tell
+that one is gone, but that another one has its number."""
+
+
+def _install_serializing() -> None:
+  from jax.experimental import serialize_executable
+  pickler: Any = getattr(serialize_executable, "_JaxPjrtPickler", None)
+  write = getattr(pickler, "persistent_id", None)
+  if write is None or hasattr(write, "__wrapped__"):
+    return
+
+  @functools.wraps(write)
+  def persistent_id(self: Any, obj: Any) -> Any:
+    said, unmodified = write(self, obj), _unmodified.get(id(obj))
+    if unmodified is None or said[0] != "exec" or MARK.encode() not in said[1]:
+      return said
+    return "exec", zlib.decompress(unmodified)
+
+  pickler.persistent_id = persistent_id
 
 
 def text_of(executable: Any) -> str:

@@ -101,7 +101,7 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
     raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
   serialized, number = request.serialized(), numbered()
   data, enter_tags = thunks.timestamped(serialized, number)
-  executable = request.load(data)
+  executable = request.load(data, serialized)
   tags = {name: iter(each) for name, each in enter_tags.items()}
   named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]

@@ -18,6 +18,8 @@ _BESIDE = re.compile(
     r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
     r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
 """Names of programs that are not the step, as long as there are others."""
+_STEP = re.compile(r"(?:^|_)(?:(?:pre|re)?train|step|fine_?tune)", re.IGNORECASE)
+"""Where a name says this first, it is of the step all the same: `train_step_with_metrics`."""
 _UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
 """Names of programs that end a step of several executions of the main one: after so many gradients.
 Any other that runs once in so many may as well be an evaluation."""
@@ -122,8 +124,13 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
 
 
 def is_beside(name: str) -> bool:
-  """Whether a program's name says that it is no step."""
-  return bool(_BESIDE.search(name))
+  """Whether a program's name says that it is no step.
+
+  >>> is_beside("init_train_state"), is_beside("train_step_with_metrics")
+  (True, False)
+  """
+  beside, step = _BESIDE.search(name), _STEP.search(name)
+  return beside is not None and (step is None or beside.start() < step.start())
 
 
 def _candidates(names: set[str], match: str) -> set[str]:

@@ -25,6 +25,11 @@ def found(order, seconds, match=""):
     # an evaluation is none, though it takes longer
     (["train", "eval_step"] * 5, {"train": 1.0, "eval_step": 9.0}, (("train",), "train", False)),
     (["eval_step"] * 5, {"eval_step": 9.0}, (("eval_step",), "eval_step", False)),
+    # nor does a word make one of what says first that it is the step
+    (["train_step_with_metrics", "norm"] * 5, {"train_step_with_metrics": 9.0, "norm": 1.0},
+     (("train_step_with_metrics", "norm"), "train_step_with_metrics", False)),
+    (["init_train_state", "norm"] * 5, {"init_train_state": 9.0, "norm": 1.0},
+     (("norm",), "norm", False)),
     # averaging a loss is no part of the step
     (["train", "mean"] * 5, {"train": 9.0, "mean": 0.1}, (("train",), "train", False)),
     # what is rarer than accumulation is beside the step, however regular
