@@ -112,7 +112,7 @@ def _diagnosed(args: argparse.Namespace,
   if not (args.html or (args.series and args.json)):
     return diagnosis, None
   # forecasts need scipy, which other reports don't wait for
-  from jaxpace.diagnose.series.series_json import series
+  from jaxpace.diagnose.series import series
 
   return diagnosis, series(diagnosis, progress.counting("Drawing"), fabric)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.codes import Evidence, Sentence, percent, some_ranks
-from jaxpace.diagnose.diagnosis import Diagnosis, Facts, step_time_of
+from jaxpace.diagnose.diagnosis import Diagnosis, step_time_of
 from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import (
@@ -25,7 +25,13 @@ from jaxpace.diagnose.inconclusive import (
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import (
+  AMPLIFICATION,
+  CONTENTION,
+  EvidenceInputs,
+  Finding,
+  Reasons,
+)
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.diagnose.phases import phase_medians
@@ -63,11 +69,11 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
   """
-  run_totals = add(run, count(run), progress)
-  late = who(run_totals, fabric, links)
+  totals = add(run, count(run), progress)
+  late = who(totals, fabric, links)
   reasons = why(late)
-  saved = worth(reasons.case, reasons.findings, asked, bool(reasons.inconclusive))
-  return tell(reasons, saved, fabric, events)
+  saved = worth(reasons, asked)
+  return words(reasons, saved, fabric, events)
 
 
 def count(run: Run) -> SelectedSteps:
@@ -101,17 +107,6 @@ def who(run_totals: RunTotals, fabric: MeasuredFabric | None = None,
               floor=floor if away is None else floor.inconclusive_in(away.steps))
 
 
-class Reasons(NamedTuple):
-  """What is wrong, and why."""
-
-  case: EvidenceInputs  # with whom the findings blame
-  findings: tuple[Finding, ...]
-  doubt: str  # why findings of a sampled run were taken back, in a few words
-  notes: tuple[Sentence, ...]  # on what such a run can't tell
-  inconclusive: str  # why timestamps don't tell who is late; empty where they do
-  unseen: tuple[int, ...]  # ranks of the job that nothing can be said of
-
-
 def why(case: EvidenceInputs) -> Reasons:
   """Looks for every failure mode, and takes back what the run can't tell.
 
@@ -120,7 +115,7 @@ def why(case: EvidenceInputs) -> Reasons:
   run, doubted = case.run, find_inconclusive(case.run, case.selected)
   never = tuple(unseen(case, case.away).tolist())
   if not case.selected.size:
-    return Reasons(case, (), "", (), doubted, never)
+    return Reasons(**vars(case), inconclusive=doubted, unseen=never)
   findings, doubt, notes = hold_back(case, find(case))
   if saves_nothing(case, named(case, findings), LEAST):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
@@ -128,44 +123,37 @@ def why(case: EvidenceInputs) -> Reasons:
   # who is last intermittently shows in the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in findings
                 if not doubted or finding.mode != AMPLIFICATION)
-  return Reasons(case, () if unrecorded(run) else found, doubt, notes, doubted, never)
+  return Reasons(**vars(case), findings=() if unrecorded(run) else found, doubt=doubt,
+                 on_sampling=notes, inconclusive=doubted, unseen=never)
 
 
-def tell(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
+def words(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
          events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
-  away, steps = reasons.case.away, reasons.case.run.steps
-  facts = _facts(reasons, saved, events)
-  facts = dataclasses.replace(facts, findings=tuple(_explained(facts, f) for f in facts.findings))
-  notes = (*notes_on(facts, fabric),
+  found = _without_words(reasons, saved, events)
+  found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
+  away, steps = found.away, found.run.steps
+  notes = (*notes_on(found, fabric),
            *([] if away is None else [missing_sentence(away.ranks, steps[away.steps])]),
-           *reasons.notes, *hung(events))
-  return Diagnosis(**vars(facts), verdict=verdict_on(facts), notes=notes)
+           *found.on_sampling, *hung(events))
+  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes)
 
 
-def _facts(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str, Any]]) -> Facts:
+def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str, Any]]
+                   ) -> Diagnosis:
   """All that the stages found. Steps of which only totals are known count in the step time."""
-  run, case = reasons.case.run, reasons.case
-  selected, totals, floor = case.selected, case.totals, case.floor
-  times, every = totals.per_step["step"][selected.mask], None
-  if selected.times_in_all is not None and times.size and selected.times_in_all.size:
-    times = selected.times_in_all
-    every = len(times)
-    saved = saved.scaled(float(times.mean()) / case.step_time)
+  run, selected, totals, floor = reasons.run, reasons.selected, reasons.totals, reasons.floor
+  times = reasons.steps
   parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
            for name, values in totals.per_step.items()}
   quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
                        for values in (floor.quiet, floor.contention))
-  return Facts(
-      **vars(saved), run=run, selected=selected, recorded=selected.recorded, counted_in_all=every,
-      step_time=step_time_of(times) if times.size else None,
+  return Diagnosis(
+      **vars(reasons), **vars(saved), step_time=step_time_of(times) if times.size else None,
       shares=shares_of(parts, quiet, contention) if times.size else None,
       waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
-      spread=parts["spread"], floor=floor, totals=totals, lateness=case.lateness,
-      phases=case.phases, findings=reasons.findings, measured=measured(run),
-      work_moved=work_moved(run), preempted=switches(run, selected), links=case.links,
-      events=tuple(events), doubt=reasons.doubt, unseen=reasons.unseen,
-      inconclusive=reasons.inconclusive, stages=stages(case),
+      spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
+      preempted=switches(run, selected), events=tuple(events), stages=stages(reasons),
       waits=where_waits_are(run, selected, totals, floor) if times.size else (),
       overlap=overlap(run, totals, selected.size) if times.size else None)
 
@@ -181,7 +169,7 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
-def _explained(facts: Facts, finding: Finding) -> Finding:
+def _explained(facts: Diagnosis, finding: Finding) -> Finding:
   """With a sentence on why mending it saves more than its share, where it does by much."""
   after = mended(facts, finding)
   if after is None or not saving(after) >= finding.share + EFFECT:

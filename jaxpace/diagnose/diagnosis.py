@@ -9,24 +9,19 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import kind_in
-from jaxpace.diagnose.codes import Sentence, codes
-from jaxpace.diagnose.floor import Floor, by_host, by_rank
+from jaxpace.diagnose.codes import Sentence, Verdict, codes
+from jaxpace.diagnose.floor import by_host, by_rank
 from jaxpace.diagnose.hang import Hang
-from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.limits import LISTED, SCHEMA
-from jaxpace.diagnose.modes.inputs import Finding
+from jaxpace.diagnose.modes.inputs import Reasons
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.phases import waiting_for_data
-from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.totals import Totals
 from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
 from jaxpace.hosts.locality.job import job_concerns
-from jaxpace.runs.links import ProbedLinks
-from jaxpace.runs.run import Run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,66 +41,36 @@ def step_time_of(steps: np.ndarray) -> StepTime:
                   float(steps.std()) / mean if mean > 0 else 0.0)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Facts(Worth):
-  """What a recorded run says, but for the words on it as a whole.
+_NO_WORDS_YET = Sentence(Verdict.NO_STEPS, "")
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Diagnosis(Reasons, Worth):
+  """What a recorded run says: all that the stages found, what mending is worth, and words.
 
   Arrays are [R] over ranks unless noted; NaN where a rank has no data.
   """
 
-  run: Run
-  selected: SelectedSteps
-  recorded: int  # step numbers of the window with a row of any rank
-  step_time: StepTime | None  # None where no step counts
+  step_time: StepTime | None  # of all steps that count; None where none does
   shares: dict[str, float] | None  # by name in `SHARES`, sum 1
   # mean seconds per step waited, by the cause of the last rank's lateness
   waiting: dict[str, float]
   # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
   spread: float
-  floor: Floor
-  totals: Totals
-  lateness: Lateness
-  phases: dict[str, np.ndarray]
-  findings: tuple[Finding, ...]
   measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
+  # what sharing work by speed did; None where no work was shared
+  work_moved: WorkMoved | None
   # involuntary switches a step of the process that has most; 0 where they are not known
   preempted: float
-  links: ProbedLinks | None = None  # what a link probe measured
-  events: tuple[Mapping[str, Any], ...] = ()  # what watchdogs found
-  doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
-  # ranks of the job that nothing can be said of: too few of their rows are there
-  unseen: tuple[int, ...] = ()
-  inconclusive: str = ""  # why nobody can say who is late; empty where it can
-  # what sharing work by speed did; None where no work was shared
-  work_moved: WorkMoved | None = None
+  events: tuple[Mapping[str, Any], ...]  # what watchdogs found
   # on signs that groups wait for each other as the stages of a pipeline do
-  stages: tuple[Sentence, ...] = ()
+  stages: tuple[Sentence, ...]
   # of an observed step, by collective, those with most waiting first
-  waits: tuple[CollectiveWaits, ...] = ()
+  waits: tuple[CollectiveWaits, ...]
   # what of the collectives is waited for, and what computing hides; None without any
-  overlap: Overlap | None = None
-  counted_in_all: int | None = None
-  """Steps that count, those included that are not written in detail; None where all are.
-  `step_time` is of them."""
-
-  @property
-  def counted(self) -> int:
-    """Steps that count."""
-    return self.selected.size if self.counted_in_all is None else self.counted_in_all
-
-  @property
-  def earliness(self) -> float:
-    """Mean seconds per step waits for its last ranks, by undelayed arrival."""
-    return float(self.lateness.persistent.sum() + self.lateness.random.sum())
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Diagnosis(Facts):
-  """What a recorded run says, with the verdict on it and notes for its reader, both made of the
-  facts."""
-
-  verdict: Sentence
-  notes: tuple[Sentence, ...]
+  overlap: Overlap | None
+  verdict: Sentence = _NO_WORDS_YET
+  notes: tuple[Sentence, ...] = ()
 
 
 # The diagnosis as the JSON document that `jaxpace report --json` writes.
@@ -125,7 +90,7 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "ranks": run.ranks_in_all,
       "processes": _processes(diagnosis),
       "hosts": hosts,
-      "steps": diagnosis.recorded,
+      "steps": diagnosis.selected.recorded,
       "steps_counted": diagnosis.counted,
       "steps_in_full": diagnosis.selected.size,
       "first_step": int(run.all_steps.steps[0]),
@@ -199,7 +164,7 @@ def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
                             "work_shared": _optional(diagnosis.work_shared)}
   if diagnosis.no_skew and step:
     result["no_skew"] = {**diagnosis.no_skew.to_json(),
-                         "skew": diagnosis.earliness / step.mean if step.mean else 0.0}
+                         "skew": diagnosis.lateness.earliness / step.mean if step.mean else 0.0}
   result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}
   if diagnosis.without_late:
     result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(),

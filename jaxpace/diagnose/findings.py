@@ -10,7 +10,7 @@ import numpy as np
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.codes import Evidence, Note, Sentence, joined, milliseconds, named
 from jaxpace.diagnose.episodes import change_points
-from jaxpace.diagnose.lateness import WaitedFor, attributed_wait, rank_change
+from jaxpace.diagnose.lateness import attributed_wait, rank_change
 from jaxpace.diagnose.limits import (
   CONFIDENCE,
   COSTLY,
@@ -52,7 +52,7 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
     Findings, the costliest first; none means healthy.
   """
   run = case.run
-  if case.selected.size < MIN_STEPS or not run.collectives or not case.step_time > 0:
+  if case.selected.size < MIN_STEPS or not run.collectives or not case.mean_step > 0:
     return ()
   places = straggler.bad_places(run)
   late = _late(case, places)
@@ -80,7 +80,7 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
 
 def _late(case: EvidenceInputs, places: list[straggler.Bad]) -> list[Finding]:
   """Ranks that are late for good: in a bad place, and others."""
-  episodes, held = case.lateness.episodes, case.lateness.held
+  episodes, held = case.lateness.episodes, case.lateness.persistent
   match = straggler.late_in_place(case, places)
   if match is None:
     late = straggler.find(case, episodes, held)
@@ -91,33 +91,24 @@ def _late(case: EvidenceInputs, places: list[straggler.Bad]) -> list[Finding]:
                   for some in (own, others))
   # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
   # other (Shapley).
-  placed = _mean_held(placed, held, rest)
-  rest = WaitedFor(held.by_collective - placed.by_collective, held.for_gaps - placed.for_gaps,
-                   held.by_block - placed.by_block)
+  placed = (placed + held - rest) * 0.5
   found = ([straggler.find_late_in_place(case, bad, own, placed)]
-           if placed.seconds >= LEAST * case.step_time else [])
-  another = straggler.find(case, others, rest)
+           if placed.seconds >= LEAST * case.mean_step else [])
+  another = straggler.find(case, others, held - placed)
   return [*found, *([another] if another else [])]
-
-
-def _mean_held(own: WaitedFor, both: WaitedFor, others: WaitedFor) -> WaitedFor:
-  return WaitedFor((own.by_collective + both.by_collective - others.by_collective) / 2,
-                   (own.for_gaps + both.for_gaps - others.for_gaps) / 2,
-                   (own.by_block + both.by_block - others.by_block) / 2)
 
 
 def _turns(case: EvidenceInputs) -> list[Finding]:
   """Waiting for intermittently late ranks: because of pauses between steps, and because of work."""
-  lateness = case.lateness
   pauses = jitter.LongGaps(case)
-  by_turns = float(lateness.random.sum())
+  by_turns = case.lateness.intermittent.seconds
   for_work = by_turns - pauses.waiting
   jittery = jitter.find(case, pauses)
   found = [jittery] if jittery else []
   # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by
   # itself may be too little to tell: other load on the hosts makes a few steps long and leaves the
   # median.
-  everyday = amplification.everyday(case) >= SHOWS * case.step_time
+  everyday = amplification.everyday(case) >= SHOWS * case.mean_step
   if case.run.ranks > 1:
     amplified = amplification.find(case, for_work,
                                    by_turns if not jittery and everyday else for_work)
@@ -169,7 +160,7 @@ def _within(case: EvidenceInputs) -> float:
 
 def _slow(case: EvidenceInputs) -> contention.SlowTransfers | None:
   slow = contention.look(case) if case.run.ranks > 1 else None
-  return (slow if slow and slow.seconds >= COSTLY * case.step_time and slow.confidence >= CONFIDENCE
+  return (slow if slow and slow.seconds >= COSTLY * case.mean_step and slow.confidence >= CONFIDENCE
           else None)
 
 
@@ -318,7 +309,7 @@ def _by_work(case: EvidenceInputs, rank: int, rounds: int) -> bool:
 def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> bool:
   """Whether a finding is more than turns may make."""
   if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
-    return finding.share * case.step_time > least
+    return finding.share * case.mean_step > least
   lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
               for rank in finding.ranks]
   if (min(lateness) > least or case.run.observed

@@ -126,14 +126,14 @@ def missing_ranks(run_totals: RunTotals) -> SilentStretches | None:
   selected, totals = run_totals.selected, run_totals.totals
   if not selected.size:
     return None
-  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
+  steps = selected.number
   lost = totals.block_steps < MOST * steps  # [R, B]
   stretch = -(-MIN_STEPS * selected.blocks // selected.size)
   away = lost & _in_stretches(lost, stretch) & ~np.asarray(lost.all(axis=1))[:, None]
   ranks = np.flatnonzero(away.any(axis=1))
   if not ranks.size:
     return None
-  transfer, least = totals.transfer.sum(axis=0), COSTLY * run_totals.step_time
+  transfer, least = totals.transfer.sum(axis=0), COSTLY * run_totals.mean_step
   suspects = []
   for rank in ranks.tolist():
     without = selected.mask & away[rank][selected.block]

@@ -6,6 +6,7 @@ itself. Entry against a common exit would blame the neighbour that a slow host l
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,9 +27,9 @@ from jaxpace.diagnose.totals import ByGroup, RunTotals, Totals, late_in, undelay
 from jaxpace.runs.run import Run
 
 
-class WaitedFor(NamedTuple):
-  """The part of the waiting that is for some ranks, because each of their means is the highest.
-  Seconds per step."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class WaitedFor:
+  """A part of the waiting for late ranks. Seconds per step."""
 
   by_collective: np.ndarray  # [C]
   for_gaps: float  # of it, for longer gaps
@@ -36,8 +37,24 @@ class WaitedFor(NamedTuple):
 
   @property
   def seconds(self) -> float:
-    """Of all collectives together, s per step."""
+    """Of all collectives together."""
     return float(self.by_collective.sum())
+
+  @property
+  def of_nobody(self) -> WaitedFor:
+    """None of it."""
+    return WaitedFor(np.zeros_like(self.by_collective), 0.0, np.zeros_like(self.by_block))
+
+  def __add__(self, other: WaitedFor) -> WaitedFor:
+    return WaitedFor(self.by_collective + other.by_collective, self.for_gaps + other.for_gaps,
+                     self.by_block + other.by_block)
+
+  def __sub__(self, other: WaitedFor) -> WaitedFor:
+    return WaitedFor(self.by_collective - other.by_collective, self.for_gaps - other.for_gaps,
+                     self.by_block - other.by_block)
+
+  def __mul__(self, factor: float) -> WaitedFor:
+    return WaitedFor(self.by_collective * factor, self.for_gaps * factor, self.by_block * factor)
 
 
 class Lateness(NamedTuple):
@@ -51,23 +68,22 @@ class Lateness(NamedTuple):
   persistence: np.ndarray
   late: np.ndarray  # ranks that are persistently late, costliest first
   typical: np.ndarray  # the ranks the others are compared with
-  persistent: np.ndarray  # [C] max over ranks of mean A, less mean A, while such a rank is late
-  random: np.ndarray  # [C] what is left of mean max A - mean A
   episodes: tuple[Episode, ...]  # when the late ranks were late
-  held: WaitedFor  # the persistent part
-  gaps: float  # s of `random` that is for longer gaps
-  random_by_block: np.ndarray  # [B]
+  # max over ranks of mean A, less mean A, while such a rank is late
+  persistent: WaitedFor
+  intermittent: WaitedFor  # what is left of mean max A - mean A
   blocks: Blocks
+
+  @property
+  def earliness(self) -> float:
+    """Mean seconds per step waits for its last ranks, by undelayed arrival."""
+    return self.persistent.seconds + self.intermittent.seconds
 
   def of_nobody(self) -> Lateness:
     """The same with no rank to blame: all waiting is for intermittently late ranks."""
-    nobody = np.empty(0, np.int64)
-    none = WaitedFor(np.zeros_like(self.persistent), 0.0, np.zeros_like(self.held.by_block))
     return self._replace(
-        late=nobody, persistent=none.by_collective,
-        random=self.random + self.persistent, episodes=(), held=none,
-        gaps=self.gaps + self.held.for_gaps, random_by_block=self.random_by_block
-        + self.held.by_block)
+        late=np.empty(0, np.int64), episodes=(), persistent=self.persistent.of_nobody,
+        intermittent=self.intermittent + self.persistent)
 
 
 def find_late(run_totals: RunTotals) -> Lateness:
@@ -77,10 +93,10 @@ def find_late(run_totals: RunTotals) -> Lateness:
     run_totals: the run, added up.
 
   Returns:
-    The lateness of every rank. `persistent` + `random` is the mean earliness of each collective,
-    exactly.
+    The lateness of every rank. `persistent` + `intermittent` is the mean earliness of each
+    collective, exactly.
   """
-  selected, totals, step_time = run_totals.selected, run_totals.totals, run_totals.step_time
+  selected, totals, step_time = run_totals.selected, run_totals.totals, run_totals.mean_step
   ranks, size = len(totals.present), max(1, selected.size)
   eligible = totals.present >= max(1, selected.size / 2)
   arrival = ratio(totals.lateness.sum(axis=0), totals.block_steps)
@@ -93,13 +109,11 @@ def find_late(run_totals: RunTotals) -> Lateness:
                         for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
-    nothing, nobody = np.full(ranks, np.nan), np.empty(0, np.int64)
-    none = WaitedFor(np.zeros_like(earliness), 0.0, np.zeros(selected.blocks))
+    nothing, every = np.full(ranks, np.nan), WaitedFor(earliness, 0.0, waiting)
     return Lateness(
-        mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing, late=nobody,
-        typical=np.flatnonzero(eligible), persistent=none.by_collective,
-        random=earliness, episodes=(), held=none, gaps=0.0,
-        random_by_block=waiting, blocks=blocks)
+        mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing,
+        late=np.empty(0, np.int64), typical=np.flatnonzero(eligible), episodes=(),
+        persistent=every.of_nobody, intermittent=every, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
@@ -108,19 +122,18 @@ def find_late(run_totals: RunTotals) -> Lateness:
   for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
     changes[rank] = points
   # a rank later than the others on average for a few long gaps is not late
-  every = find_episodes(blocks, changes, selected.size)
-  episodes = tuple(e for e in every if not _pauses(run_totals, blocks, e))
+  episodes = tuple(e for e in find_episodes(blocks, changes, selected.size)
+                   if not _pauses(run_totals, blocks, e))
   late = np.array(costliest_first(episodes), np.int64)
   held = attributed_wait(totals, selected, episodes)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
-  random = earliness - held.by_collective
+  left = earliness - held.by_collective
   return Lateness(
       mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
       persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
-      typical=blocks.typical(0, selected.blocks), persistent=held.by_collective,
-      random=random, episodes=episodes, held=held,
-      gaps=min(gaps, float(random.sum())),
-      random_by_block=waiting - held.by_block, blocks=blocks)
+      typical=blocks.typical(0, selected.blocks), episodes=episodes, persistent=held,
+      intermittent=WaitedFor(left, min(gaps, float(left.sum())), waiting - held.by_block),
+      blocks=blocks)
 
 
 def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
@@ -156,7 +169,7 @@ def attributed_wait(totals: Totals, selected: SelectedSteps,
   by_collective, each_block, for_gaps = np.zeros(slots), np.zeros(selected.blocks), 0.0
   edges = sorted({edge for e in episodes for edge in (e.begin, e.end)})
   earliness = np.stack([selected.sums(row) for row in totals.earliness])
-  steps = np.bincount(selected.block[selected.mask], minlength=selected.blocks)
+  steps = selected.number
   for begin, end in zip(edges[:-1], edges[1:], strict=True):
     own = sorted({e.rank for e in episodes if e.begin <= begin and e.end >= end})
     number = int(steps[begin:end].sum())

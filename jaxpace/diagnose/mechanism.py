@@ -43,7 +43,7 @@ def of_lateness(case: EvidenceInputs, process: int, begin: int, end: int, latene
   Returns:
     A sentence for each cause, whose code is its kind; none of a lateness that is next to nothing.
   """
-  if not lateness >= LEAST * case.step_time:
+  if not lateness >= LEAST * case.mean_step:
     return []
   return [*_columns(case, process, begin, end, lateness, gap),
           *_samples(case, process, begin, end, lateness)]
@@ -142,7 +142,7 @@ def held_by_causes(case: EvidenceInputs) -> np.ndarray | None:
       own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
       of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
       held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
-  return held if held.max(initial=0.0) >= SHOWS / 2 * case.step_time else None
+  return held if held.max(initial=0.0) >= SHOWS / 2 * case.mean_step else None
 
 
 def strikes(case: EvidenceInputs) -> dict[int, int]:
@@ -153,7 +153,7 @@ def strikes(case: EvidenceInputs) -> dict[int, int]:
   if own:
     together = np.stack(own).sum(axis=0)
     beyond = together - np.median(together, axis=1, keepdims=True)
-    long = beyond[beyond >= COSTLY * case.step_time]
+    long = beyond[beyond >= COSTLY * case.mean_step]
     number = (beyond >= (0.5 * np.median(long) if long.size else np.inf)).sum(axis=1)
     found.update(zip(causes.processes.tolist(), number.tolist(), strict=True))
   return found
@@ -182,7 +182,7 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
     values = causes.columns[name][rows][:, case.selected.mask].astype(np.float64)
     values = np.where(np.isfinite(values), values, 0.0)
     held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
-    if held >= PART * pause or held >= SHOWS * case.step_time:
+    if held >= PART * pause or held >= SHOWS * case.mean_step:
       struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
       part = min(held / pause, 1.0)

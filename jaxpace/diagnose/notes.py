@@ -18,7 +18,7 @@ from jaxpace.diagnose.codes import (
   percent,
   some_ranks,
 )
-from jaxpace.diagnose.diagnosis import Facts
+from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
@@ -36,7 +36,7 @@ from jaxpace.runs.run import Run
 _WAITING = {"compute": "longer compute", "runtime": "longer gaps between steps", "pacing": "delays"}
 
 
-def notes_on(facts: Facts, fabric: MeasuredFabric | None = None) -> tuple[Sentence, ...]:
+def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Sentence, ...]:
   """Sentences on how the numbers came about; the reader's own problems are the run's.
 
   Args:
@@ -66,7 +66,7 @@ def notes_on(facts: Facts, fabric: MeasuredFabric | None = None) -> tuple[Senten
         f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are "
         "detailed, with a row for each collective: shares, waits and what-if are of these. Step "
         "times, how late each rank is and since when are of all."))
-  uncounted = facts.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
+  uncounted = facts.selected.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
   if facts.step_time and uncounted > 1:
     notes.append(Sentence(Note.UNMEASURED,
         f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, "
@@ -115,7 +115,7 @@ def _waited(run: Run, step: int) -> float:
   return float(np.nanmax(found.waiting_compute + found.waiting_runtime + found.waiting_pacing))
 
 
-def _measured(facts: Facts) -> list[Sentence]:
+def _measured(facts: Diagnosis) -> list[Sentence]:
   run, totals = facts.run, facts.totals
   notes: list[Sentence] = []
   assert facts.step_time is not None
@@ -162,7 +162,7 @@ def _measured(facts: Facts) -> list[Sentence]:
   return notes
 
 
-def _slow_for_good(facts: Facts) -> list[Sentence]:
+def _slow_for_good(facts: Diagnosis) -> list[Sentence]:
   """What helps where ranks compute longer up to the end of the run, and what it would save: another
   host, or less of the work."""
   shared, mended = facts.work_shared, facts.without_late or next(
@@ -191,7 +191,7 @@ def _step(alternative: Alternative) -> str:
           "fast")
 
 
-def _groups(facts: Facts) -> list[Sentence]:
+def _groups(facts: Diagnosis) -> list[Sentence]:
   """Who never meets whom, and what stages mean."""
   run = facts.run
   notes: list[Sentence] = []

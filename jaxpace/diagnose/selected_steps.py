@@ -45,6 +45,21 @@ class SelectedSteps(NamedTuple):
   def size(self) -> int:
     return int(self.mask.sum())
 
+  @property
+  def number(self) -> np.ndarray:
+    """[B] steps of each block."""
+    return np.bincount(self.block[self.mask], minlength=self.blocks)
+
+  def divided(self, most: int) -> SelectedSteps:
+    """The same in so many blocks, or one for each step where there are no more of them."""
+    blocks = min(self.size, most)
+    return self._replace(block=_even_blocks(self.mask, blocks), blocks=blocks)
+
+  def spans(self, run: Run) -> tuple[np.ndarray, np.ndarray]:
+    """[B] numbers of the first and the last step of each block."""
+    steps, end = run.steps[self.mask], np.cumsum(self.number)
+    return steps[end - self.number], steps[end - 1]
+
   def first_step(self, run: Run, block: int) -> int:
     """Number of the first step of a block."""
     return int(run.steps[int(np.flatnonzero(self.block == block)[0])])
@@ -171,9 +186,17 @@ def count_steps(run: Run) -> SelectedSteps:
     of_all = mask, counted
     mask = mask[_places(run)]
   blocks = int(np.clip(mask.sum() // 5, 1, MAX_BLOCKS))
+  return SelectedSteps(mask, left_out, _even_blocks(mask, blocks), blocks, left_out[:0], 0,
+                       impossible, *of_all)
+
+
+def _even_blocks(mask: np.ndarray, blocks: int) -> np.ndarray:
+  """[K] int32, blocks of as many counted steps each as the others, by one at most; -1 for a step
+  that doesn't count."""
+  size = int(mask.sum())
   block = np.full(len(mask), -1, np.int32)
-  block[mask] = np.arange(int(mask.sum())) * blocks // max(1, int(mask.sum()))
-  return SelectedSteps(mask, left_out, block, blocks, left_out[:0], 0, impossible, *of_all)
+  block[mask] = np.arange(size) * blocks // max(1, size)
+  return block
 
 
 def _warmup(run: Run, every: AllSteps, times: np.ndarray, known: np.ndarray) -> np.ndarray:

@@ -184,7 +184,7 @@ def whose(case: EvidenceInputs, busy: BusyConnections,
   top, rest = known[order[0]], [known[p] for p in order[1:]]
   longest = np.where(np.isfinite(windows), windows, -1.0).argmax(axis=0)
   often = float((longest == busy.processes.index(order[0])).mean())
-  slow = (often >= MOST and top - float(np.median(rest)) >= SHOWS * case.step_time
+  slow = (often >= MOST and top - float(np.median(rest)) >= SHOWS * case.mean_step
           and _stands_out([top, *rest]))
   return BusyLinks(known, (order[0],) if slow else (), 1 - rest[-1] / top if slow else 0.0,
                    rest[-1] >= MOST * top)

@@ -88,7 +88,19 @@ class RunTotals:
   run: Run
   selected: SelectedSteps
   totals: Totals
-  step_time: float  # mean, s; NaN where no step is selected
+  mean_step: float  # of the detailed steps, s; NaN where no step is selected
+
+  @property
+  def steps(self) -> np.ndarray:
+    """[n] s that the steps that count take, those included of which only totals are known."""
+    times: np.ndarray = self.totals.per_step["step"][self.selected.mask]
+    every = self.selected.times_in_all
+    return times if every is None or not times.size or not every.size else every
+
+  @property
+  def counted(self) -> int:
+    """Steps that count."""
+    return len(self.steps)
 
 
 def undelayed(work: StepTimes) -> np.ndarray:

@@ -15,7 +15,7 @@ from jaxpace.diagnose.codes import (
   percent,
   some_ranks,
 )
-from jaxpace.diagnose.diagnosis import Facts
+from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
@@ -27,7 +27,7 @@ from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import PAUSES
 
 
-def verdict_on(facts: Facts) -> Sentence:
+def verdict_on(facts: Diagnosis) -> Sentence:
   """Says what to do about the costliest finding, or that there is none; clears no rank that it
   can't see."""
   if missing := unrecorded(facts.run):
@@ -49,12 +49,12 @@ def verdict_on(facts: Facts) -> Sentence:
   return Sentence(Verdict.UNSEEN_RANKS, f"{hidden} {others}: {_lower(said)}")
 
 
-def _on_those_seen(facts: Facts) -> Sentence:
-  run, step_time = facts.run, facts.step_time
+def _on_those_seen(facts: Diagnosis) -> Sentence:
+  run, step_time, earliness = facts.run, facts.step_time, facts.lateness.earliness
   if step_time is None:
     return Sentence(Verdict.NO_STEPS,
-        f"Nothing to judge: {plural(facts.recorded, 'step')} recorded, and none of them has a "
-        "recorded step before it to measure from. Let the job run on.")
+        f"Nothing to judge: {plural(facts.selected.recorded, 'step')} recorded, and none of them "
+        "has a recorded step before it to measure from. Let the job run on.")
   if facts.findings:
     return _found(facts)
   if facts.inconclusive:
@@ -70,7 +70,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
   if facts.selected.size < MIN_STEPS:
     return Sentence(Verdict.TOO_FEW_STEPS,
         f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far "
-        f"waiting for late ranks takes {100 * facts.earliness / step_time.mean:.1f} % of the step.")
+        f"waiting for late ranks takes {100 * earliness / step_time.mean:.1f} % of the step.")
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
@@ -84,7 +84,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
   if facts.doubt:
     return Sentence(Verdict.DOUBT,
         f"The run does not show whether a rank is late: {facts.doubt}, and waiting takes "
-        f"{percent(facts.earliness / step_time.mean)} of the step; see the notes.")
+        f"{percent(earliness / step_time.mean)} of the step; see the notes.")
   pauses = few_pauses(facts)
   if pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
@@ -99,7 +99,7 @@ def _on_those_seen(facts: Facts) -> Sentence:
         f"({percent(unnamed.share)} of the time) {where}: see the "
         f"notes.{f' {lasting}' if lasting else ''}")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
-             f"{100 * facts.earliness / step_time.mean:.1f} % of the step")
+             f"{100 * earliness / step_time.mean:.1f} % of the step")
   if lasting:
     return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
   return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(facts)}")
@@ -114,7 +114,7 @@ def _paused(pauses: FewPauses, counted: int) -> str:
           f"often such a pause comes does not show in {plural(counted, 'step')}.")
 
 
-def _lasting(facts: Facts) -> Sentence | None:
+def _lasting(facts: Diagnosis) -> Sentence | None:
   """What takes `COSTLY` of the step and is no finding: data that all wait for, transfers that take
   longer than their best.
 
@@ -152,7 +152,7 @@ def saving(after: Alternative) -> float:
   return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
 
 
-def _found(facts: Facts) -> Sentence:
+def _found(facts: Diagnosis) -> Sentence:
   said = _of_mode(facts, facts.findings[0])
   others = [f"{f.mode.replace('_', ' ')} {f'of {some_ranks(f.ranks)} ' if f.ranks else ''}"
             f"({100 * f.share:.0f} %)" for f in facts.findings[1:]]
@@ -163,13 +163,13 @@ def _found(facts: Facts) -> Sentence:
   return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(facts)} {said}")
 
 
-def _worth(facts: Facts, finding: Finding) -> float:
+def _worth(facts: Diagnosis, finding: Finding) -> float:
   """Part of the step that mending it would save."""
   after = mended(facts, finding)
   return max(finding.share, saving(after)) if after else finding.share
 
 
-def mended(facts: Facts, finding: Finding) -> Alternative | None:
+def mended(facts: Diagnosis, finding: Finding) -> Alternative | None:
   """The step without the ranks of a finding being late; None for other findings."""
   if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
     return None
@@ -177,7 +177,7 @@ def mended(facts: Facts, finding: Finding) -> Alternative | None:
   return (facts.without_late if everyone else None) or facts.without_rank.get(finding.ranks[0])
 
 
-def _of_mode(facts: Facts, finding: Finding) -> str:
+def _of_mode(facts: Diagnosis, finding: Finding) -> str:
   assert facts.step_time is not None
   cost = f"{milliseconds(finding.share * facts.step_time.mean)} ({100 * finding.share:.0f} % of it)"
   subject = _subject(finding)
@@ -207,7 +207,7 @@ def _subject(finding: Finding) -> str:
   return some_ranks(finding.ranks) + (f" on {hosts}" if hosts else "")
 
 
-def _persistent(facts: Facts, finding: Finding) -> str:
+def _persistent(facts: Diagnosis, finding: Finding) -> str:
   ranks, lateness = list(finding.ranks), facts.lateness
   after = mended(facts, finding)
   assert facts.step_time is not None and after is not None
@@ -223,7 +223,7 @@ def _persistent(facts: Facts, finding: Finding) -> str:
           f"{spell(finding.first_step, finding.last_step)}, {saved}")
 
 
-def _largest(facts: Facts) -> str:
+def _largest(facts: Diagnosis) -> str:
   """Where most of the step goes."""
   assert facts.shares is not None
   name, share = max(facts.shares.items(), key=lambda entry: entry[1])
@@ -254,7 +254,7 @@ class FewPauses(NamedTuple):
   steps: np.ndarray  # numbers of the steps with a long one
 
 
-def few_pauses(facts: Facts) -> list[FewPauses]:
+def few_pauses(facts: Diagnosis) -> list[FewPauses]:
   """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
 
   A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
@@ -300,13 +300,13 @@ class Unnamed(NamedTuple):
   often: float = 0.0  # share of the steps in which it is last
 
 
-def unnamed_waiting(facts: Facts) -> Unnamed | None:
+def unnamed_waiting(facts: Diagnosis) -> Unnamed | None:
   """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can
   be judged."""
   run, selected, step_time = facts.run, facts.selected, facts.step_time
   if (step_time is None or facts.findings or not run.collectives or run.ranks < 2
       or selected.size < MIN_STEPS
-      or facts.earliness < COSTLY * step_time.mean):
+      or facts.lateness.earliness < COSTLY * step_time.mean):
     return None
   whole = np.where(selected.mask, np.nan_to_num(facts.totals.earliness.sum(axis=0)), 0.0)
   order = np.argsort(-whole, kind="stable")
@@ -316,5 +316,5 @@ def unnamed_waiting(facts: Facts) -> Unnamed | None:
   rank = int(totals.blame.argmax())
   often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
   most = (few or often >= MOST) and totals.blame[rank] >= MOST * totals.blame.sum()
-  return Unnamed(facts.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
+  return Unnamed(facts.lateness.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
                  rank if most else None, often)

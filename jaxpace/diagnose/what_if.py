@@ -63,10 +63,11 @@ class Without(NamedTuple):
   """No delay costs anything: L = max(A + d) - max(A) is taken out."""
 
 
-def alternative(step_time: float, saved: float) -> Alternative:
-  """The step with `saved` seconds of `step_time` taken out: speedup 1 / (1 - saved / step_time)."""
+def alternative(step_time: float, saved: float, scale: float = 1.0) -> Alternative:
+  """The step with `saved` seconds of `step_time` taken out: speedup 1 / (1 - saved / step_time); of
+  steps that take `scale` times as long, and would be as many times as quick."""
   left = max(step_time - saved, 0.0)
-  return Alternative(left, step_time / left if left > 0 else float("inf"))
+  return Alternative(left * scale, step_time / left if left > 0 else float("inf"))
 
 
 def saved(run: Run, selected: SelectedSteps, floor: Floor | None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from jaxpace.diagnose.codes import Evidence, codes, hosts_of
 from jaxpace.diagnose.floor import Floor
@@ -17,14 +17,13 @@ from jaxpace.diagnose.modes.inputs import (
   PERSISTENT,
   EvidenceInputs,
   Finding,
+  Reasons,
 )
 from jaxpace.diagnose.phases import measures_pauses
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.files import UserError
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run, RunError
-
-_Step = TypeVar("_Step", Alternative, Alternative | None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,20 +45,6 @@ class Worth:
   asked: tuple[tuple[str, Alternative], ...] = ()
   """What the caller asked to take out, in their words."""
 
-  def scaled(self, factor: float) -> Worth:
-    """Of steps that take that many times as long, and would be as many times as quick."""
-
-    def of(one: _Step) -> _Step:
-      return one and one._replace(step_time=one.step_time * factor)
-
-    return Worth(
-        no_skew=of(self.no_skew), no_contention=of(self.no_contention),
-        without_rank={rank: of(one) for rank, one in self.without_rank.items()},
-        without_late=of(self.without_late),
-        without_host={host: of(one) for host, one in self.without_host.items()},
-        no_runtime_jitter=of(self.no_runtime_jitter), work_shared=of(self.work_shared),
-        asked=tuple((text, of(one)) for text, one in self.asked))
-
 
 def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   """The late ranks, if a finding is about them."""
@@ -67,25 +52,26 @@ def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   return case.lateness.late.tolist() if modes & {PERSISTENT, LOCALITY} else []
 
 
-def worth(case: EvidenceInputs, findings: Sequence[Finding], asked: Sequence[WhatIfRequest],
-          inconclusive: bool) -> Worth:
+def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
   """Replays the run without what is worth asking for, and without what was asked for.
 
   Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of
   the step.
 
+  Where timestamps don't tell who is last a step without skew is not known.
+
   Args:
-    case: the run.
-    findings: in it.
+    case: the run, and what is wrong with it.
     asked: what else is to be taken out.
-    inconclusive: whether timestamps don't tell who is last: then a step without skew is not known.
 
   Raises:
     RunError: the run holds nothing of what was asked to be taken out.
   """
   if not case.selected.size:
     return Worth()
-  run, mean, late = case.run, case.step_time, named(case, findings)
+  run, mean, findings, late = case.run, case.mean_step, case.findings, named(case, case.findings)
+  # the steps that are replayed are detailed, those that count need not be
+  scale = float(case.steps.mean()) / mean
   modes = {finding.mode for finding in findings}
   direct = case.totals.groups is None or bool(case.totals.groups.found.direct.all())
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
@@ -109,15 +95,14 @@ def worth(case: EvidenceInputs, findings: Sequence[Finding], asked: Sequence[Wha
   def after(what: Any, also: float = 0.0) -> Alternative:
     also += (0.0 if without[what].contention
              else _slow_with(case, findings, without[what].ranks))
-    return alternative(mean, seconds[what] + also)
+    return alternative(mean, seconds[what] + also, scale)
 
   def known(what: str) -> Alternative | None:
     return after(what) if what in without else None
 
-  earliness = float(case.lateness.persistent.sum() + case.lateness.random.sum())
   return Worth(
-      no_skew=None if inconclusive and not late
-      else alternative(mean, earliness if direct else seconds["skew"]),
+      no_skew=None if case.inconclusive and not late
+      else alternative(mean, case.lateness.earliness if direct else seconds["skew"], scale),
       no_contention=after("contention"), without_rank={rank: after(rank) for rank in late},
       without_late=known("late"), without_host={host: after(("host", host)) for host in hosts},
       no_runtime_jitter=known("jitter"), work_shared=known("work"),
@@ -140,7 +125,7 @@ def saves_nothing(case: EvidenceInputs, ranks: Sequence[int], least: float) -> b
   if not ranks:
     return False
   seconds = saved(case.run, case.selected, case.floor, [Without(ranks=tuple(ranks))])[0]
-  return bool(seconds < least * case.step_time)
+  return bool(seconds < least * case.mean_step)
 
 
 # What a user asks to be taken out of a run: "rank:3,host:b,jitter", read and found in the run.

@@ -78,8 +78,8 @@ def _header(diagnosis: Diagnosis) -> Text:
   facts = [plural(run.ranks_in_all, "rank"), plural(processes, "process", "processes")]
   if hosts:
     facts.append(plural(len(hosts), "host"))
-  steps = plural(diagnosis.recorded, "step")
-  if diagnosis.counted != diagnosis.recorded:
+  steps = plural(diagnosis.selected.recorded, "step")
+  if diagnosis.counted != diagnosis.selected.recorded:
     steps += f" ({diagnosis.counted:,} counted)"
   if diagnosis.counted != diagnosis.selected.size:
     steps += f", {diagnosis.selected.size:,} detailed"

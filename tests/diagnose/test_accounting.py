@@ -159,7 +159,7 @@ def test_shares_sum_to_one_and_waiting_splits_by_finding(run):
   assert tuple(diagnosis.shares) == SHARES
   assert sum(diagnosis.shares.values()) == pytest.approx(1.0, abs=1e-9)
   earliness = np.nansum(diagnosis.totals.earliness[:, diagnosis.selected.mask], axis=0).mean()
-  parts = diagnosis.lateness.persistent.sum() + diagnosis.lateness.random.sum()
+  parts = diagnosis.lateness.earliness
   assert parts == pytest.approx(earliness, abs=1e-12)
   assert (diagnosis.totals.blame.sum()
           == pytest.approx(earliness * diagnosis.selected.size, abs=1e-12))

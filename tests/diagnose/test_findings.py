@@ -111,7 +111,7 @@ def test_findings_are_disjoint(diagnosed):
   for diagnosis, _ in diagnosed.values():
     share = {f.mode: f.share for f in diagnosis.findings}
     late = share.get(PERSISTENT, 0) + share.get(AMPLIFICATION, 0) + share.get(LOCALITY, 0)
-    assert late <= diagnosis.earliness / diagnosis.step_time.mean + 1e-9
+    assert late <= diagnosis.lateness.earliness / diagnosis.step_time.mean + 1e-9
     assert share.get(CONTENTION, 0) <= diagnosis.shares["contention"] + 1e-9
     assert sum(share.values()) <= 1 - diagnosis.shares["compute"] + 1e-9
 
@@ -273,9 +273,9 @@ def test_a_gap_that_is_long_in_every_step_is_no_jitter():
   found = {f.mode: f for f in diagnosis.findings}
   assert JITTER not in found
   assert (found[PERSISTENT].ranks, found[PERSISTENT].causes) == ((2,), ("data",))
-  waiting = diagnosis.lateness.random.sum()
+  waiting = diagnosis.lateness.intermittent.seconds
   assert waiting > 0.02 * means(truth)[1]
-  assert diagnosis.lateness.gaps < 0.5 * waiting
+  assert diagnosis.lateness.intermittent.for_gaps < 0.5 * waiting
 
 
 def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():

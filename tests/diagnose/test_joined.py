@@ -91,9 +91,9 @@ def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kin
   ragged = (random.random(shape) < 0.01) * 12e6
   enter, leave = barrier(truth.busy[0] + (more + ragged).astype(np.int64), truth.transfer[0])
   diagnosis = diagnose(make_run(enter, leave, gap=truth.gap + ragged))
-  turns, step = float(diagnosis.lateness.random.sum()), diagnosis.step_time.mean
+  turns, step = float(diagnosis.lateness.intermittent.seconds), diagnosis.step_time.mean
   # neither work nor gaps alone
-  assert turns >= 0.05 * step and turns - diagnosis.lateness.gaps < 0.05 * step
+  assert turns >= 0.05 * step and turns - diagnosis.lateness.intermittent.for_gaps < 0.05 * step
   assert {f.mode for f in diagnosis.findings} == ({AMPLIFICATION} if kind == "uneven" else set())
 
 

@@ -153,7 +153,8 @@ def test_the_json_says_where(tmp_path):
   waits = document["waits"]
   assert ([row["waiting"] for row in waits] == sorted((row["waiting"] for row in waits),
                                                       reverse=True))
-  assert sum(row["waiting"] for row in waits) == pytest.approx(diagnosis.earliness, rel=1e-9)
+  assert (sum(row["waiting"] for row in waits)
+          == pytest.approx(diagnosis.lateness.earliness, rel=1e-9))
   assert sum(row["turns"] for row in waits) == len(document["collectives"])
   row = next(row for row in waits if row["collective"] == "all-gather.0")
   assert (row["worst_turn"]["loops"] == [["while.0", 2, 4]]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.diagnose import series as document
 from jaxpace.diagnose import step_times
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
@@ -17,10 +18,7 @@ from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.forecast.forecast import forecast
 from jaxpace.diagnose.forecast.sample import take_sample
 from jaxpace.diagnose.pacing import measured
-from jaxpace.diagnose.series import series_json as document
-from jaxpace.diagnose.series import skew_map
-from jaxpace.diagnose.series.series_json import distribution, where
-from jaxpace.diagnose.series.skew_map import Columns
+from jaxpace.diagnose.series import distribution, skew_map, where
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from tests.diagnose.traces import barrier, make_run
@@ -52,7 +50,6 @@ def narrow(monkeypatch):
   wholly known."""
   monkeypatch.setattr(step_times, "CELLS", 6 * 40)
   monkeypatch.setattr(document, "MOST_COLUMNS", 7)
-  monkeypatch.setattr(skew_map, "MOST_COLUMNS", 7)
 
 
 def arrivals(run):
@@ -91,18 +88,17 @@ def test_columns_hold_every_counted_step_once_and_are_even(size, most, data):
     return
   run = make_run(*barrier(np.full((2, size), 1000), 10), steps=np.arange(size) * 3)
   selected = diagnose(run).selected._replace(mask=mask)
-  made = Columns.over(run, selected, most)
-  steps = run.steps[mask]
-  assert made.size == min(len(steps), most) and made.number.sum() == len(steps)
+  made = selected.divided(most)
+  steps, (first, last) = run.steps[mask], made.spans(run)
+  assert made.blocks == min(len(steps), most) and made.number.sum() == len(steps)
   assert made.number.max() - made.number.min() <= 1
   begin = 0
   values = np.sin(np.arange(size))
-  low, high = made.extremes(values)
+  means = made.means(values)
   for i, number in enumerate(made.number.tolist()):
     own = np.flatnonzero(mask)[begin:begin + number]
-    assert (made.first[i], made.last[i]) == (steps[begin], steps[begin + number - 1])
-    assert made.mean(values)[i] == pytest.approx(values[own].mean())
-    assert (low[i], high[i]) == (values[own].min(), values[own].max())
+    assert (first[i], last[i]) == (steps[begin], steps[begin + number - 1])
+    assert means[i] == pytest.approx(values[own].mean())
     begin += number
 
 
@@ -124,8 +120,8 @@ def test_over_time_adds_up_to_the_report(diagnosis, narrow):
 
 
 def test_the_map_is_what_plain_loops_find(diagnosis, narrow):
-  found, expected = skew_map.skew_map(diagnosis), late(diagnosis.run)
-  column = skew_map.Columns.over(diagnosis.run, diagnosis.selected, 7).column
+  found, expected = skew_map(diagnosis), late(diagnosis.run)
+  column = diagnosis.selected.divided(7).block
   mean, most = np.array(found["mean"]) * found["unit"], np.array(found["most"]) * found["unit"]
   assert mean.shape == most.shape == (6, 7)
   for i in range(7):
@@ -137,7 +133,7 @@ def test_the_map_is_what_plain_loops_find(diagnosis, narrow):
 
 
 def test_short_runs_have_a_column_for_every_step(diagnosis):
-  found, expected = skew_map.skew_map(diagnosis), late(diagnosis.run)
+  found, expected = skew_map(diagnosis), late(diagnosis.run)
   assert found["most"] is None and set(found["columns"]["number"]) == {1}
   at = np.searchsorted(diagnosis.run.steps, found["columns"]["first"])
   np.testing.assert_allclose(np.array(found["mean"]) * found["unit"], expected[:, at],
@@ -153,7 +149,7 @@ def test_what_was_not_recorded_is_null(monkeypatch):
   delay = np.zeros((5, 60))
   delay[0] = 2_000_000
   run = make_run(enter, leave, delay=delay)
-  found = skew_map.skew_map(diagnose(run))
+  found = skew_map(diagnose(run))
   unit = found["unit"]
   by_step = dict(zip(found["columns"]["first"], zip(*found["mean"], strict=True), strict=True))
   assert (by_step[30][1] is None and by_step[20][1] is None and by_step[40][1] is None
@@ -161,8 +157,8 @@ def test_what_was_not_recorded_is_null(monkeypatch):
   # Rank 0's delay is taken out: it was ready 2 ms before it came.
   assert by_step[50][0] * unit == pytest.approx(-2e-3, abs=unit)
   assert [by_step[k][3] * unit for k in (30, 50)] == pytest.approx([4e-3, 4e-3], abs=unit)
-  monkeypatch.setattr(skew_map, "MOST_ROWS", 2)
-  grouped = skew_map.skew_map(diagnose(run))
+  monkeypatch.setattr(document, "MOST_ROWS", 2)
+  grouped = skew_map(diagnose(run))
   assert grouped["rows"] == {"first": [0, 3], "last": [2, 4]}
   rows = np.array([[x if x is not None else -10**9 for x in row] for row in found["mean"]])
   assert (grouped["mean"][1] == rows[3:].max(axis=0).tolist()
@@ -171,7 +167,7 @@ def test_what_was_not_recorded_is_null(monkeypatch):
 
 def test_nobody_is_compared_where_there_is_one_rank_or_no_collective():
   run = make_run(*barrier(np.full((1, 60), 1000), 10))
-  assert skew_map.skew_map(diagnose(run)) is None
+  assert skew_map(diagnose(run)) is None
   whole = document.series(diagnose(run))
   assert whole["skew"] is None and whole["forecast"]["silent"] and whole["over_time"]
 

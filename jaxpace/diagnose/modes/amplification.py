@@ -25,10 +25,10 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
     suspected: by which it is judged whether that is much.
   """
   run, totals, lateness = case.run, case.totals, case.lateness
-  by_block = (lateness.random_by_block
-              - (case.selected.means(totals.waiting_gap) - lateness.held.for_gaps))
+  by_block = (lateness.intermittent.by_block
+              - (case.selected.means(totals.waiting_gap) - lateness.persistent.for_gaps))
   begin, end = _stretch(case)
-  if suspected < COSTLY * case.step_time and (begin, end) == (0, case.selected.blocks):
+  if suspected < COSTLY * case.mean_step and (begin, end) == (0, case.selected.blocks):
     return None
   whole = totals.earliness.sum(axis=0)
   whole = np.sort(whole[np.isfinite(whole)])
@@ -83,7 +83,7 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
               "chances to wait.")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
-      mode=AMPLIFICATION, share=seconds / case.step_time, confidence=sure, ranks=alone, hosts=hosts,
+      mode=AMPLIFICATION, share=seconds / case.mean_step, confidence=sure, ranks=alone, hosts=hosts,
       evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
 
 
@@ -92,7 +92,7 @@ def _stopping(case: EvidenceInputs) -> int | None:
   totals = case.totals
   rank = int(totals.blame.argmax())
   whole = np.where(case.selected.mask, np.nan_to_num(totals.earliness.sum(axis=0)), 0.0)
-  stops = int(((whole >= PART * case.step_time) & (totals.last_rank == rank)).sum())
+  stops = int(((whole >= PART * case.mean_step) & (totals.last_rank == rank)).sum())
   alone = stops >= OFTEN and totals.blame[rank] >= NEARLY_ALL * totals.blame.sum()
   return rank if alone else None
 
@@ -144,7 +144,7 @@ def everyday(case: EvidenceInputs) -> float:
   """Seconds that the median step waits for ranks that compute longer intermittently."""
   selected = case.selected
   waiting = (_for_work(case)[selected.mask]
-             - case.lateness.held.by_block[selected.block[selected.mask]])
+             - case.lateness.persistent.by_block[selected.block[selected.mask]])
   waiting = waiting[np.isfinite(waiting)]
   return float(np.median(waiting)) if waiting.size else 0.0
 
@@ -165,7 +165,7 @@ def _stretch(case: EvidenceInputs) -> tuple[int, int]:
   spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
            if np.isfinite(by_block[b:e]).any()]
   level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
-  high = (level >= COSTLY * case.step_time) & (level >= TWICE * level.min(initial=np.inf))
+  high = (level >= COSTLY * case.mean_step) & (level >= TWICE * level.min(initial=np.inf))
   at = np.flatnonzero(high)
   if not at.size or high.all():
     return whole

@@ -87,7 +87,7 @@ def _stretch(case: EvidenceInputs, transfer: np.ndarray,
   inside, outside = (_known_in(case, transfer, own) for own in (those, others))
   if not outside.size:
     return None
-  if np.median(inside) - np.median(outside) < SHOWS * case.step_time:
+  if np.median(inside) - np.median(outside) < SHOWS * case.mean_step:
     return None
   nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
   most = np.median(inside) >= np.quantile(outside, 0.9)
@@ -108,7 +108,7 @@ def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, slow: list[tuple[in
   if not inside.size or not outside.size:
     return None
   if (inside.size < min(MIN_STEPS, selected.size / 3)
-      or float(inside.mean() - outside.mean()) < SHOWS * case.step_time):
+      or float(inside.mean() - outside.mean()) < SHOWS * case.mean_step):
     return None
   begin, end = _longest(slow)
   seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
@@ -163,7 +163,7 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
     least = TWICE * low if slower else _CROWDED * low
     # On one host there is no network to be crowded: transfers that vary this much wait for
     # processors or memory.
-    crowded = (middle >= least and middle - low >= SHOWS * case.step_time
+    crowded = (middle >= least and middle - low >= SHOWS * case.mean_step
                and not tcp.on_one_host(case))
   # Processes that wait for a processor make transfers long as well.
   if crowded and (slower is True or slower is None and not crowded_processors(case)):
@@ -254,7 +254,7 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   processes, sentences = _probed(case, slow)
   evidence += sentences
   hosts = hosts_of_processes(run, processes)
-  share = slow.seconds / case.step_time
+  share = slow.seconds / case.mean_step
   advice = (
       f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic "
       "on it."
@@ -288,7 +288,7 @@ def _probed(case: EvidenceInputs, slow: SlowTransfers) -> tuple[tuple[int, ...],
 def _crowded(case: EvidenceInputs, slow: SlowTransfers) -> bool:
   busy = slow.links.busy
   return (len(busy) > 2 and slow.links.everywhere
-          and min(busy.values()) >= SHOWS * case.step_time)
+          and min(busy.values()) >= SHOWS * case.mean_step)
 
 
 def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:

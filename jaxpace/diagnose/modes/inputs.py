@@ -75,3 +75,15 @@ class EvidenceInputs(RunTotals):
     """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
     them apart."""
     return self.transfer + self.totals.per_step["spread"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Reasons(EvidenceInputs):
+  """The same with what is wrong, and why; `lateness` names whom the findings blame."""
+
+  findings: tuple[Finding, ...] = ()
+  doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
+  on_sampling: tuple[Sentence, ...] = ()  # notes on what such a run can't tell
+  inconclusive: str = ""  # why nobody can say who is late; empty where it can
+  # ranks of the job that nothing can be said of: too few of their rows are there
+  unseen: tuple[int, ...] = ()

@@ -37,7 +37,7 @@ class LongGaps:
     base = float((np.nan_to_num(usual) * present).sum())
     own = totals.per_step["runtime"] - base
     self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
-    self.waiting = case.lateness.gaps
+    self.waiting = case.lateness.intermittent.for_gaps
     self.by_block = case.selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
   @property
@@ -60,7 +60,7 @@ class LongGaps:
   def confidence(self) -> float:
     """That it is not the work of a few blocks: without the worst of them, and with the others cut
     to the next."""
-    beyond = merged(self.by_block - self.case.lateness.held.for_gaps,
+    beyond = merged(self.by_block - self.case.lateness.persistent.for_gaps,
                     self.case.totals.block_steps.sum(axis=0))
     beyond = beyond[np.isfinite(beyond)]
     return confidence(np.minimum(beyond, np.quantile(beyond, 1 - SELDOM))) if beyond.size else 0.0
@@ -102,7 +102,7 @@ class LongGaps:
     number: dict[int, int] = {}
     for rank in range(run.ranks):
       gaps = run.durations["gap"][rank, self.case.selected.mask].astype(np.float64)
-      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * self.case.step_time))
+      long = int(np.count_nonzero(np.nan_to_num(gaps) - usual[rank] >= PART * self.case.mean_step))
       process = int(run.process_of_rank[rank])
       number[process] = max(number.get(process, 0), long)
     most = max(number, key=lambda process: number[process])
@@ -136,7 +136,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
            else UNEXPLAINED)
   if not named and crowded_processors(case):
     return None
-  if seconds < least * case.step_time or pauses.confidence() < CONFIDENCE:
+  if seconds < least * case.mean_step or pauses.confidence() < CONFIDENCE:
     return None
   hosts = hosts_of(run, ranks)
   gap = case.phases.get("gap")
@@ -165,7 +165,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
         "take that long: logging, evaluation, or other load on the host's processors?"))
   causes = kinds(mechanisms)
   return Finding(
-      mode=JITTER, share=seconds / case.step_time, confidence=pauses.confidence(),
+      mode=JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),
       ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=_advice(causes),
       causes=causes)
 

@@ -43,7 +43,7 @@ def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> 
     episodes: when they are late.
     held: what the job waits for them.
   """
-  share = held.seconds / case.step_time
+  share = held.seconds / case.mean_step
   if not episodes or share < LEAST:
     return None
   run, late = case.run, costliest_first(episodes)
@@ -298,7 +298,7 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
       f"chance that is so once in {times:,}."))
   first, last = spell_of(case, episodes)
   return Finding(
-      mode=LOCALITY, share=held.seconds / case.step_time,
+      mode=LOCALITY, share=held.seconds / case.mean_step,
       confidence=min(e.confidence for e in episodes), ranks=tuple(ranks),
       hosts=hosts_of(case.run, ranks),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence),
@@ -311,7 +311,7 @@ def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   ranks = sorted(bad.ranks)
   head = (Sentence(Evidence.IN_PLACE,
       f"{_those(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
-      f"loses {milliseconds(slow.share * case.step_time)}."))
+      f"loses {milliseconds(slow.share * case.mean_step)}."))
   return dataclasses.replace(
       slow, mode=LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),

@@ -1,7 +1,8 @@
-"""All of the section `series`."""
+"""What changes over the run, as numbers to draw: the section `series` of the JSON report."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +14,14 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
 from jaxpace.diagnose.forecast.sample import take_sample
+from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnose.pacing import compare, effect_of
-from jaxpace.diagnose.selected_steps import step_times
-from jaxpace.diagnose.series.skew_map import MOST_COLUMNS, Columns, skew_map
-from jaxpace.diagnose.totals import PARTS
+from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
+from jaxpace.diagnose.step_times import StepTimes, busy, chunks
+from jaxpace.diagnose.totals import PARTS, lower_median, undelayed
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines
@@ -27,6 +29,12 @@ from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run, RunError, cut
 
 _DIGITS = 7
+MOST_ROWS = 1024
+MOST_COLUMNS = 512
+"""Columns of the charts over time, at most: a wide screen has twice as many pixels to spare."""
+MOST_CELLS = 1 << 18
+_UNITS = 500.0
+"""The cells that are late by most, but for a thousandth of them, are so many units late."""
 
 
 def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = None,
@@ -60,22 +68,114 @@ def series(diagnosis: Diagnosis, progress: Callable[[int, int], None] | None = N
 def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
   """Returns `columns`, `step_time` (mean, lowest and highest, seconds) and `shares` (of each
   column's steps)."""
-  columns = Columns.over(diagnosis.run, diagnosis.selected, MOST_COLUMNS)
+  columns = diagnosis.selected.divided(MOST_COLUMNS)
   totals, floor = diagnosis.totals, diagnosis.floor
-  means = {name: columns.mean(totals.per_step[name]) for name in PARTS}
-  quiet, contention = (columns.mean(floor.quiet.sum(axis=0)),
-                       columns.mean(floor.contention.sum(axis=0)))
+  means = {name: columns.means(totals.per_step[name]) for name in PARTS}
+  quiet, contention = (columns.means(floor.quiet.sum(axis=0)),
+                       columns.means(floor.contention.sum(axis=0)))
   shares = [shares_of({name: float(means[name][i]) for name in PARTS}, _known(quiet[i]),
                       _known(contention[i]))
-            for i in range(columns.size)]
-  low, high = columns.extremes(totals.per_step["step"])
-  return {"columns": columns.to_json(),
-          "step_time": {"mean": means["step"].tolist(), "low": low.tolist(), "high": high.tolist()},
+            for i in range(columns.blocks)]
+  steps, begin = totals.per_step["step"][columns.mask], np.cumsum(columns.number) - columns.number
+  low, high = (of.reduceat(steps, begin).tolist() for of in (np.minimum, np.maximum))
+  return {"columns": _spans(columns, diagnosis.run),
+          "step_time": {"mean": means["step"].tolist(), "low": low, "high": high},
           "shares": {name: [own[name] for own in shares] for name in SHARES}}
+
+
+def _spans(columns: SelectedSteps, run: Run) -> dict[str, Any]:
+  """The blocks of neighbouring steps that the columns of a chart stand for."""
+  first, last = columns.spans(run)
+  return {"first": first.tolist(), "last": last.tolist(), "number": columns.number.tolist()}
 
 
 def _known(value: np.floating[Any]) -> float:
   return float(value) if np.isfinite(value) else 0.0
+
+
+# How late each rank was over time: a map of ranks by columns of steps.
+
+def skew_map(diagnosis: Diagnosis,
+             progress: Callable[[int, int], None] | None = None) -> dict[str, Any] | None:
+  """Maps each rank's undelayed arrival, all collectives of a step together, less that step's median
+  rank's.
+
+  Of an even number of ranks the lower one of the two in the middle counts as the median, so that
+  half of the ranks may be late. Where there are more than 1,024 ranks, neighbours share a row,
+  which shows the latest of them.
+
+  Args:
+    diagnosis: the diagnosed run.
+    progress: called with the steps done and their number.
+
+  Returns:
+    `rows` (first and last rank of each), `columns`, `unit` in seconds, and by row and column whole
+    numbers of units, null where nothing is known: `mean` over the steps of a column, and `most`,
+    the rank's latest step in it, null as a whole where each column is one step. None where ranks
+    can't be compared.
+  """
+  run, selected = diagnosis.run, diagnosis.selected
+  if not run.collectives or run.ranks < 2 or not selected.size:
+    return None
+  together = -(-run.ranks // MOST_ROWS)
+  rows = np.arange(0, run.ranks, together)
+  columns = selected.divided(min(MOST_COLUMNS, max(MOST_CELLS // len(rows), 1)))
+  total = np.zeros((run.ranks, columns.blocks))
+  number = np.zeros((run.ranks, columns.blocks), np.int64)
+  most = np.full((run.ranks, columns.blocks), -np.inf)
+  joined = joined_ranks_of(run)
+  joined = np.zeros(run.ranks) if joined is None else joined
+  for part in chunks(run):
+    column = columns.block[part]
+    at = np.flatnonzero(column >= 0)
+    if at.size:
+      late = _late(busy(run, part), joined)[:, at]
+      begin = np.flatnonzero(np.diff(column[at], prepend=-1))
+      into = column[at][begin]
+      known = np.isfinite(late)
+      total[:, into] += np.add.reduceat(np.where(known, late, 0.0), begin, axis=1)
+      number[:, into] += np.add.reduceat(known, begin, axis=1, dtype=np.int64)
+      most[:, into] = np.maximum(most[:, into],
+                                 np.maximum.reduceat(np.where(known, late, -np.inf), begin, axis=1))
+    if progress:
+      progress(part.stop, len(run.steps))
+  mean = ratio(total, number, -np.inf)
+  mean, most = (np.maximum.reduceat(values, rows, axis=0) for values in (mean, most))
+  unit = _unit(most)
+  single = int(columns.number.max()) == 1
+  return {"rows": {"first": rows.tolist(),
+                   "last": (np.minimum(rows + together, run.ranks) - 1).tolist()},
+          "columns": _spans(columns, run), "unit": unit, "mean": _whole(mean, unit),
+          "most": None if single else _whole(most, unit)}
+
+
+def _late(work: StepTimes, joined: np.ndarray) -> np.ndarray:
+  """[R, k] arrival after that of the median of the ranks that are joined, seconds; NaN where the
+  rank's step is not known."""
+  late = undelayed(work).sum(axis=0)
+  for number in np.unique(joined):
+    late[joined == number] -= lower_median(late[joined == number])
+  return np.asarray(late)
+
+
+def _unit(values: np.ndarray) -> float:
+  """1, 2 or 5 times a power of ten, seconds: fine enough to show, coarse enough for short
+  numbers."""
+  size = np.abs(values[np.isfinite(values)])
+  large = float(np.quantile(size, 0.999)) if size.size else 0.0
+  least = max(large / _UNITS, 1e-7)
+  power = 10.0 ** math.floor(math.log10(least))
+  step = next(m for m in (1, 2, 5, 10) if m * power >= least * (1 - 1e-9))
+  return float(f"{step * power:.0e}")
+
+
+def _whole(values: np.ndarray, unit: float) -> list[list[int | None]]:
+  known = np.isfinite(values)
+  whole = np.rint(np.where(known, values, 0.0) / unit).astype(np.int64)
+  if known.all():
+    return whole.tolist()
+  return [[value if there else None for value, there in zip(row, own, strict=True)]
+          for row, own in zip(whole.tolist(), known.tolist(), strict=True)]
 
 
 # How step times are distributed, the tail by itself, and the longest steps.
@@ -129,10 +229,7 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
   """Returns `blocks` of steps (first and last), and of each finding what it cost in each, and the
   costliest stretch."""
   run, selected = diagnosis.run, diagnosis.selected
-  at = np.flatnonzero(selected.mask)
-  number = np.bincount(selected.block[at], minlength=selected.blocks)
-  end = np.cumsum(number)
-  first, last = run.steps[at[end - number]], run.steps[at[end - 1]]
+  number, (first, last) = selected.number, selected.spans(run)
   rows = []
   for finding in diagnosis.findings:
     cost = np.maximum(np.nan_to_num(_cost(diagnosis, finding)), 0.0)
@@ -147,8 +244,7 @@ def where(diagnosis: Diagnosis) -> dict[str, Any]:
     costliest = {"first_step": int(first[begin]), "last_step": int(last[stop - 1]), "cost": most}
     rows.append({"first_step": since, "last_step": until, "cost": cost.tolist(),
                  "costliest": costliest if stands_out else None})
-  return {"blocks": {"first": first.tolist(), "last": last.tolist(), "number": number.tolist()},
-          "findings": rows}
+  return {"blocks": _spans(selected, run), "findings": rows}
 
 
 def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
@@ -162,7 +258,7 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
                 [e._replace(begin=b, end=b + 1) for e in own
                  for b in range(e.begin, e.end)]).by_block
   if finding.mode == AMPLIFICATION:
-    return lateness.random_by_block
+    return lateness.intermittent.by_block
   if finding.mode == JITTER:
     return selected.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
   return selected.means(diagnosis.floor.contention.sum(axis=0))
