@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.codes import Evidence, Sentence, percent, some_ranks
-from jaxpace.diagnose.diagnosis import Diagnosis, step_time_of
+from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import (
@@ -39,6 +39,7 @@ from jaxpace.diagnose.selected_steps import (
   SelectedSteps,
   count_steps,
   is_possible,
+  step_time_of,
   without_unfinished,
 )
 from jaxpace.diagnose.totals import RunTotals, add_up

@@ -16,30 +16,13 @@ from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Reasons
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.phases import waiting_for_data
+from jaxpace.diagnose.selected_steps import StepTime
 from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING
 from jaxpace.hosts.locality.job import job_concerns
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-  """Statistics of the job's step time: the mean over ranks of exit to exit. Seconds."""
-
-  mean: float
-  median: float
-  p99: float
-  cv: float  # standard deviation over mean
-
-
-def step_time_of(steps: np.ndarray) -> StepTime:
-  """The statistics of some steps, seconds."""
-  mean = float(steps.mean())
-  return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
-                  float(steps.std()) / mean if mean > 0 else 0.0)
-
 
 _NO_WORDS_YET = Sentence(Verdict.NO_STEPS, "")
 
@@ -100,7 +83,7 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "clock": run.info.get("clock") or run.plan.get("clock"),
       "missing": _missing(diagnosis),
       "not_judged": list(diagnosis.unseen),
-      "step_time": vars(diagnosis.step_time) if diagnosis.step_time
+      "step_time": diagnosis.step_time._asdict() if diagnosis.step_time
       else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,

@@ -15,6 +15,21 @@ from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run
 
 
+class GuardEstimate(NamedTuple):
+  """What a guard itself said in the last step in which it wrote anything, of the pairs of blocks
+  since it last returned to pairs."""
+
+  on: bool | None  # whether it lets act; None where that isn't known, or no guard runs
+  effect: float | None  # (on - off) / off of the mean step; None until known
+  interval: tuple[float, float] | None
+  pairs: int
+
+  def to_json(self) -> dict[str, Any]:
+    """Plain values."""
+    return {"on": self.on, "effect": self.effect, "pairs": self.pairs,
+            "effect_interval": list(self.interval) if self.interval else None}
+
+
 @dataclasses.dataclass(frozen=True)
 class PacingEffect:
   """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with
@@ -24,11 +39,7 @@ class PacingEffect:
   # 95 %, holds however often it is looked at; None where there are too few pairs
   interval: tuple[float, float] | None
   pairs: int
-  on: bool | None  # whether the guard lets pacing act in the last recorded step
-  # the guard's own last estimate, of the pairs since it last returned to pairs
-  own_effect: float | None
-  own_interval: tuple[float, float] | None
-  own_pairs: int
+  guard: GuardEstimate
   alike: bool  # whether all ranks judged alike; otherwise the blocks are those of one rank
 
   def to_json(self) -> dict[str, Any]:
@@ -36,14 +47,12 @@ class PacingEffect:
     return {"effect": self.effect,
             "effect_interval": list(self.interval) if self.interval else None,
             "blocks": 2 * self.pairs,
-            "guard": {"on": self.on, "effect": self.own_effect, "pairs": self.own_pairs,
-                      "effect_interval": list(self.own_interval) if self.own_interval else None,
-                      "ranks_alike": self.alike}}
+            "guard": {**self.guard.to_json(), "ranks_alike": self.alike}}
 
   def sentence(self) -> str:
     """What a person reads."""
     state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.",
-             None: ""}[self.on]
+             None: ""}[self.guard.on]
     if self.effect is None:
       return ("The guard has not compared any blocks: nothing was delayed or held back, or not "
               f"for long enough. {state}").rstrip()
@@ -67,24 +76,20 @@ def measured(run: Run) -> PacingEffect | None:
     return None
   effect, interval = (effect_of(compared.means, compared.variance) if len(compared.means)
                       else (None, None))
-  on, own_effect, own_interval, own_pairs = last_estimate(run)
   return PacingEffect(
-      effect=effect, interval=interval, pairs=len(compared.means), on=on, own_effect=own_effect,
-      own_interval=own_interval, own_pairs=own_pairs, alike=run.plan.get("share") is not False)
+      effect=effect, interval=interval, pairs=len(compared.means), guard=last_estimate(run),
+      alike=run.plan.get("share") is not False)
 
 
 def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", prefix: str = ""
-                  ) -> tuple[bool | None, float | None, tuple[float, float] | None, int]:
-  """What a guard itself said in the last step in which it wrote anything.
+                  ) -> GuardEstimate:
+  """Reads what a guard said last.
 
   Args:
     run: the recorded run.
     written: column that says in which steps it wrote.
     on: column that says whether it lets act.
     prefix: of its other columns.
-
-  Returns:
-    Whether it lets act, the effect, its interval, None where that was not known, and the pairs.
   """
   wrote = run.guard.get(written)
   at = np.empty(0, int) if wrote is None else np.flatnonzero(np.isfinite(wrote) & run.inside)
@@ -96,8 +101,9 @@ def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", pre
     return float(values[at[-1]])
 
   state, low, high = last(on), last(f"{prefix}effect_low"), last(f"{prefix}effect_high")
-  return (None if state is None else state > 0.5, last(f"{prefix}effect"),
-          None if low is None or high is None else (low, high), int(last(f"{prefix}pairs") or 0))
+  return GuardEstimate(
+      None if state is None else state > 0.5, last(f"{prefix}effect"),
+      None if low is None or high is None else (low, high), int(last(f"{prefix}pairs") or 0))
 
 
 def _in_words(interval: tuple[float, float]) -> str:
@@ -179,17 +185,12 @@ class WorkMoved:
   uneven_share: float  # of the recorded steps, whose counts were uneven
   uneven_at_end: bool
   guarded: bool
-  on: bool | None  # whether its guard lets it act in the last recorded step
-  # its guard's last estimate: (on - off) / off of the mean step; None where there is none
-  effect: float | None
-  interval: tuple[float, float] | None
-  pairs: int
+  guard: GuardEstimate
 
   def to_json(self) -> dict[str, Any]:
     """Plain values for the report's `pacing`."""
     return {"uneven_share": self.uneven_share, "uneven_at_end": self.uneven_at_end,
-            "guarded": self.guarded, "on": self.on, "effect": self.effect,
-            "effect_interval": list(self.interval) if self.interval else None, "pairs": self.pairs}
+            "guarded": self.guarded, **self.guard.to_json()}
 
   def sentence(self) -> str:
     """What a person reads."""
@@ -198,11 +199,12 @@ class WorkMoved:
             f"counts are {now}.")
     if not self.guarded:
       return said + " No guard judged it: share_work(..., guarded=True)."
-    if self.effect is None:
+    effect, interval = self.guard.effect, self.guard.interval
+    if effect is None:
       return said + " Its guard has not compared any blocks."
-    sure = _in_words(self.interval) if self.interval else "too few for an interval"
-    return (f"{said} Effect on the mean step: {100 * self.effect:+.1f} % "
-            f"({sure}, {plural(self.pairs, 'pair')} of blocks).")
+    sure = _in_words(interval) if interval else "too few for an interval"
+    return (f"{said} Effect on the mean step: {100 * effect:+.1f} % "
+            f"({sure}, {plural(self.guard.pairs, 'pair')} of blocks).")
 
 
 def work_moved(run: Run) -> WorkMoved | None:
@@ -214,4 +216,4 @@ def work_moved(run: Run) -> WorkMoved | None:
   if not known.size:
     return None
   return WorkMoved(float(np.mean(uneven[known] > 0.5)), bool(uneven[known[-1]] > 0.5),
-                   "work_on" in run.guard, *last_estimate(run, "work_uneven", "work_on", "work_"))
+                   "work_on" in run.guard, last_estimate(run, "work_uneven", "work_on", "work_"))

@@ -100,6 +100,22 @@ class SelectedSteps(NamedTuple):
     return np.isfinite(values) & (self.block >= 0)
 
 
+class StepTime(NamedTuple):
+  """Statistics of the job's step time: the mean over ranks of exit to exit. Seconds."""
+
+  mean: float
+  median: float
+  p99: float
+  cv: float  # standard deviation over mean
+
+
+def step_time_of(steps: np.ndarray) -> StepTime:
+  """The statistics of some steps, seconds."""
+  mean = float(steps.mean())
+  return StepTime(mean, float(np.median(steps)), float(np.quantile(steps, 0.99)),
+                  float(steps.std()) / mean if mean > 0 else 0.0)
+
+
 def ratio(total: np.ndarray | float, number: np.ndarray,
           otherwise: float = float("nan")) -> np.ndarray:
   """Total over number, element by element; `otherwise` where the number isn't above 0."""

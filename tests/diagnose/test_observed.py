@@ -288,8 +288,8 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
   look = Follower(tmp_path).poll(0.0, 0.0)
   numbers = look.numbers
   assert numbers.late[0].rank == 5 and numbers.late[0].lateness == pytest.approx(6e-3, rel=0.05)
-  assert (numbers.mean == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(),
-                                        rel=0.01))
+  assert (numbers.step_time.mean
+          == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(), rel=0.01))
   assert sum(numbers.shares.values()) == pytest.approx(1)
   assert numbers.silent == () and numbers.inconclusive == ""
 

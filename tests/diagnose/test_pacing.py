@@ -65,7 +65,7 @@ def test_it_is_made_of_the_mean_steps_of_each_block_and_pair():
   found = measured(made)
   assert found.pairs == len(differences)
   assert found.effect == pytest.approx(np.mean(differences) / np.mean(off), abs=1e-5)
-  assert (found.own_effect == pytest.approx(
+  assert (found.guard.effect == pytest.approx(
       found.effect,
       abs=5e-3)), "the guard's own leaves the unfinished pair out"
 
@@ -76,7 +76,7 @@ def test_nothing_is_claimed_where_no_guard_ran_or_nothing_was_compared():
   few = measured(made)
   nothing = {**made.guard, "guard_pair": np.full(200, np.nan, np.float32)}
   none = measured(dataclasses.replace(made, guard=nothing))
-  assert few.interval is None and few.own_interval is None and few.sentence() != none.sentence()
+  assert few.interval is None and few.guard.interval is None and few.sentence() != none.sentence()
   assert none.effect is None and none.pairs == 0
   document = to_json(diagnose(dataclasses.replace(made, guard={})))
   assert document["pacing"] == {"active_share": document["pacing"]["active_share"], "effect": None,

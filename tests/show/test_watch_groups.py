@@ -28,7 +28,7 @@ def test_groups_that_never_meet_are_not_compared(tmp_path):
   shares = look.numbers.shares
   assert sum(shares.values()) == pytest.approx(1, abs=1e-6)
   assert (shares["skew"] < 0.02
-          and shares["transfer"] * look.numbers.mean == pytest.approx(2e-3, rel=0.05))
+          and shares["transfer"] * look.numbers.step_time.mean == pytest.approx(2e-3, rel=0.05))
 
 
 def test_a_rank_that_becomes_late_in_its_group_is_told(tmp_path):

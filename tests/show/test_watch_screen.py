@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from jaxpace.diagnose.live.alive import Event, Liveness
+from jaxpace.diagnose.live.alive import Alert, Liveness
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.live.look import Alert, LateRank, Numbers, Pacing, Snapshot
+from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
+from jaxpace.diagnose.pacing import GuardEstimate
+from jaxpace.diagnose.selected_steps import StepTime
 from jaxpace.show.watch import live
 from jaxpace.show.watch.screen import Screen, binned, sparkline
 from tests.show.growing import Growing
@@ -23,8 +25,9 @@ SHARES = {"compute": 0.5, "skew": 0.25, "transfer": 0.125, "contention": 0.0, "r
 def numbers(ranks=1024, host="host7", **values):
   late = tuple(LateRank(rank, host, 3e-3 / (rank + 1), 0.5, 0.08 / (rank + 1))
                for rank in range(min(ranks, 64)))
-  return Numbers(101, 300, 200, 0, 40e-3, 39e-3, 55e-3, 0.1, np.linspace(36e-3, 44e-3, 200), SHARES,
-                 late, (), values.get("pacing", Pacing(0.0, None, None, None, 0)), np.array([2e-3]))
+  return Numbers(101, 300, 200, 0, StepTime(40e-3, 39e-3, 55e-3, 0.1),
+                 np.linspace(36e-3, 44e-3, 200), SHARES, late, (), values.get("delayed", 0.0),
+                 values.get("guard", GuardEstimate(None, None, None, 0)), np.array([2e-3]))
 
 
 def look(**values):
@@ -86,7 +89,7 @@ def test_names_are_text(width):
   view = look(path=EVIL, run=EVIL, numbers=numbers(host=EVIL),
               state=Liveness("dead", f"Process 1 ({EVIL}) is silent."),
               alerts=(Alert(EVIL, False), ),
-              events=(Event(0.0, EVIL, False), ), notes=(EVIL, ))
+              events=(Alert(EVIL, False, 0.0), ), notes=(EVIL, ))
   for text in ("\n".join(draw(view, width, 100)), live.line(view, [EVIL])):
     assert not [c for c in text if not c.isprintable() and c != "\n"]
     if width > 40:
@@ -118,7 +121,7 @@ def test_sparklines():
 
 def test_a_line_holds_what_the_screen_does_and_news_come_once():
   news = live.News()
-  view = look(numbers=numbers(pacing=Pacing(0.1, True, -0.031, None, 3)))
+  view = look(numbers=numbers(delayed=0.1, guard=GuardEstimate(True, -0.031, None, 3)))
   said = live.line(view, news.of(view))
   assert said == (
       "step 12,345 (attempt 2); 40.0 ms per step (median 39.0 ms, 99th percentile 55.0 ms); "

@@ -186,12 +186,12 @@ def _process(number: int, info: dict[str, Any]) -> Process:
 _KINDS = {f.name: f.type for f in dataclasses.fields(LateProcess)}
 
 
-class Event(NamedTuple):
-  """A step that does not complete, or does again."""
+class Alert(NamedTuple):
+  """Something that began or was over."""
 
-  unix: float  # s since 1970, the host's wall clock
   sentence: str
   over: bool
+  unix: float | None = None  # s since 1970, the host's wall clock; None: when its step was read
 
 
 class EventFollower:
@@ -201,9 +201,9 @@ class EventFollower:
     """Reads nothing yet."""
     self._directory = directory
     self._timestamps: dict[str, tuple[int, int]] = {}
-    self._events: tuple[Event, ...] = ()
+    self._events: tuple[Alert, ...] = ()
 
-  def poll(self, run: str | None) -> tuple[Event, ...]:
+  def poll(self, run: str | None) -> tuple[Alert, ...]:
     """Returns what is known of the run `run` (None: of all), the oldest first."""
     timestamps = self._stat()
     if timestamps != self._timestamps:
@@ -220,14 +220,14 @@ class EventFollower:
       return {}
 
 
-def _event(values: dict[str, Any]) -> Event:
+def _event(values: dict[str, Any]) -> Alert:
   unix = values["when_unix_ns"] / 1e9
   if values.get("event") == "resumed":
     seconds = _duration(values.get("seconds"))
     took = "" if seconds is None else f" after {seconds}"
-    return Event(unix, f"Watchdog: steps complete again{took}.", True)
+    return Alert(f"Watchdog: steps complete again{took}.", True, unix)
   if values.get("event") != "late":
-    return Event(unix, f"Watchdog: {plain(values.get('event'))[:80]}.", True)
+    return Alert(f"Watchdog: {plain(values.get('event'))[:80]}.", True, unix)
   step, waited, late = values.get("step"), _duration(values.get("waited")), values.get("late")
   what = f"step {step}" if isinstance(step, int) else "a step"
   since = "" if waited is None else f" for {waited}"
@@ -237,7 +237,7 @@ def _event(values: dict[str, Any]) -> Event:
   sentence += " Not arrived: " + "; ".join(who[:4]) + (f"; {len(who) - 4} more." if len(who) > 4
                                                        else ".") if who else (
                                                            " All processes are inside it.")
-  return Event(unix, sentence, False)
+  return Alert(sentence, False, unix)
 
 
 def _late(entry: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ from jaxpace.core.fields import is_whole
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.codes import Note, Sentence
 from jaxpace.diagnose.limits import CELLS, SAMPLED
-from jaxpace.diagnose.live.alive import Event, EventFollower, ProcessFiles, judge
-from jaxpace.diagnose.live.look import Alert, Numbers, Snapshot, measure
+from jaxpace.diagnose.live.alive import Alert, EventFollower, ProcessFiles, judge
+from jaxpace.diagnose.live.look import Numbers, Snapshot, measure
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
@@ -177,13 +177,13 @@ class Follower:
     assert self._window is not None
     return self._window.run(first, last, self._path, self._of_sums(), self._processes.processes)
 
-  def _look(self, now: float, events: tuple[Event, ...]) -> Snapshot:
+  def _look(self, now: float, events: tuple[Alert, ...]) -> Snapshot:
     window, numbers, seen = self._window, self._numbers, self._processes.seen
     age = None if self._newest is None else max(0.0, now - self._newest)
     step = window.high if window is not None else -1
     declared = _number(self._info, "processes")
     state = judge(seen, declared, age if step >= 0 else None, step,
-                  numbers.median if numbers else None, now)
+                  numbers.step_time.median if numbers else None, now)
     if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
       state = state._replace(sentence="No row of what lies there can be read: see below.")
     hosts = {s.process.host for s in seen if s.process.host}

@@ -9,9 +9,14 @@ import numpy as np
 
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import find_inconclusive
-from jaxpace.diagnose.live.alive import Event, Liveness
-from jaxpace.diagnose.pacing import last_estimate
-from jaxpace.diagnose.selected_steps import count_steps, step_times
+from jaxpace.diagnose.live.alive import Alert, Liveness
+from jaxpace.diagnose.pacing import GuardEstimate, last_estimate
+from jaxpace.diagnose.selected_steps import (
+  StepTime,
+  count_steps,
+  step_time_of,
+  step_times,
+)
 from jaxpace.diagnose.totals import PARTS, Totals, add_up, lower_median
 from jaxpace.runs.run import Run
 
@@ -26,17 +31,6 @@ class LateRank(NamedTuple):
   cost: float  # share of the step that the ranks waited for it
 
 
-class Pacing(NamedTuple):
-  """What pacing does now."""
-
-  active: float  # part of the ranks' steps of the window with a delay
-  on: bool | None  # whether the guard lets it act; None where no guard runs
-  # (on - off) / off of the mean step, the guard's own estimate; None until known
-  effect: float | None
-  interval: tuple[float, float] | None
-  pairs: int
-
-
 class Numbers(NamedTuple):
   """A window of steps. K steps, seconds."""
 
@@ -44,24 +38,15 @@ class Numbers(NamedTuple):
   last: int
   steps: int  # that count
   warmup: int  # left out as warm-up
-  mean: float
-  median: float
-  p99: float
-  cv: float
+  step_time: StepTime
   series: np.ndarray  # [K] mean over ranks, NaN where not known; the warm-up is in it
   shares: dict[str, float] | None
   late: tuple[LateRank, ...]  # the latest first
   silent: tuple[int, ...]  # ranks without a row in the window
-  pacing: Pacing
+  delayed: float  # part of the ranks' steps of the window with a delay
+  guard: GuardEstimate
   floor: np.ndarray  # [C] lowest so far
   inconclusive: str = ""  # why nobody can say who is late, in a sentence
-
-
-class Alert(NamedTuple):
-  """Something that began or was over."""
-
-  sentence: str
-  over: bool
 
 
 class Snapshot(NamedTuple):
@@ -77,8 +62,8 @@ class Snapshot(NamedTuple):
   step: int  # last recorded; -1 for none
   age: float | None  # s since the newest rows were written
   numbers: Numbers | None
-  alerts: tuple[Alert, ...]  # the newest last
-  events: tuple[Event, ...]  # the newest last
+  alerts: tuple[Alert, ...]  # of the steps, the newest last
+  events: tuple[Alert, ...]  # of watchdogs, the newest last
   notes: tuple[str, ...]
 
 
@@ -100,13 +85,13 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   own = find_floor(run, totals.transfer, None, totals.groups).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
-  mean = float(steps.mean())
+  present = int(totals.present.sum())
   return Numbers(
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
-      warmup=len(selected.warmup), mean=mean, median=float(np.median(steps)),
-      p99=float(np.quantile(steps, 0.99)), cv=float(steps.std()) / mean,
+      warmup=len(selected.warmup), step_time=step_time_of(steps),
       series=step_times(run)[run.inside], shares=_shares(totals, selected.mask, own),
-      late=_late(run, totals), silent=tuple(run.silent.tolist()), pacing=_pacing(run, totals),
+      late=_late(run, totals), silent=tuple(run.silent.tolist()),
+      delayed=totals.delayed / present if present else 0.0, guard=last_estimate(run),
       floor=own, inconclusive=find_inconclusive(run, selected))
 
 
@@ -140,8 +125,3 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
     if len(rows) == 64:
       break
   return tuple(rows)
-
-
-def _pacing(run: Run, totals: Totals) -> Pacing:
-  present = int(totals.present.sum())
-  return Pacing(totals.delayed / present if present else 0.0, *last_estimate(run))

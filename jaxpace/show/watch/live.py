@@ -41,18 +41,18 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
                  + (f" (attempt {look.attempt + 1})" if look.attempt > 0 else "") + ";")
   numbers = look.numbers
   if numbers is not None:
-    words.append(f"{milliseconds(numbers.mean)} per step (median {milliseconds(numbers.median)}, "
-                 f"99th percentile {milliseconds(numbers.p99)});")
+    mean, median, p99, _ = map(milliseconds, numbers.step_time)
+    words.append(f"{mean} per step (median {median}, 99th percentile {p99});")
     if numbers.shares:
       words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
     if numbers.late:
       latest = numbers.late[0]
       where = f" on {shortened(latest.host)}" if latest.host else ""
       words.append(f"latest rank {latest.rank}{where} by {milliseconds(latest.lateness)};")
-    if numbers.pacing.on is not None:
-      effect = ("" if numbers.pacing.effect is None
-                else f", effect {100 * numbers.pacing.effect:+.1f} %")
-      words.append(f"guard {'on' if numbers.pacing.on else 'off'}{effect};")
+    if numbers.guard.on is not None:
+      effect = ("" if numbers.guard.effect is None
+                else f", effect {100 * numbers.guard.effect:+.1f} %")
+      words.append(f"guard {'on' if numbers.guard.on else 'off'}{effect};")
   if look.age is not None:
     words.append(f"rows {duration(look.age)} old.")
   return plain(" ".join([*words, *news]), encoding)

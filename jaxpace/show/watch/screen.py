@@ -16,7 +16,7 @@ from rich.text import Text
 
 from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.live.look import LateRank, Numbers, Pacing, Snapshot
+from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import duration, plural
 from jaxpace.show.console import draw_bar
@@ -160,7 +160,7 @@ def _parts(look: Snapshot, width: int, encoding: str,
   parts: list[Callable[[int], list[Row]]] = [lambda _: _step_time(numbers, width, encoding)]
   if numbers.shares is not None:
     parts.append(lambda _: _shares(numbers, width, encoding))
-  parts.append(lambda _: _pacing(numbers.pacing, width))
+  parts.append(lambda _: _pacing(numbers, width))
   if numbers.late:
     parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows
                  else _latest(numbers.late[0], text))
@@ -168,9 +168,10 @@ def _parts(look: Snapshot, width: int, encoding: str,
 
 
 def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
-  facts = [f"median {milliseconds(numbers.median)}", f"99th percentile {milliseconds(numbers.p99)}",
-           f"variation {100 * numbers.cv:.1f} %"]
-  lines: list[list[str]] = [[milliseconds(numbers.mean)]]
+  mean, median, p99, cv = numbers.step_time
+  facts = [f"median {milliseconds(median)}", f"99th percentile {milliseconds(p99)}",
+           f"variation {100 * cv:.1f} %"]
+  lines: list[list[str]] = [[milliseconds(mean)]]
   for fact in facts:
     if len(", ".join([*lines[-1], fact])) + 3 > width:
       lines.append([])
@@ -193,34 +194,36 @@ def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
 def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
   assert numbers.shares is not None
   rows: list[Row] = [[], _row(("Where the step goes", "bold"))]
+  mean = numbers.step_time.mean
   bar = max(4, min(40, width - 34))
   for name in SHARES:
     share = numbers.shares[name]
     quiet = "dim" if abs(share) < 5e-4 else ""
     rows.append(_row((f"  {name:<10}  ", quiet), (draw_bar(share, bar, encoding), COLOUR[name]),
-                     (f"  {milliseconds(share * numbers.mean):>8}  {100 * share:5.1f} %", quiet)))
+                     (f"  {milliseconds(share * mean):>8}  {100 * share:5.1f} %", quiet)))
   return rows
 
 
-def _pacing(pacing: Pacing, width: int) -> list[Row]:
-  lines = textwrap.wrap(pacing_words(pacing), max(width - 8, 8))
+def _pacing(numbers: Numbers, width: int) -> list[Row]:
+  lines = textwrap.wrap(pacing_words(numbers), max(width - 8, 8))
   return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, ""))
                 for at, line in enumerate(lines))]
 
 
-def pacing_words(pacing: Pacing) -> str:
+def pacing_words(numbers: Numbers) -> str:
   """What pacing does, in words."""
-  delays = (f"delays in {100 * pacing.active:.1f} % of the ranks' steps" if pacing.active
+  delayed, guard = numbers.delayed, numbers.guard
+  delays = (f"delays in {100 * delayed:.1f} % of the ranks' steps" if delayed
             else "no delays")
-  if pacing.on is None:
-    return delays if pacing.active else "none"
-  words = f"guard {'on' if pacing.on else 'off'}, {delays}"
-  if pacing.effect is None:
+  if guard.on is None:
+    return delays if delayed else "none"
+  words = f"guard {'on' if guard.on else 'off'}, {delays}"
+  if guard.effect is None:
     return f"{words}; effect not known yet"
-  words += f"; effect on the mean step {100 * pacing.effect:+.1f} %"
-  if pacing.interval:
-    words += f" [{100 * pacing.interval[0]:+.1f}, {100 * pacing.interval[1]:+.1f}]"
-  return f"{words}, {plural(pacing.pairs, 'pair')} of blocks"
+  words += f"; effect on the mean step {100 * guard.effect:+.1f} %"
+  if guard.interval:
+    words += f" [{100 * guard.interval[0]:+.1f}, {100 * guard.interval[1]:+.1f}]"
+  return f"{words}, {plural(guard.pairs, 'pair')} of blocks"
 
 
 def _latest(rank: LateRank, text: Callable[[object], str]) -> list[Row]:
@@ -251,7 +254,7 @@ def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> lis
   """Events and onsets, the newest first, then notes."""
   rows: list[WrappedText] = []
   for event in reversed(look.events[-6:]):
-    ago = f" ({duration(max(0.0, unix - event.unix))} ago)"
+    ago = "" if event.unix is None else f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
     rows.append(WrappedText(text(event.sentence) + ago, "bold red" if now else "dim"))
   rows += [WrappedText(text(alert.sentence), "dim" if alert.over else "red")
