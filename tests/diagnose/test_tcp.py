@@ -20,7 +20,7 @@ from tests.diagnose.test_findings import job
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
 
-CASE = SimpleNamespace(step_time=25e-3)
+CASE = SimpleNamespace(mean_step=25e-3)
 WINDOWS = 12
 
 
