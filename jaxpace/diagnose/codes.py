@@ -16,7 +16,7 @@ from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 
 
-class _Code(enum.StrEnum):
+class Code(enum.StrEnum):
   """A code that knows in a line what it stands for."""
 
   meaning: str
@@ -29,7 +29,7 @@ class _Code(enum.StrEnum):
     return member
 
 
-class Verdict(_Code):
+class Verdict(Code):
   """What the verdict of a report says. Of a finding in the headline it is the finding's mode."""
 
   PERSISTENT = "persistent_straggler", "the same ranks are late"
@@ -52,7 +52,7 @@ class Verdict(_Code):
   UNSEEN_RANKS = "unseen_ranks", "nothing is known of some ranks; `not_judged` has them"
 
 
-class HangCode(_Code):
+class HangCode(Code):
   """What a job waits for: the kind of a cause, where a rank is instead, how its process is."""
 
   ABSENT = "absent", "ranks have not entered a collective that others wait in"
@@ -68,7 +68,7 @@ class HangCode(_Code):
   SILENT = "silent", "the process wrote nothing while its ring was watched"
 
 
-class ChangeCode(_Code):
+class ChangeCode(Code):
   """What the verdict of a comparison says; `failed` says whether that is too much."""
 
   NONE = "no_change", "no change of the step time is sure"
@@ -76,7 +76,7 @@ class ChangeCode(_Code):
   FASTER = "faster", "the second run is surely faster"
 
 
-class Silence(_Code):
+class Silence(Code):
   """Why there is no forecast for a number of ranks."""
 
   TOO_SHORT = "too_short", "the run has too few steps for so many ranks"
@@ -86,7 +86,7 @@ class Silence(_Code):
   NO_COST = "no_cost", "the fabric file has no cost of a collective"
 
 
-class Evidence(_Code):
+class Evidence(Code):
   """What a sentence of a finding's evidence shows."""
 
   LATE = "late", "how late a rank arrives, and when"
@@ -139,7 +139,7 @@ class Evidence(_Code):
   PROBE_NOTHING = "probe_nothing", "the link probe names nothing"
 
 
-class Note(_Code):
+class Note(Code):
   """What a note says."""
 
   IMPOSSIBLE_STEPS = "impossible_steps", "report: steps with times that can't be are left out"
@@ -203,15 +203,15 @@ class Sentence(str):
   string."""
 
   __slots__ = ("code",)
-  code: _Code
+  code: Code
 
-  def __new__(cls, code: _Code, text: str) -> Self:
+  def __new__(cls, code: Code, text: str) -> Self:
     """Puts them together."""
     made = str.__new__(cls, text)
     made.code = code
     return made
 
-  def __getnewargs__(self) -> tuple[_Code, str]:  # type: ignore[override]
+  def __getnewargs__(self) -> tuple[Code, str]:  # type: ignore[override]
     """For copies and pickles."""
     return self.code, str(self)
 

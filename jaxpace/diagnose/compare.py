@@ -15,6 +15,7 @@ from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, LOCALITY, PERSISTENT
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.runs.problems import list_ranks, plural
@@ -96,14 +97,12 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
       hidden = (sorted(ranks & set(other.unseen))
                 or (list(other.unseen) if not ranks and mode in _OF_RANKS else []))
       if hidden:
-        said = (Sentence(Note.RANKS_UNSEEN,
-            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
-            f"{letters[1]} can't tell: rows of {'ranks' if len(hidden) > 1 else 'rank'} "
-            f"{list_ranks(hidden)} are missing there."))
+        said = (say(Note.RANKS_UNSEEN, mode=mode.replace("_", " ").capitalize(), one=letters[0],
+            other=letters[1], rank="ranks" if len(hidden) > 1 else "rank",
+            numbers=list_ranks(hidden)))
       elif other.inconclusive and mode in _OF_RANKS:
-        said = (Sentence(Note.UNTOLD,
-            f"{mode.replace('_', ' ').capitalize()} is a finding of {letters[0]} alone, and "
-            f"{letters[1]} can't tell who waits for whom."))
+        said = (say(Note.UNTOLD, mode=mode.replace("_", " ").capitalize(), one=letters[0],
+            other=letters[1]))
       else:
         sure.append(mode)
         continue
@@ -193,42 +192,28 @@ def _verdict(found: Comparison) -> Sentence:
 def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   if a.run.id == b.run.id and a.run.window == b.run.window:
-    notes.append(Sentence(Note.SAME_RUN, "Both are the same run."))
+    notes.append(say(Note.SAME_RUN))
   hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
   if a.run.ranks != b.run.ranks:
-    notes.append(Sentence(Note.RANKS_DIFFER,
-        f"A has {plural(a.run.ranks_in_all, 'rank')}, B {b.run.ranks_in_all}: ranks are not set "
-        "beside each other. More ranks wait longer for their last one and exchange more, without "
-        "anything being wrong; `jaxpace report --forecast` says how much."))
+    notes.append(say(Note.RANKS_DIFFER, a=plural(a.run.ranks_in_all, "rank"), b=b.run.ranks_in_all))
   if hosts[0] != hosts[1]:
-    notes.append(Sentence(Note.HOSTS_DIFFER,
-        f"A ran on {_listed(hosts[0])}, B on {_listed(hosts[1])}"
-        + (": a rank's number stands for another device." if a.run.ranks == b.run.ranks else ".")))
+    notes.append(say(Note.HOSTS_DIFFER, "devices" if a.run.ranks == b.run.ranks else "hosts",
+                     a=_listed(hosts[0]), b=_listed(hosts[1])))
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
-    notes.append(Sentence(Note.STEPS_DIFFER,
-        f"A counts {a.selected.size:,} steps and B {b.selected.size:,}: the interval is as wide as "
-        "the shorter one makes it."))
+    notes.append(say(Note.STEPS_DIFFER, a=a.selected.size, b=b.selected.size))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
-    notes.append(Sentence(Note.COLLECTIVES_DIFFER,
-        f"The steps are not the same: A has {_collectives(plans[0])}, B {_collectives(plans[1])}."))
+    notes.append(say(Note.COLLECTIVES_DIFFER, a=_collectives(plans[0]), b=_collectives(plans[1])))
   elif (any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b))
         or not a.floor.known):
-    notes.append(Sentence(Note.OWN_FLOOR,
-        "Each run has a floor of its own under its transfers: a fabric that is slower throughout "
-        "shows as transfer, not as contention."))
+    notes.append(say(Note.OWN_FLOOR))
   clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
   if clocks[0] != clocks[1]:
-    notes.append(Sentence(Note.CLOCKS_DIFFER,
-        f"A was timed by the {clocks[0]} clock and B by the {clocks[1]} clock, which cost "
-        "differently."))
+    notes.append(say(Note.CLOCKS_DIFFER, a=clocks[0], b=clocks[1]))
   if differing := _settings(a.run, b.run):
-    notes.append(Sentence(Note.SETTINGS_DIFFER, f"Set differently: {'; '.join(differing)}."))
-  notes.append(Sentence(Note.BETWEEN_STARTS,
-      "The interval is about the steps of these two runs. What changes from one start of a job to "
-      "the next (placement, neighbours) is not in it: compare two runs of one program to see how "
-      "much that is."))
+    notes.append(say(Note.SETTINGS_DIFFER, settings="; ".join(differing)))
+  notes.append(say(Note.BETWEEN_STARTS))
   return notes
 
 

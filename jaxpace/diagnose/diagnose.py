@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnose.codes import Evidence, Sentence, percent, some_ranks
+from jaxpace.diagnose.codes import Evidence, percent, some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
@@ -25,6 +25,7 @@ from jaxpace.diagnose.inconclusive import (
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import (
   AMPLIFICATION,
   CONTENTION,
@@ -164,9 +165,8 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   the same."""
   if finding.mode != CONTENTION or not never or len(never) == run.ranks:
     return finding
-  said = Sentence(Evidence.ROWS_MISSING,
-      f"Rows of {some_ranks(never)} are missing: what the others wait for "
-      f"{'them' if len(never) > 1 else 'it'} looks the same.")
+  said = say(Evidence.ROWS_MISSING, ranks=some_ranks(never),
+      them="them" if len(never) > 1 else "it")
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
 
@@ -177,8 +177,6 @@ def _explained(facts: Diagnosis, finding: Finding) -> Finding:
     return finding
   late = ("the late rank itself waits" if len(finding.ranks) == 1
           else "the late ranks themselves wait")
-  said = (Sentence(Evidence.SAVES_MORE,
-      f"{percent(finding.share)} of the step is what the ranks wait for that, mean over all, of "
-      f"which {late} little; the job as a whole would save {percent(saving(after))}: "
-      f"{after.speedup:.2f} times as fast."))
+  said = (say(Evidence.SAVES_MORE, part=percent(finding.share), late=late,
+      saving=percent(saving(after)), speedup=after.speedup))
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))

@@ -23,6 +23,7 @@ from jaxpace.diagnose.limits import (
   TWICE,
 )
 from jaxpace.diagnose.mechanism import crowded_processors
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
 from jaxpace.diagnose.modes.inputs import (
   AMPLIFICATION,
@@ -61,17 +62,14 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
     if slow.queued and late[0].share < PART * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
-      said = Sentence(Evidence.LATE_AS_WELL,
-          f"{named(late[0].hosts) or 'A rank'} is late by a little since then: "
-          f"{late[0].evidence[0]}")
+      said = say(Evidence.LATE_AS_WELL, who=named(late[0].hosts) or "A rank",
+          evidence=late[0].evidence[0])
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
       late = late[1:]
     else:
       # A host whose processors are taken is late and slow to send: one fault, and its contention is
       # no fabric's.
-      said = Sentence(Evidence.SLOW_AS_WELL,
-          "Transfers are slower as well then, as this host's processors serve them: "
-          f"{transfers[0].evidence[0]}")
+      said = say(Evidence.SLOW_AS_WELL, evidence=transfers[0].evidence[0])
       late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
       transfers = []
   findings = [*late, *_turns(case), *transfers]
@@ -202,11 +200,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
     return (), "ranks don't all wait for each other", (
-        Sentence(Note.NEVER_MEET,
-            f"Ranks leave {named} before others have reached it: not all of them wait for each "
-            "other there (an axis of a mesh with several, or from one rank to the next). Which "
-            "wait for which, a trace doesn't say, so all are compared: who is late, and what "
-            "waiting costs, can't be separated from that."),)
+        say(Note.NEVER_MEET, collectives=named),)
   rounds, devices, cores = turns(case.run)
   if not rounds:
     return findings, "", ()
@@ -224,10 +218,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
                  for f in kept)
   if observed and len(kept) == len(findings):
     return kept, "", ()
-  note = Sentence(Note.TURNS,
-      f"{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting of "
-      f"up to {milliseconds(least)} may be for that, so it is no finding unless one rank stands "
-      "out from all others.")
+  note = say(Note.TURNS, devices=devices, cores=cores, least=milliseconds(least))
   return (kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
           else "", (note,))
 

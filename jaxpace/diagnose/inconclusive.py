@@ -19,6 +19,7 @@ from jaxpace.diagnose.codes import (
   some_ranks,
 )
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
@@ -104,10 +105,8 @@ def unrecorded(run: Run) -> Sentence | None:
     return None
   rows = [int(worst.info.get(name) or 0) // max(1, len(worst.ranks))
           for name in ("lost_rows", "rows_written")]
-  return Sentence(Verdict.TOO_FEW_STEPS,
-      f"Too many steps are missing to judge: process {worst.process} recorded {rows[1]:,} and lost "
-      f"{rows[0]:,} of {plural(sum(rows), 'step')}, and those need not be like these. What kept "
-      "them from the record is in the notes and in the job's log.")
+  return say(Verdict.TOO_FEW_STEPS, "lost", process=worst.process, recorded=rows[1], lost=rows[0],
+      steps=plural(sum(rows), "step"))
 
 
 def _lost_share(process: Process) -> float:
@@ -159,12 +158,8 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
 def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
   """Says what is unknown there."""
   several = len(ranks) > 1
-  return Sentence(
-      Note.RANKS_AWAY,
-      f"{some_ranks(ranks).capitalize()} left no rows in most of "
-      f"{plural(len(steps), 'step')} ({list_ranks(steps)}): what the others wait for "
-      f"{'them' if several else 'it'} there can't be separated from slow transfers, and counts as "
-      "transfer, never as contention.")
+  return say(Note.RANKS_AWAY, ranks=some_ranks(ranks).capitalize(),
+      steps=plural(len(steps), "step"), numbers=list_ranks(steps), them="them" if several else "it")
 
 
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
@@ -245,20 +240,13 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
     transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
     are = ("are point-to-point transfers" if alone.sum() > 1
            else "is a point-to-point transfer")
-    said.append(Sentence(Note.POINT_TO_POINT,
-        f"{alone.sum()} of {plural(len(alone), 'collective')} {are}, as "
-        "between the stages of a pipeline: a rank waits there for its source alone. They hold "
-        f"{milliseconds(transfer)} of the transfer."))
+    said.append(say(Note.POINT_TO_POINT, number=alone.sum(),
+        collectives=plural(len(alone), "collective"), are=are, transfer=milliseconds(transfer)))
   if apart:
     shown = "; ".join(list_ranks(ranks, 4) for ranks in apart[:4])
     more = f"; and {len(apart) - 4} more groups" if len(apart) > 4 else ""
-    said.append(Sentence(Note.STAGES,
-        f"Ranks {shown}{more} never meet in a collective with timestamps, and yet take the same "
-        "step, though they are busy for different times: something else joins them, as the stages "
-        "of a pipeline are."))
-  return (*said, Sentence(Note.BUBBLES,
-      "What stages wait for each other without being late (a pipeline that fills and drains: "
-      "bubbles) counts as transfer; 'no skew' leaves it as it is."))
+    said.append(say(Note.STAGES, ranks=shown, more=more))
+  return (*said, say(Note.BUBBLES))
 
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:

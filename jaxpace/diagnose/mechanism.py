@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, name_process, percent
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known
 from jaxpace.runs.run import MISSING, HostSamples, Run
@@ -72,9 +73,9 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
       excess[name] = float(mean[row]) - usual
   for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
-      found.append(Sentence(Evidence(name),
-          f"{who} {cause.pauses} for {milliseconds(float(means[name][row]))} per step, "
-          f"{milliseconds(excess[name])} more than the others."))
+      found.append(say(Evidence(name), "late", who=who, pauses=cause.pauses,
+                       mean=milliseconds(float(means[name][row])),
+                       more=milliseconds(excess[name])))
   if found:
     return found
   work = excess.get("cpu")
@@ -84,20 +85,12 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
   explained = min(switches * SLICE, computing) >= PART * lateness
   if explained and float(means["nivcsw"][row]) >= 2 * (
       float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
-    found.append(Sentence(Evidence.PREEMPTED,
-        f"{who} is preempted: {float(means['nivcsw'][row]):.1f} involuntary switches a step, "
-        f"{switches:.1f} more than the others"
-        + (", while its CPU time is not longer" if work is not None else "")
-        + ": something else runs on its processors."))
+    found.append(say(Evidence.PREEMPTED, "switches" if work is None else "cpu_time", who=who,
+                     switches=float(means["nivcsw"][row]), more=switches))
   elif work is not None and work >= 0.5 * lateness:
-    found.append(Sentence(Evidence.WORK,
-        f"{who} has more work: its CPU time is {milliseconds(work)} a step longer than the "
-        "others'."))
+    found.append(say(Evidence.WORK, who=who, work=milliseconds(work)))
   elif work is not None and len(causes.processes) > 1:
-    found.append(Sentence(Evidence.ASLEEP,
-        f"{who} uses no more CPU time than the others, and is not preempted so often that it would "
-        "explain this: it sleeps, stands still or waits for a device, and the host's columns don't "
-        "say for what."))
+    found.append(say(Evidence.ASLEEP, who=who))
   return found
 
 
@@ -106,23 +99,18 @@ def _samples(case: EvidenceInputs, process: int, begin: int, end: int,
   run, selected = case.run, case.selected
   found: list[Sentence] = []
   who = name_process(run, process).capitalize()
-  for column, code, does in (("throttled_ns", Evidence.THROTTLED,
-                              "is throttled by a CPU limit of its control group"),
-                             ("steal_ns", Evidence.STEAL,
-                              "runs on a host whose hypervisor gives its processors to others")):
+  for column, code in (("throttled_ns", Evidence.THROTTLED), ("steal_ns", Evidence.STEAL)):
     rise = per_step(run, selected, column, begin, end)
     others = [value for other, value in rise.items() if other != process]
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
-      found.append(Sentence(code,
-          f"{who} {does}: {milliseconds(own)} per step more than the others."))
+      found.append(say(code, who=who, more=milliseconds(own)))
   clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
   if (process in clocks and others
       and clocks[process] < (1 - COSTLY) * float(np.median(others))):
-    found.append(Sentence(Evidence.GPU_CLOCK,
-        f"{who}'s GPU runs at {clocks[process]:.0f} MHz, the others' at "
-        f"{float(np.median(others)):.0f}: heat, power, or a limit set on it."))
+    found.append(say(Evidence.GPU_CLOCK, who=who, mhz=clocks[process],
+        usual=float(np.median(others))))
   return found
 
 
@@ -186,10 +174,9 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
       struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
       part = min(held / pause, 1.0)
-      found.append((-part, Sentence(Evidence(name),
-          f"In its long gaps a process {cause.pauses}: {milliseconds(held)} per step, "
-          f"{percent(part)} of the pauses, in {percent(float(struck.mean()))} of the steps, up to "
-          f"{milliseconds(longest)} at a time.")))
+      found.append((-part, say(
+          Evidence(name), "pauses", pauses=cause.pauses, held=milliseconds(held),
+          part=percent(part), often=percent(float(struck.mean())), longest=milliseconds(longest))))
   return [said for _, said in sorted(found, key=lambda entry: entry[0])]
 
 

@@ -23,6 +23,7 @@ from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import PERSISTENT
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
@@ -46,63 +47,41 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
   run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
   if facts.selected.impossible:
-    notes.append(Sentence(Note.IMPOSSIBLE_STEPS,
-        f"{plural(facts.selected.impossible, 'step')} left out: by their timestamps they took no "
-        "time, less than none, or more than eleven days. Are the columns nanoseconds of one clock "
-        "for each rank?"))
+    notes.append(say(Note.IMPOSSIBLE_STEPS, steps=plural(facts.selected.impossible, "step")))
   if facts.selected.warmup.size:
     steps = facts.selected.warmup
-    notes.append(Sentence(Note.WARMUP,
-        f"Warm-up left out: step{'s' if steps.size > 1 else ''} {list_ranks(steps)} (of the first "
-        f"{WARMUP_STEPS} steps, all up to the last that took over {WARMUP_FACTOR:g} times "
-        "the median)."))
+    notes.append(say(Note.WARMUP, s="s" if steps.size > 1 else "", steps=list_ranks(steps),
+        first=WARMUP_STEPS, factor=WARMUP_FACTOR))
   if unfinished.size:
-    notes.append(Sentence(Note.UNFINISHED,
-        f"The last {plural(unfinished.size, 'step')} left out, from step {unfinished[0]:,} on: "
-        "rows of some ranks are missing there. They come later while the job runs, and never if a "
-        "process was killed."))
+    notes.append(say(Note.UNFINISHED, steps=plural(unfinished.size, "step"), first=unfinished[0]))
   if run.aggregated is not None and facts.step_time:
-    notes.append(Sentence(Note.IN_FULL,
-        f"{facts.selected.size:,} of {plural(facts.counted, 'step')} that count are "
-        "detailed, with a row for each collective: shares, waits and what-if are of these. Step "
-        "times, how late each rank is and since when are of all."))
+    notes.append(say(Note.IN_FULL, detailed=facts.selected.size,
+        steps=plural(facts.counted, "step")))
   uncounted = facts.selected.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
   if facts.step_time and uncounted > 1:
-    notes.append(Sentence(Note.UNMEASURED,
-        f"{plural(uncounted, 'step')} can't be measured: a step counts from the exit before it, "
-        "which is not recorded."))
+    notes.append(say(Note.UNMEASURED, steps=plural(uncounted, "step")))
   if facts.step_time:
     notes += _measured(facts)
   if facts.inconclusive and facts.findings:  # without any the verdict says it
     notes.append(Sentence(Note.UNTOLD, facts.inconclusive))
   notes += _groups(facts)
   if fabric is not None and run.collectives and facts.floor.source == RUNNING_MINIMUM:
-    notes.append(Sentence(Note.FABRIC_UNUSED,
-        f"The quiet fabric that was given ({fabric.source}) says nothing of this run's collectives "
-        f"over {plural(joined_ranks(run), 'rank')}, so it was not used: measure it as the job "
-        "runs, on as many hosts and processes."))
+    notes.append(say(Note.FABRIC_UNUSED, source=fabric.source,
+        ranks=plural(joined_ranks(run), "rank")))
   jumped = np.flatnonzero(facts.totals.jumped)
   if jumped.size:
     number = plural(int(facts.totals.jumped.sum()), "step")
-    notes.append(Sentence(Note.CLOCK_JUMPED,
-        f"The clock of {some_ranks(jumped)} jumped, or "
-        f"timestamps are damaged: {number} of theirs left out, as long as on no other rank."))
+    notes.append(say(Note.CLOCK_JUMPED, ranks=some_ranks(jumped), steps=number))
   if facts.preempted >= CROWDED:
-    notes.append(Sentence(Note.CROWDED_PROCESSORS,
-        f"Processes share the hosts' processors: up to {facts.preempted:.0f} involuntary switches "
-        "of one a step. Ragged gaps and transfers are put down to that, not to the job or the "
-        "fabric."))
+    notes.append(say(Note.CROWDED_PROCESSORS, switches=facts.preempted))
   plan = run.plan
   for (name, reason), times in untimed(run).items():
     if reason == NO_SLOT:
-      notes.append(Sentence(Note.NO_SLOT,
-          f"{plural(times, 'collective')} had no slot left and count as compute: give `instrument` "
-          "more slots."))
+      notes.append(say(Note.NO_SLOT, collectives=plural(times, "collective")))
       continue
     many = f"{times} of {name}" if times > 1 else name
-    notes.append(Sentence(Note.NOT_STAMPED,
-        f"Without timestamps: {many} ({reason}); {'their' if times > 1 else 'its'} waiting counts "
-        "as compute."))
+    notes.append(say(Note.NOT_STAMPED, many=many, reason=reason,
+        their="their" if times > 1 else "its"))
   noticed = once(notice for notice in plan.get("notices") or () if isinstance(notice, str))
   notes += [Sentence(Note.PLAN_NOTICE, notice) for notice in noticed]
   return tuple(notes)
@@ -120,20 +99,16 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   assert facts.step_time is not None
   if run.collectives and not facts.floor.known:
-    notes.append(Sentence(Note.LOWER_BOUND,
-        "Contention is a lower bound: the floor of a transfer is the lowest running median of "
-        f"{facts.floor.width} steps of this run ({facts.floor.source}), not that of a "
-        "quiet fabric."))
+    notes.append(say(Note.LOWER_BOUND, width=facts.floor.width, source=facts.floor.source))
   whole = totals.earliness.sum(axis=0)
   if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))
     share = float(whole[worst]) / (facts.step_time.mean * facts.selected.size)
     if share > LEAST:
       lost = milliseconds(_waited(run, worst))
-      notes.append(Sentence(Note.ONE_OFF,
-          f"One-off: in step {run.steps[worst]} alone the others waited {lost} for "
-          f"{name_rank(run, int(totals.last_rank[worst])).replace('Rank', 'rank', 1)}; as the mean "
-          f"over all ranks that is {100 * share:.1f} % of all the time recorded."))
+      notes.append(say(Note.ONE_OFF, step=run.steps[worst], lost=lost,
+          rank=name_rank(run, int(totals.last_rank[worst])).replace("Rank", "rank", 1),
+          part=100 * share))
   unnamed = unnamed_waiting(facts) if not facts.inconclusive else None
   if unnamed:
     total = sum(facts.waiting.values())
@@ -141,24 +116,18 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
               for name, words in _WAITING.items()
               if facts.waiting.get(name, 0.0) > 0]
     which = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
-    notes.append(Sentence(Note.WAITING_FOR,
-        f"Of the waiting for late ranks, {joined(causes)}. Half of it is in {len(unnamed.steps)} "
-        f"of {plural(facts.selected.size, 'step')}{which}."))
+    notes.append(say(Note.WAITING_FOR, causes=joined(causes), few=len(unnamed.steps),
+        steps=plural(facts.selected.size, "step"), which=which))
   for pauses in few_pauses(facts):
-    notes.append(Sentence(Note.FEW_PAUSES,
-        f"Long pauses: {pauses.cause} took {milliseconds(pauses.seconds)}, "
-        f"{percent(pauses.share)} of all the time counted, in {plural(len(pauses.steps), 'step')}: "
-        f"{list_ranks(pauses.steps)}. They are no finding, but that is what they cost."))
+    notes.append(say(Note.FEW_PAUSES, cause=pauses.cause, seconds=milliseconds(pauses.seconds),
+        part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
+        numbers=list_ranks(pauses.steps)))
   notes += _slow_for_good(facts)
   staged = totals.groups is not None and totals.groups.found.staged  # then it is their bubbles
   if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
-    notes.append(Sentence(Note.SPREAD,
-        f"Ranks leave the collectives {milliseconds(abs(facts.spread))} apart from each other on "
-        "average; that is part of transfer."))
+    notes.append(say(Note.SPREAD, spread=milliseconds(abs(facts.spread))))
   if totals.delayed:
-    notes.append(Sentence(Note.PACED,
-        "Pacing was active: lateness, blame and what-if are by arrivals with each rank's own delay "
-        "taken out."))
+    notes.append(say(Note.PACED, "report"))
   return notes
 
 
@@ -172,18 +141,8 @@ def _slow_for_good(facts: Diagnosis) -> list[Sentence]:
   if (not for_good or shared is None or mended is None or facts.work_moved is not None
       or 1 - 1 / shared.speedup < LEAST):
     return []
-  total = 8 * facts.run.ranks
-  return [Sentence(Note.SLOW_FOR_GOOD,
-      f"What would help {some_ranks(facts.lateness.late)}: a host as quick as the others' "
-      f"({_step(mended)}); or, without a spare, fewer micro-batches ({_step(shared)}, the more of "
-      "them there are the nearer). For that `loss, grads = jaxpace.accumulate(loss_fn, params, "
-      "micro_batches, counts, mesh=mesh, fetch=True, weighted=False)` takes the place of the loop "
-      f"over them, `feed = jaxpace.shares(mesh, total_micro_batches={total})`, of all ranks "
-      "together, goes before the training loop, and `feed.next(step).counts` into each step. A "
-      "step without such a loop gets one by the same lines, its batch reshaped to "
-      f"[{total}, rows, ...], unless its loss looks across the batch. Fewer rows of one batch, "
-      "padded and masked, would save nothing: all ranks run one program, which computes the "
-      "padding.")]
+  return [say(Note.SLOW_FOR_GOOD, ranks=some_ranks(facts.lateness.late), mended=_step(mended),
+              shared=_step(shared), total=8 * facts.run.ranks)]
 
 
 def _step(alternative: Alternative) -> str:
@@ -200,13 +159,9 @@ def _groups(facts: Diagnosis) -> list[Sentence]:
   kept = facts.totals.groups
   if kept is not None and kept.found.apart:
     number = int(kept.found.joined.max()) + 1
-    notes.append(Sentence(Note.GROUPS_APART,
-        f"The ranks are {number} groups that never meet in a collective with timestamps: each rank "
-        "is compared with those of its own group, and the job's figures are means over all ranks."))
+    notes.append(say(Note.GROUPS_APART, "report", groups=number))
   elif kept is None and groups(run.info, run.ranks) is None:
-    notes.append(Sentence(Note.MEETING_UNKNOWN,
-        "run.json does not tell which ranks meet in a collective (no `settings` with `mesh` and "
-        "`axis` of as many devices): all of them are taken to."))
+    notes.append(say(Note.MEETING_UNKNOWN, "report"))
   return [*notes, *facts.stages]
 
 
@@ -235,7 +190,7 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
       taken[step] = max(taken.get(step, 0.0), seconds)
   said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
   rest = len(said) - LISTED
-  return (said[:LISTED] + ([Sentence(Note.HUNG, f"Watchdog: more steps were overdue: {rest}.")]
+  return (said[:LISTED] + ([say(Note.HUNG, "more", rest=rest)]
                                 if rest > 0 else []))
 
 
@@ -249,7 +204,7 @@ def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
            else f"had not completed after {float(event['waited']):.0f} s")
   marks = event.get("marks")
   within = f" {marks[0]}" if isinstance(marks, list) and marks and isinstance(marks[0], str) else ""
-  return Sentence(Note.HUNG, f"Watchdog: step {event['step']} {ended}; {who}.{within}")
+  return say(Note.HUNG, "step", step=event["step"], ended=ended, who=who, within=within)
 
 
 def _process(late: Mapping[str, Any]) -> str:

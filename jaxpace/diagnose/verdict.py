@@ -20,6 +20,7 @@ from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnose.phases import waiting_for_data
 from jaxpace.diagnose.what_if import Alternative, has_gaps
@@ -46,45 +47,35 @@ def verdict_on(facts: Diagnosis) -> Sentence:
     return Sentence(said.code, f"{said} {hidden}")
   # What may be waiting for them is no crowded fabric before they are seen.
   others = "As far as the others tell" if facts.findings else "Of the others"
-  return Sentence(Verdict.UNSEEN_RANKS, f"{hidden} {others}: {_lower(said)}")
+  return say(Verdict.UNSEEN_RANKS, unseen=hidden, others=others, said=_lower(said))
 
 
 def _on_those_seen(facts: Diagnosis) -> Sentence:
   run, step_time, earliness = facts.run, facts.step_time, facts.lateness.earliness
   if step_time is None:
-    return Sentence(Verdict.NO_STEPS,
-        f"Nothing to judge: {plural(facts.selected.recorded, 'step')} recorded, and none of them "
-        "has a recorded step before it to measure from. Let the job run on.")
+    return say(Verdict.NO_STEPS, steps=plural(facts.selected.recorded, "step"))
   if facts.findings:
     return _found(facts)
   if facts.inconclusive:
     return Sentence(Verdict.UNTOLD, facts.inconclusive)
   if not run.collectives:
-    return Sentence(Verdict.NO_COLLECTIVES,
-        "No collective was recorded: the run does not show whether ranks wait for each other; see "
-        "the notes.")
+    return say(Verdict.NO_COLLECTIVES)
   lasting = _lasting(facts)
   if run.ranks < 2:
-    said = lasting or Sentence(Verdict.HEALTHY, "Healthy: one rank has nobody to wait for.")
+    said = lasting or say(Verdict.HEALTHY, "alone")
     return Sentence(said.code, f"{said} {_largest(facts)}")
   if facts.selected.size < MIN_STEPS:
-    return Sentence(Verdict.TOO_FEW_STEPS,
-        f"Too few steps to judge: {facts.selected.size} count, {MIN_STEPS} are needed. So far "
-        f"waiting for late ranks takes {100 * earliness / step_time.mean:.1f} % of the step.")
+    return say(Verdict.TOO_FEW_STEPS, "counted", counted=facts.selected.size, needed=MIN_STEPS,
+        waiting=100 * earliness / step_time.mean)
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
     what = joined([name if times == 1 else f"{times} of {name}"
                    for (name, _), times in hidden.items()])
-    return Sentence(Verdict.UNTIMED,
-        "The run does not show whether ranks wait for each other: "
-        f"{plural(number, 'collective')} of the step {'is' if number == 1 else 'are'} not timed "
-        f"({what}), ranks meet there, and "
-        f"their waiting counts as compute; the notes say why. {_largest(facts)}")
+    return say(Verdict.UNTIMED, collectives=plural(number, "collective"),
+        are="is" if number == 1 else "are", what=what, largest=_largest(facts))
   if facts.doubt:
-    return Sentence(Verdict.DOUBT,
-        f"The run does not show whether a rank is late: {facts.doubt}, and waiting takes "
-        f"{percent(earliness / step_time.mean)} of the step; see the notes.")
+    return say(Verdict.DOUBT, doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
   pauses = few_pauses(facts)
   if pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
@@ -94,15 +85,13 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
              else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks in turn, without a cause that shows")
-    return Sentence(Verdict.UNNAMED_WAITING,
-        "No lasting fault: no rank is persistently late, and the waiting "
-        f"({percent(unnamed.share)} of the time) {where}: see the "
-        f"notes.{f' {lasting}' if lasting else ''}")
+    return say(Verdict.UNNAMED_WAITING, part=percent(unnamed.share), where=where,
+        lasting=f" {lasting}" if lasting else "")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
              f"{100 * earliness / step_time.mean:.1f} % of the step")
   if lasting:
     return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
-  return Sentence(Verdict.HEALTHY, f"Healthy: {waiting}. {_largest(facts)}")
+  return say(Verdict.HEALTHY, "waiting", waiting=waiting, largest=_largest(facts))
 
 
 def _paused(pauses: FewPauses, counted: int) -> str:
@@ -127,10 +116,8 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   found: list[tuple[float, Sentence]] = []
   data = waiting_for_data(facts.run, facts.selected) or 0.0
   if data >= COSTLY * step_time.mean:
-    found.append((data / step_time.mean, Sentence(Verdict.DATA_WAITS,
-        f"Every step waits {milliseconds(data)} ({percent(data / step_time.mean)} of it) for data, "
-        "mean over ranks: prefetch further ahead, and look at the storage and the decoding it "
-        "comes from.")))
+    found.append((data / step_time.mean, say(Verdict.DATA_WAITS, data=milliseconds(data),
+        part=percent(data / step_time.mean))))
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and saving(slower) >= COSTLY:
     why = (
@@ -138,9 +125,8 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
         "the network"
         if facts.preempted >= CROWDED else
         "whether the network or waiting for processors makes them so does not show in this run")
-    found.append((saving(slower), Sentence(Verdict.SLOW_TRANSFERS,
-        f"Transfers take longer than their best for {percent(saving(slower))} of the step, which "
-        f"would be {slower.speedup:.2f} times as fast without that: {why}.")))
+    found.append((saving(slower), say(Verdict.SLOW_TRANSFERS, saving=percent(saving(slower)),
+        speedup=slower.speedup, why=why)))
   if not found:
     return None
   found.sort(key=lambda one: -one[0])
@@ -160,7 +146,7 @@ def _found(facts: Diagnosis) -> Sentence:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
     return Sentence(Verdict(facts.findings[0].mode), said)
-  return Sentence(Verdict.COSTS_LITTLE, f"No fault that costs much. {_largest(facts)} {said}")
+  return say(Verdict.COSTS_LITTLE, largest=_largest(facts), said=said)
 
 
 def _worth(facts: Diagnosis, finding: Finding) -> float:

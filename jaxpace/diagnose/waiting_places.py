@@ -11,6 +11,7 @@ from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, percent
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.limits import LISTED, MOST, TWICE
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.totals import Totals
@@ -148,23 +149,18 @@ def late_at(case: EvidenceInputs, episode: Episode) -> Sentence | None:
     return None
   top = int(by_slot.argmax())
   if by_slot[top] >= MOST * whole:
-    return Sentence(Evidence.AT,
-        f"It is late by {milliseconds(float(by_slot[top]))} at {at[top]}: that is where it reaches "
-        "a collective after the others, and what it does since the one before is what takes long.")
+    return say(Evidence.AT, "one", late=milliseconds(float(by_slot[top])), place=at[top])
   of = np.array([place.of for place in at])
   sums = {index: float(by_slot[of == index].sum()) for index in set(of.tolist())}
   best = max(sums, key=lambda index: sums[index])
   own = np.flatnonzero(of == best)
   place = at[int(own[0])]
   if sums[best] >= MOST * whole and len(own) > 1:
-    return Sentence(Evidence.AT,
-        f"It is late by {milliseconds(sums[best])} at {place.name}{place.origin}, over all its "
-        f"{len(own)} iterations: {milliseconds(float(by_slot[own].min()))} to "
-        f"{milliseconds(float(by_slot[own].max()))} in each.")
-  return Sentence(Evidence.AT,
-      f"Its lateness is spread over the step: of {milliseconds(whole)}, "
-      f"{percent(sums[best] / whole)} is at {place.name}{place.origin}, the most at any "
-      "collective.")
+    return say(Evidence.AT, "iterations", late=milliseconds(sums[best]), name=place.name,
+        origin=place.origin, iterations=len(own), least=milliseconds(float(by_slot[own].min())),
+        most=milliseconds(float(by_slot[own].max())))
+  return say(Evidence.AT, "spread", whole=milliseconds(whole), part=percent(sums[best] / whole),
+      name=place.name, origin=place.origin)
 
 
 def _lateness(case: EvidenceInputs, episode: Episode) -> np.ndarray:
@@ -189,9 +185,8 @@ def most_waited(case: EvidenceInputs) -> Sentence | None:
   top = found[0]
   iteration = (f", {percent(top.worst / top.waiting)} of that in {top.place.iteration}"
                if top.stands_out else "")
-  return Sentence(Evidence.MOST_WAITED,
-      f"{percent(top.waiting / whole)} of the waiting is at "
-      f"{top.place.name}{top.place.origin}{iteration}.")
+  return say(Evidence.MOST_WAITED, part=percent(top.waiting / whole), name=top.place.name,
+      origin=top.place.origin, iteration=iteration)
 
 
 def most_contended(case: EvidenceInputs) -> Sentence | None:
@@ -209,10 +204,9 @@ def most_contended(case: EvidenceInputs) -> Sentence | None:
              for axis in axes}
   axis = max(by_axis, key=lambda name: by_axis[name])
   top = int(np.argmax([seconds[c] if place.axis == axis else -1.0 for c, place in enumerate(at)]))
-  return Sentence(Evidence.MOST_CONTENDED,
-      f"{percent(by_axis[axis] / whole)} of what transfers take beyond their floors is along "
-      f"{axis.replace(',', ' and ') or 'no axis of the mesh'}, most at "
-      f"{at[top].name}{at[top].origin}.")
+  return say(Evidence.MOST_CONTENDED, part=percent(by_axis[axis] / whole),
+      axis=axis.replace(",", " and ") or "no axis of the mesh", name=at[top].name,
+      origin=at[top].origin)
 
 
 # Computing while sending: what of a job's collectives is waited for, and what computing hides.

@@ -1,14 +1,17 @@
-"""Codes stand beside sentences: listed in the docs, each with a use, and left alone by copies."""
+"""Codes stand beside sentences: listed in the docs, each with a use, and left alone by copies.
+Their words are in one table."""
 
+import ast
 import copy
 import pathlib
 import pickle
 import re
+import string
 from typing import get_args
 
 import pytest
 
-from jaxpace.diagnose import codes
+from jaxpace.diagnose import codes, messages
 from jaxpace.diagnose.codes import ChangeCode, Evidence, HangCode, Note, Sentence, Silence, Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.modes import inputs
@@ -18,6 +21,8 @@ from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
 
 ROOT = pathlib.Path(__file__).parents[2]
+SOURCES = [path for path in (ROOT / "jaxpace" / "diagnose").rglob("*.py")
+           if path.name not in ("codes.py", "messages.py")]
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
          "evidence": Evidence, "note": Note}
 
@@ -30,8 +35,7 @@ def test_every_code_says_what_it_means():
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_every_code_has_a_use(kind):
   """A code that nothing says, or a cause without a code, is a mistake in the table."""
-  files = (ROOT / "jaxpace" / "diagnose").rglob("*.py")
-  source = "".join(path.read_text() for path in files if path.name != "codes.py")
+  source = "".join(path.read_text() for path in SOURCES)
   modes = {inputs.PERSISTENT, inputs.AMPLIFICATION, inputs.CONTENTION, inputs.LOCALITY,
            inputs.JITTER}
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
@@ -39,6 +43,44 @@ def test_every_code_has_a_use(kind):
   by_value = (modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source))
               if kind is Evidence else set(get_args(describe.Code)) if kind is HangCode else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
+
+
+def fields(template):
+  return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+
+
+def said():
+  """Code, wording (None: chosen as it runs) and values of every call of `say`."""
+  for path in SOURCES:
+    for node in ast.walk(ast.parse(path.read_text())):
+      if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "say":
+        code, *wording = node.args
+        yield (ast.unparse(code), "" if not wording else getattr(wording[0], "value", None),
+               {keyword.arg for keyword in node.keywords})
+
+
+def test_whoever_says_something_gives_the_values_that_its_words_ask_for():
+  checked = 0
+  for code, wording, values in said():
+    if not code.startswith(tuple(f"{kind.__name__}." for kind in KINDS.values())):
+      continue  # of a code known as it runs only
+    kind, name = code.split(".")
+    words = messages._TABLES[getattr(codes, kind)][getattr(codes, kind)[name]]
+    assert isinstance(words, str) == (wording == ""), code
+    chosen = [words] if isinstance(words, str) else (
+        words.values() if wording is None else [words[wording]])
+    for template in chosen:
+      assert None in values or fields(template) <= values, code
+    if wording is not None and None not in values:
+      assert fields(chosen[0]) == values, code
+    checked += 1
+  assert checked > 100
+
+
+def test_no_words_of_the_table_are_left_over():
+  used = {code.split(".")[-1] for code, _, _ in said()}
+  by_value = {"GC", "DATA", "CHECKPOINT", "BETWEEN", "THROTTLED", "STEAL"}
+  assert {code.name for table in messages._TABLES.values() for code in table} <= used | by_value
 
 
 def test_a_sentence_is_a_string_and_keeps_its_code():

@@ -30,6 +30,7 @@ from jaxpace.diagnose.forecast.tails import (
   with_tail,
 )
 from jaxpace.diagnose.limits import SCHEMA
+from jaxpace.diagnose.messages import say
 from jaxpace.runs.run import Run
 
 DRAWS = 200
@@ -128,10 +129,8 @@ def _too_far(sample: Sample, ranks: int) -> Sentence | None:
   if units * _LEAST <= held:
     return None
   steps = math.ceil(units * _LEAST / sample.units)
-  return Sentence(Silence.TOO_SHORT,
-      f"The run is too short: the slowest of {ranks:,} ranks is one in {units:,}, and "
-      f"{sample.units} x {sample.steps:,} recorded steps reach up to "
-      f"{held // _LEAST * sample.unit:,} ranks. {steps:,} steps would do.")
+  return say(Silence.TOO_SHORT, ranks=ranks, units=units, recorded=sample.units, by=sample.steps,
+      reach=held // _LEAST * sample.unit, needed=steps)
 
 
 def _draw(sample: Sample, noises: Sequence[Noise], draws: int,
@@ -227,29 +226,19 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
   if lasting:
     worst = max(lasting, key=lambda n: n.offsets_spread)
     latest = float(worst.offsets.max())
-    notes.append(Sentence(Note.RANKS_DIFFER_FOR_GOOD,
-        f"Ranks differ for good (standard deviation {1e3 * worst.offsets_spread:.2f} ms, the "
-        f"latest {1e3 * latest:.2f} ms after the mean). The recorded ones are taken to stay and "
-        f"new ones to be as they; {len(worst.offsets)} tell little of many, hence wide intervals. "
-        "Mend a late rank first."))
+    notes.append(say(Note.RANKS_DIFFER_FOR_GOOD, spread=1000.0 * worst.offsets_spread,
+        latest=1000.0 * latest, known=len(worst.offsets)))
   for collective, noise, pooled in zip(sample.collectives, noises, drawn.pooled, strict=True):
     whole = Pooled(pooled.values, pooled.counts[:1])
     if float(calibration(noise, whole, drawn.weights[:1], sample.units)[0]) <= 0.9:
-      notes.append(Sentence(Note.NOT_INDEPENDENT,
-          f"At {collective.name} ranks are late together more than by chance, and not all of them: "
-          "they are no independent ranks, and the forecast is too high."))
+      notes.append(say(Note.NOT_INDEPENDENT, collective=collective.name))
   if any(p.transfer_source == "one size: bounds" for p in points):
-    notes.append(Sentence(Note.ONE_SIZE,
-        "How transfers grow is not known from collectives of one size: the interval holds all from "
-        "bandwidth alone to latency alone. `jaxpace bench` and --fabric would tell."))
+    notes.append(say(Note.ONE_SIZE))
   if sample.hosts > 1 and any(p.silent is None and p.ranks > sample.ranks for p in points):
-    notes.append(Sentence(Note.SAME_TIER,
-        "New hosts are taken to hang on the same tier of the fabric as those recorded."))
+    notes.append(say(Note.SAME_TIER))
   if any(p.method == TAIL for p in points):
     far = ", ".join(f"{p.ranks:,}" for p in points if p.method == TAIL)
-    notes.append(Sentence(Note.TAIL,
-        f"At {far} ranks the slowest is beyond what was observed often: by a generalised "
-        "Pareto tail."))
+    notes.append(say(Note.TAIL, ranks=far))
   return notes
 
 

@@ -22,6 +22,7 @@ from jaxpace.diagnose.codes import Note, Sentence, Silence
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
@@ -91,15 +92,11 @@ def take_sample(run: Run) -> Sample:
   laid_out: Sequence[np.ndarray] | np.ndarray | None = groups(run.info, run.ranks)
   if laid_out is None and len(parts) == 1:
     laid_out = np.arange(run.ranks)[None]
-    notes.append(Sentence(Note.MEETING_UNKNOWN,
-        "run.json does not tell which ranks synchronise with each other: all of them are "
-        "taken to."))
+    notes.append(say(Note.MEETING_UNKNOWN, "forecast"))
   if laid_out is None or len(laid_out) != len(parts):
     laid_out = parts
   if len(laid_out) > 1:
-    notes.append(Sentence(Note.GROUPS_APART,
-        f"The job has {len(laid_out)} groups of ranks that never meet: the first one is "
-        "the sample."))
+    notes.append(say(Note.GROUPS_APART, "forecast", groups=len(laid_out)))
   ranks = laid_out[0]
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own "
@@ -119,9 +116,8 @@ def take_sample(run: Run) -> Sample:
   often = known.sum(axis=1) >= max(1, MOST * selected.size)
   if not often.all():
     left_out = ranks[~often]
-    notes.append(Sentence(Note.RANKS_LEFT_OUT,
-        f"Left out: {'ranks' if len(left_out) > 1 else 'rank'} {list_ranks(left_out)}, known in "
-        "less than half of the steps. The forecast takes the others for all."))
+    notes.append(say(Note.RANKS_LEFT_OUT, rank="ranks" if len(left_out) > 1 else "rank",
+        numbers=list_ranks(left_out)))
   if often.sum() < 2:
     raise RunError(f"{run.path} has fewer than 2 ranks with their times recorded: no forecast.")
   use = known[often].all(axis=0)
@@ -131,8 +127,7 @@ def take_sample(run: Run) -> Sample:
                    "the job run on.")
   arrival, wait, step = arrival[:, often][:, :, use], wait[:, often][:, :, use], step[often][:, use]
   if delayed:
-    notes.append(Sentence(Note.PACED,
-        "Pacing was active: the forecast is by arrivals with each rank's own delay taken out."))
+    notes.append(say(Note.PACED, "forecast"))
   kept = ranks[often]
   if step.mean() <= 0:
     raise RunError(
@@ -142,9 +137,7 @@ def take_sample(run: Run) -> Sample:
   arrived = arrival.mean(axis=1).sum(axis=0)
   units, unit = _units(run, arrival, kept)
   if unit > 1:
-    notes.append(Sentence(Note.LATE_TOGETHER,
-        f"The {unit} ranks of a process are late together: each process counts as one, with its "
-        "last rank's arrival."))
+    notes.append(say(Note.LATE_TOGETHER, unit=unit))
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
@@ -219,22 +212,18 @@ def new_tier(sample: Sample, ranks: int, per_host: int | None,
     here, there = fabric.level(sample.ranks), fabric.level(ranks)
     if here is None or there is None:
       top = fabric.levels[-1]
-      return Sentence(Silence.BEYOND_FABRIC,
-          f"{fabric.source} describes a fabric of {plural(top.ranks or 0, 'rank')} at most (level "
-          f"'{top.name}'): what lies beyond was not measured.")
+      return say(Silence.BEYOND_FABRIC, source=fabric.source, ranks=plural(top.ranks or 0, "rank"),
+          level=top.name)
     kinds = {c.kind for c in sample.collectives}
     lacking = [level.name for level in (here, there) if not kinds <= set(level.costs)]
     if lacking:
-      return Sentence(Silence.NO_COST,
-          f"{fabric.source} has no cost of {', '.join(sorted(kinds))} at level '{lacking[0]}'.")
+      return say(Silence.NO_COST, source=fabric.source, kinds=", ".join(sorted(kinds)),
+          level=lacking[0])
     return None
   own = math.ceil(sample.ranks / sample.hosts)
   hosts = math.ceil(ranks / (per_host or own))
   if sample.hosts == 1 and hosts > 1:
-    return Sentence(Silence.NEW_TIER,
-        f"With {plural(per_host or own, 'rank')} a host, {ranks:,} ranks need {hosts:,} hosts, and "
-        "this run never left one: what lies between hosts was not measured. Give --fabric (from "
-        "`jaxpace bench`), or --ranks-per-host if so many share a host.")
+    return say(Silence.NEW_TIER, per_host=plural(per_host or own, "rank"), ranks=ranks, hosts=hosts)
   return None
 
 

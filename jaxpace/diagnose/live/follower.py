@@ -16,6 +16,7 @@ from jaxpace.diagnose.codes import Note, Sentence
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.live.alive import Alert, EventFollower, ProcessFiles, judge
 from jaxpace.diagnose.live.look import Numbers, Snapshot, measure
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
@@ -201,32 +202,26 @@ class Follower:
     if window is not None and numbers is not None and window.high >= 0:
       behind = np.flatnonzero((window.last_of_rank < window.frontier) & (window.last_of_rank >= 0))
       if numbers.silent:
-        notes.append(Sentence(Note.SILENT_RANKS,
-            f"{plural(len(numbers.silent), 'rank')} recorded nothing in the steps shown: "
-            f"{list_ranks(numbers.silent)}."))
-        notes.append(Sentence(Note.NOT_CLEARED,
-            "What the others wait for ranks without rows counts as transfer: nothing here "
-            "clears them."))
+        notes.append(say(Note.SILENT_RANKS, ranks=plural(len(numbers.silent), "rank"),
+            silent=list_ranks(numbers.silent)))
+        notes.append(say(Note.NOT_CLEARED))
       if numbers.inconclusive:
         notes.append(Sentence(Note.UNTOLD, numbers.inconclusive))
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
-        notes.append(Sentence(Note.STOPPED_EARLY,
-            f"{plural(len(late), 'rank')} stopped recording before the others: "
-            f"{list_ranks(late)}."))
+        notes.append(say(Note.STOPPED_EARLY, ranks=plural(len(late), "rank"),
+            late=list_ranks(late)))
     if window is not None and window.left_out:
-      notes.append(Sentence(Note.RANKS_NOT_SHOWN,
-          f"Rank numbers from {window.left_out:,} on are left out here; `jaxpace report` "
-          "reads them."))
+      notes.append(say(Note.RANKS_NOT_SHOWN, first=window.left_out))
     for seen in self._processes.seen:
       stopped = seen.process.info.get("stopped")
       if stopped:
-        notes.append(Sentence(Note.STOPPED_RECORDING,
-            f"Process {seen.name} stopped recording: {str(stopped)[:300].rstrip('.')}."))
+        notes.append(say(Note.STOPPED_RECORDING, name=seen.name,
+            stopped=str(stopped)[:300].rstrip(".")))
       not_copied = seen.process.info.get("not_copied")
       if not_copied:
-        notes.append(Sentence(Note.LACKS_STEPS,
-            f"Process {seen.name} lacks steps: {str(not_copied)[:300].rstrip('.')}."))
+        notes.append(say(Note.LACKS_STEPS, name=seen.name,
+            not_copied=str(not_copied)[:300].rstrip(".")))
     unnamed = [found.unnamed for found in (self._collectives, self._rows) if found.unnamed]
     return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 

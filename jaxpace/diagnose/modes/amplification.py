@@ -9,6 +9,7 @@ from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent, some_r
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
@@ -36,13 +37,9 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   stopping = _stopping(case) if worst > MOST else _mostly_last(case)
   alone = () if stopping is None else (stopping,)
   evidence = [
-      _last_rank(case) if stopping is None else Sentence(Evidence.LAST_RANK,
-          f"{percent(float(totals.blame[stopping] / totals.blame.sum()))} of the waiting is for "
-          f"rank {stopping}."),
-      Sentence(Evidence.WORST_TENTH,
-          f"The worst tenth of the steps holds {percent(worst)} of the waiting: "
-          + ("rare long pauses, not everyday jitter." if worst > MOST
-             else "everyday jitter, not rare pauses."))]
+      _last_rank(case) if stopping is None else say(Evidence.LAST_RANK, "one",
+          part=percent(float(totals.blame[stopping] / totals.blame.sum())), rank=stopping),
+      say(Evidence.WORST_TENTH, "pauses" if worst > MOST else "everyday", part=percent(worst))]
   at = most_waited(case)
   evidence += [at] if at else []
   first = (None if begin == 0
@@ -50,23 +47,20 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   last = (None if end == case.selected.blocks
           else series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
-    evidence.append(Sentence(Evidence.SPELL, f"It is so {spell(first, last)}."))
+    evidence.append(say(Evidence.SPELL, spell=spell(first, last)))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
             for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   of_all = {name: percent(value / total) for name, value in causes.items()}
-  evidence.append(Sentence(Evidence.WAITING_FOR,
-      f"Of all waiting, {of_all['compute']} is for longer compute and {of_all['runtime']} for "
-      "longer gaps between steps"
-      + (f", {of_all['pacing']} for delays." if causes["pacing"] > 0 else ".")))
+  evidence.append(say(Evidence.WAITING_FOR, "delays" if causes["pacing"] > 0 else "no_delays",
+                      **of_all))
   hosts = hosts_of(run, alone)
   by_host = _blame_by_host(case)
   if len(by_host) > 1 and not alone:
     host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
     if part > 2 * expected and part > 0.2:
-      evidence.append(Sentence(Evidence.MOSTLY_HOST,
-          f"{percent(part)} of the waiting is for {host}, which has {percent(expected)} of "
-          "the ranks."))
+      evidence.append(say(Evidence.MOSTLY_HOST, part=percent(part), host=host,
+          expected=percent(expected)))
       hosts = (host,) if part > 0.6 and not lateness.episodes else ()
   if alone and worst <= MOST:
     advice = ("See what it does that varies from step to step: data that it loads, work that it "
@@ -121,23 +115,18 @@ def _last_rank(case: EvidenceInputs) -> Sentence:
   waited = max(1, int(totals.last.sum()))
   if not late.size:
     often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
-    return Sentence(Evidence.LAST_RANK,
-        f"The last rank changes: {plural(len(others), 'rank')} of {case.run.ranks} were last; the "
-        f"most frequent, {int(often.argmax())}, in {percent(often.max())} of the steps "
-        f"({percent(chance)} by chance).")
+    return say(Evidence.LAST_RANK, "changes", ranks=plural(len(others), "rank"),
+        of_ranks=case.run.ranks, worst=int(often.argmax()), often=percent(often.max()),
+        chance=percent(chance))
   beside = f"Beside {some_ranks(late)}"
   if not others.size:
-    return Sentence(Evidence.LAST_RANK,
-        f"{beside} no rank is ever last: lateness varies from step to step.")
+    return say(Evidence.LAST_RANK, "none_beside", beside=beside)
   worst = int(last.argmax())
   if others.size == 1:
-    return Sentence(Evidence.LAST_RANK,
-        f"{beside} it is rank {worst} that is last, in {percent(last[worst] / waited)} of "
-        "the steps.")
-  return Sentence(Evidence.LAST_RANK,
-      f"{beside} the last rank changes: {len(others)} others were last, in "
-      f"{percent(last.sum() / waited)} of the steps, rank {worst} most often, in "
-      f"{percent(last[worst] / waited)}.")
+    return say(Evidence.LAST_RANK, "one_beside", beside=beside, worst=worst,
+        worst_often=percent(last[worst] / waited))
+  return say(Evidence.LAST_RANK, "several_beside", beside=beside, others=len(others),
+      often=percent(last.sum() / waited), worst=worst, worst_often=percent(last[worst] / waited))
 
 
 def everyday(case: EvidenceInputs) -> float:

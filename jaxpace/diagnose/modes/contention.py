@@ -21,6 +21,7 @@ from jaxpace.diagnose.episodes import change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import crowded_processors, per_step
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import CONTENTION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
@@ -231,23 +232,18 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   last = (None if slow.end == selected.blocks
           else series_change(run, selected, case.transfer, slow.end) - 1)
   if slow.bursts:
-    evidence = [Sentence(Evidence.TWO_KINDS,
-        f"The collectives come in two kinds: {percent(slow.bursts)} of the steps take "
-        f"{milliseconds(slow.level)} in them, the others {milliseconds(slow.quiet)}.")]
+    evidence = [say(Evidence.TWO_KINDS, part=percent(slow.bursts), level=milliseconds(slow.level),
+        quiet=milliseconds(slow.quiet))]
   elif first is None and last is None:
-    evidence = [Sentence(Evidence.THROUGHOUT,
-        f"The collectives themselves take {milliseconds(slow.level)} per step throughout; "
-        + (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} ({case.floor.source})."
-        if case.floor.known else f"without that host's link about {milliseconds(slow.quiet)}."
-        if slow.links.slow else f"the quickest about {milliseconds(slow.quiet)}."))]
+    wording, quiet = (("floor", float(case.floor.floor.sum())) if case.floor.known
+                      else ("link" if slow.links.slow else "quickest", slow.quiet))
+    evidence = [say(Evidence.THROUGHOUT, wording, level=milliseconds(slow.level),
+                    quiet=milliseconds(quiet), source=case.floor.source)]
   else:
-    evidence = [Sentence(Evidence.STRETCH,
-        f"The collectives themselves take {milliseconds(slow.level)} per step "
-        f"{spell(first, last)}, {milliseconds(slow.quiet)} in the rest of the run.")]
+    evidence = [say(Evidence.STRETCH, level=milliseconds(slow.level), spell=spell(first, last),
+        quiet=milliseconds(slow.quiet))]
   if not case.floor.known:
-    evidence.append(Sentence(Evidence.NEEDS_FLOOR,
-        "What is equally slow in every step of the run can't be seen without a known floor: "
-        "`--floor` takes what `jaxpace bench` measured."))
+    evidence.append(say(Evidence.NEEDS_FLOOR))
   at = most_contended(case)
   evidence += [at] if at else []
   evidence += _whose(case, slow)
@@ -273,12 +269,10 @@ def _probed(case: EvidenceInputs, slow: SlowTransfers) -> tuple[tuple[int, ...],
   """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
   if case.links is None:
     return slow.links.slow, []
-  said = [Sentence(Evidence.PROBE,
-      f"The link probe: {culprit.sentence()}") for culprit in case.links.culprits]
+  said = [say(Evidence.PROBE, says=culprit.sentence()) for culprit in case.links.culprits]
   if not said:
-    return slow.links.slow, [Sentence(Evidence.PROBE_NOTHING,
-        "The link probe names nothing: " + (
-        case.links.cannot_tell or "no host or link was slower than the others when it was made."))]
+    why = case.links.cannot_tell
+    return slow.links.slow, [say(Evidence.PROBE_NOTHING, "why" if why else "none_slower", why=why)]
   host_of = {p.process: p.host for p in case.run.processes}
   named = tuple(p for culprit in case.links.culprits for p in culprit.processes
                 if host_of.get(p) in culprit.hosts)
@@ -294,41 +288,27 @@ def _crowded(case: EvidenceInputs, slow: SlowTransfers) -> bool:
 def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
-    return [Sentence(Evidence.NO_COUNTERS,
-        "Whether one host's link is slow or a trunk that all share is crowded is unknown: no "
-        "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives don't "
-        "use TCP.")]
+    return [say(Evidence.NO_COUNTERS)]
   said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))
   if slow.links.slow:
-    said.append(Sentence(Evidence.SLOW_LINK,
-        f"The link of {name_process(run, worst)} is the slow one: its connections had data on the "
-        f"way for {milliseconds(busy[worst])} per step, the others' for {milliseconds(others)}."))
+    said.append(say(Evidence.SLOW_LINK, process=name_process(run, worst),
+        busy=milliseconds(busy[worst]), others=milliseconds(others)))
   elif _crowded(case, slow):
-    said.append(Sentence(Evidence.ALL_BUSY,
-        f"All hosts' connections are equally busy, {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} per step: the fabric between them is crowded, not one "
-        "host's link."))
+    said.append(say(Evidence.ALL_BUSY, least=milliseconds(min(busy.values())),
+        most=milliseconds(busy[worst])))
   elif len(busy) == 2:
-    said.append(Sentence(Evidence.BOTH_BUSY,
-        f"Both hosts' connections are busy, {milliseconds(min(busy.values()))} and "
-        f"{milliseconds(busy[worst])} per step: of two hosts, one's slow link and a crowded one "
-        "between them look the same."))
+    said.append(say(Evidence.BOTH_BUSY, least=milliseconds(min(busy.values())),
+        most=milliseconds(busy[worst])))
   else:
-    said.append(Sentence(Evidence.NO_SINGLE_LINK,
-        f"The hosts' TCP counters name no single link: {milliseconds(min(busy.values()))} to "
-        f"{milliseconds(busy[worst])} per step with data on the way, most on "
-        f"{name_process(run, worst)}."))
+    said.append(say(Evidence.NO_SINGLE_LINK, least=milliseconds(min(busy.values())),
+        most=milliseconds(busy[worst]), process=name_process(run, worst)))
   if slow.queued and slow.trips:
-    said.append(Sentence(Evidence.QUEUE,
-        "Data queue on the way: a round trip of the hosts' connections takes "
-        f"{milliseconds(slow.trips[0])} then, {milliseconds(slow.trips[1])} in the rest of "
-        "the run."))
+    said.append(say(Evidence.QUEUE, then=milliseconds(slow.trips[0]),
+        otherwise=milliseconds(slow.trips[1])))
   resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
-    said.append(Sentence(Evidence.RESENT,
-        f"Segments are lost and sent again: up to {resent[most]:.2f} per step on "
-        f"{name_process(run, most)}."))
+    said.append(say(Evidence.RESENT, segments=resent[most], process=name_process(run, most)))
   return said

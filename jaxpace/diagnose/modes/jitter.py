@@ -11,6 +11,7 @@ from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, p
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, SELDOM, SHOWS
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
@@ -145,24 +146,18 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
            else 0.0)
   who = some_ranks(ranks).capitalize() if ranks else "Ranks"
   evidence = [
-      Sentence(Evidence.PAUSES,
-          f"{who} pause{'s' if len(ranks) == 1 else ''} between steps now and then: a gap takes "
-          f"{milliseconds(usual)} as a rule, and {milliseconds(usual + mean)} on average."),
-      Sentence(Evidence.PAUSES_COST,
-          f"A step loses {milliseconds(pauses.own)} in the pauses themselves, mean over ranks, and "
-          f"{milliseconds(pauses.waiting)} in which ranks wait for one that pauses.")]
+      say(Evidence.PAUSES, who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
+          mean=milliseconds(usual + mean)),
+      say(Evidence.PAUSES_COST, own=milliseconds(pauses.own), waiting=milliseconds(pauses.waiting))]
   if ranks:
-    evidence.append(Sentence(Evidence.PAUSES_HELD,
-        f"{percent(float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12)))} of all "
-        f"pauses are on {'this rank' if len(ranks) == 1 else 'these ranks'}."))
+    part = float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12))
+    evidence.append(say(Evidence.PAUSES_HELD, "rank" if len(ranks) == 1 else "ranks",
+                        part=percent(part)))
   else:
-    evidence.append(Sentence(Evidence.PAUSE_ALIKE,
-                             "All ranks pause equally; no single process is to blame."))
+    evidence.append(say(Evidence.PAUSE_ALIKE))
   evidence += mechanisms
   if not mechanisms and run.host_causes.columns:
-    evidence.append(Sentence(Evidence.NO_CAUSE,
-        "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, "
-        "take that long: logging, evaluation, or other load on the host's processors?"))
+    evidence.append(say(Evidence.NO_CAUSE))
   causes = kinds(mechanisms)
   return Finding(
       mode=JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),

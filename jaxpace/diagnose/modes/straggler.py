@@ -26,6 +26,7 @@ from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import kinds, of_lateness
+from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import MAX_COARSE
@@ -51,12 +52,11 @@ def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> 
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
-    evidence.append(Sentence(Evidence.WHOLE_HOST,
-        f"All ranks of {named(whole)} are late: the {'hosts' if len(whole) > 1 else 'host'}, not a "
-        "single device."))
+    evidence.append(say(Evidence.WHOLE_HOST, hosts=named(whole),
+        host="hosts" if len(whole) > 1 else "host"))
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
-    evidence.append(Sentence(Evidence.ELSEWHERE, f"On {named(elsewhere)} other ranks are in time."))
+    evidence.append(say(Evidence.ELSEWHERE, hosts=named(elsewhere)))
   cost = max(e.lateness * e.steps for e in episodes)
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
   causes = kinds(mechanisms)
@@ -97,11 +97,9 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
     spells = [spell_of(case, [e]) for e in own[:3]]
     times = joined([spell(*found) for found in spells])
     chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
-    evidence.append(Sentence(Evidence.LATE,
-        f"{name_rank(run, rank)} reaches the collectives {milliseconds(longest.lateness)} "
-        f"after the typical rank, {times}{chronic}: so in {percent(longest.persistence)} of "
-        f"the stretches of {steps} steps; the job waited for it in "
-        f"{percent(often)} of all steps."))
+    evidence.append(say(Evidence.LATE, rank=name_rank(run, rank),
+        lateness=milliseconds(longest.lateness), times=times, chronic=chronic,
+        persistence=percent(longest.persistence), steps=steps, often=percent(often)))
     if rank == late[0] or len(late) < NAMED:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
       compute, gap = excess(case, longest)
@@ -114,8 +112,7 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
       mechanisms += of_lateness(case, process, longest.begin, longest.end,
                                 max(compute + gap, 0.0), gap)
   if len(late) > NAMED:
-    evidence.append(Sentence(Evidence.LATE_AND_LESS,
-        f"Late as well, and less: {list_ranks(late[NAMED:])}."))
+    evidence.append(say(Evidence.LATE_AND_LESS, late=list_ranks(late[NAMED:])))
   return [*evidence, *mechanisms], mechanisms
 
 
@@ -292,10 +289,8 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
   evidence, mechanisms = describe(case, episodes)
   # as many late ranks, picked blindly, are exactly those in a bad place once in so many times
   times = math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
-  head = (Sentence(Evidence.IN_PLACE,
-      f"{_those(bad)} ({list_ranks(ranks)}) lose{'s' if len(ranks) == 1 else ''} "
-      f"{milliseconds(lateness)} per step against the others, and they are the only ones there: by "
-      f"chance that is so once in {times:,}."))
+  head = (say(Evidence.IN_PLACE, "late", those=_those(bad), ranks=list_ranks(ranks),
+      s="s" if len(ranks) == 1 else "", lateness=milliseconds(lateness), times=times))
   first, last = spell_of(case, episodes)
   return Finding(
       mode=LOCALITY, share=held.seconds / case.mean_step,
@@ -309,9 +304,8 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
 def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
-  head = (Sentence(Evidence.IN_PLACE,
-      f"{_those(bad)} ({list_ranks(ranks)}) are those whose host's link is slow; each step "
-      f"loses {milliseconds(slow.share * case.mean_step)}."))
+  head = (say(Evidence.IN_PLACE, "slow", those=_those(bad), ranks=list_ranks(ranks),
+      lost=milliseconds(slow.share * case.mean_step)))
   return dataclasses.replace(
       slow, mode=LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
