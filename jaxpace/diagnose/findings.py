@@ -8,6 +8,7 @@ import math
 import numpy as np
 
 from jaxpace.diagnose import tcp
+from jaxpace.diagnose.advice import advise
 from jaxpace.diagnose.codes import Evidence, Note, Sentence, joined, milliseconds, named
 from jaxpace.diagnose.episodes import change_points
 from jaxpace.diagnose.lateness import attributed_wait, rank_change
@@ -228,9 +229,7 @@ def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
     their work."""
   return dataclasses.replace(
       finding, causes=("shared_cores",),
-      advice=(f"{devices} devices take turns on {cores} cores, so that another one is last in each "
-              "step: that is the machine, whatever the job's work. Give each device a core of its "
-              "own, and see what waiting is left."))
+      advice=advise(AMPLIFICATION, "shared_cores", devices=devices, cores=cores))
 
 
 def never_grouped(run: Run) -> list[str]:

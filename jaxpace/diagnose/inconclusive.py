@@ -18,7 +18,7 @@ from jaxpace.diagnose.codes import (
   named,
   some_ranks,
 )
-from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST
+from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
@@ -219,10 +219,10 @@ NO_SLOT = "no slot left"
 # Whether a run's groups are stages that wait for each other beside the collectives, as those of a
 # pipeline do.
 
-# Chosen by hand; no measurement of it is published.
-_SAME = 0.002
+_SAME = SELDOM * EFFECT
 """Groups that take the same step within this share of it, and are busy for times that differ by
-more than `EFFECT`, wait for each other somewhere."""
+more than `EFFECT`, wait for each other somewhere. Chosen by hand; no measurement of it is
+published."""
 
 
 def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:

@@ -11,11 +11,15 @@ from __future__ import annotations
 COSTLY = 0.05
 """What costs this share is a finding, makes the headline, and is named before anything is called
 healthy. What begins within this share of the run from each other is one."""
-SHOWS = 0.025
-"""Half of that: causes that the hosts measure, transfers that are slow in a stretch, one host's
+SHOWS = COSTLY / 2
+"""Causes that the hosts measure, transfers that are slow in a stretch, one host's
 link or all of them. A fault of `COSTLY` shows at least half of itself."""
 EFFECT = 0.02
 """By which a rank arrives after the typical one if it is late, and other times differ."""
+UNEXPLAINED = 0.2
+"""Pauses of which the host's columns don't show the cause are a finding from this share of the step
+on: where other programs run on the hosts, gaps are ragged, and that is neither the job's fault nor
+mendable in it."""
 LEAST = 0.01
 """Below it waiting for late ranks is no finding, nor what a step would save without them: ranks
 never arrive at quite the same time."""

@@ -32,7 +32,6 @@ _DIGITS = 7
 MOST_ROWS = 1024
 MOST_COLUMNS = 512
 """Columns of the charts over time, at most: a wide screen has twice as many pixels to spare."""
-MOST_CELLS = 1 << 18
 _UNITS = 500.0
 """The cells that are late by most, but for a thousandth of them, are so many units late."""
 
@@ -119,7 +118,7 @@ def skew_map(diagnosis: Diagnosis,
     return None
   together = -(-run.ranks // MOST_ROWS)
   rows = np.arange(0, run.ranks, together)
-  columns = selected.divided(min(MOST_COLUMNS, max(MOST_CELLS // len(rows), 1)))
+  columns = selected.divided(min(MOST_COLUMNS, max(MOST_COLUMNS**2 // len(rows), 1)))
   total = np.zeros((run.ranks, columns.blocks))
   number = np.zeros((run.ranks, columns.blocks), np.int64)
   most = np.full((run.ranks, columns.blocks), -np.inf)

@@ -58,7 +58,7 @@ __all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamSta
 # worth on others.
 _MEMORY = 512
 _REFRESH = 40
-_LONG = 96
+_LONG = 4 * LAST
 """Steps after which half of the last being high confirms."""
 _STILL = 2
 """High steps of the latter half of those looked back on, at most, in a quiet spell."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, PART, SHOWS
+from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, PART, SHOWS, UNEXPLAINED
 from jaxpace.diagnose.totals import lower_median
 
 # What the stream of alarms looks at: a signal for each rank's lateness, and the job's own.
@@ -34,7 +34,7 @@ _TOLD_AS = {_LARGE_WAITING: WAITING, _LARGE_TRANSFER: TRANSFER, _PAUSE: GAP}
 
 # Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
 # worth on others.
-LARGE = 0.1
+LARGE = UNEXPLAINED / 2
 """Half of what is found sooner where it is large: noise with a heavy tail hides 5 % for long, and
 20 % not at all. And half of what gaps between steps must take that no measured cause explains,
 where causes are measured: the report has them as a finding from there on."""

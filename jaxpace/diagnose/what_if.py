@@ -16,7 +16,7 @@ import numpy as np
 from jaxpace.diagnose.floor import Floor, running_minimum
 from jaxpace.diagnose.groups import RunGroups, run_groups, step_through
 from jaxpace.diagnose.ledger import evened, leave
-from jaxpace.diagnose.limits import KEPT
+from jaxpace.diagnose.limits import CELLS, KEPT, MIN_STEPS
 from jaxpace.diagnose.phases import pauses_by_rank
 from jaxpace.diagnose.repaired import repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
@@ -253,9 +253,9 @@ def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
 _LEAST = 512
 """Steps at least of the stretches that are played side by side, each from a common beginning."""
 
-_MOST_PLAYED, _ENOUGH = 1 << 23, 40
-"""Entries of collectives that are played, of a run of which some steps are written in detail, and
-steps at least: of more, evenly spread ones."""
+_MOST_PLAYED = 8 * CELLS
+"""Entries of collectives that are played, of a run of which some steps are written in detail: of
+more, evenly spread ones."""
 
 Change = Callable[[StepTimes, np.ndarray, slice, int], np.ndarray]
 """From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its
@@ -277,7 +277,7 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
   lanes = max(1, len(steps) // _LEAST)
   # what lies between detailed steps isn't known: each by itself
   if run.aggregated is not None:
-    most = max(_ENOUGH, _MOST_PLAYED // max(1, len(run.collectives) * run.ranks))
+    most = max(2 * MIN_STEPS, _MOST_PLAYED // max(1, len(run.collectives) * run.ranks))
     steps = steps[np.linspace(0, len(steps) - 1, min(len(steps), most)).round().astype(int)]
     lanes = max(1, len(steps))
   edges = np.linspace(0, len(steps), lanes + 1).astype(int)

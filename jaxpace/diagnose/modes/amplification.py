@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpace.diagnose.advice import advise
 from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
@@ -62,23 +63,13 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
       evidence.append(say(Evidence.MOSTLY_HOST, part=percent(part), host=host,
           expected=percent(expected)))
       hosts = (host,) if part > 0.6 and not lateness.episodes else ()
-  if alone and worst <= MOST:
-    advice = ("See what it does that varies from step to step: data that it loads, work that it "
-              "gets more of than the others.")
-  elif alone:
-    advice = ("Look for what stops it: host interrupts, garbage collection, checkpoints, "
-              "recompilation.")
-  elif worst > MOST:
-    advice = ("Look for what stops ranks now and then for long: host interrupts, garbage "
-              "collection, checkpoints, recompilation; let all ranks do it in the same step.")
-  else:
-    advice = ("Even out the work of a step (sequence lengths, padding, experts) and steady the "
-              "hosts (pinned processors, no other load); fewer synchronisations a step mean fewer "
-              "chances to wait.")
+  why = (("one_varies" if worst <= MOST else "one_stops") if alone
+         else "pauses" if worst > MOST else "everyday")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
       mode=AMPLIFICATION, share=seconds / case.mean_step, confidence=sure, ranks=alone, hosts=hosts,
-      evidence=tuple(evidence), advice=advice, causes=(), first_step=first, last_step=last)
+      evidence=tuple(evidence), advice=advise(AMPLIFICATION, why), causes=(), first_step=first,
+      last_step=last)
 
 
 def _stopping(case: EvidenceInputs) -> int | None:

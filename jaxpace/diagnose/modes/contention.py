@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose import tcp
+from jaxpace.diagnose.advice import advise
 from jaxpace.diagnose.codes import (
   Evidence,
   Sentence,
@@ -251,13 +252,7 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   evidence += sentences
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.mean_step
-  advice = (
-      f"Look at the link of {named(hosts)}: its rate and errors, its cable and port, other traffic "
-      "on it."
-      if hosts else
-      "Look for other traffic on the links that all hosts share (other jobs, storage, "
-      "checkpoints): place the job under one switch, shift the jobs' phases "
-      "(`jaxpace.interleave_jobs`), or send less.")
+  advice = advise(CONTENTION, "link" if hosts else "fabric", hosts=named(hosts))
   ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
   kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
   return Finding(

@@ -7,21 +7,25 @@ import math
 
 import numpy as np
 
+from jaxpace.diagnose.advice import against_pauses
 from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, confidence
-from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, SELDOM, SHOWS
+from jaxpace.diagnose.limits import (
+  CONFIDENCE,
+  COSTLY,
+  MOST,
+  NEARLY_ALL,
+  OFTEN,
+  PART,
+  SELDOM,
+  SHOWS,
+  UNEXPLAINED,
+)
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
 from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
-
-# Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
-# worth on others.
-UNEXPLAINED = 0.2
-"""Pauses of which the host's columns don't show the cause are a finding from this share of the step
-on: where other programs run on the hosts, gaps are ragged, and that is neither the job's fault nor
-mendable in it."""
 
 
 class LongGaps:
@@ -161,23 +165,5 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   causes = kinds(mechanisms)
   return Finding(
       mode=JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),
-      ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=_advice(causes),
+      ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=against_pauses(causes),
       causes=causes)
-
-
-def _advice(causes: tuple[str, ...]) -> str:
-  words = {"gc":
-          "collect garbage in the same step everywhere and freeze what lives for good (gc.freeze)",
-          "data": "prefetch data further ahead, and look at the storage it comes from",
-          "checkpoint":
-          "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 "
-          "C MTBF))",
-          "between":
-          "see what the loop does between steps (`recorder.measure` names it): prefetch data, move "
-          "logging and checkpoints off the loop"}
-  said = [words[cause] for cause in causes if cause in words]
-  if said:
-    text = "; ".join(said)
-    return f"{text[0].upper()}{text[1:]}."
-  return ("Steady what processes do between steps: prefetch data, move logging and checkpoints off "
-          "the loop, collect garbage in the same step everywhere.")

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnose.advice import ADVICE, advise
 from jaxpace.diagnose.codes import (
   NAMED,
   Evidence,
@@ -160,39 +161,13 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
   subject = some_ranks(late) + (f" on {named(hosts)}" if hosts else "")
-  for kind, advice in _ADVICE.items():
+  for kind in ADVICE[PERSISTENT]:
     # CPU time that a process takes between its steps is Python's, not that of longer sequences.
     if kind in causes and not (kind == "work" and gap > compute):
-      return advice.format(subject=subject)
-  if gap > compute:
-    measured = "data" in case.run.host_causes.columns
-    return (f"See what the process of {subject} does between steps: data loading, logging, "
-            "checkpoints, garbage collection, other load on its host's processors." + (
-                "" if measured
-                else ' `with recorder.measure("data")` around the loader shows whether it '
-                     'is that.'))
-  return (f"Compare {subject} with the others: clocks and throttling, other load on the host, a "
-          "slower device; or more work than the others get (longer sequences, uneven shards). "
-          "Replace or relieve what is slow.")
-
-
-_ADVICE = {
-    "preempted":
-    "Find what else runs on the processors of {subject}, and move it or pin the job to cores of "
-    "its own.",
-    "throttled":
-    "Raise the CPU limit of the control group of {subject}: it is used up before the period ends.",
-    "steal": "Move {subject} to a host whose processors are not shared with other guests.",
-    "gpu_clock":
-    "Compare temperature, power limit and clock settings of the GPU of {subject} with the others'.",
-    "data": "Speed up or prefetch the data of {subject}: storage, decoding, the shard it reads.",
-    "gc": "Freeze what lives for good (gc.freeze) and collect garbage less often on {subject}.",
-    "checkpoint":
-    "Write the checkpoints of {subject} in the background, or spread them over the processes.",
-    "work":
-    "Even out the work: {subject} has more of it than the others (longer sequences, uneven "
-    "shards, experts).",
-}
+      return advise(PERSISTENT, kind, subject=subject)
+  measured = "data" in case.run.host_causes.columns
+  return advise(PERSISTENT, "compute" if gap <= compute else "gap" if measured
+                else "gap_unmeasured", subject=subject)
 
 
 def _whole_host_late(case: EvidenceInputs, host: str, late: set[int]) -> bool:
@@ -318,12 +293,4 @@ def _those(bad: Bad) -> str:
 
 
 def _advice_for_place(bad: Bad) -> str:
-  return {"cpu_limit":
-          "Raise the CPU limit of the control group, or give all processes the same one.",
-          "clock_source": "Give these hosts the same, quick clock source as the others.",
-          "far_socket":
-          "Bind the process to the socket of its GPU and NIC; `jaxpace doctor` shows which "
-          "that is."}.get(
-              bad.kind, "Move the GPU or the NIC so that both hang on the same switch or socket, "
-                        "or tell the collective library which NIC to use; `jaxpace doctor` shows "
-                        "the tree.")
+  return advise(LOCALITY, bad.kind if bad.kind in ADVICE[LOCALITY] else "")
