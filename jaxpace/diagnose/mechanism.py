@@ -128,8 +128,7 @@ def held_by_causes(case: EvidenceInputs) -> np.ndarray | None:
     if name in causes.columns:
       values = np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
       own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
-      of_process = dict(zip(causes.processes.tolist(), own.tolist(), strict=True))
-      held += np.array([of_process.get(int(p), 0.0) for p in case.run.process_of_rank])
+      held += causes.by_rank(own, case.run.process_of_rank)
   return held if held.max(initial=0.0) >= SHOWS / 2 * case.mean_step else None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnose.accounting import account
-from jaxpace.diagnose.limits import CELLS, SAMPLED
+from jaxpace.diagnose.limits import SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
@@ -57,16 +57,12 @@ def waiting_for_data(run: Run, selected: SelectedSteps) -> float | None:
   gaps = run.durations.get("gap")
   if rows is None or gaps is None or not selected.size:
     return None
-  of_process = {int(process): row for row, process in enumerate(run.host_causes.processes)}
   total, number = 0.0, 0
   for rank in range(run.ranks):
-    row = of_process.get(int(run.process_of_rank[rank]))
-    if row is None:
-      continue
-    for begin in range(0, len(run.steps), CELLS):
-      part = slice(begin, begin + CELLS)
-      waits = np.minimum(rows[row, part].astype(np.float64), gaps[rank, part])
-      known = selected.mask[part] & np.isfinite(waits)
+    row = run.host_causes.row(int(run.process_of_rank[rank]))
+    if row is not None:
+      waits = np.minimum(rows[row].astype(np.float64), gaps[rank])
+      known = selected.mask & np.isfinite(waits)
       total, number = total + float(waits[known].sum()), number + int(known.sum())
   return total / number if number else None
 
@@ -113,15 +109,18 @@ def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
   A process has them once: its ranks pause together, each for no longer than its own gap.
   """
   causes = run.host_causes
-  # the last row: no process that is known
-  whole = np.zeros((len(causes.processes) + 1, len(run.steps)))
+  whole = np.zeros((len(causes.processes), len(run.steps)))
   for name in PAUSES:
     if name in causes.columns:
-      values = np.nan_to_num(causes.columns[name].astype(np.float64))
-      whole[:-1] += np.maximum(values - np.median(values[:, selected.mask], axis=1, keepdims=True),
-                               0.0)
-  rows = {int(process): row for row, process in enumerate(causes.processes)}
-  return whole[[rows.get(int(process), -1) for process in run.process_of_rank]]
+      whole += beyond_usual(run, selected, name)
+  return causes.by_rank(whole, run.process_of_rank)
+
+
+def beyond_usual(run: Run, selected: SelectedSteps, cause: str) -> np.ndarray:
+  """[P, K] seconds that each process spends on a cause beyond its usual, the median step's."""
+  values = np.nan_to_num(run.host_causes.columns[cause].astype(np.float64))
+  usual = np.median(values[:, selected.mask], axis=1, keepdims=True)
+  return np.asarray(np.maximum(values - usual, 0.0))
 
 
 def measures_pauses(run: Run) -> bool:

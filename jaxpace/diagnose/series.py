@@ -20,8 +20,8 @@ from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
 from jaxpace.diagnose.pacing import compare, effect_of
 from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
-from jaxpace.diagnose.step_times import StepTimes, busy, chunks
-from jaxpace.diagnose.totals import PARTS, lower_median, undelayed
+from jaxpace.diagnose.step_times import busy, chunks
+from jaxpace.diagnose.totals import PARTS, after_typical, undelayed
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines
@@ -123,12 +123,11 @@ def skew_map(diagnosis: Diagnosis,
   number = np.zeros((run.ranks, columns.blocks), np.int64)
   most = np.full((run.ranks, columns.blocks), -np.inf)
   joined = joined_ranks_of(run)
-  joined = np.zeros(run.ranks) if joined is None else joined
   for part in chunks(run):
     column = columns.block[part]
     at = np.flatnonzero(column >= 0)
     if at.size:
-      late = _late(busy(run, part), joined)[:, at]
+      late = after_typical(undelayed(busy(run, part)).sum(axis=0), joined)[:, at]
       begin = np.flatnonzero(np.diff(column[at], prepend=-1))
       into = column[at][begin]
       known = np.isfinite(late)
@@ -146,15 +145,6 @@ def skew_map(diagnosis: Diagnosis,
                    "last": (np.minimum(rows + together, run.ranks) - 1).tolist()},
           "columns": _spans(columns, run), "unit": unit, "mean": _whole(mean, unit),
           "most": None if single else _whole(most, unit)}
-
-
-def _late(work: StepTimes, joined: np.ndarray) -> np.ndarray:
-  """[R, k] arrival after that of the median of the ranks that are joined, seconds; NaN where the
-  rank's step is not known."""
-  late = undelayed(work).sum(axis=0)
-  for number in np.unique(joined):
-    late[joined == number] -= lower_median(late[joined == number])
-  return np.asarray(late)
 
 
 def _unit(values: np.ndarray) -> float:

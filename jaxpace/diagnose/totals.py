@@ -121,6 +121,16 @@ def lower_median(values: np.ndarray) -> np.ndarray:
   return np.take_along_axis(order, np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
 
 
+def after_typical(values: np.ndarray, joined: np.ndarray | None) -> np.ndarray:
+  """[R, K] values less the lower median of the ranks that each is joined with: all where None."""
+  if joined is None:
+    return np.asarray(values - lower_median(values))
+  after = values.copy()
+  for number in np.unique(joined):
+    after[joined == number] -= lower_median(values[joined == number])
+  return after
+
+
 def add_up(run: Run, selected: SelectedSteps,
            progress: Callable[[int, int], None] | None = None) -> Totals:
   """Goes through the run once, a chunk of steps at a time."""

@@ -22,7 +22,7 @@ from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
-from jaxpace.diagnose.phases import waiting_for_data
+from jaxpace.diagnose.phases import beyond_usual, waiting_for_data
 from jaxpace.diagnose.what_if import Alternative, has_gaps
 from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import PAUSES
@@ -256,14 +256,9 @@ def few_pauses(facts: Diagnosis) -> list[FewPauses]:
   unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
   for name, cause in PAUSES.items():
-    rows = run.host_causes.columns.get(name)
-    if rows is None or not len(rows):
+    if not len(run.host_causes.columns.get(name, ())):
       continue
-    lost = np.zeros(len(run.steps))
-    for row in rows:
-      values = np.nan_to_num(row.astype(np.float64))
-      lost += np.maximum(values - np.median(values[selected.mask]), 0.0) / len(rows)
-    lost = np.minimum(lost, gap)
+    lost = np.minimum(beyond_usual(run, selected, name).mean(axis=0), gap)
     unmeasured = np.maximum(unmeasured - lost, 0.0)
     causes.append((cause.label, lost))
   found = []

@@ -109,6 +109,13 @@ class HostCauses:
     at = int(np.searchsorted(self.processes, process))
     return at if at < len(self.processes) and self.processes[at] == process else None
 
+  def by_rank(self, values: np.ndarray, process_of_rank: np.ndarray) -> np.ndarray:
+    """[R, ...] what the process of each rank has of [P, ...] values; 0 of one that recorded
+    nothing."""
+    rows = [self.row(int(process)) for process in process_of_rank]
+    whole = np.concatenate([values, np.zeros((1, *values.shape[1:]), values.dtype)])
+    return whole[[-1 if row is None else row for row in rows]]
+
 
 class AllSteps(NamedTuple):
   """What is known of every step of a run of which only some steps are detailed. K steps."""

@@ -17,7 +17,7 @@ from jaxpace.diagnose.selected_steps import (
   step_time_of,
   step_times,
 )
-from jaxpace.diagnose.totals import PARTS, Totals, add_up, lower_median
+from jaxpace.diagnose.totals import PARTS, Totals, add_up, after_typical
 from jaxpace.runs.run import Run
 
 
@@ -110,11 +110,9 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   known = np.flatnonzero(totals.present > 0)
   if not run.collectives or len(known) < 2:
     return ()
-  lateness = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
-  joined = np.zeros(run.ranks) if totals.groups is None else totals.groups.found.joined
-  for number in np.unique(joined[known]):
-    own = joined[known] == number
-    lateness[own] -= lower_median(lateness[own, None])
+  joined = None if totals.groups is None else totals.groups.found.joined[known]
+  mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
+  lateness = after_typical(mean[:, None], joined)[:, 0]
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
   for at in np.argsort(-lateness, kind="stable").tolist():
