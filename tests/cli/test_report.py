@@ -15,6 +15,7 @@ from jaxpace.diagnose.codes import Evidence, Verdict
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.files.folders import Folder
 from jaxpace.runs import reader
+from tests.quick import long
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 
@@ -139,15 +140,10 @@ def test_it_fits_the_width(late, large, columns, capsys, monkeypatch):
       assert "…" not in said
 
 
-def test_piped_it_is_100_wide_without_colour(late):
-  done = run_program(late)
-  assert max(map(len, done.stdout.splitlines())) == 100
-  assert "\x1b" not in done.stdout
-
-
-def test_plain_ascii_where_the_terminal_knows_no_more(late):
+def test_piped_it_is_100_wide_and_plain_ascii_where_the_terminal_knows_no_more(late):
   done = run_program(late, PYTHONIOENCODING="ascii", LC_ALL="C", PYTHONUTF8="0")
   assert done.returncode == 0, done.stderr
+  assert max(map(len, done.stdout.splitlines())) == 100 and "\x1b" not in done.stdout
   assert "###" in done.stdout
   assert done.stdout.isascii()
 
@@ -190,7 +186,7 @@ def test_json_that_cannot_be_written_is_found_out_before_the_run_is_read(
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is always full")
-@pytest.mark.parametrize("arguments", [(), ("--json", "-")])
+@pytest.mark.parametrize("arguments", [(), *long((("--json", "-"),))])
 def test_a_full_standard_output_is_named_and_nothing_else(late, arguments):
   with open("/dev/full", "w") as full:
     done = subprocess.run([sys.executable, "-m", "jaxpace", "report", str(late), *arguments],

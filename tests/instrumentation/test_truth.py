@@ -145,7 +145,7 @@ def test_without_sharing_a_rank_knows_its_own_alone():
                              rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("clock", ["native", "callback"])
+@pytest.mark.parametrize("clock", ["native", *long("callback")])
 @patiently(INJECTED=30e-3)
 def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
   def update(observation, state):

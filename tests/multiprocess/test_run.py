@@ -11,6 +11,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from tests.multiprocess.jobs import clean_environment
 from tests.patience import patiently
+from tests.quick import long
 
 LATE = 0.02
 
@@ -149,9 +150,9 @@ NOBODY = "jaxpace: Nothing was recorded: no process of this command used a devic
 
 
 @pytest.mark.parametrize("script, status", [
-    ("print(1)", 0), ("import jax\nprint(1)", 0), ("print(1, flush=True)\nraise SystemExit(3)", 3),
-    pytest.param("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", -9,
-                 marks=pytest.mark.long)])
+    ("print(1)", 0), ("print(1, flush=True)\nraise SystemExit(3)", 3),
+    *long(("import jax\nprint(1)", 0),
+          ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", -9))])
 def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
   job = jaxpace_run(tmp_path, script, "--out", "seen")
   out, errors = job.communicate(timeout=600)

@@ -18,6 +18,7 @@ from jaxpace.record.profiler import timestamps
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from tests.patience import patiently
+from tests.quick import long
 
 DEVICES, LAYERS, WIDTH = 4, 3, 192
 LATE, LATE_SECONDS, LATE_TURN = 2, 0.05, 1
@@ -93,7 +94,7 @@ def record(directory, kind, late, sessions=4, every=9, length=8):
   return read_run(directory)
 
 
-@pytest.mark.parametrize("kind", COLLECTIVES)
+@pytest.mark.parametrize("kind", [*long("data parallel"), "fsdp"])
 def test_each_turn_of_a_loop_is_a_collective_of_its_own(tmp_path, kind):
   run = record(tmp_path, kind, late=False)
   names = [times.name.partition("@")[0].partition(".")[0] for times in run.collectives]
