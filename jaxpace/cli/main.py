@@ -56,24 +56,17 @@ def main(argv: Sequence[str] | None = None) -> int:
   """
   if sys.stdout is None:  # closed by the shell (`>&-`)
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+  status = 0
   try:
-    return _flushed(_dispatch(list(sys.argv[1:] if argv is None else argv)))
+    status = _dispatch(list(sys.argv[1:] if argv is None else argv))
+    sys.stdout.flush()
+    return status
   except BrokenPipeError:
     give_up_output()
     return 141
   except KeyboardInterrupt:
     return 130
-
-
-def _flushed(status: int) -> int:
-  """Writes out what is still held back. Where that fails, and nobody has said so before, says
-  so."""
-  try:
-    sys.stdout.flush()
-    return status
-  except BrokenPipeError:
-    raise
-  except OSError as error:
+  except OSError as error:  # of standard output: a command says of all others what they mean
     give_up_output()
     if status == 0:
       print(f"jaxpace: standard output can't be written: {error.strerror or error}.",
@@ -81,26 +74,14 @@ def _flushed(status: int) -> int:
     return status or 2
 
 
-def _say(text: str) -> int:
-  """Prints what was asked for. Where nothing is held back, a full disk shows here, not when output
-  is flushed."""
-  try:
-    print(text)
-    return 0
-  except BrokenPipeError:
-    raise
-  except OSError as error:
-    give_up_output()
-    print(f"jaxpace: standard output can't be written: {error.strerror or error}.", file=sys.stderr)
-    return 2
-
-
 def _dispatch(argv: list[str]) -> int:
   if not argv or argv[0] in ("-h", "--help", "help"):
-    return _say(usage())
+    print(usage())
+    return 0
   name, rest = argv[0], argv[1:]
   if name in ("--version", "-V"):
-    return _say(f"jaxpace {version()}")
+    print(f"jaxpace {version()}")
+    return 0
   if name not in COMMANDS:
     # Not for right commands: it takes milliseconds to import.
     import difflib

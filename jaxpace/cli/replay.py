@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
@@ -26,6 +27,8 @@ examples:
   jaxpace replay runs/demo --pacer-from 'my_pacers:careful(rate=0.1)' --json replay.json
 """  # noqa: E501
 LESS = "replay a window of it with --steps A:B"
+_NO_STEP = ("{} holds no step in which every recorded rank's arrival is known: nothing can be "
+            "replayed.")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,8 +118,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
     raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   summary = summarise(replayed, count_steps(run).mask)
   if summary is None:
-    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
-                   "nothing can be replayed.")
+    raise RunError(_NO_STEP.format(args.run))
   notes = [*_hold_notes(pacer, summary, args),
            *_notes(run, summary, laid_out, not args.no_share)]
   return running.Answer(
@@ -137,8 +139,7 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   except ValueError as error:
     raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   if found is None:
-    raise RunError(f"{args.run} holds no step in which every recorded rank's arrival is known: "
-                   "nothing can be replayed.")
+    raise RunError(_NO_STEP.format(args.run))
   notes = list(run.problems)
   if len(laid_out) > 1:
     notes.append(
@@ -149,8 +150,7 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
            f"step as recorded       {_ms(found.recorded)}",
            f"work shared by speed   {_ms(found.shared)}  {found.speedup:.2f}x",
            f"counts changed         {found.changes:>10} times; at the end {counts}"]
-  lines += ["", "Notes", *(f"  - {note}" for note in notes)] if notes else []
-  lines += ["", "What this cannot know", *(f"  - {line}" for line in shared_work.CANNOT_KNOW)]
+  lines += _listed(notes, shared_work.CANNOT_KNOW)
   return running.Answer(
       lambda: write_plain("\n".join(lines)),
       lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes))
@@ -246,10 +246,13 @@ def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: lis
   if summary.columns:
     lines += ["", "its columns, on average: "
               + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
-  if notes:
-    lines += ["", "Notes", *(f"  - {note}" for note in notes)]
-  lines += ["", "What this cannot know", *(f"  - {line}" for line in cannot_know(summary))]
-  return "\n".join(lines)
+  return "\n".join([*lines, *_listed(notes, cannot_know(summary))])
+
+
+def _listed(notes: Sequence[str], cannot_know: Sequence[str]) -> list[str]:
+  """The end of the text: notes, if there are any, and what nobody can know."""
+  return [line for title, sentences in (("Notes", notes), ("What this cannot know", cannot_know))
+          if sentences for line in ("", title, *(f"  - {sentence}" for sentence in sentences))]
 
 
 def _held_lines(held: HeldSummary, steps: int) -> list[str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_number, is_whole
 from jaxpace.files import UserError
+from jaxpace.hosts.locality.tree import format_list
 
 MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
@@ -97,7 +98,7 @@ class ControlRequest:
     if self.threshold is not None:
       words.append(f"threshold {self.threshold:g}")
     if self.ranks is not None:
-      words.append(f"ranks {format_ranks(self.ranks)} only")
+      words.append(f"ranks {format_list(self.ranks)} only")
     if self.from_step:
       words.append(f"from step {self.from_step}")
     if self.until_step is not None:
@@ -152,23 +153,8 @@ def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
   return tuple(chosen)
 
 
-def format_ranks(ranks: Iterable[int]) -> str:
-  """Writes ranks shortly.
-
-  >>> format_ranks([0, 1, 2, 9])
-  '0-2,9'
-  """
-  pieces: list[list[int]] = []
-  for rank in sorted(ranks):
-    if pieces and rank == pieces[-1][1] + 1:
-      pieces[-1][1] = rank
-    else:
-      pieces.append([rank, rank])
-  return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in pieces)
-
-
 def _listed(ranks: tuple[int, ...]) -> list[int] | str:
-  return list(ranks) if len(ranks) <= _MOST_LISTED else format_ranks(ranks)
+  return list(ranks) if len(ranks) <= _MOST_LISTED else format_list(ranks)
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,7 @@ Source: NVML API reference; `nvidia-ml-py` is its binding, a module called `pynv
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from jaxpace.hosts.locality.types import Gpu
@@ -27,16 +27,13 @@ def load() -> Any | None:
 def read_gpus(module: Any) -> tuple[list[Gpu], list[str]]:
   """GPUs by PCI bus id, and what could not be read."""
   gpus, notes = [], []
-  count = _ask(module.nvmlDeviceGetCount)
-  for index in range(count or 0):
-    handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
-    info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
-    if info is None:
+  for index, (handle, address) in enumerate(_found(module)):
+    if address is None:
       notes.append(
           f"The driver's GPU {index} does not answer: is it lost, or not permitted to "
           "this process?")
       continue
-    gpus.append(Gpu(bus_id(_text(info.busId) or ""),
+    gpus.append(Gpu(address,
                     _text(_ask(module.nvmlDeviceGetName, handle)),
                     _text(_ask(module.nvmlDeviceGetUUID, handle)), nvlinks=_links(module, handle)))
   return gpus, notes
@@ -48,13 +45,8 @@ class Gauges:
   def __init__(self, module: Any, wanted: Collection[str] = ()):
     """Takes the GPUs with these PCI bus ids; all of them if none is given."""
     self._module = module
-    handles = []
-    for index in range(_ask(module.nvmlDeviceGetCount) or 0):
-      handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
-      info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
-      if info is not None and (not wanted or bus_id(_text(info.busId) or "") in wanted):
-        handles.append(handle)
-    self._handles = handles
+    self._handles = [handle for handle, address in _found(module)
+                     if address is not None and (not wanted or address in wanted)]
 
   def read(self) -> tuple[float | None, float | None]:
     """The lowest SM clock in MHz, and the mean power in W; None where no GPU says."""
@@ -76,6 +68,14 @@ def bus_id(text: str) -> str:
   domain, colon, rest = text.strip().lower().partition(":")
   return (f"{domain[-4:]}:{rest}" if colon and len(domain) == 8 and domain.startswith("0000")
           else text.strip().lower())
+
+
+def _found(module: Any) -> Iterator[tuple[Any, str | None]]:
+  """Each GPU's handle and bus id; None where it does not answer."""
+  for index in range(_ask(module.nvmlDeviceGetCount) or 0):
+    handle = _ask(module.nvmlDeviceGetHandleByIndex, index)
+    info = _ask(module.nvmlDeviceGetPciInfo, handle) if handle is not None else None
+    yield handle, None if info is None else bus_id(_text(info.busId) or "")
 
 
 def _links(module: Any, handle: Any) -> int | None:

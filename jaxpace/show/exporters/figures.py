@@ -3,6 +3,7 @@ time series that some server keeps. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,38 @@ class Bounded:
       return OTHER
     seen.add(value)
     return value
+
+  def points(self, found: BatchFigures) -> Iterator[tuple[str, dict[str, str | int], float]]:
+    """Yields what a batch adds to time series: name, labels and number.
+
+    `step_seconds` are single values for a histogram; `last_step`, `attempt` and `decision` take the
+    place of the number before; all others are added to it.
+    """
+    process: dict[str, str | int] = {"process": found.process}
+    for rank, number in found.steps.items():
+      yield "steps", self._rank(rank), number
+    for rank, seconds in found.step_seconds.items():
+      for value in np.maximum(seconds, 0).tolist():
+        yield "step_seconds", self._rank(rank), value
+    for (rank, phase), total in found.phases.items():
+      yield "phase_seconds", {**self._rank(rank),
+                              "phase": self("phase", phase, MOST_PHASES)}, max(total, 0.0)
+    for (rank, name), total in found.waits.items():
+      yield "wait_seconds", {**self._rank(rank),
+                             "collective": self("collective", name, MOST_COLLECTIVES)}, total
+    for cause, total in found.host.items():
+      yield "host_seconds", {**process, "cause": cause}, max(total, 0.0)
+    if found.switches is not None:
+      yield "involuntary_switches", process, max(found.switches, 0)
+    yield "last_step", process, found.last_step
+    yield "attempt", process, found.attempt
+    for name, value in found.decisions.items():
+      shown = self("decision", name, MOST_DECISIONS)
+      if shown != OTHER:
+        yield "decision", {**process, "name": shown}, value
+
+  def _rank(self, rank: int) -> dict[str, str | int]:
+    return {"rank": self("rank", str(rank), MOST_RANKS)}
 
 
 class BatchFigures(NamedTuple):

@@ -14,20 +14,9 @@ import wsgiref.simple_server
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
 from jaxpace.files.folders import Folder
 from jaxpace.record.columns import Columns
-from jaxpace.show.exporters.figures import (
-  MOST_COLLECTIVES,
-  MOST_DECISIONS,
-  MOST_PHASES,
-  MOST_RANKS,
-  OTHER,
-  BatchFigures,
-  Bounded,
-  figures,
-)
+from jaxpace.show.exporters.figures import BatchFigures, Bounded, figures
 
 MOST_CONNECTIONS = 16
 REQUEST_SECONDS = 5.0
@@ -156,29 +145,30 @@ class Prometheus:
     self.port: int | None = None  # at which the endpoint listens
     self.registry = prometheus_client.CollectorRegistry()
     self._process: int | None = None
-    self._make()
+    self._series = self._make()
 
-  def _make(self) -> None:
-    client, registry = self._client, self.registry
-    self._steps = client.Counter("jaxpace_steps", "Steps recorded.", ["rank"], registry=registry)
-    self._step_seconds = client.Histogram("jaxpace_step_seconds", "Time of a step, end to end.",
-                                          ["rank"], buckets=_BUCKETS, registry=registry)
-    self._phases = client.Counter("jaxpace_phase_seconds", "Time in a phase; delay is pacing's.",
-                                  ["rank", "phase"], registry=registry)
-    self._waits = client.Counter("jaxpace_wait_seconds",
-                                 "Time in a collective, from entry to exit.",
-                                 ["rank", "collective"], registry=registry)
-    self._host = client.Counter("jaxpace_host_seconds",
-                                "Time the process spent on something, by cause.",
-                                ["process", "cause"], registry=registry)
-    self._switches = client.Counter("jaxpace_involuntary_switches", "Involuntary context switches.",
-                                    ["process"], registry=registry)
-    self._last = client.Gauge("jaxpace_last_step", "Number of the newest step recorded.",
-                              ["process"], registry=registry)
-    self._attempt = client.Gauge("jaxpace_attempt", "Restarts of the run.", ["process"],
-                                 registry=registry)
-    self._decision = client.Gauge("jaxpace_decision", "What the pacer decided for the newest step.",
-                                  ["process", "name"], registry=registry)
+  def _make(self) -> dict[str, Any]:
+    """The time series, by the names of `Bounded.points`."""
+    client = self._client
+
+    def made(kind: Any, name: str, what: str, *labels: str, **more: Any) -> tuple[str, Any]:
+      return name, kind(f"jaxpace_{name}", what, labels, registry=self.registry, **more)
+
+    return dict([
+        made(client.Counter, "steps", "Steps recorded.", "rank"),
+        made(client.Histogram, "step_seconds", "Time of a step, end to end.", "rank",
+             buckets=_BUCKETS),
+        made(client.Counter, "phase_seconds", "Time in a phase; delay is pacing's.", "rank",
+             "phase"),
+        made(client.Counter, "wait_seconds", "Time in a collective, from entry to exit.", "rank",
+             "collective"),
+        made(client.Counter, "host_seconds", "Time the process spent on something, by cause.",
+             "process", "cause"),
+        made(client.Counter, "involuntary_switches", "Involuntary context switches.", "process"),
+        made(client.Gauge, "last_step", "Number of the newest step recorded.", "process"),
+        made(client.Gauge, "attempt", "Restarts of the run.", "process"),
+        made(client.Gauge, "decision", "What the pacer decided for the newest step.", "process",
+             "name")])
 
   def export(self, steps: Columns, collectives: Columns) -> None:
     """Adds rows up; see `jaxpace.record.exporting.Exporter`."""
@@ -199,32 +189,10 @@ class Prometheus:
       self._server = None
 
   def _take(self, found: BatchFigures) -> None:
-    process = str(found.process)
-    for rank, number in found.steps.items():
-      self._steps.labels(self._rank(rank)).inc(number)
-    for rank, seconds in found.step_seconds.items():
-      observe = self._step_seconds.labels(self._rank(rank)).observe
-      for value in np.maximum(seconds, 0).tolist():
-        observe(value)
-    for (rank, phase), total in found.phases.items():
-      self._phases.labels(self._rank(rank),
-                          self._bounded("phase", phase, MOST_PHASES)).inc(max(total, 0.0))
-    for (rank, collective), total in found.waits.items():
-      name = self._bounded("collective", collective, MOST_COLLECTIVES)
-      self._waits.labels(self._rank(rank), name).inc(total)
-    for cause, total in found.host.items():
-      self._host.labels(process, cause).inc(max(total, 0.0))
-    if found.switches is not None:
-      self._switches.labels(process).inc(max(found.switches, 0))
-    self._last.labels(process).set(found.last_step)
-    self._attempt.labels(process).set(found.attempt)
-    for name, value in found.decisions.items():
-      shown = self._bounded("decision", name, MOST_DECISIONS)
-      if shown != OTHER:
-        self._decision.labels(process, shown).set(value)
-
-  def _rank(self, rank: int) -> str:
-    return self._bounded("rank", str(rank), MOST_RANKS)
+    for name, labels, number in self._bounded.points(found):
+      one = self._series[name].labels(**labels)
+      add = getattr(one, "observe", None) or getattr(one, "set", None) or one.inc
+      add(number)
 
   def _listen(self) -> None:
     if self._wanted is None:
