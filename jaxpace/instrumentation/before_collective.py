@@ -57,6 +57,7 @@ class Holder:
   state: Any  # the pacer's
   allowed: jax.Array  # bool [], whether all ranks were alike in the step before
   axis: tuple[str, ...]  # the data axis, over which it is listened
+  digest: jax.Array  # float32 [], by which ranks are compared
 
 
 class Held(NamedTuple):
@@ -71,8 +72,8 @@ class Held(NamedTuple):
 
 
 def holder(pacer: Pacer | None, max_hold: float, one: PaceState, axis: tuple[str, ...]
-           ) -> tuple[Holder | None, jax.Array | None]:
-  """Who is asked, and the number by which ranks are compared; None twice where nobody is.
+           ) -> Holder | None:
+  """Who is asked; None where nobody is.
 
   Args:
     pacer: the step's.
@@ -82,9 +83,9 @@ def holder(pacer: Pacer | None, max_hold: float, one: PaceState, axis: tuple[str
   """
   packed = checks.packed_pacer(one)
   if pacer is None or pacer.hold is None or packed is None or isinstance(one.alike, tuple):
-    return None, None
-  asked = Holder(pacer, max_hold, one.step, packing.unpack(packed), one.alike, axis)
-  return asked, digest(packed, pacer)
+    return None
+  return Holder(pacer, max_hold, one.step, packing.unpack(packed), one.alike, axis,
+                digest(packed, pacer))
 
 
 class _Turn(NamedTuple):

@@ -317,14 +317,15 @@ class Instrumented(InstrumentedFunction):
         self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
     index = jax.lax.axis_index(self.axis)
-    holder, digest = (before_collective.holder(self.pacer, self.max_hold, one, self.axis) if share
-                      else (None, None))
+    holder = (before_collective.holder(self.pacer, self.max_hold, one, self.axis) if share
+              else None)
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                                 self.max_delay if self.pacer is not None else None, share,
                                 self._job(one, written, share), mapped=not stacked,
-                                automatic=bool(automatic), holder=holder, digest=digest,
+                                automatic=bool(automatic), holder=holder,
                                 events=events, numbers=self._numbers(one))
-    outputs, measured = rewrite.run(written, clock, before, call.leaves)
+    measured = rewrite.run(written, clock, before, call.leaves)
+    held = () if measured.holding is None else measured.holding.held
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
     self.plan = Plan(
@@ -336,10 +337,10 @@ class Instrumented(InstrumentedFunction):
         program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *unmarked, *untimed,
-                 *before_collective.notices(self.holds, written, measured.held)))
+                 *before_collective.notices(self.holds, written, held)))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
-    return state, outputs
+    return state, measured.outputs
 
   def _one_rank(self, pace: PaceState) -> tuple[PaceState, bool]:
     """This rank's state without the axis of ranks, and whether there was one (shard_map) or not
@@ -393,15 +394,14 @@ class Instrumented(InstrumentedFunction):
       return jnp.zeros((0,), jnp.float32)
     return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
 
-  def _after(self, one: PaceState, measured: rewrite.Measurements, index: jax.Array, ranks: int
+  def _after(self, one: PaceState, measured: rewrite.Evaluation, index: jax.Array, ranks: int
              ) -> tuple[PaceState, tuple[str, ...]]:
     """The state after the step: what it showed, and the pacer's decision for the next."""
     nothing = jnp.float32(np.nan)
     mine = jnp.arange(ranks, dtype=jnp.int32) == index
-    arrivals, delays = measured.arrivals, measured.delays
-    if arrivals is None or delays is None:
-      arrivals, delays = (jnp.where(mine, measured.arrival, nothing),
-                          jnp.where(mine, measured.delay, nothing))
+    shared, holding = measured.shared, measured.holding
+    arrivals, delays = (shared.arrivals, shared.delays) if shared is not None else (
+        jnp.where(mine, measured.arrival, nothing), jnp.where(mine, measured.delay, nothing))
     decision, pacer = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
     names: tuple[str, ...] = ()
     step_time, transfers = one.step_time, one.transfers
@@ -411,14 +411,13 @@ class Instrumented(InstrumentedFunction):
       step_time = jnp.where(first, nothing,
                             words.seconds_between(one.last_exit, measured.last_exit))
       held: jax.Array | tuple[()] = ()
-      if measured.pacer is not None:
-        held = jnp.stack([measured.held[slot].seconds if slot in measured.held else jnp.float32(0)
+      if holding is not None:
+        held = jnp.stack([holding.held[slot].seconds if slot in holding.held else jnp.float32(0)
                           for slot in range(self.slots)])
-      shared = self._shared(measured)
       seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
-                                       shared, held)
+                                       self._shared(measured), held)
       decision, after = pacing.decide(
-          self.pacer, seen, packing.unpack(pacer) if measured.pacer is None else measured.pacer)
+          self.pacer, seen, packing.unpack(pacer) if holding is None else holding.state)
       pacer = packing.pack(after, pacer.layout)
       names = tuple(decision.info)
     info = [*decision.info.values()]
@@ -428,20 +427,20 @@ class Instrumented(InstrumentedFunction):
         last_exit=measured.last_exit, delay=decision.delay, info=jnp.stack(info),
         arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
         pacer=() if pacer is None else pacer,
-        alike=one.alike if measured.digests is None
-        else before_collective.agree(measured.digests)), names
+        alike=one.alike if shared is None or shared.digests is None
+        else before_collective.agree(shared.digests)), names
 
-  def _shared(self, measured: rewrite.Measurements) -> pacing.Shared:
+  def _shared(self, measured: rewrite.Evaluation) -> pacing.Shared:
     """What came along in the step's message, slot by slot."""
-    if measured.job is None or not measured.job.shape[0]:
+    job = measured.shared.job if measured.shared is not None else None
+    if job is None or not job.shape[0]:
       return pacing.nothing_shared(self.slots)
     before = 1 + len(measured.waits)
 
     def filled(values: jax.Array) -> jax.Array:
       return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
 
-    return pacing.Shared(measured.job[0], filled(measured.job[1:before]),
-                         filled(measured.job[before:]))
+    return pacing.Shared(job[0], filled(job[1:before]), filled(job[before:]))
 
   # What the recorder writes down.
 

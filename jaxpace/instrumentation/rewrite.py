@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxpace.core import ring_layout
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import piggyback
-from jaxpace.instrumentation.before_collective import Held, Holder, Holding
+from jaxpace.instrumentation.before_collective import Holder, Holding
 from jaxpace.instrumentation.program import Literal, Ref, evaluate
 from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
 from jaxpace.instrumentation.script import Script
@@ -23,7 +23,7 @@ from jaxpace.observation.clocks.operands import Event
 
 @dataclasses.dataclass(frozen=True)
 class StepInputs:
-  """What a rank brings into a step; see `Measurements` for shapes."""
+  """What a rank brings into a step."""
 
   last_exit: jax.Array  # uint32 [2], the previous step's last exit; all zero before the first
   delay: jax.Array  # float32 [] s, asked for this step
@@ -37,32 +37,25 @@ class StepInputs:
   # some mesh axes are the compiler's, and it would gather a whole operand of a timestamp over them
   automatic: bool = False
   holder: Holder | None = None  # who is asked before collectives; None: nobody
-  digest: jax.Array | None = None  # float32 [], compared among ranks where somebody is
   events: Event | None = None  # where timestamps go beside; None: nowhere
   # uint32 [n, 2], what belongs in the ring as the step begins, from `ring_layout.STEP_VALUE` on
   numbers: jax.Array | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class Measurements:
-  """What a step's timestamps say."""
+class Evaluation:
+  """An evaluated step, and what its timestamps say.
 
-  timestamps: list[jax.Array]  # uint32 [2] each, in the order of the plan's timestamps
-  # float32 [] s, own, undelayed, at the first timestamped collective; NaN if unknown
-  arrival: jax.Array
-  delay: jax.Array  # float32 [] s, applied
-  arrivals: jax.Array | None  # float32 [ranks] s, where shared
-  delays: jax.Array | None  # float32 [ranks] s, where shared
-  # float32 as in `StepInputs`, rank 0's step time, means of the rest; then this step's mean waits
-  job: jax.Array | None
-  waits: list[jax.Array]  # float32 [] s each, by slot, without what holding took
-  last_exit: jax.Array  # uint32 [2]
-  digests: jax.Array | None  # float32 [ranks], where shared
-  held: dict[int, Held]  # by slot, where somebody was asked
-  pacer: Any  # the pacer's state after the last hold; None where nobody was asked
-
-
-class _Evaluator:
+  Attributes:
+    outputs: the program's, flat and bit for bit what the bare step gives.
+    timestamps: uint32 [2] each, in the order of the plan's timestamps.
+    arrival: float32 [] s, own, undelayed, at the first timestamped collective; NaN if unknown.
+    delay: float32 [] s, applied.
+    shared: what came along in the all-reduce; None where nothing is shared. Its `job` is that of
+      `StepInputs`: rank 0's step time, means of the rest; then this step's mean waits.
+    waits: float32 [] s each, by slot, without what holding took.
+    last_exit: uint32 [2].
+    holding: who was asked before collectives; None for nobody.
+  """
 
   def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
     self.script, self.clock, self.before = script, clock, before
@@ -80,6 +73,8 @@ class _Evaluator:
     self.arrival = jnp.float32(jnp.nan)
     self.delay = jnp.float32(0)
     self.shared: piggyback.PiggybackSum | None = None
+    self.outputs: list[Any] = []
+    self.last_exit = before.last_exit
     self.holding = (None if before.holder is None
                     else Holding(clock, before.holder, before.events))
 
@@ -165,7 +160,7 @@ class _Evaluator:
         total = jax.lax.psum(ours, timestamps.joinable.axes)
         if self.carries(timestamps):
           self.shared = piggyback.unpack(total, self.before.ranks, timestamps.joinable.dtype,
-                                       self.before.digest is not None)
+                                       self.before.holder is not None)
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
@@ -214,7 +209,8 @@ class _Evaluator:
         # What is over by now goes along.
         job = jnp.concatenate([job, jnp.stack(self.waits)])
       payload = piggyback.operand(self.arrival, self.delay, job, before.index, before.ranks,
-                                joinable.dtype, before.digest)
+                                joinable.dtype,
+                                  None if before.holder is None else before.holder.digest)
     elif timestamps.gate is None and timestamps.last:
       payload = jnp.zeros((1,), joinable.dtype)
     else:
@@ -243,7 +239,7 @@ class _Evaluator:
     whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
     return value if whole else _first(value)
 
-  def run(self) -> list[Any]:
+  def run(self) -> None:
     self.begin()
     for stage in self.script.stages:
       for segment in stage.segments:
@@ -253,7 +249,7 @@ class _Evaluator:
         self.equations(segment.equations, segment.gated)
       if stage.bucket is not None:
         self.bucket(stage.bucket)
-    outputs = [self.read(ref) for ref in self.program.outputs]
+    outputs = self.outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       # What a step hands back as it came is there from the start, and keeping it to the end would
       # cost a copy where it is donated.
@@ -273,7 +269,12 @@ class _Evaluator:
                  mark in zip(self.timestamps, self.script.marks, strict=False)
                  if mark.kind == "enter"]
       self.timestamp(*entered, *[v[None] if self.before.mapped else v for v in ends])
-    return outputs
+    self.last_exit = self.exits[-1] if self.exits else self.timestamps[-1]
+    # Typed as the same everywhere so far; a pacer may not take it for that.
+    own = functools.partial(vary, axes=varying(self.before.last_exit))
+    self.timestamps, self.waits = list(map(own, self.timestamps)), list(map(own, self.waits))
+    self.arrival, self.delay, self.last_exit = map(
+        own, (self.arrival, self.delay, self.last_exit))
 
 
 def _first(value: jax.Array) -> jax.Array:
@@ -289,8 +290,7 @@ def _integer(value: jax.Array) -> jax.Array:
   return jax.lax.bitcast_convert_type(value, jnp.dtype(f"uint{8 * value.dtype.itemsize}"))
 
 
-def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
-        ) -> tuple[list[Any], Measurements]:
+def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]) -> Evaluation:
   """Evaluates a scripted step.
 
   Args:
@@ -298,23 +298,10 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]
     clock: to timestamp with.
     before: what the rank brings along.
     inputs: the program's inputs, flat.
-
-  Returns:
-    The program's outputs, flat and bit for bit what the bare step gives, and what was measured.
   """
-  evaluator = _Evaluator(script, clock, before, inputs)
-  outputs = evaluator.run()
-  arrivals, delays, job, digests = evaluator.shared or (None, None, None, None)
-  holding = evaluator.holding
-  last_exit = evaluator.exits[-1] if evaluator.exits else evaluator.timestamps[-1]
-  # Typed as the same everywhere so far; a pacer may not take it for that.
-  own = functools.partial(vary, axes=varying(before.last_exit))
-  return outputs, Measurements(
-      timestamps=list(map(own, evaluator.timestamps)), arrival=own(evaluator.arrival),
-      delay=own(evaluator.delay), arrivals=arrivals, delays=delays, job=job,
-      waits=list(map(own, evaluator.waits)), last_exit=own(last_exit), digests=digests,
-      held=holding.held if holding is not None else {},
-      pacer=holding.state if holding is not None else None)
+  evaluation = Evaluation(script, clock, before, inputs)
+  evaluation.run()
+  return evaluation
 
 
-__all__ = ["Measurements", "StepInputs", "run"]
+__all__ = ["Evaluation", "StepInputs", "run"]

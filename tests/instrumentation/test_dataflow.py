@@ -118,12 +118,14 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
     written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
     before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None,
                                 share, jnp.zeros((0,), jnp.float32), mapped=False)
-    outputs, taken = rewrite.run(written, CLOCK, before, leaves)
+    taken = rewrite.run(written, CLOCK, before, leaves)
+    outputs = taken.outputs
     kept.marks, kept.results = written.marks, len(outputs)
     if notices is not None:
       notices.extend(written.notices)
     assert {varying(timestamp) for timestamp in taken.timestamps} == {varying(last_exit)}
-    return outputs, taken.timestamps, vary(taken.arrivals, varying(last_exit)) if share else None
+    arrivals = vary(taken.shared.arrivals, varying(last_exit)) if share else None
+    return outputs, taken.timestamps, arrivals
 
   # The state is each device's own, the parameters are the same everywhere: what is tracked differs
   # most.

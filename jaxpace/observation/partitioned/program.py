@@ -15,7 +15,6 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Untimed
 from jaxpace.core.ring_layout import END_TAG, START_TAG
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
-  calls,
   collectives,
   dump,
   groups,
@@ -118,8 +117,6 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None
   bare = collectives.found_in(parts.compiled, request.partitions)
   if not bare:
     return None
-  calls.called_once(parts.module)
-  calls.rejoin(parts.module)
   number = numbered()
   marked = streaming.put_timestamps(parts.module, number, parts.met)
   executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
