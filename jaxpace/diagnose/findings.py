@@ -194,8 +194,9 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
     Findings that hold; why others were taken back, in a few words, empty where none was; and notes
     on what is unknown. All findings of a run that was neither sampled nor observed.
   """
-  observed = case.run.observed
-  if case.run.plan.get("clock") != CLOCK and not observed:
+  sampled = case.run.plan.get("clock") == CLOCK
+  observed = case.run.observed and not sampled
+  if not sampled and not observed:
     return findings, "", ()
   apart = [] if observed else never_grouped(case.run)
   if apart:
@@ -302,7 +303,7 @@ def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> 
     return finding.share * case.mean_step > least
   lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
               for rank in finding.ranks]
-  if (min(lateness) > least or case.run.observed
+  if (min(lateness) > least or (case.run.observed and case.run.plan.get("clock") != CLOCK)
       and all(_by_work(case, rank, rounds) for rank in finding.ranks)):
     return True
   others = np.delete(case.lateness.mean, list(finding.ranks))

@@ -15,8 +15,6 @@ import re
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from jaxpace.record.ring.plan import slot_name
-
 ANCHOR = "jaxpace_clock:"
 """Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in
 ns, follows."""
@@ -46,8 +44,8 @@ class Execution(NamedTuple):
 
   begin_ns: int
   end_ns: int
-  # entry and exit by name of the operation, and turn of its loop
-  collectives: dict[str, tuple[int, int]]
+  # entries and exits by name of the operation, one for each iteration of its loop
+  collectives: dict[str, list[tuple[int, int]]]
 
 
 class ProfileError(Exception):
@@ -105,7 +103,7 @@ def executions(found: Iterable[Operation], steps: int,
     end_ns: when these had ended; what begins later is of no step.
 
   Returns:
-    The program's name; and of each device `steps` executions, in order.
+    The program's name; and of each device its executions in order, as many in each step.
 
   Raises:
     ProfileError: no program has collectives, or the executions don't fit the steps.
@@ -124,24 +122,19 @@ def executions(found: Iterable[Operation], steps: int,
         "no program that ran in it has a collective: one device, or nothing is reduced over them")
   program = time.most_common(1)[0][0]
   by_device: dict[int, list[Execution]] = collections.defaultdict(list)
-  for (device, _), own in runs[program].items():
+  for (device, _), own in sorted(runs[program].items()):
     by_device[device].append(_execution(own))
-  for device, ordered in by_device.items():
-    ordered.sort(key=lambda one: one.begin_ns)
-    if len(ordered) % steps:
-      raise ProfileError(f"{program} ran {len(ordered)} times on device {device} in {steps} steps")
-    each = len(ordered) // steps
-    by_device[device] = [_joined(ordered[k * each:(k + 1) * each]) for k in range(steps)]
-  return program, dict(by_device)
+  ran = {device: len(own) for device, own in by_device.items()}
+  wrong = next((device for device in ran if ran[device] % steps
+                or ran[device] != next(iter(ran.values()))), None)
+  if wrong is not None:
+    raise ProfileError(f"{program} ran {ran[wrong]} times on device {wrong} in {steps} steps")
+  return program, {device: sorted(own) for device, own in by_device.items()}
 
 
 def _execution(own: list[Operation]) -> Execution:
-  """One device's operations as an execution.
-
-  An operation that a loop repeats is a collective of its own in each iteration: what a device does
-  between two iterations is no part of either. A start and its done are one, the first with the
-  first.
-  """
+  """One device's operations as an execution. A start and its done are one collective, the first
+  with the first."""
   turns: dict[str, dict[str, list[tuple[int, int]]]] = collections.defaultdict(
       lambda: collections.defaultdict(list))
   for operation in sorted(own, key=lambda one: one.begin_ns):
@@ -149,19 +142,10 @@ def _execution(own: list[Operation]) -> Execution:
       half = re.search(r"-(start|done)", operation.name)
       turns[re.sub(r"-(start|done)", "", operation.name)][half[1] if half else ""].append(
           (operation.begin_ns, operation.end_ns))
-  collectives: dict[str, tuple[int, int]] = {}
+  collectives: dict[str, list[tuple[int, int]]] = collections.defaultdict(list)
   for name, halves in turns.items():
-    for turn, parts in enumerate(itertools.zip_longest(*halves.values())):
+    for parts in itertools.zip_longest(*halves.values()):
       known = [part for part in parts if part is not None]
-      collectives[slot_name(name, turn)] = (min(part[0] for part in known),
-                                            max(part[1] for part in known))
-  return Execution(min(one.begin_ns for one in own), max(one.end_ns for one in own), collectives)
-
-
-def _joined(parts: list[Execution]) -> Execution:
-  """Several executions as one step; collectives of the later ones get the execution's number."""
-  if len(parts) == 1:
-    return parts[0]
-  collectives = {slot_name(name, 0, i): times
-                 for i, part in enumerate(parts) for name, times in part.collectives.items()}
-  return Execution(parts[0].begin_ns, max(part.end_ns for part in parts), collectives)
+      collectives[name].append((min(part[0] for part in known), max(part[1] for part in known)))
+  return Execution(min(one.begin_ns for one in own), max(one.end_ns for one in own),
+                   dict(collectives))

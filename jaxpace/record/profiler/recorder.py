@@ -15,22 +15,21 @@ import time
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.recordable import ObservedFunction, Recordable
 from jaxpace.hosts import distributed
 from jaxpace.record.profiler import executions, timestamps
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
-from jaxpace.record.ring.instrumented import InstrumentedPlan
+from jaxpace.record.ring.executions import Executions
 from jaxpace.record.ring.intake import Losses, StepTables
-from jaxpace.record.ring.table import DeviceSteps, StepCalls
+from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
-_LITTLE = 0.001
-"""Share of the step that may lie between collectives put together without being spoken of."""
 
 
 class _Session(NamedTuple):
@@ -47,24 +46,26 @@ class _ProfiledIntake(StepTables):
 
   ranks: list[int] = []  # noqa: RUF012
 
-  def __init__(self, process: int, attempt: int, losses: Losses) -> None:
-    super().__init__(process, attempt, losses)
+  def __init__(self, process: int, attempt: int, losses: Losses, programs: PlannedPrograms):
+    super().__init__(process, attempt, losses, detail=1)
+    self._programs = programs
     self.ready: collections.deque[
-        tuple[InstrumentedPlan, list[StepCalls], dict[int, DeviceSteps]]] = collections.deque()
-    """Sessions' steps and what devices did in them; filled by the thread that reads the traces,
-    emptied by the writer's."""
-    self._read: dict[int, DeviceSteps] = {}
+        tuple[list[StepCalls], dict[int, dict[int, Executions]]]] = collections.deque()
+    """Sessions' steps, and what ran by rank and program; filled by the thread that reads the
+    traces, emptied by the writer's."""
+    self._ran: dict[int, dict[int, Executions]] = {}
 
   def poll(self) -> None:
     while self.ready:
-      plan, steps, devices = self.ready.popleft()
-      self.ranks = list(devices)
-      self.add(plan, steps)
-      self._read = devices
+      steps, self._ran = self.ready.popleft()
+      self.ranks = list(self._ran)
+      self._programs.meet()
+      self.add(self._programs.plan_of(steps, self._detail), steps)
       self._make_rows()
 
   def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
-    return self._read
+    return {rank: self._programs.device(self.plan, steps, executions, rank)
+            for rank, executions in self._ran.items()}
 
 
 class ProfiledRecorder(Recording, Recordable):
@@ -118,7 +119,8 @@ class ProfiledRecorder(Recording, Recordable):
     self._reader: threading.Thread | None = None
     self._free = threading.Event()
     self._free.set()
-    self._plans: dict[tuple[str, tuple[str, ...]], tuple[InstrumentedPlan, timestamps.Groups]] = {}
+    self._traced = ObservedFunction()
+    self._known: dict[tuple[str, tuple[str, ...]], ObservedProgram] = {}
     self._ranks: list[int] | None = None
     self._intake: _ProfiledIntake | None = None
     self._told: set[str] = set()
@@ -131,7 +133,8 @@ class ProfiledRecorder(Recording, Recordable):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses)
+    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses,
+                                   PlannedPrograms([self._traced]))
     writer.set_intake(self._intake)
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -254,31 +257,31 @@ class ProfiledRecorder(Recording, Recordable):
       self._ranks = ranks
     if ranks != self._ranks:
       raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
-    plan, groups = self._plan(program, by_device[ordinals[0]], len(ranks))
-    devices = {rank: plan.device(np.arange(self._length), timestamps.events(by_device[ordinal],
-                                                                            groups))._replace(
-        number=None) for ordinal, rank in zip(ordinals, ranks, strict=True)}
+    one = self._program(program, [execution for own in by_device.values() for execution in own],
+                        ranks)
+    each = len(by_device[ordinals[0]]) // self._length
+    steps = [step._replace(ranges=(Range(one.number, at * each, (at + 1) * each),))
+             for at, step in enumerate(session.steps)]
+    ran = {rank: {one.number: timestamps.events(by_device[ordinal], one)}
+           for ordinal, rank in zip(ordinals, ranks, strict=True)}
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
-      intake.ready.append((plan, session.steps, devices))
+      intake.ready.append((steps, ran))
       writer.poke()
 
-  def _plan(self, program: str, steps: list[executions.Execution],
-            local: int) -> tuple[InstrumentedPlan, timestamps.Groups]:
-    """The program's plan, made once; which collectives form a slot is process 0's choice."""
-    key = program, tuple(sorted({name for step in steps for name in step.collectives}))
-    if key not in self._plans:
-      own = json.dumps(timestamps.group(steps, timestamps.MAX_SLOTS))
-      text = distributed.share_string(f"profiled/{len(self._plans)}", own, _SHARE_SECONDS)
-      groups = tuple(tuple(members) for members in json.loads(text or own))
-      together = timestamps.between(steps, groups)
-      notices = [] if together < _LITTLE else [
-          f"A step has {len(key[1])} collectives, iterations of loops counted, and "
-          f"{timestamps.MAX_SLOTS} have slots of their own: what lies between those put together, "
-          f"{100 * together:.1f} % of the step, counts as transfer, and so does being late there."]
-      self._plans[key] = (InstrumentedPlan(timestamps.plan(
-          program, groups, self._axis, local * jax.process_count(), notices)), groups)
-    return self._plans[key]
+  def _program(self, name: str, ran: list[executions.Execution], ranks: list[int]
+               ) -> ObservedProgram:
+    """What a program is taken for, with all of its collectives; process 0 says which they are."""
+    own = timestamps.iterations(ran)
+    key, number = (name, tuple(sorted(own))), len(self._known)
+    if key not in self._known:
+      text = distributed.share_string(f"profiled/{number}", json.dumps(own), _SHARE_SECONDS)
+      several = jax.process_count() > 1
+      everyone = {*ranks, *range(len(ranks) * jax.process_count() if several else 0)}
+      self._known[key] = timestamps.program(number, name, json.loads(text) if text else own,
+                                            self._axis, sorted(everyone))
+      self._traced.plan = ObservedPlan(tuple(self._known.values()))
+    return self._known[key]
 
   def _say(self, sentence: str) -> None:
     """Warns, once for each kind of trouble."""

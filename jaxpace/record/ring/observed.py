@@ -25,6 +25,8 @@ from jaxpace.record.ring.executions import (
 from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, Unrolled, described
 from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 
+_CLOCKS = {"stream": STREAM_CLOCK, "profiler": "profiler"}
+"""Names in `run.json` of clocks that are not the host's."""
 _PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", COMPUTE),
            ("update_ns", UPDATE))
 
@@ -69,8 +71,9 @@ class TimestampPlan:
     """Whether not all steps need be written in detail."""
     used = {rank for each in programs if not each.program.bare for rank in each.ranks}
     ranks = max(used) + 1 if used else ranks
-    streamed = any(each.program.clock == "stream" for each in programs)
-    self.clock, self.ranks, self._detail = STREAM_CLOCK if streamed else CLOCK, ranks, detail
+    clocks = {each.program.clock for each in programs}
+    self.clock = next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK)
+    self.ranks, self._detail = ranks, detail
     self._programs = tuple(programs)
     programs = [each for each in programs if each.first == each.program.number]
     size = max((base + len(each.unrolled) for each in programs for base in each.blocks), default=0)
@@ -155,7 +158,7 @@ class PlannedPrograms:
     return {number: buffers_of(program.program, collector) for number in self.runs
             if (program := self.by_number.get(number))}
 
-  def meet(self, _collector: Collector) -> bool:
+  def meet(self, _collector: Collector | None = None) -> bool:
     """Takes note of programs; says whether one was new."""
     fresh = [each for each in self.programs if each.number not in self.by_number]
     for each in fresh:
