@@ -26,12 +26,9 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_a_line
-from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
-from jaxpace.record.ring.found import HostUse
 from jaxpace.record.ring.observed import buffers_of
-from jaxpace.record.writer import Writer
-from jaxpace.runs import rundir
 from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
@@ -173,9 +170,8 @@ class FoundRecorder(Recorder):
   def begin(self, earlier: Iterable[ObservedProgram]) -> None:
     """Begins with what is executed from now on; `earlier` are programs that may have run before."""
     collector = Collector()
-    self._order = ExecutionOrder(collector, {
+    self._begin(collector, {
         one.number: buffers_of(one, collector) for one in earlier if not one.bare})
-    self._host = HostUse()
 
   @property
   def anything(self) -> bool:
@@ -191,10 +187,6 @@ class FoundRecorder(Recorder):
   def share_name(self) -> str:
     """See `Recording`."""
     return "jaxpace/observed"
-
-  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
-    """See `Recording`."""
-    self._read(writer, identity, match=self._match, say=self._say)
 
   def closed(self) -> None:
     """See `Recording`."""

@@ -7,7 +7,7 @@ import logging
 import os
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -133,6 +133,11 @@ class Recorder(Recording):
     self._observed, self._detail, self._first = tuple(marked), detail, first_step
     self._recorded: PlannedPrograms | InstrumentedStep = (
         PlannedPrograms(marked) if marked else InstrumentedStep(source or InstrumentedFunction()))
+    self._match = "*" if len(marked) > 1 else None
+    """Pattern of the names of the step's programs; empty where they are to be found, None where
+    each execution is a step."""
+    self._say: Callable[[str], None] = _LOG.info
+    """Takes what was found to be the step."""
     self._calls = self._handed = 0  # of `record`, and those that were taken
     self._intake: Intake | None = None
     self._order: ExecutionOrder | None = None
@@ -192,45 +197,36 @@ class Recorder(Recording):
       OSError: the directory can't be written.
     """
     assert self.directory is not None
+    if self._order is None:
+      clocks = {one.clock for one in self._observed}
+      if self._observed and (reason := host_ring.unavailable(
+          "stream" if "stream" in clocks else "auto")):
+        _LOG.warning("Steps are not recorded, training goes on: %s", reason)
+        return
+      if self._recorded.runs:
+        # Warm-up steps, say: one that begins later is taken for one of the recording's.
+        wait_for_dispatched()
+      collector = Collector()
+      self._recorded.meet(collector)
+      self._begin(collector, self._recorded.buffers(collector))
+    assert self._order is not None
     first = self._first or 0
     if self._observed and self._resume and self._first is None:
       first = _next_step(self.directory, identity)
-    clocks = {one.clock for one in self._observed}
-    if self._observed and (reason := host_ring.unavailable(
-        "stream" if "stream" in clocks else "auto")):
-      _LOG.warning("Steps are not recorded, training goes on: %s", reason)
-      return
-    if self._recorded.runs:
-      # Warm-up steps, say: one that begins later is taken for one of the recording's.
-      wait_for_dispatched()
-    collector = Collector()
-    self._recorded.meet(collector)
-    self._order = ExecutionOrder(collector, self._recorded.buffers(collector))
-    self._host = HostUse() if self._observed else None
-    self._read(writer, identity, first, "*" if len(self._observed) > 1 else None)
-
-  def _read(self, writer: Writer, identity: rundir.RunIdentity, first_step: int = 0,
-           match: str | None = None, say: Callable[[str], None] = _LOG.info) -> None:
-    """Begins to read what has been executed.
-
-    Args:
-      writer: gets it.
-      identity: of the run.
-      first_step: number of the first step.
-      match: pattern of the names of the step's programs; empty where they are to be found, None
-        where each execution is a step.
-      say: takes what was found to be the step.
-    """
-    assert self.directory is not None and self._order is not None
     self._copier = copied_ring(self.directory, identity)
-    if match is not None:
+    if self._match is not None:
       assert isinstance(self._recorded, PlannedPrograms)
-      self._finder = StepFinder(self._recorded, self._order.collector, match, Agreement(
-          f"jaxpace/step/{identity.run}/{identity.attempt}", say), first_step)
+      self._finder = StepFinder(self._recorded, self._order.collector, self._match, Agreement(
+          f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
     self._intake = Intake(self._recorded, self._order, self.directory, identity.run,
                           jax.process_index(), identity.attempt, writer.losses, self._detail,
-                          first_step, self._finder, self._host)
+                          first, self._finder, self._host)
     writer.set_intake(self._intake)
+
+  def _begin(self, collector: Collector, buffers: Mapping[int, Sequence[int]]) -> None:
+    """Begins with what is executed from now on; `buffers` of programs that may have run before."""
+    self._order = ExecutionOrder(collector, buffers)
+    self._host = HostUse() if self._observed else None
 
   def bring_in(self, deadline: float | None) -> None:
     """Waits until the devices have ended all steps, until `deadline` if there is one."""

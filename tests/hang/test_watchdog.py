@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpace
-from jaxpace.hang.watchdog import EventFile
-from jaxpace.runs.alarms import read_events
+from jaxpace.runs.alarms import EventFile, read_events
 from tests.hang import real_jobs
 from tests.patience import patiently
 

@@ -33,7 +33,7 @@ from jaxpace.core.ring_layout import slot_tags, timestamp_tags
 from jaxpace.record.columns import Columns, concatenate, null
 from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
-from jaxpace.record.ring.plan import Unrolled, described
+from jaxpace.record.ring.plan import PlannedProgram, described
 from jaxpace.record.ring.table import DeviceSteps, StepCalls
 from jaxpace.runs.groups import read_groups, sends
 
@@ -121,15 +121,14 @@ class InstrumentedPlan:
     self.clock, self.axis, self.ranks = timestamped.clock, timestamped.axis, timestamped.ranks
     self.detailed = bool(timestamped.inside)
     self.settings: dict[str, Any] = {}
-    self.nested = ObservedProgram(
+    self.nested = PlannedProgram(ObservedProgram(
         number=timestamped.program or 0, name="step", ranks=(), mesh_axes={},
-        collectives=tuple(map(_observed, timestamped.inside)))
-    self.unrolled = Unrolled(self.nested)
+        collectives=tuple(map(_observed, timestamped.inside))))
     self.first = max((one.slot for one in timestamped.collectives), default=-1) + 1
     """Slot of the first nested one."""
     self.collectives = ([self._timestamped_entry(place)
                          for place in range(len(timestamped.collectives))]
-                        + [self._entry(slot) for slot in range(len(self.unrolled))])
+                        + [self._entry(slot) for slot in range(len(self.nested))])
     self.names, self.axes, self.bytes = described(self.collectives)
     place = {(mark.kind, mark.collective): at for at, mark in enumerate(timestamped.marks)}
     of = [one.slot for one in timestamped.collectives if ("enter", one.slot) in place]
@@ -138,8 +137,8 @@ class InstrumentedPlan:
     self._exits = [place["exit", slot] for slot in of]
 
   def _entry(self, slot: int) -> dict[str, Any]:
-    one = self.timestamped.inside[self.unrolled.slots[slot][0]]
-    entry = self.unrolled.entry(slot, self.first + slot)
+    one = self.timestamped.inside[self.nested.slots[slot][0]]
+    entry = self.nested.entry(slot, self.first + slot)
     del entry["groups"], entry["rank_pairs"]
     return entry | {"primitives": list(one.primitives), "axis": one.axis,
                     "pairs": [list(pair) for pair in one.pairs],
@@ -151,7 +150,7 @@ class InstrumentedPlan:
         "kind": observed.of_primitives(one.primitives), "operation": None, "source": None,
         "loops": [],
         "conditional": False, "of": len(self.timestamped.inside) + place,
-        "program": self.nested.number}
+        "program": self.nested.first}
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars: those of the timestamped step, with all
@@ -161,9 +160,9 @@ class InstrumentedPlan:
       return plan
     del plan["inside"]
     notices = list(plan["notices"])
-    if self.unrolled.turns_kept is not None:
+    if self.nested.turns_kept is not None:
       notices.append("The step has more collectives in loops than can be written one by one: of "
-                     f"each loop the first {self.unrolled.turns_kept} iterations are, all in the "
+                     f"each loop the first {self.nested.turns_kept} iterations are, all in the "
                      "sums.")
     return plan | {"collectives": self.collectives, "detail": self.detail, "notices": notices}
 
@@ -200,7 +199,7 @@ class InstrumentedPlan:
   def _nested(self, ran: Executions, times: np.ndarray, columns: Columns) -> Columns:
     """Rows of nested collectives. Time in them, which the step's timestamps can't tell from
     computing, becomes `sync_ns` in `columns`, no phase's."""
-    each = occurrences(ran, self.nested.collectives)
+    each = occurrences(ran, self.nested.program.collectives)
     order, begin, leave = exposed(each.execution, each.enter_ns, each.exit_ns)
     row, total = each.execution[order], np.zeros(len(times), np.int64)
     for place, timestamp in enumerate(self.timestamped.marks):
@@ -214,7 +213,7 @@ class InstrumentedPlan:
     last = times[:, self._exits].max(axis=1, initial=0)
     np.maximum.at(last, each.execution, each.exit_ns)
     columns["last_exit_ns"] = np.ma.masked_array(last, last == 0)
-    slot = self.unrolled.slot(each.collective, each.iteration)
+    slot = self.nested.slot(each.collective, each.iteration)
     kept = slot >= 0
     return {"row": each.execution[kept], "slot": self.first + slot[kept],
             "enter_ns": each.enter_ns[kept], "exit_ns": each.exit_ns[kept]}

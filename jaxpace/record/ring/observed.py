@@ -22,34 +22,13 @@ from jaxpace.record.ring.executions import (
   occurrences,
   sums,
 )
-from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, Unrolled, described
+from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, PlannedProgram, described
 from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 
 _CLOCKS = {"stream": STREAM_CLOCK, "profiler": "profiler"}
 """Names in `run.json` of clocks that are not the host's."""
 _PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", COMPUTE),
            ("update_ns", UPDATE))
-
-
-class PlannedProgram:
-  """A program with timestamps: where its collectives lie in the table, and what to add up."""
-
-  def __init__(self, program: ObservedProgram, of: int, alike: PlannedProgram | None = None):
-    """Prepares; `of` is added to the indices of its collectives, in a run of several programs.
-
-    A program with the same collectives as one before has the same slots: a step is often compiled
-    twice, since what the first call is given is laid out in another way than what it returns.
-    """
-    self.program = program
-    self.of: int = of if alike is None else alike.of
-    self.first: int = program.number if alike is None else alike.first
-    """Number of the first program that it is like; its own, if there is none."""
-    self.unrolled = Unrolled(program)
-    self.blocks: list[int] = [] if alike is None else alike.blocks
-    """First slot, by how many executions of programs like it come before in the step."""
-    self.phase = np.array([PHASES.get(each.phase, COMPUTE) for each in program.collectives],
-                          np.int64)
-    self.ranks = frozenset(program.ranks)
 
 
 class TimestampPlan:
@@ -69,19 +48,19 @@ class TimestampPlan:
     self._decisions = list(decisions)
     self.detailed = True
     """Whether not all steps need be written in detail."""
-    used = {rank for each in programs if not each.program.bare for rank in each.ranks}
+    used = {rank for each in programs if not each.program.bare for rank in each.program.ranks}
     ranks = max(used) + 1 if used else ranks
     clocks = {each.program.clock for each in programs}
     self.clock = next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK)
     self.ranks, self._detail = ranks, detail
     self._programs = tuple(programs)
     programs = [each for each in programs if each.first == each.program.number]
-    size = max((base + len(each.unrolled) for each in programs for base in each.blocks), default=0)
+    size = max((base + len(each) for each in programs for base in each.blocks), default=0)
     entries: list[dict[str, Any] | None] = [None] * size
     for each in programs:
       for call, base in enumerate(each.blocks):
-        for slot in range(len(each.unrolled)):
-          entries[base + slot] = each.unrolled.entry(slot, base + slot, call, each.of)
+        for slot in range(len(each)):
+          entries[base + slot] = each.entry(slot, base + slot, call)
     self.collectives = [entry for entry in entries if entry is not None]
     self.names, self.axes, self.bytes = described(self.collectives)
     mesh = _mesh(programs, ranks)
@@ -99,9 +78,9 @@ class TimestampPlan:
     for each in self._programs:
       if each.program.bare:
         notices.append(f"{each.program.name} runs unmodified: {each.program.bare}")
-      if each.unrolled.turns_kept is not None:
+      if each.turns_kept is not None:
         notices.append(f"{each.program.name} has more than {MOST} collectives per step, iterations "
-                       f"of loops counted: of each loop the first {each.unrolled.turns_kept} "
+                       f"of loops counted: of each loop the first {each.turns_kept} "
                        "iterations are recorded one by one, all in the sums.")
     return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
             "collectives": self.collectives, "unstamped": unstamped, "share": False,
@@ -181,11 +160,10 @@ class PlannedPrograms:
     """
     program = self.by_number[number]
     while len(program.blocks) <= call:
-      size = len(program.unrolled)
-      if self._slots + size > MOST and self._slots:
+      if self._slots + len(program) > MOST and self._slots:
         return -1
       program.blocks.append(self._slots)
-      self._slots += size
+      self._slots += len(program)
       self._plan = None
     return program.blocks[call]
 
@@ -205,7 +183,7 @@ class PlannedPrograms:
             if self.block(one.program, call) < 0:
               break
     planned = list(self.by_number.values())
-    settled = detail.settle(max((len(each.unrolled) * len(each.blocks) for each in planned),
+    settled = detail.settle(max((len(each) * len(each.blocks) for each in planned),
                              default=0), jax.device_count())
     if self._plan is None or settled != self._detail:
       self._detail = settled
@@ -270,7 +248,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
   for number in sorted({one.program for step in steps for one in step.ranges}):
     program = programs.by_number.get(number)
-    if program is None or program.program.bare or rank not in program.ranks:
+    if program is None or program.program.bare or rank not in program.program.ranks:
       continue
     own = [(at, one.begin, one.end, before) for at, step in enumerate(steps)
            for one, before in zip(step.ranges, earlier[at], strict=True) if one.program == number]
@@ -284,9 +262,11 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
     step, call = at[place], all_of_it.number - begin[place] + before[place]
     np.add.at(found, step[inside], 1)
     spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
-    ran = occurrences(all_of_it, program.program.collectives)
-    phase = program.phase[np.searchsorted([each.index for each in program.program.collectives],
-                                          ran.collective)] if len(ran.iteration) else ran.iteration
+    collectives = program.program.collectives
+    ran = occurrences(all_of_it, collectives)
+    phases = np.array([PHASES.get(each.phase, COMPUTE) for each in collectives], np.int64)
+    phase = phases[np.searchsorted([each.index for each in collectives], ran.collective)
+                   ] if len(ran.iteration) else ran.iteration
     counted = inside[ran.execution]
     np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
     total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns,
@@ -315,7 +295,7 @@ def _slots(number: int, program: PlannedProgram, programs: PlannedPrograms, ran,
   """(step, slot, entry, exit) of a program's occurrences that have a slot."""
   calls = int(call[inside].max(initial=-1)) + 1
   bases = np.array([programs.block(number, each) for each in range(calls)] or [-1], np.int64)
-  own = program.unrolled.slot(ran.collective, ran.iteration)
+  own = program.slot(ran.collective, ran.iteration)
   base = bases[np.clip(call[ran.execution], 0, len(bases) - 1)]
   kept = inside[ran.execution] & (own >= 0) & (base >= 0)
   return step[ran.execution][kept], (base + own)[kept], ran.enter_ns[kept], ran.exit_ns[kept]

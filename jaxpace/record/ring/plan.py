@@ -17,13 +17,30 @@ UNKNOWN_ITERATIONS = 64
 """Turns that have slots in a loop whose iterations the compiler does not know."""
 
 
-class Unrolled:
-  """The slots of one program; the same in every process, since the program is."""
+class PlannedProgram:
+  """A program and the slots of its collectives; the same in every process, since the program is."""
 
-  def __init__(self, program: ObservedProgram, most: int = MOST):
-    """Lays them out. Where there would be more than `most`, only the first iterations of loops have
-    slots."""
+  def __init__(self, program: ObservedProgram, of: int = 0, alike: PlannedProgram | None = None,
+               most: int = MOST):
+    """Lays the slots out. Where there would be more than `most`, only the first iterations of loops
+    have slots.
+
+    A program with the same collectives as one before has the same slots in a step: it is often
+    compiled twice, since what the first call is given is laid out in another way than what it
+    returns.
+
+    Args:
+      program: the program.
+      of: what is added to the indices of its collectives, in a run of several programs.
+      alike: a program before with the same collectives.
+      most: slots at most.
+    """
     self.program = program
+    self.of: int = of if alike is None else alike.of
+    self.first: int = program.number if alike is None else alike.first
+    """Number of the first program that it is like; its own, if there is none."""
+    self.blocks: list[int] = [] if alike is None else alike.blocks
+    """First slot, by how many executions of programs like it come before in the step."""
     self.turns_kept: int | None = None
     if _size(program.collectives, None) > most:
       self.turns_kept = 1 << 20
@@ -35,11 +52,10 @@ class Unrolled:
     self._slot = np.full((len(program.collectives) + 1, iterations + 1), -1, np.int64)
     for slot, (place, iteration) in enumerate(self.slots):
       self._slot[place, iteration] = slot
-    self._place = {each.index: place for place, each in enumerate(program.collectives)}
-    size = max(self._place, default=-1) + 2
+    size = max((each.index for each in program.collectives), default=-1) + 2
     self._place_of = np.full(size, len(program.collectives), np.int64)
-    for index, place in self._place.items():
-      self._place_of[index] = place
+    for place, each in enumerate(program.collectives):
+      self._place_of[each.index] = place
 
   def __len__(self) -> int:
     return len(self.slots)
@@ -49,14 +65,13 @@ class Unrolled:
     place = self._place_of[np.clip(collective, 0, len(self._place_of) - 1)]
     return self._slot[place, np.minimum(iteration, self._slot.shape[1] - 1)]
 
-  def entry(self, slot: int, at: int, call: int = 0, of: int = 0) -> dict[str, Any]:
+  def entry(self, slot: int, at: int, call: int = 0) -> dict[str, Any]:
     """Describes a slot for `run.json`.
 
     Args:
       slot: place in `slots`.
       at: number of the slot in the table.
       call: how many executions of the program come before, in a step that has several.
-      of: what to add to the collective's index, in a run of several programs.
     """
     place, iteration = self.slots[slot]
     each = self.program.collectives[place]
@@ -68,7 +83,7 @@ class Unrolled:
         "rank_pairs": [list(pair) for pair in each.pairs] or None,
         "operation": each.operation, "source": each.source,
         "loops": [*([["call", call, None]] if call else []), *iterations_of(each.loops, iteration)],
-        "of": of + each.index, "program": self.program.number, "conditional": each.conditional,
+        "of": self.of + each.index, "program": self.program.number, "conditional": each.conditional,
     }
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.observed import Loop
-from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, Unrolled
+from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, PlannedProgram
 from tests.record.ring.programs import collective, program, programs
 from tests.record.ring.test_executions import run_of
 
@@ -13,7 +13,7 @@ from tests.record.ring.test_executions import run_of
 @given(st.data())
 def test_slots_rise_as_the_program_runs(data):
   made = data.draw(programs(unknown=False))
-  unrolled = Unrolled(made)
+  unrolled = PlannedProgram(made)
   _, truth = run_of(made, data.draw)
   slots = unrolled.slot(np.array([row[0] for row in truth], np.int64),
                         np.array([row[1] for row in truth], np.int64))
@@ -25,7 +25,7 @@ def test_layers_within_steps_are_named_by_their_turns():
   made = program(collective(0, name="all-gather.0"),
                  collective(1, name="all-gather.1", loops=[outer, inner]),
                  collective(2, name="all-reduce.2", loops=[outer]))
-  unrolled = Unrolled(made)
+  unrolled = PlannedProgram(made)
   entries = [unrolled.entry(slot, 100 + slot, of=10) for slot in range(len(unrolled))]
   assert [entry["name"] for entry in entries] == [
       "all-gather.0", "all-gather.1", "all-gather.1@1", "all-gather.1@2", "all-reduce.2",
@@ -39,7 +39,7 @@ def test_layers_within_steps_are_named_by_their_turns():
 
 def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
   made = program(collective(0, loops=[Loop("while.1", None)]), collective(1))
-  unrolled = Unrolled(made)
+  unrolled = PlannedProgram(made)
   assert len(unrolled) == UNKNOWN_ITERATIONS + 1
   found = unrolled.slot(np.array([0, 0, 0, 0, 1, 9]),
                         np.array([0, UNKNOWN_ITERATIONS - 1, UNKNOWN_ITERATIONS, 10**9, 0, 0]))
@@ -50,7 +50,7 @@ def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
 def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
   made = program(collective(0, loops=[Loop("while.1", trips), Loop("while.2", inner)]),
                  collective(1, loops=[Loop("while.1", trips)]))
-  unrolled = Unrolled(made, most)
+  unrolled = PlannedProgram(made, most=most)
   assert len(unrolled) <= most
   if trips * inner + trips <= most:
     assert len(unrolled) == trips * inner + trips and unrolled.turns_kept is None
@@ -63,6 +63,6 @@ def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
 def test_permutes_meet_with_whom_they_are_connected():
   made = program(collective(0, kind="collective-permute", groups=(),
                             pairs=((0, 1), (1, 0), (2, 3), (3, 2))))
-  entry = Unrolled(made).entry(0, 0)
+  entry = PlannedProgram(made).entry(0, 0)
   assert (entry["groups"] == [[0, 1], [2, 3]]
           and entry["rank_pairs"] == [[0, 1], [1, 0], [2, 3], [3, 2]])
