@@ -26,7 +26,7 @@ from jaxpace.runs.run import (
   RunError,
 )
 from jaxpace.runs.step_causes import HOST_CAUSES
-from jaxpace.runs.table_reader import Rows, TableFiles, list_parts
+from jaxpace.runs.table_reader import Rows, TableFiles, open_table
 
 HOST_COLUMNS = tuple(field.name for field in schema.HOSTS
                      if field.name not in ("time_ns", "process", "attempt"))
@@ -267,7 +267,7 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = TableFiles("listening", list_parts(path / "listening", run).parts)
+  table = open_table(path, "listening", run)
   newest = attempt.max(axis=0)
   parts: list[list[np.ndarray]] = []
   for data in table.read([*Listening._fields, "attempt"], axis.span):
@@ -293,7 +293,7 @@ known."""
 def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
-  table = TableFiles("steps", list_parts(run.path / "steps", run.id).parts)
+  table = open_table(run.path, "steps", run.id)
   if run.numbers is not None:
     table.renumber(run.numbers)
   cells = _read_steps(table, run.ranks, StepAxis(run.steps), (), ("start_ns", "end_ns"),
@@ -335,7 +335,7 @@ def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples,
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = TableFiles("hosts", list_parts(path / "hosts", run).parts)
+  table = open_table(path, "hosts", run)
   batches = list(table.read(["process", "attempt", "time_ns", *HOST_COLUMNS]))
   process, attempt, time_ns = (
       np.concatenate([data[name] for data in batches] or [np.zeros(0, np.int64)])

@@ -3,7 +3,6 @@ of bounded size."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -72,17 +71,13 @@ class PartFollower:
 
   def _list(self) -> None:
     self.newest_unix = None
-    try:
-      names = set(os.listdir(self._folder))
-    except (FileNotFoundError, NotADirectoryError):
-      names = set()
+    names = set(table_reader.names_in(self._folder))
     found = [(name, part) for name in names - self._names
              if (part := table_reader.parse_part_name(name))]
     if names != self._names:
       others = sorted(name for name in names if not table_reader.is_temporary(name)
                       and table_reader.parse_part_name(name) is None)
-      self.unnamed = (table_reader.others_left_out(self._table, others[:3], len(others))
-                      if others else "")
+      self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
     if self._run is None and found:
       self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
     for name, part in found:

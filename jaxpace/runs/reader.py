@@ -20,7 +20,7 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.runs import dense, table_reader
+from jaxpace.runs import dense
 from jaxpace.runs.cells import StepAxis
 from jaxpace.runs.collectives import choose
 from jaxpace.runs.dense import Progress
@@ -30,7 +30,7 @@ from jaxpace.runs.ring_file import read_plan
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
-from jaxpace.runs.table_reader import TableFiles
+from jaxpace.runs.table_reader import TableFiles, names_in, open_table, outermost, parts_in
 
 
 def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
@@ -73,13 +73,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
       Process(number, said.get("hostname") or said.get("host") or "",
               tuple(said.get("ranks") or ()), said)
       for number, said in read_processes(path, run_id, problems, denied=True))
-  skipped: Counter[str] = Counter()
-  tables = {name: _open(path, name, run_id, skipped, problems) for name in ("steps", "collectives")}
+  tables = {name: open_table(path, name, run_id) for name in ("steps", "collectives")}
   steps_table, collectives_table = tables["steps"], tables["collectives"]
   if not steps_table.rows and not collectives_table.rows:
     problems += [problem for table in tables.values() for problem in table.problems]
-    _count_lost(tables, skipped)
-    raise RunError(nothing_read(path, run_id, skipped, processes, problems))
+    raise RunError(nothing_read(path, run_id, _skipped(tables), processes, problems))
 
   axis = StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
                        lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
@@ -102,7 +100,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   run = dense.build(path, info, processes, steps_table, collectives_table, axis, ranks,
                     declared=declared, window=window, chosen=chosen, numbers=numbers,
                     progress=progress)
-  _count_lost(tables, skipped)
+  skipped = _skipped(tables)
   for table in tables.values():
     problems.extend(table.problems)
   if not any((attempt >= 0).any() for attempt in (run.attempt,
@@ -128,9 +126,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
                              listening=listening if listening.step.size else None)
 
 
-def _count_lost(tables: Mapping[str, TableFiles], skipped: Counter[str]) -> None:
-  skipped["torn"] = sum(len(table.torn) for table in tables.values())
-  skipped["vanished"] = sum(len(table.vanished) for table in tables.values())
+def _skipped(tables: Mapping[str, TableFiles]) -> Counter[str]:
+  skipped: Counter[str] = Counter()
+  for table in tables.values():
+    skipped.update(table.skipped)
+  return skipped
 
 
 def check_directory(path: pathlib.Path) -> None:
@@ -213,25 +213,11 @@ def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> st
   if info.get("run"):
     return info["run"]
   ids = Counter(part.run for table in ("steps", "collectives")
-                for part in table_reader.list_parts(path / table, None).parts)
+                for part in outermost(parts_in(path / table, names_in(path / table))))
   if len(ids) > 1:
     problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
                     f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")
   return ids.most_common(1)[0][0] if ids else None
-
-
-def _open(path: pathlib.Path, table: str, run_id: str | None, skipped: Counter[str],
-          problems: list[str]) -> TableFiles:
-  folder = table_reader.list_parts(path / table, run_id)
-  skipped["temporary"] += folder.temporary
-  skipped["foreign"] += folder.foreign
-  skipped["unknown"] += folder.unknown
-  skipped["leftover"] += sum(len(part.inside) for part in folder.parts)
-  if folder.foreign:
-    problems.append(f"{plural(folder.foreign, 'part')} of other runs in '{table}' left out.")
-  if folder.unknown:
-    problems.append(table_reader.others_left_out(table, folder.others, folder.unknown))
-  return TableFiles(table, folder.parts)
 
 
 def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:

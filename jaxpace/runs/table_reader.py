@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from jaxpace.runs.columns import (
   of_table,
   type_fault,
 )
+from jaxpace.runs.problems import plural
 
 # The last but one: column names of a damaged footer.
 _UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
@@ -51,14 +52,23 @@ _ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
 class TableFiles:
   """The readable parts of one table. Reading may find more of them torn."""
 
-  def __init__(self, name: str, parts: Sequence[Part]):
-    """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead."""
+  def __init__(self, name: str, parts: Sequence[Part], problems: Sequence[str] = (),
+               listed: Mapping[str, int] | None = None):
+    """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead.
+
+    Args:
+      name: the table's.
+      parts: in their order.
+      problems: what was wrong with the folder, in sentences.
+      listed: files there that are left out, by reason.
+    """
     self.name = name
+    self._listed = listed or {}
     self.torn: set[str] = set()
     """Names of parts that can't be read."""
     self.vanished: set[str] = set()
     """Names of parts that were listed and are gone."""
-    self.problems: list[str] = []
+    self.problems = list(problems)
     self._sound = Soundness(name, self.problems)
     self._held = 0
     self._files = [opened for part in parts for opened in self._open(part)]
@@ -73,6 +83,11 @@ class TableFiles:
   def columns(self) -> set[str]:
     """Names of the columns that any part has."""
     return {name for file in self._files for name in file.meta.schema.names}
+
+  @property
+  def skipped(self) -> dict[str, int]:
+    """Files left out so far, by reason."""
+    return {**self._listed, "torn": len(self.torn), "vanished": len(self.vanished)}
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[Columns]:
     """Yields the columns of numbers, brought into range; else as `tables`."""
@@ -321,46 +336,49 @@ def parse_part_name(name: str) -> Part | None:
   return Part(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
 
 
-class Folder(NamedTuple):
-  """What lies in the folder of one table."""
+def names_in(folder: pathlib.Path) -> list[str]:
+  """Names of what lies in a table's folder, which may be missing.
 
-  parts: list[Part]
-  temporary: int
-  foreign: int  # parts of other runs
-  unknown: int  # files that are no part at all
-  others: tuple[str, ...] = ()  # names of some of those
+  Raises:
+    PermissionError: it can't be listed.
+  """
+  try:
+    return sorted(os.listdir(folder))
+  except (FileNotFoundError, NotADirectoryError):
+    return []
 
 
-def list_parts(folder: pathlib.Path, run: str | None) -> Folder:
-  """Lists the parts of `run` in the folder of one table; leftovers of a merge hang on the part that
-  holds them.
+def parts_in(folder: pathlib.Path, names: Iterable[str]) -> list[Part]:
+  """The parts, of any run, among what lies in a table's folder."""
+  named = ((name, parse_part_name(name)) for name in names if not is_temporary(name))
+  return [part._replace(path=folder / name) for name, part in named if part]
+
+
+def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFiles:
+  """Opens a table; leftovers of a merge hang on the part that holds them.
 
   Args:
-    folder: the table's folder; it may be missing.
+    directory: run directory.
+    name: of the table, whose folder may be missing.
     run: run id; None takes the parts of every run.
 
   Raises:
-    PermissionError: the folder can't be listed.
+    PermissionError: the folder can't be listed, or a part may not be read.
   """
-  parts: list[Part] = []
-  temporary = foreign = unknown = 0
-  others: list[str] = []
-  try:
-    names = sorted(os.listdir(folder))
-  except (FileNotFoundError, NotADirectoryError):
-    names = []
-  for name in names:
-    named = parse_part_name(name)
-    if is_temporary(name):
-      temporary += 1
-    elif named is None:
-      unknown += 1
-      others.append(name)
-    elif run is not None and named.run != run:
-      foreign += 1
-    else:
-      parts.append(named._replace(path=folder / name))
-  return Folder(outermost(parts), temporary, foreign, unknown, tuple(others[:3]))
+  names = names_in(directory / name)
+  found = parts_in(directory / name, names)
+  parts = outermost(part for part in found if run in (None, part.run))
+  foreign = sum(run not in (None, part.run) for part in found)
+  temporary, known = {*filter(is_temporary, names)}, {part.path.name for part in found}
+  others = [each for each in names if each not in temporary and each not in known]
+  problems = []
+  if foreign:
+    problems.append(f"{plural(foreign, 'part')} of other runs in '{name}' left out.")
+  if others:
+    problems.append(others_left_out(name, others))
+  return TableFiles(name, parts, problems, {
+      "temporary": len(temporary), "foreign": foreign, "unknown": len(others),
+      "leftover": sum(len(part.inside) for part in parts)})
 
 
 def is_temporary(name: str) -> bool:
@@ -368,12 +386,11 @@ def is_temporary(name: str) -> bool:
   return name.startswith(".") or name.endswith((".tmp", "~"))
 
 
-def others_left_out(table: str, names: Sequence[str], number: int) -> str:
-  """Says that some files of a table's folder are none of its parts: `number` of them, of which
-  `names` are named."""
-  more = f" and {number - len(names)} more" if number > len(names) else ""
-  return (f"{number:,} file{'s' if number > 1 else ''} in '{table}' left out "
-          f"({', '.join(names)}{more}): not named as parts of a recorded run are, such as "
+def others_left_out(table: str, names: Sequence[str]) -> str:
+  """Says that some files of a table's folder are none of its parts."""
+  more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+  return (f"{len(names):,} file{'s' if len(names) > 1 else ''} in '{table}' left out "
+          f"({', '.join(names[:3])}{more}): not named as parts of a recorded run are, such as "
           "run-p00000.000000-000000.parquet.")
 
 
