@@ -85,19 +85,22 @@ class Cells:
     left_out: slots for which there was no room.
   """
 
-  def __init__(self, ranks: int, steps: int, slots: Iterable[int] = (0,), room: int = 0):
+  def __init__(self, ranks: int | np.ndarray, steps: int, slots: Iterable[int] = (0,),
+               room: int = 0):
     """Makes empty cells.
 
     Args:
-      ranks: R.
+      ranks: R; or the R ranks that are laid out, rising: rows of others are left out.
       steps: K.
       slots: those that are known. A table without slots has one, 0.
       room: others get cells as their rows come, as long as there are no more than these.
     """
     self.slots = {int(slot): place for place, slot in enumerate(slots)}
-    self.attempt = np.full((len(self.slots), ranks, steps), -1, np.int16)
+    self._numbers = None if isinstance(ranks, int) else ranks
+    size = ranks if isinstance(ranks, int) else len(ranks)
+    self.attempt = np.full((len(self.slots), size, steps), -1, np.int16)
     self.columns: dict[str, np.ndarray] = {}
-    self.process_of_rank = np.full(ranks, -1, np.int32)
+    self.process_of_rank = np.full(size, -1, np.int32)
     self.duplicates = 0
     self.left_out: set[int] = set()
     self._room = room
@@ -114,26 +117,36 @@ class Cells:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and
     those of the expected columns that there are."""
     slot = self._places(data.get("collective"))  # may make room
-    rows, at = self._place(data, axis, slot)
+    ranks, known = self._rows_of(data["rank"])
+    rows, at = self._place(data, axis, slot, ranks, known)
     if "process" in data and len(at):
-      self.process_of_rank[data["rank"][rows]] = data["process"][rows]
+      self.process_of_rank[ranks[rows]] = data["process"][rows]
     for name, values in self.columns.items():
       if name in data:
         found = data[name] if values.dtype == np.int64 else seconds_of(name, data[name])
         values.reshape(-1)[at] = found[rows]
 
-  def _place(self, data: Columns, axis: StepAxis, slot: np.ndarray | None
-             ) -> tuple[np.ndarray | slice, np.ndarray]:
+  def _rows_of(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Row of each rank, and which have one."""
+    size = self.attempt.shape[1]
+    if self._numbers is None:
+      return ranks, (ranks >= 0) & (ranks < size)
+    at = np.minimum(np.searchsorted(self._numbers, ranks), size - 1)
+    return at, self._numbers[at] == ranks
+
+  def _place(self, data: Columns, axis: StepAxis, slot: np.ndarray | None, ranks: np.ndarray,
+             sound: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:
     """Finds the rows that count and the flat positions of their cells, and enters their attempts.
 
     Args:
       data: the rows.
       axis: the steps.
       slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
+      ranks: [n] place of each along the second.
+      sound: [n] bool, which have one.
     """
-    ranks, attempts = data["rank"], data["attempt"].astype(np.int16, copy=False)
+    attempts = data["attempt"].astype(np.int16, copy=False)
     at, inside = axis.index(data["step"])
-    sound = (ranks >= 0) & (ranks < self.attempt.shape[1])
     sound = sound if inside is None else sound & inside
     sound = sound if slot is None else sound & (slot >= 0)
     keep: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)

@@ -108,8 +108,6 @@ class Soundness:
     """Args: the table's name, and the list that sentences are added to."""
     self._table, self._problems = table, problems
     self._said: set[str] = set()
-    self.ranks: np.ndarray | None = None
-    """Rank numbers by the row that each has in the dense arrays; None where these are the same."""
 
   def rows(self, data: Columns) -> Columns:
     """Returns the rows that say what they are of, every time within its range or `MISSING`."""
@@ -125,10 +123,6 @@ class Soundness:
       if not self.check(name, *_span(values[known])):
         known &= (values >= 0) & (values <= LIMITS[name])
       kept &= known
-    if self.ranks is not None and "rank" in data:
-      at = np.minimum(np.searchsorted(self.ranks, data["rank"]), len(self.ranks) - 1)
-      kept &= self.ranks[at] == data["rank"]
-      data = {**data, "rank": at}
     sound = data if kept.all() else {name: values[kept] for name, values in data.items()}
     return {name: self._times(name, values) for name, values in sound.items()}
 

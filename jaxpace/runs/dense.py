@@ -74,7 +74,8 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
     The run over all these steps, without what else lies in its directory; where steps were chosen,
     `Run.detailed` makes of it the run over these.
   """
-  of_steps, waits = _lay_out(steps, collectives, ranks, axis, chosen, progress)
+  rows = ranks if numbers is None else numbers
+  of_steps, waits = _lay_out(steps, collectives, rows, axis, chosen, progress)
   found = name_collectives(info, waits, read_names(collectives, unnamed(info, waits)),
                            by_exit=chosen is not None)
   attempt = of_steps.attempt[0]
@@ -87,7 +88,7 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
         process_of_rank[rank] = process.process
   columns = {name: values[0] for name, values in of_steps.columns.items()}
   end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
-  guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank)
+  guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank, numbers)
   return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=tuple(processes),
              steps=axis.steps, attempt=attempt, end_ns=end_ns,
              durations={name.removesuffix("_ns"): values for name, values in columns.items()},
@@ -96,8 +97,8 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
              guard=guard, host_causes=causes, numbers=numbers, declared=declared)
 
 
-def _lay_out(steps: Table, collectives: Table, ranks: int, axis: StepAxis, chosen: Chosen | None,
-             progress: Progress | None) -> tuple[Cells, Cells]:
+def _lay_out(steps: Table, collectives: Table, ranks: int | np.ndarray, axis: StepAxis,
+             chosen: Chosen | None, progress: Progress | None) -> tuple[Cells, Cells]:
   """Reads both tables; of the steps of an observed run only those `chosen` have their
   collectives."""
   total, done, lock = steps.rows + collectives.rows, 0, threading.Lock()
@@ -171,7 +172,7 @@ def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, a
   return int(numbers.size), numbers
 
 
-def _read_steps(table: Table, ranks: int, axis: StepAxis, durations: Sequence[str],
+def _read_steps(table: Table, ranks: int | np.ndarray, axis: StepAxis, durations: Sequence[str],
                 times: Sequence[str], count: Callable[[int], None]) -> Cells:
   """Reads the named columns of the `steps` table."""
   cells = Cells(ranks, axis.size)
@@ -182,8 +183,8 @@ def _read_steps(table: Table, ranks: int, axis: StepAxis, durations: Sequence[st
   return cells
 
 
-def _read_collectives(table: Table, ranks: int, axis: StepAxis, count: Callable[[int], None],
-                      slots: Sequence[int] | None = None) -> Cells:
+def _read_collectives(table: Table, ranks: int | np.ndarray, axis: StepAxis,
+                      count: Callable[[int], None], slots: Sequence[int] | None = None) -> Cells:
   """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
   can be of."""
   held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
@@ -202,8 +203,8 @@ def _read_collectives(table: Table, ranks: int, axis: StepAxis, count: Callable[
   return cells
 
 
-def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray
-              ) -> tuple[dict[str, np.ndarray], HostCauses]:
+def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray,
+              numbers: np.ndarray | None) -> tuple[dict[str, np.ndarray], HostCauses]:
   """Reads what few ranks' rows tell, as far as they belong to the attempts that count: a pacer's
   own columns are many, the report needs few, and all ranks of a process have its causes.
 
@@ -212,6 +213,7 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
     axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
     process_of_rank: [R] int32, -1 where no row says.
+    numbers: as in `Run`.
 
   Returns:
     [K] float32 by column of a guard and of shared work, NaN where null, of the lowest rank that
@@ -232,18 +234,14 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
   processes, first = np.unique(process_of_rank[owned], return_index=True)
   ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
   names = [*guard, *causes]
-  row_of_rank = np.full(len(attempt), -1, np.int64)
-  row_of_rank[ranks] = np.arange(len(ranks))
-  cells = Cells(len(ranks), axis.size)
+  cells = Cells(ranks if numbers is None else numbers[ranks], axis.size)
   cells.expect(values=names)
   cells.attempt[0] = attempt[ranks]
   for data in table.read(["step", "rank", "attempt", *names], axis.span):
-    own = row_of_rank[np.clip(data["rank"], 0, len(attempt) - 1)]
-    some = np.flatnonzero(own >= 0)
-    if some.size:
-      cells.add({**{name: values[some] for name, values in data.items()}, "rank": own[some]}, axis)
+    cells.add(data, axis)
   found = {name: values[0] for name, values in cells.columns.items()}
-  of_causes = {name: found[column][row_of_rank[owned[first]]] for column, name in causes.items()}
+  own = np.searchsorted(ranks, owned[first])
+  of_causes = {name: found[column][own] for column, name in causes.items()}
   return ({name.removeprefix("decision_"): found[name][0] for name in guard},
           HostCauses(processes.astype(np.int64) if causes else HostCauses().processes,
                      {name: values for name, values in of_causes.items()
@@ -294,10 +292,8 @@ def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
   table = open_table(run.path, "steps", run.id)
-  if run.numbers is not None:
-    table.renumber(run.numbers)
-  cells = _read_steps(table, run.ranks, StepAxis(run.steps), (), ("start_ns", "end_ns"),
-                      lambda rows: None)
+  cells = _read_steps(table, run.ranks if run.numbers is None else run.numbers,
+                      StepAxis(run.steps), (), ("start_ns", "end_ns"), lambda rows: None)
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt
   start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))

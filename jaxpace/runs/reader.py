@@ -89,8 +89,6 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   ranks, numbers = dense.rank_axis(path, tuple(tables.values()), declared, axis,
                                    max(t.rows for t in tables.values()), problems)
   if numbers is not None:
-    for table in tables.values():
-      table.renumber(numbers)
     place = {number: at for at, number in enumerate(numbers.tolist())}
     info = _renumbered(info, place)
     processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))

@@ -105,10 +105,6 @@ class TableFiles:
     for file in self._files:
       yield from self._read_file(file, columns, keep)
 
-  def renumber(self, ranks: np.ndarray) -> None:
-    """From now on hands a rank's place in `ranks`, which rise, on instead of its number."""
-    self._sound.ranks = ranks
-
   def distinct(self, column: str) -> np.ndarray:
     """The distinct numbers of a column, rising."""
     parts = [np.unique(data[column]) for data in self.read([column])]
