@@ -261,7 +261,7 @@ POINTS = {
     "put timestamps in": (thunks, "timestamped"), "load": (compiling.Request, "load"),
     "describe": (program, "_described"), "note": (everywhere, "add"),
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
-    "begin": (observed, "ExecutionOrder"), "usage": (host_ring.Usage, "take"),
+    "begin": (collect.ExecutionOrder, "__init__"), "usage": (host_ring.Usage, "take"),
     "open": (observed.FoundRecorder, "open"),
     "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
     "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),

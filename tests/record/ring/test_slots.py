@@ -25,8 +25,8 @@ def test_layers_within_steps_are_named_by_their_turns():
   made = program(collective(0, name="all-gather.0"),
                  collective(1, name="all-gather.1", loops=[outer, inner]),
                  collective(2, name="all-reduce.2", loops=[outer]))
-  unrolled = PlannedProgram(made)
-  entries = [unrolled.entry(slot, 100 + slot, of=10) for slot in range(len(unrolled))]
+  unrolled = PlannedProgram(made, of=10)
+  entries = [unrolled.entry(slot, 100 + slot) for slot in range(len(unrolled))]
   assert [entry["name"] for entry in entries] == [
       "all-gather.0", "all-gather.1", "all-gather.1@1", "all-gather.1@2", "all-reduce.2",
       "all-gather.1@3", "all-gather.1@4", "all-gather.1@5", "all-reduce.2@1"]
