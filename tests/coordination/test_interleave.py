@@ -17,7 +17,6 @@ from tests.coordination import jobs
 from tests.quick import examples
 
 FLOOR = 10e-3
-ORDER = jaxpace.interleave_jobs(floor=FLOOR, key=1)
 CLEAR = 0.02 * 4
 """Of floors, to begin with: a tenth of a fifth of the collective."""
 
@@ -37,12 +36,11 @@ def seen(step, transfers, step_time=0.1, rank=0, now=None):
 
 @functools.cache
 def scanned(pacer):
-  """The delays asked and the clearances [keys, steps] over a run, each key being part of the
-  state."""
+  """The delays asked [keys, steps] over a run, each key being part of the state."""
 
   def turn(state, observation):
     decision, state = pacer.update(observation, state)
-    return state, (decision.delay, state.clear)
+    return state, decision.delay
 
   def one(key, every):
     start = jax.tree.map(jnp.asarray, pacer.init(2))._replace(key=key)
@@ -68,41 +66,25 @@ def padded(steps):
   return jax.tree.map(lambda *leaves: np.stack(leaves), *steps)
 
 
-def by_key(keys, history, now=None, **settings):
-  """Delays and clearances [keys, steps]."""
+def ask_keys(keys, history, now=None, step_time=0.1, **settings):
+  """The delays asked [keys, steps]."""
   frozen = tuple((name, tuple(value) if isinstance(value, list) else value)
                  for name, value in settings.items())
-  every = padded([seen(k, row, now=None if now is None else now[k])
+  every = padded([seen(k, row, step_time, now=None if now is None else now[k])
                   for k, row in enumerate(history)])
   found = scanned(pacer_of(frozen))(jnp.arange(KEYS, dtype=jnp.uint32), every)
-  return tuple(np.asarray(values)[:keys, :len(history)] for values in found)
+  return np.asarray(found)[:keys, :len(history)]
 
 
-def ask_keys(keys, history, *, now=None, **settings):
-  """The delays asked [keys, steps], the key being part of the state."""
-  return by_key(keys, history, now, **settings)[0]
-
-
-@functools.cache
-def alone(pacer):
-  """The delays asked over a run."""
-
-  def turn(state, observation):
-    decision, state = pacer.update(observation, state)
-    return state, decision.delay
-
-  return jax.jit(lambda every: jax.lax.scan(turn, jax.tree.map(jnp.asarray, pacer.init(2)),
-                                            every)[1])
-
-
-def ask(pacer, history, rank=0, **more):
-  """The delays asked after each of [steps, S] transfers."""
-  every = padded([seen(k, transfers, rank=rank, **more) for k, transfers in enumerate(history)])
-  return np.asarray(alone(pacer)(every))[:len(history)]
+def ask(history, **settings):
+  """The delays asked after each step of the job of key 1."""
+  return ask_keys(2, history, **{"floor": FLOOR, **settings})[1]
 
 
 QUIET, FOLLOWER = [FLOOR] * 4, [2 * FLOOR, 2 * FLOOR, 1.5 * FLOOR, FLOOR]
 LEADER = FOLLOWER[::-1]
+
+
 def test_the_follower_moves_by_the_work_ahead_and_the_leader_stays():
   """And by a fiftieth of its collective more to begin with, once it has seen it three times."""
   asked = ask_keys(64, [QUIET, *[FOLLOWER] * 3, QUIET], floor=FLOOR)
@@ -110,7 +92,7 @@ def test_the_follower_moves_by_the_work_ahead_and_the_leader_stays():
   assert moved.mean() == pytest.approx(0.75, abs=0.15)
   np.testing.assert_allclose(asked[moved, 3], (2.5 + CLEAR) * FLOOR, rtol=1e-5)
   assert (asked[:, [0, 1, 2, 4]] == 0).all()
-  assert (ask(ORDER, [QUIET, *[LEADER] * 50]) == 0).all()
+  assert (ask([QUIET, *[LEADER] * 50]) == 0).all()
 
 
 def test_one_step_that_was_held_up_is_no_reason_to_move():
@@ -130,7 +112,7 @@ def test_a_job_that_was_parted_corrects_its_phase_sooner_and_on_less():
   moved = asked[(asked > 0).all(axis=1)]
   assert len(moved) > 0.9 * len(asked), "but for tests"
   np.testing.assert_allclose(moved, [[0.3 * FLOOR, CLEAR * FLOOR]] * len(moved), rtol=1e-4)
-  assert (ask(ORDER, [QUIET, *[touch] * 20]) == 0).all(), "not before it was"
+  assert (ask([QUIET, *[touch] * 20]) == 0).all(), "not before it was"
 
 
 def test_later_it_takes_two_steps_beyond_the_dead_band():
@@ -208,12 +190,12 @@ def test_whatever_is_seen_the_delay_is_bounded_and_the_same_on_all_ranks(floor, 
 
 
 def test_where_nothing_is_shared_nothing_is_asked():
-  assert (ask(pacer_of((("floor", FLOOR),)), [[np.nan] * 4] * 20, step_time=np.nan) == 0).all()
-  assert (ask(pacer_of((("floor", FLOOR),)), [FOLLOWER] * 20, step_time=np.nan) == 0).all()
+  assert (ask([[np.nan] * 4] * 20, step_time=np.nan) == 0).all()
+  assert (ask([FOLLOWER] * 20, step_time=np.nan) == 0).all()
 
 
 def test_it_waits_until_what_it_did_can_be_seen():
-  asked = ask(ORDER, [FOLLOWER] * 60)
+  asked = ask([FOLLOWER] * 60)
   acted = np.flatnonzero(asked)
   assert len(acted) > 2 and (np.diff(acted) >= 3).all()
   at_once_asked = ask_keys(8, **at_once([FOLLOWER] * 60))
@@ -222,7 +204,7 @@ def test_it_waits_until_what_it_did_can_be_seen():
 
 
 def test_delays_stay_within_the_bank():
-  asked = ask(jaxpace.interleave_jobs(floor=FLOOR, retry=1), [FOLLOWER] * 1000, step_time=0.1)
+  asked = ask([FOLLOWER] * 1000, retry=1)
   assert (np.cumsum(asked) <= 0.1 * (1 + 0.01 * np.arange(1, 1001)) + 1e-6).all()
   assert asked.sum() > 0.3, "or nothing has been tested"
 
@@ -245,7 +227,7 @@ def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
   assert [bool(look.leads) for look in found] == [True, False, False]
   assert [bool(look.trails) for look in found] == [False, True, False]
   assert not any(bool(look.clears) for look in found)
-  assert (ask(ORDER, [[n * FLOOR for n in first]] * 60) == 0).all()
+  assert (ask([[n * FLOOR for n in first]] * 60) == 0).all()
 
 
 @pytest.mark.parametrize("arguments", [
