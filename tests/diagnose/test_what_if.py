@@ -335,3 +335,7 @@ def test_what_helps_a_rank_that_is_slow_for_good():
   for job in (SyntheticJob(ranks=4, steps=80),
               SyntheticJob(ranks=4, steps=160, faults=(Fault("compute", 10e-3, (2,), end=0.4),))):
     assert note(synthetic_runs.simulate(job))[1] == []
+  waits = synthetic_runs.simulate(SyntheticJob(
+      ranks=4, steps=80, faults=(Fault("gap", 10e-3, (2,)),)))
+  report, said = note(waits, gap=waits.gap)
+  assert report.findings[0].ranks == (2,) and said == [], "no work can be moved out of a gap"
