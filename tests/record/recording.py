@@ -7,7 +7,9 @@ import time
 
 import jax
 import pyarrow.parquet as pq
+import pytest
 
+from jaxpace.record import writer
 from jaxpace.record.recorder import Recorder
 from tests.record import fake_step as fake
 
@@ -23,6 +25,12 @@ def process_file(directory: pathlib.Path) -> dict:
 
 def run_file(directory: pathlib.Path) -> dict:
   return json.loads((directory / "run.json").read_text())
+
+
+def write_often(monkeypatch: pytest.MonkeyPatch) -> None:
+  """Rows go to disk many times a second, so that no test waits for seconds."""
+  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
+      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
 
 
 def train(recorder: Recorder, steps: int, pause: float = 0.0, every: int = 1,

@@ -10,10 +10,11 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpace.record import writer
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import read_run
 from tests.record import fake_step as fake
-from tests.record.recording import assert_complete, process_file, table, train
+from tests.record.recording import assert_complete, process_file, table, train, write_often
 
 
 def test_every_step_of_eight_donated_ranks_is_recorded(tmp_path):
@@ -152,7 +153,9 @@ def test_off(tmp_path, monkeypatch):
   assert not recorder.recording and not list(tmp_path.iterdir())
 
 
-def test_rows_reach_the_disk_while_training_runs(tmp_path):
+def test_rows_reach_the_disk_while_training_runs(tmp_path, monkeypatch):
+  write_often(monkeypatch)
+  monkeypatch.setattr(writer, "_HEARTBEAT_SECONDS", 0.2)
   step, pace, steps = fake.make_step(fake.mesh()), fake.init(fake.mesh()), 0
   deadline = time.monotonic() + 300
   with Recorder(tmp_path, fake.FakePaced()) as recorder:

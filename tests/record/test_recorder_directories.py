@@ -15,11 +15,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.files.folders import Folder
-from jaxpace.record import lock, writer
+from jaxpace.record import lock
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import read_run
 from tests.record import fake_step as fake
-from tests.record.recording import assert_complete, one_warning, process_file, table, train
+from tests.record.recording import (
+  assert_complete,
+  one_warning,
+  process_file,
+  table,
+  train,
+  write_often,
+)
 
 
 def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path):
@@ -90,8 +97,7 @@ def test_trouble_while_writing_stops_recording_with_one_warning(tmp_path, caplog
     written(data, path, **options)
 
   monkeypatch.setattr(pq, "write_table", failing)
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+  write_often(monkeypatch)
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     recorded = until_stopped(recorder)
   one_warning(caplog, text)
@@ -115,8 +121,7 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
     written(data, path, **options)
 
   monkeypatch.setattr(pq, "write_table", until_full)
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+  write_often(monkeypatch)
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     recorded = until_stopped(recorder)
   assert "no space is left" in process_file(tmp_path)["stopped"]
@@ -129,8 +134,7 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
 @pytest.fixture
 def often(monkeypatch):
   """Parts are written all the time."""
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+  write_often(monkeypatch)
 
 
 def test_a_directory_deleted_meanwhile(tmp_path, caplog, often):

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpace.live import probe
 from jaxpace.runs.links import infer
-from tests.quick import examples
+from tests.quick import examples, long
 
 
 def times(n, seed=0, noise=0.06):
@@ -51,7 +51,7 @@ def test_two_slow_hosts_are_both_named():
   assert {c.hosts[0] for c in infer(seconds, names(8))[0]} == {"h1", "h5"}
 
 
-@pytest.mark.parametrize("n", [3, 4, 8])
+@pytest.mark.parametrize("n", [3, 4, *long(8)])
 def test_healthy_noise_blames_at_most_one_in_a_hundred(n):
   wrong = sum(bool(infer(times(n, seed, noise), names(n))[0]) for seed in range(50)
               for noise in (0.05, 0.2))

@@ -10,7 +10,7 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING, RunError
-from tests.quick import examples
+from tests.quick import examples, long
 from tests.runs.written import parts, rewrite, said
 
 
@@ -45,7 +45,7 @@ def test_leftovers_of_a_merge_are_not_read_twice_but_save_a_torn_one(run_dir):
   assert said(run, merged.name)
 
 
-@pytest.mark.parametrize("table", ["steps", "collectives"])
+@pytest.mark.parametrize("table", [*long("steps"), "collectives"])
 def test_damaged_bytes_are_never_read_as_times(run_dir, table):
   path, _ = run_dir
   whole = read_run(path)

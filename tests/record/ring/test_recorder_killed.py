@@ -24,8 +24,11 @@ from tests.record.ring.test_copier import DAMAGES
 
 _WORKER = """
 import sys, time, pathlib
+import pytest
 from jaxpace.record.recorder import Recorder
+from tests.record.recording import write_often
 from tests.record.ring.handmade import Handmade
+write_often(pytest.MonkeyPatch())
 step = Handmade()
 x = step.inputs()
 with Recorder(sys.argv[1], step, grace_seconds=2.0) as recorder:
@@ -81,8 +84,11 @@ def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
 _PATIENT = """
 import sys
 import jax
+import pytest
 from jaxpace.record.recorder import Recorder
+from tests.record.recording import write_often
 from tests.record.ring.handmade import Handmade
+write_often(pytest.MonkeyPatch())
 step = Handmade()
 x = step.inputs()
 with Recorder(sys.argv[1], step) as recorder:
