@@ -24,7 +24,6 @@ from jaxpace.diagnose.modes.inputs import SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import RunTotals, Totals
-from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Process, Run
 
@@ -82,12 +81,7 @@ def unseen(run_totals: RunTotals, away: SilentStretches | None = None) -> np.nda
   run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   if not selected.size:
     return np.empty(0, np.int64)
-  there = np.asarray((run.attempt >= 0).any(axis=1))
-  mesh = laid_out(run.info)
-  said = [run.info.get("ranks"), run.plan.get("ranks"), None if mesh is None else mesh.size]
-  there[:max((n for n in said if isinstance(n, int) and n > 0), default=0)] = True
-  there[[rank for process in run.processes for rank in process.ranks
-         if 0 <= rank < run.ranks]] = True
+  there = run.there
   there &= totals.present < max(1.0, MOST * selected.size)
   if away is not None:
     there[list(away.suspects)] = True

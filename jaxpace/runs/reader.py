@@ -296,7 +296,8 @@ def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int]
     return f"{path} holds a run without a single recorded step: {why}"
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
           "seconds: has the job finished its first step, and is `recorder.record()` called in "
-          "the loop?")
+          "the loop? Of `jaxpace run`, the step is what ran three times: training that is one "
+          "program, such as a scan over all its steps, has none.")
 
 
 def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:

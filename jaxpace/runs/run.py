@@ -213,15 +213,21 @@ class Run:
   def ranks_in_all(self) -> int:
     """Ranks that the run has: as many as it says, else those that recorded. A gap in their numbers
     is no rank."""
-    return max(self.declared, int((self.attempt >= 0).any(axis=1).sum()))
+    return int(self.there.sum()) + max(0, self.declared - self.ranks)
 
   @property
   def silent(self) -> np.ndarray:
     """Ranks that the run says it has, or a process calls its own, and that recorded nothing;
-    rising."""
+    rising.
+
+    Where each process names its ranks the others are none: devices that the step doesn't run on.
+    """
     named = {rank for process in self.processes for rank in process.ranks}
+    all_named = (all(process.ranks for process in self.processes)
+                 and len(self.processes) == self.info.get("processes"))
     ranks = np.flatnonzero(~(self.attempt >= 0).any(axis=1))
-    return ranks[[rank < self.declared or rank in named for rank in ranks.tolist()]]
+    return ranks[[rank in named or (rank < self.declared and not all_named)
+                  for rank in ranks.tolist()]]
 
   @property
   def there(self) -> np.ndarray:

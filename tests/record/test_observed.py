@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
@@ -26,7 +27,7 @@ from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.table import DeviceSteps
 from jaxpace.runs import rundir, step_causes
-from jaxpace.runs.reader import read_run
+from jaxpace.runs.reader import RunError, read_run
 from tests.patience import patiently
 
 STEPS, PAUSE = 12, 0.5
@@ -149,6 +150,25 @@ def test_what_is_compiled_ahead_of_time_can_be_serialized_and_runs(tmp_path):
         *serialize_executable.serialize(compiled), execution_devices=jax.devices()[:4])
   assert len(read_run(tmp_path / "run").steps) == 4
   assert float(loaded(w, x)) == float(results[0])
+
+
+def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
+  mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,), devices=jax.devices()[1:4])
+  x = jax.device_put(jnp.arange(36.0).reshape(6, 6), NamedSharding(mesh, P("data")))
+  with jaxpace.observed(tmp_path / "run"):
+    step = jax.jit(lambda x: (x @ x.T).sum())
+    for _ in range(30):
+      step(x)
+  diagnosis = diagnose(read_run(tmp_path / "run"))
+  assert diagnosis.run.ranks_in_all == 3 and not diagnosis.run.silent.size
+  assert "Nothing is known" not in diagnosis.verdict
+
+
+def test_training_that_is_one_program_has_no_step_and_that_is_said(tmp_path):
+  with jaxpace.observed(tmp_path / "run"):
+    train(1)
+  with pytest.raises(RunError, match="what ran three times"):
+    read_run(tmp_path / "run")
 
 
 def test_a_pattern_names_another_program(tmp_path):
