@@ -35,7 +35,7 @@ from jaxpace.diagnose.modes.inputs import (
 )
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
-from jaxpace.diagnose.phases import phase_medians
+from jaxpace.diagnose.phases import phase_medians, waiting_for_data
 from jaxpace.diagnose.selected_steps import (
   SelectedSteps,
   count_steps,
@@ -115,7 +115,7 @@ def why(case: EvidenceInputs) -> Reasons:
   Nobody is blamed without whom no step would be shorter.
   """
   run, doubted = case.run, find_inconclusive(case.run, case.selected)
-  never = tuple(unseen(case, case.away).tolist())
+  never = tuple(unseen(case).tolist())
   if not case.selected.size:
     return Reasons(**vars(case), inconclusive=doubted, unseen=never)
   findings, doubt, notes = hold_back(case, find(case))
@@ -155,7 +155,8 @@ def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str,
       shares=shares_of(parts, quiet, contention) if times.size else None,
       waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
       spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
-      preempted=switches(run, selected), events=tuple(events), stages=stages(reasons),
+      preempted=switches(run, selected), for_data=waiting_for_data(run, selected),
+      events=tuple(events), stages=stages(reasons),
       waits=where_waits_are(run, selected, totals, floor) if times.size else (),
       overlap=overlap(run, totals, selected.size) if times.size else None)
 

@@ -15,7 +15,6 @@ from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Reasons
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
-from jaxpace.diagnose.phases import waiting_for_data
 from jaxpace.diagnose.selected_steps import StepTime
 from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
 from jaxpace.diagnose.what_if import Alternative
@@ -45,6 +44,7 @@ class Diagnosis(Reasons, Worth):
   work_moved: WorkMoved | None
   # involuntary switches a step of the process that has most; 0 where they are not known
   preempted: float
+  for_data: float | None  # mean seconds per step waited for data; None where that isn't measured
   events: tuple[Mapping[str, Any], ...]  # what watchdogs found
   # on signs that groups wait for each other as the stages of a pipeline do
   stages: tuple[Sentence, ...]
@@ -87,7 +87,7 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       else dict.fromkeys(("mean", "median", "p99", "cv")),
       "shares": diagnosis.shares,
       "waiting": diagnosis.waiting or None,
-      "waiting_for_data": waiting_for_data(run, diagnosis.selected),
+      "waiting_for_data": diagnosis.for_data,
       "floor_source": diagnosis.floor.source if run.collectives else None,
       "findings": [finding.to_json() for finding in diagnosis.findings],
       "verdict": str(diagnosis.verdict),

@@ -98,7 +98,7 @@ class Blocks(NamedTuple):
     return result
 
 
-def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) -> list[Episode]:
+def find_episodes(blocks: Blocks, steps: int) -> list[Episode]:
   """Finds who is late when.
 
   Between its own change-points a rank is late or not; neighbouring stretches in which it is late
@@ -107,15 +107,14 @@ def find_episodes(blocks: Blocks, changes: Sequence[Sequence[int]], steps: int) 
 
   Args:
     blocks: arrivals.
-    changes: blocks at which each rank's arrival changes its level.
     steps: counted steps.
   """
   size, ranks = blocks.arrival.shape[1], np.flatnonzero(blocks.eligible)
   whole = dict(zip(ranks.tolist(), blocks.test(ranks.tolist(), 0, size, len(ranks)), strict=True))
   found: list[Episode] = []
-  for rank in ranks.tolist():
-    edges = [0, *changes[rank], size]
-    spans = list(zip(edges[:-1], edges[1:], strict=True)) if changes[rank] else []
+  for rank, changes in zip(ranks.tolist(), change_points(blocks.arrival[ranks]), strict=True):
+    edges = [0, *changes, size]
+    spans = list(zip(edges[:-1], edges[1:], strict=True)) if changes else []
     tested = [blocks.test([rank], *span, len(ranks) * len(spans))[0] for span in spans]
     late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
     joined: list[list[int]] = []

@@ -20,7 +20,7 @@ from jaxpace.diagnose.codes import (
 )
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.messages import say
-from jaxpace.diagnose.modes.inputs import SilentStretches
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import RunTotals, Totals
@@ -71,20 +71,20 @@ def inconclusive_of(run: Run, work: StepTimes) -> str:
           f"{'; and '.join(why)}.")
 
 
-def unseen(run_totals: RunTotals, away: SilentStretches | None = None) -> np.ndarray:
+def unseen(case: EvidenceInputs) -> np.ndarray:
   """Ranks of the job that are not known in half of the counted steps, or never: nothing can be said
   of them.
 
   So are those that may be what the others wait for where they left no rows. A gap in the numbers of
   the ranks is no rank, unless the run or one of its processes says that it has it.
   """
-  run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
+  run, selected, totals = case.run, case.selected, case.totals
   if not selected.size:
     return np.empty(0, np.int64)
   there = run.there
   there &= totals.present < max(1.0, MOST * selected.size)
-  if away is not None:
-    there[list(away.suspects)] = True
+  if case.away is not None:
+    there[list(case.away.suspects)] = True
   return np.flatnonzero(there)
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from jaxpace.diagnose.episodes import (
   Blocks,
   Episode,
-  change_points,
   find_episodes,
   without_outages,
 )
@@ -64,15 +63,16 @@ class Lateness(NamedTuple):
   mean: np.ndarray  # [R] mean arrival less the typical rank's
   # [R] that the rank is later than the typical one at all, all ranks tested together
   confidence: np.ndarray
-  # [R] share of the blocks in which it was late by half of `EFFECT` or more
-  persistence: np.ndarray
-  late: np.ndarray  # ranks that are persistently late, costliest first
-  typical: np.ndarray  # the ranks the others are compared with
-  episodes: tuple[Episode, ...]  # when the late ranks were late
+  episodes: tuple[Episode, ...]  # when ranks that are persistently late were late
   # max over ranks of mean A, less mean A, while such a rank is late
   persistent: WaitedFor
   intermittent: WaitedFor  # what is left of mean max A - mean A
   blocks: Blocks
+
+  @property
+  def late(self) -> np.ndarray:
+    """Ranks that are persistently late, costliest first."""
+    return np.array(costliest_first(self.episodes), np.int64)
 
   @property
   def earliness(self) -> float:
@@ -81,9 +81,8 @@ class Lateness(NamedTuple):
 
   def of_nobody(self) -> Lateness:
     """The same with no rank to blame: all waiting is for intermittently late ranks."""
-    return self._replace(
-        late=np.empty(0, np.int64), episodes=(), persistent=self.persistent.of_nobody,
-        intermittent=self.intermittent + self.persistent)
+    return self._replace(episodes=(), persistent=self.persistent.of_nobody,
+                         intermittent=self.intermittent + self.persistent)
 
 
 def find_late(run_totals: RunTotals) -> Lateness:
@@ -109,29 +108,22 @@ def find_late(run_totals: RunTotals) -> Lateness:
                         for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
-    nothing, every = np.full(ranks, np.nan), WaitedFor(earliness, 0.0, waiting)
+    every = WaitedFor(earliness, 0.0, waiting)
     return Lateness(
-        mean=np.where(eligible, 0.0, np.nan), confidence=nothing, persistence=nothing,
-        late=np.empty(0, np.int64), typical=np.flatnonzero(eligible), episodes=(),
+        mean=np.where(eligible, 0.0, np.nan), confidence=np.full(ranks, np.nan), episodes=(),
         persistent=every.of_nobody, intermittent=every, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
-  changes: list[list[int]] = [[] for _ in range(ranks)]
-  judged = np.flatnonzero(eligible)
-  for rank, points in zip(judged, change_points(blocks.arrival[judged]), strict=True):
-    changes[rank] = points
   # a rank later than the others on average for a few long gaps is not late
-  episodes = tuple(e for e in find_episodes(blocks, changes, selected.size)
+  episodes = tuple(e for e in find_episodes(blocks, selected.size)
                    if not _pauses(run_totals, blocks, e))
-  late = np.array(costliest_first(episodes), np.int64)
   held = attributed_wait(totals, selected, episodes)
   gaps = max(float(totals.waiting_gap[selected.mask].sum()) / size - held.for_gaps, 0.0)
   left = earliness - held.by_collective
   return Lateness(
       mean=mean, confidence=np.where(eligible, [t.confidence for t in tested], np.nan),
-      persistence=np.where(eligible, [t.persistence for t in tested], np.nan), late=late,
-      typical=blocks.typical(0, selected.blocks), episodes=episodes, persistent=held,
+      episodes=episodes, persistent=held,
       intermittent=WaitedFor(left, min(gaps, float(left.sum())), waiting - held.by_block),
       blocks=blocks)
 

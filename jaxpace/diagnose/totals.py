@@ -32,8 +32,7 @@ class Totals:
   # [K] the part of all collectives' earliness that is for the last rank's longer gap
   waiting_gap: np.ndarray
   lateness: np.ndarray  # [C, R, B] sum of A - mean over ranks of A, undelayed
-  lateness_compute: np.ndarray  # [R] sum of own compute - mean over ranks
-  lateness_runtime: np.ndarray  # [R, B] the same of the gap
+  lateness_runtime: np.ndarray  # [R, B] sum of own gap - mean over ranks
   block_steps: np.ndarray  # [R, B] steps in which the rank is present, by block
   # [R] sum of the job's mean earliness in the steps and collectives this rank was last at
   blame: np.ndarray
@@ -140,7 +139,7 @@ def add_up(run: Run, selected: SelectedSteps,
       per_rank={name: np.zeros(ranks) for name in PARTS}, transfer=np.full((slots, size), np.nan),
       present=np.zeros(ranks, np.int64), known=np.zeros((ranks, size), bool),
       earliness=np.full((slots, size), np.nan), waiting_gap=np.zeros(size),
-      lateness=np.zeros((slots, ranks, selected.blocks)), lateness_compute=np.zeros(ranks),
+      lateness=np.zeros((slots, ranks, selected.blocks)),
       lateness_runtime=np.zeros((ranks, selected.blocks)),
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
@@ -180,7 +179,6 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
   into = _adder(selected.block[part])
   into(totals.block_steps, valid)
-  totals.lateness_compute += _relative(split.compute, valid, number).sum(axis=1)
   into(totals.lateness_runtime, _relative(split.runtime, valid, number))
   if work.synchronised:
     alone = split

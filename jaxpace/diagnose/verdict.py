@@ -22,7 +22,7 @@ from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
-from jaxpace.diagnose.phases import beyond_usual, waiting_for_data
+from jaxpace.diagnose.phases import beyond_usual
 from jaxpace.diagnose.what_if import Alternative, has_gaps
 from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import PAUSES
@@ -114,7 +114,7 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   if not step_time.mean > 0:
     return None
   found: list[tuple[float, Sentence]] = []
-  data = waiting_for_data(facts.run, facts.selected) or 0.0
+  data = facts.for_data or 0.0
   if data >= COSTLY * step_time.mean:
     found.append((data / step_time.mean, say(Verdict.DATA_WAITS, data=milliseconds(data),
         part=percent(data / step_time.mean))))

@@ -17,7 +17,6 @@ from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.modes.inputs import Finding
-from jaxpace.diagnose.phases import waiting_for_data
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.show.console import draw_bar, make_table
 
@@ -105,7 +104,7 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   for justify in ("left", "left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
   table.add_column(no_wrap=False)
-  data = waiting_for_data(diagnosis.run, diagnosis.selected) or 0.0
+  data = diagnosis.for_data or 0.0
   for name in SHARES:
     share = shares[name]
     meaning = MEANING[name]

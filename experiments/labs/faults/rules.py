@@ -52,7 +52,7 @@ RULES = (
     # Who is late.
     Rule("late.changes",
          "levels of lateness change in the run: who is late is asked between change-points",
-         {"lateness:change_points": lambda series, *_: [[] for _ in series]}),
+         {"episodes:change_points": lambda series, *_: [[] for _ in series]}),
     Rule("late.outages", "single blocks that stick out are cut before ranks are judged",
          {"lateness:without_outages": lambda series: series}),
     Rule("late.confidence", "a rank is late only with 99 % confidence",

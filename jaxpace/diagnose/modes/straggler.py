@@ -133,9 +133,10 @@ def _where(case: EvidenceInputs, episode: Episode) -> str:
   compute, gap = excess(case, episode)
   said = (f"Against the typical rank, its compute is {more(compute)} and its gap between steps "
           f"{more(gap)}.")
+  typical_ranks = case.lateness.blocks.typical(0, case.selected.blocks, episode.rank)
   longer = []
   for name, medians in case.phases.items():
-    typical = medians[_typical_for(case, episode.rank)]
+    typical = medians[typical_ranks]
     if name in ("held", "sync"):  # waiting, for other ranks or for another job
       continue
     if not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
@@ -147,13 +148,6 @@ def _where(case: EvidenceInputs, episode: Episode) -> str:
   if longer:
     said += f" Its {'; its '.join(text for _, text in sorted(longer, reverse=True))}."
   return said
-
-
-def _typical_for(case: EvidenceInputs, rank: int) -> np.ndarray:
-  """The typical ranks that a rank meets."""
-  blocks = case.lateness.blocks
-  return (case.lateness.typical if blocks.joined is None
-          else blocks.typical(0, case.selected.blocks, rank))
 
 
 def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str, ...]) -> str:
