@@ -70,8 +70,8 @@ def simulate(config: Mapping[str, Any]) -> tuple[settings.Scenario, list[Any]]:
   """Plays a config as `jaxpace simulate` does; every job's steps, by rank."""
   scenario = settings.read(config, pacer_expression.make)
   parts: list[list[Any]] = [[] for _ in scenario.jobs]
-  for part in scenarios.run(scenario):
-    parts[part.job].append(part.steps)
+  for job, steps in scenarios.run(scenario):
+    parts[job].append(steps)
   return scenario, [_joined(each) for each in parts]
 
 

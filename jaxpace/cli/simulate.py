@@ -72,14 +72,14 @@ def run(args: argparse.Namespace) -> running.Answer:
       writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config),
                                scenario.seed))
     adding = [scenarios.Adding() for _ in scenario.jobs]
-    total, done = scenario.steps * len(scenario.jobs), [0] * len(scenario.jobs)
+    total, done = scenario.steps * len(scenario.jobs), 0
     progress.during("Compiling and simulating")
-    for part in scenarios.run(scenario):
-      adding[part.job].add(part.steps)
+    for index, steps in scenarios.run(scenario):
+      adding[index].add(steps)
       if writers:
-        writers[part.job].write(part.steps, progress.counting("Writing"))
-      done[part.job] = part.done
-      progress.counting("Simulating")(sum(done), total)
+        writers[index].write(steps, progress.counting("Writing"))
+      done += len(steps.step_time)
+      progress.counting("Simulating")(done, total)
     for writer in writers:
       writer.close()
     whole = True

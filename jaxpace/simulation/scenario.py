@@ -74,14 +74,6 @@ _MOST_STRETCHES = 64
 """Stretches of a collective at most, each with its own use of shared links."""
 
 
-class Part(NamedTuple):
-  """Some steps of one job."""
-
-  job: int
-  steps: Steps  # kept by rank, numpy
-  done: int  # steps of the job so far, these included
-
-
 class JobSummary(NamedTuple):
   """One job in figures. Seconds."""
 
@@ -98,8 +90,9 @@ class JobSummary(NamedTuple):
   survived: Survived | None
 
 
-def run(scenario: Scenario) -> Iterator[Part]:
-  """Simulates all jobs; the same seed gives the same numbers, however the run is cut.
+def run(scenario: Scenario) -> Iterator[tuple[int, Steps]]:
+  """Simulates all jobs; the same seed gives the same numbers, however the run is cut. Yields the
+  number of a job and its next steps, kept by rank, in numpy.
 
   A job alone on its links is simulated by itself, in parts. Jobs that share links run together, in
   one piece.
@@ -138,7 +131,7 @@ def _key(scenario: Scenario) -> jax.Array:
   return jax.random.key(scenario.seed)
 
 
-def _alone(scenario: Scenario, index: int) -> Iterator[Part]:
+def _alone(scenario: Scenario, index: int) -> Iterator[tuple[int, Steps]]:
   settings = scenario.jobs[index]
   total = min(scenario.steps, settings.leaves or scenario.steps)
   plan, advance = _compiled(settings.shape, settings.pacer, settings.buckets, scenario.max_delay)
@@ -150,7 +143,7 @@ def _alone(scenario: Scenario, index: int) -> Iterator[Part]:
     count = min(length, total - done)
     state, steps = advance(key, settings.job, state, count)
     done += count
-    yield Part(index, jax.tree.map(np.asarray, steps), done)
+    yield index, jax.tree.map(np.asarray, steps)
 
 
 @functools.lru_cache(maxsize=8)
@@ -161,7 +154,7 @@ def _compiled(shape: Shape, pacer: Pacer | None, buckets: int,
   return plan, jax.jit(plan.run, static_argnums=3)
 
 
-def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
+def _shared(scenario: Scenario, group: list[int]) -> Iterator[tuple[int, Steps]]:
   jobs = [scenario.jobs[index] for index in group]
   plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
                  buckets=[j.buckets for j in jobs],
@@ -174,7 +167,7 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[Part]:
   for index, steps in zip(group, histories, strict=True):
     kept: Any = jax.tree.map(np.asarray, steps)
     count = int(np.isfinite(kept.step_time).sum())
-    yield Part(index, jax.tree.map(lambda values, n=count: values[:n], kept), count)
+    yield index, jax.tree.map(lambda values, n=count: values[:n], kept)
 
 
 def shares(jobs: list[JobSettings]) -> LinkShares:

@@ -30,7 +30,7 @@ def read(changes=None, fabric=None, steps=400, seed=1):
 def play(changes=None, fabric=None, steps=400, seed=1):
   """Its steps, rank by rank, in one piece."""
   made, _ = read(changes, fabric, steps, seed)
-  parts = [part.steps for part in scenario.run(made)]
+  parts = [steps for _, steps in scenario.run(made)]
   assert len(parts) == 1
   return parts[0]
 
@@ -40,9 +40,9 @@ def record(directory, changes=None, fabric=None, steps=400, seed=1):
   made, config = read(changes, fabric, steps, seed)
   writer = RunWriter(directory, recording(made.jobs[0], made, config), seed)
   parts = []
-  for part in scenario.run(made):
-    writer.write(part.steps)
-    parts.append(part.steps)
+  for _, steps in scenario.run(made):
+    writer.write(steps)
+    parts.append(steps)
   writer.close()
   return jax.tree.map(lambda *x: x[0], *parts), read_run(directory)
 

@@ -59,8 +59,8 @@ def test_two_jobs_take_what_playing_every_message_takes(algorithm, more, within)
     jobs.append(reference.Job(ranks, sent, [dict.fromkeys(ranks, job["forward"])] * 24))
   played = reference.play(reference.Fabric(**given["fabric"]), jobs)
   expected = [max(own[9].values()) / 10 for own in played]
-  for part in scenario.run(read(given, lambda text: None)):
-    assert part.steps.step_time[:10].mean() == pytest.approx(expected[part.job], rel=within)
+  for job, steps in scenario.run(read(given, lambda text: None)):
+    assert steps.step_time[:10].mean() == pytest.approx(expected[job], rel=within)
 
 
 def test_the_mean_step_leaves_out_what_passes_before_a_job_starts(tmp_path, capsys):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -52,10 +51,9 @@ class Screen:
     def text(value: object) -> str:
       return plain(value, console.encoding)
 
-    def drawn(sentences: Sequence[WrappedText]) -> list[Row]:
-      return [row for sentence in sentences for row in console.render_lines(
-          Padding(Text(sentence.words, sentence.style), (0, 0, 0, sentence.indent)), room,
-          pad=False)]
+    def drawn(sentences: Sequence[Padding]) -> list[Row]:
+      return [row for sentence in sentences
+              for row in console.render_lines(sentence, room, pad=False)]
 
     rows = [_title(self._look, text), *drawn(_head(self._look, text))]
     # The parts in the order in which they are seen, and how much of each is left where not all fit.
@@ -82,12 +80,9 @@ class Screen:
 Row = list[Segment]
 
 
-class WrappedText(NamedTuple):
+def _wrapped(words: str, style: str = "", indent: int = 2) -> Padding:
   """Words that may take several rows."""
-
-  words: str
-  style: str = ""
-  indent: int = 2
+  return Padding(Text(words, style), (0, 0, 0, indent))
 
 
 def _row(*pieces: tuple[str, str]) -> Row:
@@ -132,7 +127,7 @@ def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
   return _row((text(look.path), "bold"), (f"  {text(look.run)}" if look.run else "", "dim"))
 
 
-def _head(look: Snapshot, text: Callable[[object], str]) -> list[WrappedText]:
+def _head(look: Snapshot, text: Callable[[object], str]) -> list[Padding]:
   facts = []
   if look.ranks:
     facts.append(plural(look.ranks, "rank"))
@@ -146,8 +141,8 @@ def _head(look: Snapshot, text: Callable[[object], str]) -> list[WrappedText]:
     facts.append(f"step {look.step:,}")
   if look.age is not None:
     facts.append(f"newest rows {duration(look.age)} old")
-  state = WrappedText(text(look.state.sentence), _STYLES[look.state.kind], 0)
-  return [state, WrappedText(", ".join(facts), "", 0)] if facts else [state]
+  state = _wrapped(text(look.state.sentence), _STYLES[look.state.kind], 0)
+  return [state, _wrapped(", ".join(facts), "", 0)] if facts else [state]
 
 
 def _parts(look: Snapshot, width: int, encoding: str,
@@ -250,13 +245,13 @@ def _ranks(late: tuple[LateRank, ...], width: int, text: Callable[[object], str]
   return rows
 
 
-def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[WrappedText]:
+def _happened(look: Snapshot, unix: float, text: Callable[[object], str]) -> list[Padding]:
   """Events and onsets, the newest first, then notes."""
-  rows: list[WrappedText] = []
+  rows: list[Padding] = []
   for event in reversed(look.events[-6:]):
     ago = "" if event.unix is None else f" ({duration(max(0.0, unix - event.unix))} ago)"
     now = event is look.events[-1] and not event.over
-    rows.append(WrappedText(text(event.sentence) + ago, "bold red" if now else "dim"))
-  rows += [WrappedText(text(alert.sentence), "dim" if alert.over else "red")
+    rows.append(_wrapped(text(event.sentence) + ago, "bold red" if now else "dim"))
+  rows += [_wrapped(text(alert.sentence), "dim" if alert.over else "red")
            for alert in list(reversed(look.alerts))[:40]]
-  return [*rows, *(WrappedText(text(note), "yellow") for note in look.notes)]
+  return [*rows, *(_wrapped(text(note), "yellow") for note in look.notes)]
