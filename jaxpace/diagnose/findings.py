@@ -306,7 +306,26 @@ def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> 
   if (min(lateness) > least or (case.run.observed and case.run.plan.get("clock") != CLOCK)
       and all(_by_work(case, rank, rounds) for rank in finding.ranks)):
     return True
+  if _of_whole_hosts(case, finding.ranks, min(lateness)):
+    return True
   others = np.delete(case.lateness.mean, list(finding.ranks))
   others = others[np.isfinite(others)]
   # later by more than what they differ among themselves
   return len(others) >= FEWEST and min(lateness) > TWICE * float(np.ptp(others))
+
+
+def _of_whole_hosts(case: EvidenceInputs, ranks: Sequence[int], lateness: float) -> bool:
+  """Whether ranks are all those of their hosts, and late by more than what ranks of any one host
+  differ by.
+
+  Devices wait for each other's turn within a host: where all hosts have as many, turns make ranks
+  of one host differ, and no host later than another.
+  """
+  mean, host = case.lateness.mean, np.array([case.run.host_of_rank(rank)
+                                             for rank in range(case.run.ranks)])
+  known = np.isfinite(mean) & (host != "")
+  late = np.isin(host, host[list(ranks)])
+  spread = [mean[known & (host == each)] for each in np.unique(host[known])]
+  return (known.all() and late.sum() == len(ranks) and not late.all()
+          and len({own.size for own in spread}) == 1
+          and lateness > TWICE * max(float(np.ptp(own)) for own in spread))

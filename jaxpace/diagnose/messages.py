@@ -301,8 +301,8 @@ NOTES: Wordings = {
         "costs, can't be separated from that.",
     Note.TURNS:
         "{devices} devices of a host take turns on {cores} cores, as simulated ones do: waiting "
-        "of up to {least} may be for that, so it is no finding unless one rank stands out from "
-        "all others.",
+        "of up to {least} may be for that, so it is no finding unless one rank, or all ranks "
+        "of a host, stand out from the others.",
     Note.HUNG: {
         "step": "Watchdog: step {step} {ended}; {who}.{within}",
         "more": "Watchdog: more steps were overdue: {rest}."},

@@ -82,6 +82,19 @@ def test_the_device_of_an_observed_run_whose_turn_comes_last_is_not_named(cores,
   assert (found.verdict.code == Verdict.DOUBT) == (cores == "0-1")
 
 
+@pytest.mark.parametrize(("processes", "named"), [
+    ([0, 0, 1, 1], [(0, 1)]),  # turns are taken within a host
+    ([0, 1, 0, 1], []),
+    ([0, 0, 0, 0], []),
+    ([0, 0, 1, 2], [])])  # fewer devices, fewer turns
+def test_a_whole_host_that_is_late_is_named_though_its_devices_take_turns(processes, named):
+  busy = 5 + np.random.default_rng(5).exponential(0.2, (4, 120))
+  busy[:2] += 4
+  made = sampled(*barrier((MS * busy).astype(np.int64), MS), clock="marks", processes=processes)
+  made.info["plan"]["collectives"] = [{"slot": 0, "name": "psum", "of": 0}]
+  assert [finding.ranks for finding in diagnose(made).findings] == named
+
+
 def test_turns_are_those_of_the_fullest_host():
   made = late_rank(1.0)
   assert turns(sampled(*made)) == (7, 8, 2)
