@@ -33,6 +33,7 @@ from jaxpace.diagnose.modes.inputs import (
   Finding,
   Reasons,
 )
+from jaxpace.diagnose.no_finding import few_pauses, unnamed_waiting
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.diagnose.phases import phase_medians, waiting_for_data
@@ -44,7 +45,7 @@ from jaxpace.diagnose.selected_steps import (
   without_unfinished,
 )
 from jaxpace.diagnose.totals import RunTotals, add_up
-from jaxpace.diagnose.verdict import mended, saving, verdict_on
+from jaxpace.diagnose.verdict import mended, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, where_waits_are
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
 from jaxpace.runs.links import ProbedLinks
@@ -125,8 +126,10 @@ def why(case: EvidenceInputs) -> Reasons:
   # who is last intermittently shows in the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in findings
                 if not doubted or finding.mode != AMPLIFICATION)
-  return Reasons(**vars(case), findings=() if unrecorded(run) else found, doubt=doubt,
-                 on_sampling=notes, inconclusive=doubted, unseen=never)
+  reasons = Reasons(**vars(case), findings=() if unrecorded(run) else found, doubt=doubt,
+                    on_sampling=notes, inconclusive=doubted, unseen=never)
+  return dataclasses.replace(reasons, few_pauses=few_pauses(reasons),
+                             unnamed=unnamed_waiting(reasons))
 
 
 def words(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
@@ -174,10 +177,10 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
 def _explained(facts: Diagnosis, finding: Finding) -> Finding:
   """With a sentence on why mending it saves more than its share, where it does by much."""
   after = mended(facts, finding)
-  if after is None or not saving(after) >= finding.share + EFFECT:
+  if after is None or not after.saving >= finding.share + EFFECT:
     return finding
   late = ("the late rank itself waits" if len(finding.ranks) == 1
           else "the late ranks themselves wait")
   said = (say(Evidence.SAVES_MORE, part=percent(finding.share), late=late,
-      saving=percent(saving(after)), speedup=after.speedup))
+      saving=percent(after.saving), speedup=after.speedup))
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))

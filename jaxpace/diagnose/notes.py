@@ -27,7 +27,6 @@ from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import PERSISTENT
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.verdict import few_pauses, unnamed_waiting
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.runs.alarms import where
 from jaxpace.runs.groups import groups
@@ -109,7 +108,7 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
       notes.append(say(Note.ONE_OFF, step=run.steps[worst], lost=lost,
           rank=name_rank(run, int(totals.last_rank[worst])).replace("Rank", "rank", 1),
           part=100 * share))
-  unnamed = unnamed_waiting(facts) if not facts.inconclusive else None
+  unnamed = facts.unnamed if not facts.inconclusive else None
   if unnamed:
     total = sum(facts.waiting.values())
     causes = [f"{percent(facts.waiting[name] / total)} for {words}"
@@ -118,7 +117,7 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
     which = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
     notes.append(say(Note.WAITING_FOR, causes=joined(causes), few=len(unnamed.steps),
         steps=plural(facts.selected.size, "step"), which=which))
-  for pauses in few_pauses(facts):
+  for pauses in facts.few_pauses:
     notes.append(say(Note.FEW_PAUSES, cause=pauses.cause, seconds=milliseconds(pauses.seconds),
         part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
         numbers=list_ranks(pauses.steps)))
@@ -139,7 +138,7 @@ def _slow_for_good(facts: Diagnosis) -> list[Sentence]:
   for_good = [finding for finding in facts.findings
               if finding.mode == PERSISTENT and finding.last_step is None]
   if (not for_good or shared is None or mended is None or facts.work_moved is not None
-      or 1 - 1 / shared.speedup < LEAST):
+      or shared.saving < LEAST):
     return []
   return [say(Note.SLOW_FOR_GOOD, ranks=some_ranks(facts.lateness.late), mended=_step(mended),
               shared=_step(shared), total=8 * facts.run.ranks)]

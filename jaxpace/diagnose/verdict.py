@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from jaxpace.diagnose.codes import (
   Sentence,
   Verdict,
@@ -18,14 +14,19 @@ from jaxpace.diagnose.codes import (
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
-from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
+from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
 from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.messages import say
-from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, LOCALITY, PERSISTENT, Finding
-from jaxpace.diagnose.phases import beyond_usual
-from jaxpace.diagnose.what_if import Alternative, has_gaps
+from jaxpace.diagnose.modes.inputs import (
+  CONTENTION,
+  JITTER,
+  LOCALITY,
+  PERSISTENT,
+  FewPauses,
+  Finding,
+)
+from jaxpace.diagnose.what_if import Alternative
 from jaxpace.runs.problems import plural
-from jaxpace.runs.step_causes import PAUSES
 
 
 def verdict_on(facts: Diagnosis) -> Sentence:
@@ -76,10 +77,10 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
         are="is" if number == 1 else "are", what=what, largest=_largest(facts))
   if facts.doubt:
     return say(Verdict.DOUBT, doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
-  pauses = few_pauses(facts)
+  pauses = facts.few_pauses
   if pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
-  unnamed = unnamed_waiting(facts)
+  unnamed = facts.unnamed
   if unnamed:
     where = (f"is for rank {unnamed.rank} in few steps" if unnamed.few and unnamed.rank is not None
              else "comes from few steps" if unnamed.few else
@@ -119,23 +120,18 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
     found.append((data / step_time.mean, say(Verdict.DATA_WAITS, data=milliseconds(data),
         part=percent(data / step_time.mean))))
   slower = facts.no_contention
-  if slower and facts.run.ranks > 1 and saving(slower) >= COSTLY:
+  if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
     why = (
         "other programs run on the hosts' processors, and transfers wait for these as well as for "
         "the network"
         if facts.preempted >= CROWDED else
         "whether the network or waiting for processors makes them so does not show in this run")
-    found.append((saving(slower), say(Verdict.SLOW_TRANSFERS, saving=percent(saving(slower)),
+    found.append((slower.saving, say(Verdict.SLOW_TRANSFERS, saving=percent(slower.saving),
         speedup=slower.speedup, why=why)))
   if not found:
     return None
   found.sort(key=lambda one: -one[0])
   return Sentence(found[0][1].code, " ".join(str(said) for _, said in found))
-
-
-def saving(after: Alternative) -> float:
-  """Part of the step that is saved."""
-  return 1 - 1 / after.speedup if after.speedup > 0 else 0.0
 
 
 def _found(facts: Diagnosis) -> Sentence:
@@ -152,7 +148,7 @@ def _found(facts: Diagnosis) -> Sentence:
 def _worth(facts: Diagnosis, finding: Finding) -> float:
   """Part of the step that mending it would save."""
   after = mended(facts, finding)
-  return max(finding.share, saving(after)) if after else finding.share
+  return max(finding.share, after.saving) if after else finding.share
 
 
 def mended(facts: Diagnosis, finding: Finding) -> Alternative | None:
@@ -218,84 +214,3 @@ def _largest(facts: Diagnosis) -> str:
 
 def _lower(text: str) -> str:
   return text[0].lower() + text[1:]
-
-
-# What costs much and is no finding: few long pauses, intermittent waiting or in few steps, data
-# that queue on the way.
-#
-# No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
-# notes and the verdict do.
-
-_UNMEASURED = {
-    "runtime": "gaps between steps, of which no column shows the cause,",
-    "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
-
-
-class FewPauses(NamedTuple):
-  """What one cause took beyond its usual time."""
-
-  cause: str  # for people
-  seconds: float  # in all, mean over processes
-  share: float  # of all the time counted
-  steps: np.ndarray  # numbers of the steps with a long one
-
-
-def few_pauses(facts: Diagnosis) -> list[FewPauses]:
-  """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
-
-  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
-  hides costs nothing.
-  """
-  run, selected, step_time = facts.run, facts.selected, facts.step_time
-  if step_time is None or any(finding.mode == JITTER for finding in facts.findings):
-    return []
-  own = "runtime" if has_gaps(run) else "compute"  # which then holds the gaps
-  gap = np.nan_to_num(facts.totals.per_step[own])
-  # what all ranks do alike: one that pauses alone makes the others wait
-  alone = np.nan_to_num(facts.totals.earliness.sum(axis=0))
-  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
-  causes: list[tuple[str, np.ndarray]] = []
-  for name, cause in PAUSES.items():
-    if not len(run.host_causes.columns.get(name, ())):
-      continue
-    lost = np.minimum(beyond_usual(run, selected, name).mean(axis=0), gap)
-    unmeasured = np.maximum(unmeasured - lost, 0.0)
-    causes.append((cause.label, lost))
-  found = []
-  for label, lost in [*causes, (_UNMEASURED[own], unmeasured)]:
-    long = selected.mask & (lost >= MOST * step_time.mean)
-    seconds = float(lost[long].sum())
-    share = seconds / (step_time.mean * selected.size)
-    if share >= COSTLY:
-      found.append(FewPauses(label, seconds, share, run.steps[long]))
-  return sorted(found, key=lambda pauses: -pauses.share)
-
-
-class Unnamed(NamedTuple):
-  """Waiting without a finding."""
-
-  share: float  # of the step
-  steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
-  few: bool  # whether these are few
-  rank: int | None = None  # that most of the waiting is for
-  often: float = 0.0  # share of the steps in which it is last
-
-
-def unnamed_waiting(facts: Diagnosis) -> Unnamed | None:
-  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can
-  be judged."""
-  run, selected, step_time = facts.run, facts.selected, facts.step_time
-  if (step_time is None or facts.findings or not run.collectives or run.ranks < 2
-      or selected.size < MIN_STEPS
-      or facts.lateness.earliness < COSTLY * step_time.mean):
-    return None
-  whole = np.where(selected.mask, np.nan_to_num(facts.totals.earliness.sum(axis=0)), 0.0)
-  order = np.argsort(-whole, kind="stable")
-  number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
-  totals = facts.totals
-  few = number <= SELDOM * selected.size
-  rank = int(totals.blame.argmax())
-  often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
-  most = (few or often >= MOST) and totals.blame[rank] >= MOST * totals.blame.sum()
-  return Unnamed(facts.lateness.earliness / step_time.mean, np.sort(run.steps[order[:number]]), few,
-                 rank if most else None, often)

@@ -31,6 +31,11 @@ class Alternative(NamedTuple):
   step_time: float  # seconds
   speedup: float  # recorded step time over this one
 
+  @property
+  def saving(self) -> float:
+    """Part of the step that is saved."""
+    return 1 - 1 / self.speedup if self.speedup > 0 else 0.0
+
   def to_json(self) -> dict[str, float]:
     """Returns plain numbers; seconds."""
     return self._asdict()

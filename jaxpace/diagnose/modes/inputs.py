@@ -77,6 +77,25 @@ class EvidenceInputs(RunTotals):
     return self.transfer + self.totals.per_step["spread"]
 
 
+class FewPauses(NamedTuple):
+  """What one cause took beyond its usual time."""
+
+  cause: str  # for people
+  seconds: float  # in all, mean over processes
+  share: float  # of all the time counted
+  steps: np.ndarray  # numbers of the steps with a long one
+
+
+class Unnamed(NamedTuple):
+  """Waiting without a finding."""
+
+  share: float  # of the step
+  steps: np.ndarray  # numbers of the steps that hold half of it, as few as do
+  few: bool  # whether these are few
+  rank: int | None = None  # that most of the waiting is for
+  often: float = 0.0  # share of the steps in which it is last
+
+
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Reasons(EvidenceInputs):
   """The same with what is wrong, and why; `lateness` names whom the findings blame."""
@@ -87,3 +106,6 @@ class Reasons(EvidenceInputs):
   inconclusive: str = ""  # why nobody can say who is late; empty where it can
   # ranks of the job that nothing can be said of: too few of their rows are there
   unseen: tuple[int, ...] = ()
+  # what costs much and is no finding
+  few_pauses: tuple[FewPauses, ...] = ()
+  unnamed: Unnamed | None = None

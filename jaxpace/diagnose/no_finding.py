@@ -1,0 +1,70 @@
+"""What costs much and is no finding: few long pauses, and waiting without a cause that shows.
+
+No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
+notes and the verdict do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
+from jaxpace.diagnose.modes.inputs import JITTER, FewPauses, Reasons, Unnamed
+from jaxpace.diagnose.phases import beyond_usual
+from jaxpace.diagnose.what_if import has_gaps
+from jaxpace.runs.step_causes import PAUSES
+
+_UNMEASURED = {
+    "runtime": "gaps between steps, of which no column shows the cause,",
+    "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
+
+
+def few_pauses(case: Reasons) -> tuple[FewPauses, ...]:
+  """Long pauses that no finding speaks of and that hold `COSTLY` of the time, costliest first.
+
+  A step is taken to lose to them no more than its gap, mean over ranks: what the devices' work
+  hides costs nothing.
+  """
+  run, selected = case.run, case.selected
+  if not selected.size or any(finding.mode == JITTER for finding in case.findings):
+    return ()
+  step_time = float(case.steps.mean())
+  own = "runtime" if has_gaps(run) else "compute"  # which then holds the gaps
+  gap = np.nan_to_num(case.totals.per_step[own])
+  # what all ranks do alike: one that pauses alone makes the others wait
+  alone = np.nan_to_num(case.totals.earliness.sum(axis=0))
+  unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
+  causes: list[tuple[str, np.ndarray]] = []
+  for name, cause in PAUSES.items():
+    if not len(run.host_causes.columns.get(name, ())):
+      continue
+    lost = np.minimum(beyond_usual(run, selected, name).mean(axis=0), gap)
+    unmeasured = np.maximum(unmeasured - lost, 0.0)
+    causes.append((cause.label, lost))
+  found = []
+  for label, lost in [*causes, (_UNMEASURED[own], unmeasured)]:
+    long = selected.mask & (lost >= MOST * step_time)
+    seconds = float(lost[long].sum())
+    share = seconds / (step_time * selected.size)
+    if share >= COSTLY:
+      found.append(FewPauses(label, seconds, share, run.steps[long]))
+  return tuple(sorted(found, key=lambda pauses: -pauses.share))
+
+
+def unnamed_waiting(case: Reasons) -> Unnamed | None:
+  """Returns where the waiting is; None where it is little, a finding speaks of it, or nothing can
+  be judged."""
+  run, selected, earliness = case.run, case.selected, case.lateness.earliness
+  if (case.findings or not run.collectives or run.ranks < 2 or selected.size < MIN_STEPS
+      or earliness < COSTLY * float(case.steps.mean())):
+    return None
+  whole = np.where(selected.mask, np.nan_to_num(case.totals.earliness.sum(axis=0)), 0.0)
+  order = np.argsort(-whole, kind="stable")
+  number = int(np.searchsorted(np.cumsum(whole[order]), whole.sum() / 2)) + 1
+  totals = case.totals
+  few = number <= SELDOM * selected.size
+  rank = int(totals.blame.argmax())
+  often = float(totals.last[rank]) / max(1, int(totals.present[rank]))
+  most = (few or often >= MOST) and totals.blame[rank] >= MOST * totals.blame.sum()
+  return Unnamed(earliness / float(case.steps.mean()), np.sort(run.steps[order[:number]]), few,
+                 rank if most else None, often)
