@@ -27,7 +27,7 @@ NOT_RUN = {
     "links = jaxpace.probe_links": "takes seconds; tests/live measures links",
 }
 """Words of fragments that are checked for names and arguments alone, and why."""
-COSTLY = ("docs/how_to/slow_host.md",)
+COSTLY = ("docs/how_to/slow_host.md", "docs/how_to/control.md")
 """Pages whose fragments compile for seconds."""
 P = jax.P
 

@@ -151,6 +151,7 @@ def test_returned_modules_are_the_ones_that_were_given():
   assert all(same) and len(same) == 2 * STEPS
 
 
+@pytest.mark.long
 def test_parameters_that_are_sharded_over_a_model_axis():
   mesh = mesh_of(data=2, model=2)
   width = nnx.StateSharding({nnx.PathContains("kernel"): P(None, "model"), ...: P()})

@@ -108,6 +108,7 @@ def other_state():
                        lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))
 
 
+@pytest.mark.long
 def test_under_pmap(saved, caplog):
   _, before, _ = saved
   paced = jaxpace.instrument(models.plain_step, "data", pacer(), share=True)

@@ -206,6 +206,7 @@ def compilation_cache(tmp_path):
   compilation_cache.reset_cache()
 
 
+@pytest.mark.long
 def test_jax_s_compilation_cache_keeps_both_apart(compilation_cache):
   step, args = steps.data_parallel()
   found = []
@@ -222,7 +223,7 @@ def test_jax_s_compilation_cache_keeps_both_apart(compilation_cache):
   assert any(compilation_cache.iterdir())
 
 
-@pytest.mark.parametrize("seconds, starts", [(0.0, [1, 0, 0]), (60.0, [1, 1])])
+@pytest.mark.parametrize("seconds, starts", [(0.0, [1, 0, 0]), *long((60.0, [1, 1]))])
 def test_a_step_is_compiled_once_and_with_jax_s_cache_never_again(
     compilation_cache, monkeypatch, seconds, starts):
   from jax._src import compiler  # noqa: TID251  # the public API has no such seam
