@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpace.cli import main as cli
-from jaxpace.diagnose import stream, verdict
+from jaxpace.diagnose import stream
 from jaxpace.diagnose.codes import Evidence, Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
@@ -308,7 +308,7 @@ def test_nothing_is_healthy_beside_transfers_far_above_their_best():
 @pytest.mark.parametrize(("waited", "code"),
                          [(8e-3, Verdict.SLOW_TRANSFERS), (90e-3, Verdict.DATA_WAITS)])
 def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, waited, code):
-  monkeypatch.setattr(verdict, "waiting_for_data", lambda run, selected: waited)
+  monkeypatch.setattr("jaxpace.diagnose.diagnose.waiting_for_data", lambda run, selected: waited)
   random = np.random.default_rng(0)
   compute = noise("quiet", 2, 300, random)
   transfer = 0.02 + 0.03 * random.random(300)
