@@ -118,7 +118,7 @@ def test_all_of_a_delay_in_one_turn_is_found(tmp_path, kind):
   lateness = [episode.lateness for episode in found.lateness.episodes if episode.rank == LATE]
   assert max(lateness) > 0.8 * LATE_SECONDS
   assert f"rank {LATE} " in found.verdict
-  held = found.lateness.persistent  # by collective: of one turn, not spread over the loop
+  held = found.lateness.persistent.by_collective  # of one turn, not spread over the loop
   assert held.max() > 0.8 * held.sum()
 
 
