@@ -6,11 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-# Seconds between two timestamps, for what reads timestamps outside a step: without JAX, which takes
-# longer to import than a report on a small run takes.
-
-# as in jaxpace.observation.clocks.words
-_PER_HIGH, _PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)
+PER_HIGH, PER_LOW = np.float32(2.0**32 * 1e-9), np.float32(1e-9)
+"""Seconds that one unit of a timestamp's high and low 32 bits stands for."""
 
 
 def elapsed_seconds(nanoseconds: np.ndarray) -> np.ndarray:
@@ -20,8 +17,8 @@ def elapsed_seconds(nanoseconds: np.ndarray) -> np.ndarray:
   To the last bit below 2**32 ns; beyond, the compiler may round once where this does twice.
   """
   size = np.abs(nanoseconds)
-  seconds = ((size >> 32).astype(np.float32) * _PER_HIGH
-             + (size & 0xFFFFFFFF).astype(np.float32) * _PER_LOW)
+  seconds = ((size >> 32).astype(np.float32) * PER_HIGH
+             + (size & 0xFFFFFFFF).astype(np.float32) * PER_LOW)
   return np.where(nanoseconds < 0, -seconds, seconds)
 
 

@@ -255,14 +255,15 @@ class Everywhere(Watcher):
 
   @property
   def plan(self) -> ObservedPlan:  # type: ignore[override]
-    """See `Marked`; without programs that have not run since `start`, such as another job's."""
+    """See `ObservedFunction`; without programs that have not run since `start`, such as another
+    job's."""
     self._earlier = {number: times for number, times in self._earlier.items()
                      if _executions(number) == times}
     return ObservedPlan(tuple(one for one in _programs if one.number not in self._earlier))
 
   @property
   def runs(self) -> frozenset[int]:  # type: ignore[override]
-    """See `Marked`."""
+    """See `ObservedFunction`."""
     return frozenset(one.number for one in _programs if not one.bare)
 
   def settings_json(self) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _TRY_TAG = 2
 class GpuBuffer(NamedTuple):
   """One GPU's ring, its counters and its block."""
 
-  # [capacity] marks.EVENT, in the host's memory; the GPU writes it
+  # [capacity] ring_layout.EVENT, in the host's memory; the GPU writes it
   events: np.ndarray
   ring: int
   counters: int

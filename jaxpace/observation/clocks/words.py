@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_SECONDS_PER_HIGH = np.float32(2.0**32 * 1e-9)
-_SECONDS_PER_LOW = np.float32(1e-9)
+from jaxpace.core.durations import PER_HIGH, PER_LOW
 
 
 def zero() -> jax.Array:
@@ -51,17 +50,6 @@ def subtract(a: jax.Array, b: jax.Array) -> jax.Array:
   return jnp.stack([a[..., 0] - b[..., 0] - borrow, low], axis=-1)
 
 
-def compare(a: jax.Array, b: jax.Array) -> jax.Array:
-  """Orders two timestamps.
-
-  Returns:
-    [...] int32: -1 where a is earlier than b, 0 where they are equal, 1 where a is later.
-  """
-  later = (a[..., 0] > b[..., 0]) | ((a[..., 0] == b[..., 0]) & (a[..., 1] > b[..., 1]))
-  earlier = (a[..., 0] < b[..., 0]) | ((a[..., 0] == b[..., 0]) & (a[..., 1] < b[..., 1]))
-  return later.astype(jnp.int32) - earlier.astype(jnp.int32)
-
-
 def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   """Measures the time from one timestamp to another.
 
@@ -81,7 +69,7 @@ def seconds_between(earlier: jax.Array, later: jax.Array) -> jax.Array:
   magnitude = jnp.where(
       negative[..., None], subtract(jnp.zeros_like(difference), difference), difference)
   high, low = (magnitude[..., i].astype(jnp.float32) for i in (0, 1))
-  seconds = high * _SECONDS_PER_HIGH + low * _SECONDS_PER_LOW
+  seconds = high * PER_HIGH + low * PER_LOW
   return jnp.where(negative, -seconds, seconds)
 
 
