@@ -224,5 +224,7 @@ _attached: list[observed] = []
 
 
 def _print(sentence: str) -> None:
-  with contextlib.suppress(OSError, AttributeError):
-    print(f"jaxpace: {sentence}", file=sys.stderr, flush=True)
+  # Without standard error `print` writes to the program's standard output.
+  with contextlib.suppress(OSError, AttributeError, ValueError):
+    sys.stderr.write(f"jaxpace: {sentence}\n")
+    sys.stderr.flush()

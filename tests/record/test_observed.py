@@ -171,6 +171,12 @@ def test_training_that_is_one_program_has_no_step_and_that_is_said(tmp_path):
     read_run(tmp_path / "run")
 
 
+def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeypatch, capsys):
+  monkeypatch.setattr(observed.sys, "stderr", None)
+  observed._print("The step is sgd.")
+  assert capsys.readouterr().out == ""
+
+
 def test_a_pattern_names_another_program(tmp_path):
   with jaxpace.observed(tmp_path / "run", match="evaluate"):
     train()

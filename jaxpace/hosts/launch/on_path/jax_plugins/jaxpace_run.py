@@ -17,5 +17,6 @@ def initialize():
     from jaxpace.record.observed import attach
     attach()
   except Exception as error:
-    print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",
-          file=sys.stderr)
+    if sys.stderr is not None:
+      print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",
+            file=sys.stderr)
