@@ -117,6 +117,15 @@ def _whole(value: object) -> int:
   return value if isinstance(value, int) else 0
 
 
+def clock_name(clock: str) -> str:
+  """The clock of a run for people; runs keep the names of clocks that wrote timestamps as marks.
+
+  >>> clock_name("marks"), clock_name("stream marks"), clock_name("callback")
+  ('native', 'stream', 'callback')
+  """
+  return {"marks": "native", "stream marks": "stream"}.get(clock, clock)
+
+
 def plural(number: int, noun: str, many: str = "") -> str:
   """A number of things; `many` where their plural isn't made by an s.
 

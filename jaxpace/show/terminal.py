@@ -17,7 +17,7 @@ from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.modes.inputs import Finding
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import clock_name, list_ranks, plural
 from jaxpace.show.console import draw_bar, make_table
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _header(diagnosis: Diagnosis) -> Text:
   facts.append(steps)
   clock = run.info.get("clock") or run.plan.get("clock")
   if isinstance(clock, str):
-    facts.append(f"{clock} clock")
+    facts.append(f"{clock_name(clock)} clock")
   text = Text(f"{run.path}", style="bold")
   text.append(f"  run {run.id}\n", style="dim")
   text.append(", ".join(facts))

@@ -8,7 +8,7 @@ from jaxpace.diagnose.codes import milliseconds, named
 from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.lateness import spell
 from jaxpace.record.ring.plan import iterations_in_words
-from jaxpace.runs.problems import list_ranks, plural
+from jaxpace.runs.problems import clock_name, list_ranks, plural
 from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
 from jaxpace.show.html.markup import Markup, element, joined, prose, table
 
@@ -107,7 +107,7 @@ def facts(figures: DocumentFigures) -> Markup:
     parts.append(f"only steps {document['first_step'] if first is None else first:,} to "
                  f"{document['last_step'] if stop is None else stop - 1:,} were looked at")
   if isinstance(document["clock"], str):
-    parts.append(f"{document['clock']} clock")
+    parts.append(f"{clock_name(document['clock'])} clock")
   return element("p", " · ".join(parts), class_="facts")
 
 
