@@ -89,7 +89,7 @@ def test_a_window_reads_the_step_before_it_too(run_dir):
   run = read_run(path, window=(25, 40))
   assert run.steps.tolist() == list(range(24, 40))
   diagnosis = diagnose(run)
-  assert diagnosis.recorded == diagnosis.selected.size == 15
+  assert diagnosis.selected.recorded == diagnosis.selected.size == 15
   expected = np.diff(truth.exit[0, 0])[24:39].mean() * 1e-9
   assert diagnosis.step_time.mean == pytest.approx(expected)
   with pytest.raises(RunError, match="steps 0 to 59"):
