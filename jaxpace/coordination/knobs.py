@@ -19,7 +19,7 @@ def steps(name: str, value: Any, least: int) -> int:
 
 
 def slots(value: Any) -> int:
-  """Checks how many collectives of a step a pacer looks at: no more than a step's stamps are of."""
+  """Checks how many collectives of a step a pacer looks at: no more than have timestamps."""
   return fields.whole("slots", value, 1, 256, of="collectives")
 
 

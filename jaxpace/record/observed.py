@@ -25,7 +25,7 @@ import jax
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
-from jaxpace.record.recording import Recording, in_a_line
+from jaxpace.record.recording import Recording, in_one_line
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import buffers_of
@@ -112,7 +112,7 @@ class observed:
       self._programs.start()
       atexit.register(self._at_exit)
     except Exception as error:
-      self._warn(f"Nothing is recorded: {in_a_line(error)}")
+      self._warn(f"Nothing is recorded: {in_one_line(error)}")
 
   def close(self, error: BaseException | None = None) -> None:
     """Waits for the steps under way and writes everything; `error` is what ended them early."""

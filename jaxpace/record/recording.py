@@ -102,7 +102,7 @@ class Recording:
         and self._writer.ended_by is None):
       # A peer that has ended of the same signal first makes this one's collective fail.
       signalled = self._writer.termination.received and self._writer.termination.raises_again
-      self._writer.ended_by = "SIGTERM" if signalled else in_a_line(error or kind())
+      self._writer.ended_by = "SIGTERM" if signalled else in_one_line(error or kind())
     self._close(in_trouble=kind is not None)
 
   def open(self) -> None:
@@ -299,7 +299,7 @@ class Recording:
   def _at_exit(self) -> None:
     if self._writer is not None and self._writer.ended_by is None:
       error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
-      self._writer.ended_by = (in_a_line(error) if error
+      self._writer.ended_by = (in_one_line(error) if error
                                else "the end of the program, without close()")
     self._close(in_trouble=True)
 
@@ -326,7 +326,7 @@ class Recording:
       part()
     except Exception as error:
       _LOG.warning("The recording of %s did not end as it should: %s", self.directory,
-                   in_a_line(error))
+                   in_one_line(error))
       _LOG.debug("The end of a recording", exc_info=True)
 
   def _finish(self, writer: Writer) -> None:
@@ -345,7 +345,7 @@ class Recording:
     writer.release()
 
 
-def in_a_line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
   """What went wrong, in one line."""
   message = next(iter(str(error).splitlines()), "")[:200]
   return f"{type(error).__name__}: {message}" if message else type(error).__name__

@@ -160,8 +160,8 @@ def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bo
   taken: the next call goes on there. One that was written over counts as lost.
 
   Args:
-    slots: [capacity] `core.marks.EVENT`, a device buffer's events; another thread may be writing
-      them.
+    slots: [capacity] `core.ring_layout.EVENT`, a device buffer's events; another thread may be
+      writing them.
     head: returns how many events were begun so far.
     position: events already dealt with.
     final: nobody writes any more, or the event at `position` has been awaited long enough: it is

@@ -14,7 +14,7 @@ CLOCK, STREAM_CLOCK = "marks", "stream marks"
 MOST = 4096
 """Slots of a program: what readers take of a step."""
 UNKNOWN_ITERATIONS = 64
-"""Turns that have slots in a loop whose iterations the compiler does not know."""
+"""Iterations that have slots in a loop whose iterations the compiler does not know."""
 
 
 class PlannedProgram:
