@@ -1,4 +1,5 @@
-"""What costs much and is no finding: few long pauses, and waiting without a cause that shows.
+"""What costs much and is no finding: few long pauses, be they between steps or in transfers, and
+waiting without a cause that shows.
 
 No rule of a failure mode speaks of it, for want of steps, of a lasting rank or of a floor; the
 notes and the verdict do.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
-from jaxpace.diagnose.modes.inputs import JITTER, FewPauses, Reasons, Unnamed
+from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, FewPauses, Reasons, Unnamed
 from jaxpace.diagnose.phases import beyond_usual
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.runs.step_causes import PAUSES
@@ -17,6 +18,7 @@ from jaxpace.runs.step_causes import PAUSES
 _UNMEASURED = {
     "runtime": "gaps between steps, of which no column shows the cause,",
     "compute": "long steps on all ranks, of which gaps between steps may be a part,"}
+_TRANSFERS = "transfers far longer than usual, in which a whole process may have stood still,"
 
 
 def few_pauses(case: Reasons) -> tuple[FewPauses, ...]:
@@ -42,13 +44,24 @@ def few_pauses(case: Reasons) -> tuple[FewPauses, ...]:
     unmeasured = np.maximum(unmeasured - lost, 0.0)
     causes.append((cause.label, lost))
   found = []
-  for label, lost in [*causes, (_UNMEASURED[own], unmeasured)]:
+  for label, lost in [*causes, (_UNMEASURED[own], unmeasured), (_TRANSFERS, _long_transfers(case))]:
     long = selected.mask & (lost >= MOST * step_time)
     seconds = float(lost[long].sum())
     share = seconds / (step_time * selected.size)
     if share >= COSTLY:
       found.append(FewPauses(label, seconds, share, run.steps[long]))
   return tuple(sorted(found, key=lambda pauses: -pauses.share))
+
+
+def _long_transfers(case: Reasons) -> np.ndarray:
+  """[K] seconds by which transfers took longer than usual; 0 where that is so in more than
+  `SELDOM` of the steps, or a finding speaks of it."""
+  mask = case.selected.mask
+  lost = np.nan_to_num(case.floor.contention).sum(axis=0)
+  lost = np.maximum(lost - np.median(lost[mask]), 0.0)
+  often = (lost[mask] >= MOST * float(case.steps.mean())).mean() > SELDOM
+  known = any(finding.mode == CONTENTION for finding in case.findings)
+  return np.zeros_like(lost) if often or known else lost
 
 
 def unnamed_waiting(case: Reasons) -> Unnamed | None:

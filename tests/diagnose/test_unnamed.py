@@ -75,6 +75,31 @@ def test_one_pause_of_a_short_run_says_that_nothing_is_known_of_how_often_it_com
   assert numbers(diagnosis.verdict)[1:] == [15, diagnosis.selected.size]
 
 
+def with_long_transfers(at: list[int]):
+  """10 ms of compute with 2 % of noise and 2 ms of transfer, and 4 s more of it in the steps `at`
+  together."""
+  busy = 10 * (1 + 0.02 * np.random.default_rng(0).standard_normal((RANKS, STEPS)))
+  transfer = np.full(STEPS, 2.0)
+  transfer[at] += 4000 / len(at)
+  return diagnose(make_run(*barrier((busy * MS).astype(np.int64),
+                                    (transfer * MS).astype(np.int64))))
+
+
+@pytest.mark.parametrize("at", [[120], [50, 120]])
+def test_transfers_that_stand_still_once_are_not_slow_throughout(at):
+  diagnosis = with_long_transfers(at)
+  assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.FEW_PAUSES
+  share = 4000 / (diagnosis.step_time.mean * 1e3 * diagnosis.selected.size)
+  assert numbers(diagnosis.verdict)[:2] == [round(100 * share), at[0] if len(at) == 1 else 2]
+  assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
+
+
+def test_transfers_that_are_slow_in_many_steps_are_no_few_pauses():
+  diagnosis = with_long_transfers(list(range(3, STEPS, 4)))
+  assert [finding.mode for finding in diagnosis.findings] == ["fabric_contention"]
+  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
+
+
 def test_processor_time_between_steps_is_no_uneven_work():
   """Longer sequences make compute longer; a process that takes longer between its steps runs
   Python then."""
