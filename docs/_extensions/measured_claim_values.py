@@ -410,6 +410,12 @@ def saved(percent: list[float]) -> str:
   return f"{-value:.0f} % [{-high:.0f}, {-low:.0f}]"
 
 
+def work_recovered(figures: Any, slow: str) -> str:
+  """What shares by speed give back of what the best counts save, with its interval."""
+  value, low, high = figures["judged"][slow]["recovered"]["shared"]
+  return saved([-value, -high, -low])
+
+
 def changed(percent: list[float]) -> str:
   """A change with its sign, and its interval."""
   value, low, high = percent
