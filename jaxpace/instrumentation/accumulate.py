@@ -81,7 +81,7 @@ def accumulate(
     axis_name: the data axis, or several that together are.
     key: a random key, the same on all ranks. Micro-batch number i of the global batch gets
       `jax.random.fold_in(key, i)`, whoever runs it: the ranks' shares follow one another in order,
-      so all `count`s must be given, or `index`.
+      so every rank's count must be given, or `index`.
     index: [capacity] int32, numbers of this rank's micro-batches in the global batch, where their
       order is another one.
     has_aux: whether `loss_fn` returns a third thing, a pytree of numbers that are summed over all
@@ -91,7 +91,7 @@ def accumulate(
     mesh: in a step that is jitted as a whole and has no mesh in context.
     fetch: whether `micro_batches` is laid out evenly, as a loader does that knows of no counts:
       before the loop every rank fetches the whole global batch, and runs its share of that. There
-      is no capacity then: the axis in front holds as many as all `count`s add up to, on a rank its
+      is no capacity then: the axis in front holds as many as all counts add up to, on a rank its
       even part. For batches that are small beside the model, such as tokens.
     weighted: whether `loss_fn` returns a weight. Without, it is a loss as `jax.value_and_grad`
       takes it, (loss, aux) with `has_aux`, and every micro-batch counts as one: what a loop comes
