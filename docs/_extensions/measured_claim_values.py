@@ -413,7 +413,7 @@ def saved(percent: list[float]) -> str:
 def work_recovered(figures: Any, slow: str) -> str:
   """What shares by speed give back of what the best counts save, with its interval."""
   value, low, high = figures["judged"][slow]["recovered"]["shared"]
-  return saved([-value, -high, -low])
+  return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
 
 
 def changed(percent: list[float]) -> str:
