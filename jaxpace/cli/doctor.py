@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   running.add_json(parser, "it")
   parser.add_argument("--topology", metavar="FILE",
                       help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL "
-                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE) or `nvidia-smi topo -m`")
+                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE)")
   parser.add_argument("--root", metavar="DIR", default="/",
                       help="folder that holds a copy of another machine's /sys and /proc "
                            "(default: /)")

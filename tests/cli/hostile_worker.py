@@ -50,17 +50,15 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
       "control": ["control", str(run), "--nodes", "1"],
       "record": [],
       "floor": ["report", str(run), "--floor", str(run / "inputs" / "fabric.json")],
-      **{f"topology {name}": ["doctor", "--topology", str(run / "inputs" / name)]
-         for name in TOPOLOGIES},
+      "topology": ["doctor", "--topology", str(run / "inputs" / "topology.xml")],
       "nccl": ["read-nccl", str(run / "inputs" / "nccl"), "--to", str(scratch / "nccl")],
   }
 
 
-TOPOLOGIES = ("nccl.xml", "smi.txt")
 WEIGHTS = {"report": 8, "page": 2, "watch": 8, "compare": 2, "compare to": 1, "forecast": 2,
            "replay": 0.3, "doctor": 3, "control": 3, "record": 2, "floor": 2, "nccl": 5,
-           **{f"topology {name}": 2 for name in TOPOLOGIES}}
-OF_INPUTS = {"floor", "nccl", *(name for name in WEIGHTS if name.startswith("topology"))}
+           "topology": 4}
+OF_INPUTS = {"floor", "nccl", "topology"}
 """Commands that read the inputs; for the others the run is damaged."""
 
 

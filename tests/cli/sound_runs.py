@@ -77,10 +77,9 @@ def write_observed(path: pathlib.Path) -> None:
 
 
 def write_inputs(path: pathlib.Path) -> None:
-  """What others write and commands read: topologies, a fabric, dumps of NCCL."""
+  """What others write and commands read: a topology, a fabric, dumps of NCCL."""
   path.mkdir()
-  (path / "nccl.xml").write_text(topologies.DUMP)
-  (path / "smi.txt").write_text(topologies.smi())
+  (path / "topology.xml").write_text(topologies.DUMP)
   (path / "fabric.json").write_text(json.dumps({"levels": [
       {"level": "host", "ranks": 4, "alpha": 3e-6, "beta": 5e-12, "algorithm": "ring"}]}))
   job = Job(steps=30)

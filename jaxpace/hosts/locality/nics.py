@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from jaxpace.hosts.locality import pci
 from jaxpace.hosts.locality.tree import Tree
@@ -40,11 +40,7 @@ def read_nics(tree: Tree) -> tuple[Nic, ...]:
   return tuple(found)
 
 
-def nearest(
-    gpus: Sequence[Gpu],
-    nics: Sequence[Nic],
-    distances: Mapping[tuple[str, str], str] | None = None,
-) -> tuple[Gpu, ...]:
+def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[Gpu, ...]:
   """Gives every GPU its nearest NIC: of those on its NUMA node the one that is the fewest hops away
   on the PCI tree.
 
@@ -54,8 +50,6 @@ def nearest(
   Args:
     gpus: GPUs of a host.
     nics: its NICs.
-    distances: of a GPU and a NIC, one of `pci.DISTANCES` by (bus id of the GPU, name of
-      the NIC), where something else than the tree says it. It goes before the tree.
   """
   fabric = fabric_of(nics)
   taken: Counter[str] = Counter()
@@ -64,23 +58,18 @@ def nearest(
     if not fabric:
       placed.append(gpu._replace(nic=None, nic_distance=None))
       continue
-    ranked = [(*_nearness(gpu, nic, distances or {}), taken[nic.name], i)
-              for i, nic in enumerate(fabric)]
+    ranked = [(*_nearness(gpu, nic), taken[nic.name], i) for i, nic in enumerate(fabric)]
     *_, distance, _, chosen = min(ranked)
     taken[fabric[chosen].name] += 1
     placed.append(gpu._replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[distance]))
   return tuple(placed)
 
 
-def _nearness(gpu: Gpu, nic: Nic, distances: Mapping[tuple[str, str], str]) -> tuple[int, int, int]:
+def _nearness(gpu: Gpu, nic: Nic) -> tuple[int, int, int]:
   """What is smaller the nearer they are: what lies between their nodes, hops, index of the
   distance's name."""
-  word = distances.get((gpu.pci, nic.name))
-  if word is not None:
-    hops = None
-  else:
-    word = pci.distance(gpu.path, nic.path, gpu.numa_node, nic.numa_node)
-    hops = pci.hops(gpu.path, nic.path)
+  word = pci.distance(gpu.path, nic.path, gpu.numa_node, nic.numa_node)
+  hops = pci.hops(gpu.path, nic.path)
   # Ways through another socket, or not known at all, are the last however short they look on the
   # tree.
   between = {"SYS": 1, "?": 2}.get(word, 0)

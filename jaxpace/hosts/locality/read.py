@@ -35,8 +35,8 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     process: index of this process in its job.
     devices: JAX devices of this process, or anything with their attributes; they are only looked
       at.
-    topology: file that describes the PCI tree: NCCL's XML, or the output of `nvidia-smi topo -m`.
-      It adds to what the machine shows; on a machine without GPUs it alone is shown.
+    topology: file that describes the PCI tree, NCCL's XML. It adds to what the machine shows; on a
+      machine without GPUs it alone is shown.
     environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for
       another root.
 
@@ -171,20 +171,19 @@ def join(place: Locality, described: Described, name: str) -> Locality:
     the machine that the file describes, to which nothing of this one's processors and limits
     belongs.
   """
-  title = f"{name} ({described.form})"
+  title = f"{name} (NCCL topology)"
   gpus, nics = place.gpus, place.nics
   if not gpus and (described.gpus or described.nics):
     return Locality(
         process=place.process, hostname=name, numa=described.numa,
-        gpus=nearest(described.gpus, described.nics, dict(described.distances)),
+        gpus=nearest(described.gpus, described.nics),
         nics=described.nics, sources=(FILE,), topology_used=(
             f"This machine shows no GPU: what is shown is the machine that {title} describes.",))
-  described, why = _matched(gpus, nics, described)
-  if why:
+  if why := _of_another_machine(gpus, described):
     return place._replace(gpus=nearest(gpus, nics),
                           topology_ignored=f"Nothing of {title} is used: {why}")
   places = _places(nics, described)
-  tree, why = _takes_tree(gpus, nics, described, places, len(place.numa))
+  tree, why = _takes_tree(gpus, nics, places, len(place.numa))
   known = {gpu.pci: gpu for gpu in described.gpus}
   rates = {nic.name: nic.rate_gbps for nic in described.nics}
   nics = tuple(_placed(nic._replace(rate_gbps=nic.rate_gbps or rates.get(nic.name)),
@@ -193,34 +192,19 @@ def join(place: Locality, described: Described, name: str) -> Locality:
                for gpu in gpus)
   used = (f"Of {title} {sum(gpu.pci in places for gpu in gpus)} GPUs and "
           f"{sum(nic.name in places for nic in nics)} NICs are on this machine. {why}")
-  return place._replace(gpus=nearest(gpus, nics, dict(described.distances) if tree else {}),
-                        nics=nics, sources=(*place.sources, FILE), topology_used=(used,))
+  return place._replace(gpus=nearest(gpus, nics), nics=nics, sources=(*place.sources, FILE),
+                        topology_used=(used,))
 
 
-def _matched(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...],
-             described: Described) -> tuple[Described, str | None]:
-  """The file's cards by the bus ids of this machine's, and why they are no cards of it, if so."""
+def _of_another_machine(gpus: tuple[Gpu, ...], described: Described) -> str | None:
+  """Why the file's cards are none of this machine's; None where they are."""
   if not (described.gpus or described.nics or described.unclassed):
-    return described, ("it holds no GPU and no NIC. Was it written where the devices could be "
-                       "seen?")
-  if described.numbered:
-    # The program that writes such files knows NVIDIA's GPUs, in the order of their bus ids.
-    own = sorted(gpu.pci for gpu in gpus if not (gpu.name or "").startswith("AMD"))
-    if len(own) != len(described.gpus):
-      return described, (f"it has {len(described.gpus)} GPUs and this machine {len(own)}, and "
-                         "without bus ids nothing says which is which.")
-    if described.nics and not {nic.name for nic in described.nics} & {nic.name for nic in nics}:
-      return described, "none of its NICs has the name of one of this machine's."
-    bus = dict(zip((gpu.pci for gpu in described.gpus), own, strict=True))
-    return described._replace(
-        gpus=tuple(gpu._replace(pci=bus[gpu.pci]) for gpu in described.gpus),
-        distances=tuple(((bus[gpu], nic), word)
-                        for (gpu, nic), word in described.distances)), None
+    return "it holds no GPU and no NIC. Was it written where the devices could be seen?"
   ids = {gpu.pci for gpu in described.gpus} | {place.pci for place in described.unclassed}
   if ids and not ids & {gpu.pci for gpu in gpus}:
-    return described, ("none of its GPUs' bus ids is one of this machine's. It is of another "
-                       "machine, or of another type of virtual machine.")
-  return described, None
+    return ("none of its GPUs' bus ids is one of this machine's. It is of another machine, or of "
+            "another type of virtual machine.")
+  return None
 
 
 def _places(nics: tuple[Nic, ...], described: Described) -> dict[str, DevicePlace]:
@@ -238,15 +222,13 @@ def _places(nics: tuple[Nic, ...], described: Described) -> dict[str, DevicePlac
   return places
 
 
-def _takes_tree(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], described: Described,
-                places: dict[str, DevicePlace], nodes: int) -> tuple[bool, str]:
+def _takes_tree(gpus: tuple[Gpu, ...], nics: tuple[Nic, ...], places: dict[str, DevicePlace],
+                nodes: int) -> tuple[bool, str]:
   """Whether the file's tree takes the place of the machine's own, and a sentence."""
-  known = {nic for (_, nic), _ in described.distances}
   if any(gpu.switch for gpu in gpus) or any(nic.switch for nic in nics):
     return False, "This machine's own tree shows its switches and goes before the file's."
   lacking = [*(f"GPU {gpu.pci}" for gpu in gpus if gpu.pci not in places),
-             *(f"NIC {nic.name}" for nic in fabric_of(nics)
-               if nic.name not in places and nic.name not in known)]
+             *(f"NIC {nic.name}" for nic in fabric_of(nics) if nic.name not in places)]
   if lacking:
     return False, f"The file's tree lacks {lacking[0]}, so that this machine's own is taken."
   for key, node in [*((gpu.pci, gpu.numa_node) for gpu in gpus),

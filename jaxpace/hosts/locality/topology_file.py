@@ -1,4 +1,4 @@
-"""What a topology file says of a machine: NCCL's XML, or the text of `nvidia-smi topo -m`."""
+"""What a topology file of NCCL, which is XML, says of a machine."""
 
 from __future__ import annotations
 
@@ -39,13 +39,9 @@ class DevicePlace(NamedTuple):
 class Described(NamedTuple):
   """What of a topology file is of use here."""
 
-  form: str  # its format, as a user knows it
   gpus: tuple[Gpu, ...] = ()
   nics: tuple[Nic, ...] = ()  # one of which only the bus id is known has that for its name
   unclassed: tuple[DevicePlace, ...] = ()  # devices of which the file doesn't say what they are
-  numbered: bool = False  # whether GPUs have numbers ("GPU0") in place of bus ids
-  # how far a GPU and a NIC are apart, where the file has words for it, one of `pci.DISTANCES`
-  distances: tuple[tuple[tuple[str, str], str], ...] = ()
   numa: tuple[NumaNode, ...] = ()
 
 
@@ -88,99 +84,6 @@ def read_mask(text: str | None) -> str | None:
   return format_list(tuple(i for i, bit in enumerate(f"{value:b}"[::-1]) if bit == "1"))
 
 
-_SMI_FORM = "output of nvidia-smi topo -m"
-
-_ANSI = re.compile(r"\x1b?\[[0-9;]*m")
-"""What underlines the header; in text that was copied its first character may be lost."""
-_GPU = re.compile(r"^GPU\d{1,4}$")
-_CELL = re.compile(r"\s*(NV\d{1,3}|PIX|PXB|PHB|NODE|SYS|SOC|N/A|X)")
-_TAIL = re.compile(r"\s+(?=(?:CPU|NUMA)\s+Affinity|GPU\s+NUMA)")
-"""What parts the columns of affinity."""
-_LEGEND = re.compile(r"^\s*(NIC\d{1,4}):\s*(\S+)", re.MULTILINE)
-_MOST_LINKS = 18
-"""NVLinks that one GPU has at most."""
-_WIDEST = 1024
-
-_Row = tuple[list[str], list[str]]
-
-
-def read_matrix(text: str) -> Described | None:
-  """What the matrix of `nvidia-smi topo -m` says; None if there is none, or GPUs lack their
-  rows.
-
-  A row for each GPU and, behind them, each RDMA device, in cells how far apart two are, then
-  columns of the GPU's CPUs and NUMA node. Newer drivers call the devices NIC0, NIC1, … and name
-  them in a legend below. There are no bus ids: GPUs are numbered in the order of them. Source: the
-  manual page of nvidia-smi.
-  """
-  lines = [_ANSI.sub("", line) for line in text.splitlines()]
-  start = next((i for i, line in enumerate(lines) if line.lstrip().startswith("GPU0")), len(lines))
-  if start == len(lines):
-    return None
-  head, *tail = _TAIL.split(lines[start].strip())
-  labels = head.split()
-  rows: dict[str, _Row] = {}
-  for line in lines[start + 1:] if len(labels) < _WIDEST else []:
-    label, _, rest = line.strip().partition("\t" if "\t" in line else " ")
-    row = _row(rest, len(labels)) if label.strip() in labels else None
-    if row:
-      rows.setdefault(label.strip(), row)
-  gpus = [label for label in labels if _GPU.match(label)]
-  if not set(gpus) <= set(rows):
-    return None
-  names = {nic: read_name(name) for nic, name in _LEGEND.findall("\n".join(lines))}
-  return _described(labels, gpus, rows, tail, names)
-
-
-def _row(rest: str, width: int) -> _Row | None:
-  """The cells of a row and the columns behind them."""
-  cells: list[str] = []
-  at = 0
-  while len(cells) < width:
-    cell = _CELL.match(rest, at)
-    if not cell:
-      return None
-    cells.append("SYS" if cell[1] == "SOC" else cell[1])
-    at = cell.end()
-  # Columns may be blank, such as the CPUs of a node that this process may not use: tabs still
-  # separate them.
-  behind = rest[at:]
-  return cells, ([column.strip() for column in behind.split("\t")[1:]] if "\t" in behind
-                 else behind.split())
-
-
-def _described(labels: list[str], gpus: list[str], rows: dict[str, _Row], tail: list[str],
-               names: dict[str, str | None]) -> Described:
-  cards = [_gpu(label, labels, gpus, *rows[label], tail) for label in gpus]
-  nics = [(label, names.get(label) or read_name(label) or label) for label in labels
-          if label not in gpus]
-  distances = {(gpu.pci, name): word for gpu in cards for label, name in nics
-               if (word := rows[gpu.pci][0][labels.index(label)]) in pci.DISTANCES}
-  placed = []
-  for _, name in nics:
-    # of the GPUs that it reaches without crossing to another node
-    near = {gpu.numa_node for gpu in cards if distances.get((gpu.pci, name), "SYS") != "SYS"}
-    placed.append(Nic(name, "rdma", numa_node=near.pop() if len(near) == 1 else None))
-  return Described(_SMI_FORM, tuple(cards), tuple(placed), numbered=True,
-                   distances=tuple(distances.items()))
-
-
-def _gpu(label: str, labels: list[str], gpus: list[str], cells: list[str], behind: list[str],
-         tail: list[str]) -> Gpu:
-  links = [int(cell[2:]) for cell, other in zip(cells, labels, strict=True)
-           if cell.startswith("NV") and other != label]
-  # Behind an NVSwitch all of a GPU's links lead to every other one, so that their sum is no number
-  # of links.
-  count = sum(links) if sum(links) <= _MOST_LINKS else max(links)
-  column = next((i for i, name in enumerate(tail) if name.startswith("NUMA")), None)
-  # With fewer values than columns nothing says which is whose.
-  node = behind[column] if column is not None and len(behind) >= len(tail) else ""
-  return Gpu(label, numa_node=int(node) if node.isdecimal() and len(node) < 5 else None,
-             nvlinks=count or None,
-             interconnect="nvlink" if links else "pcie" if len(gpus) > 1 else None)
-
-
-_FORM = "NCCL topology"
 _LEAST_GUID = 1 << 32
 
 
@@ -208,7 +111,7 @@ def read_system(root: xml.Element) -> Described:
     cards += _nets(cpu, DevicePlace(""))
     for element, place in _devices(cpu, (f"cpu{i if node is None else node}",), node):
       cards += _cards(element, place)
-  return Described(_FORM, tuple(card for card in cards if isinstance(card, Gpu)),
+  return Described(tuple(card for card in cards if isinstance(card, Gpu)),
                    tuple(card for card in cards if isinstance(card, Nic)),
                    tuple(card for card in cards if isinstance(card, DevicePlace)),
                    numa=tuple(NumaNode(*item) for item in sorted(numa.items())))
@@ -273,8 +176,7 @@ _LARGEST = 4 << 20
 """Bytes. Files of large machines have some hundred thousand."""
 _MOST_GPUS, _MOST_NICS = 512, 4096
 """Of one host, virtual functions included; each GPU is compared with each NIC."""
-_WANTED = ("what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given, or the output of "
-           "`nvidia-smi topo -m`")
+_WANTED = "what NCCL_TOPO_DUMP_FILE names or NCCL_TOPO_FILE is given"
 
 
 def read_topology(path: str) -> Described:
@@ -300,34 +202,25 @@ def parse_topology(content: bytes) -> Described:
   Raises:
     TopologyError: it is of no format that is known, or beyond all limits.
   """
-  if content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
-    found = _parse_xml(content)
-  else:
-    matrix = read_matrix(content.decode(errors="replace"))
-    if matrix is None:
-      raise TopologyError(
-          f"this is not XML, and holds no complete matrix of `nvidia-smi topo -m`. Give {_WANTED}.")
-    found = matrix
-  if len(found.gpus) > _MOST_GPUS or len(found.nics) > _MOST_NICS:
-    raise TopologyError(
-        f"this file has {len(found.gpus):,} GPUs and {len(found.nics):,} NICs: no host has.")
-  return found
-
-
-def _parse_xml(content: bytes) -> Described:
+  if not content[:4096].removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"<"):
+    raise TopologyError(f"this is not XML. Give {_WANTED}.")
   if b"<!ENTITY" in content:
     # Entities of entities make gigabytes of a kilobyte; no writer of topologies uses any.
     raise TopologyError("this XML declares entities, which no topology needs: it isn't read.")
   try:
     root = xml.fromstring(content)
-    if root.tag == "system":
-      return read_system(root)
+    found = read_system(root) if root.tag == "system" else None
   except RecursionError:
     raise TopologyError("this XML is nested deeper than any machine is.") from None
   except (xml.ParseError, ValueError, LookupError) as error:
     raise TopologyError(f"this is not XML ({error}).") from error
-  raise TopologyError("this is XML, but no topology of NCCL: its outermost element is "
-                      f"<{read_name(root.tag)}>, not <system>. Give {_WANTED}.")
+  if found is None:
+    raise TopologyError("this is XML, but no topology of NCCL: its outermost element is "
+                        f"<{read_name(root.tag)}>, not <system>. Give {_WANTED}.")
+  if len(found.gpus) > _MOST_GPUS or len(found.nics) > _MOST_NICS:
+    raise TopologyError(
+        f"this file has {len(found.gpus):,} GPUs and {len(found.nics):,} NICs: no host has.")
+  return found
 
 
 def _read(path: str) -> bytes:

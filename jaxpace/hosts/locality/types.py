@@ -24,7 +24,7 @@ class Link(NamedTuple):
 class Gpu(NamedTuple):
   """A GPU of this host, or another accelerator on its PCIe bus."""
 
-  pci: str  # bus id, "0000:17:00.0"; "GPU0" where only its number is known
+  pci: str  # bus id, "0000:17:00.0"
   name: str | None = None
   uuid: str | None = None
   numa_node: int | None = None
@@ -34,7 +34,7 @@ class Gpu(NamedTuple):
   nvlinks: int | None = None
   interconnect: str | None = None  # to its peers: "nvlink" or "pcie"
   nic: str | None = None  # name of the nearest NIC
-  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` has them; "?": unknown
+  # PIX, PXB, PHB, NODE or SYS as `nvidia-smi topo` calls them; "?": unknown
   nic_distance: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Synthetic topology files with the structure of those that clouds, NCCL and nvidia-smi write."""
+"""Synthetic topology files with the structure of those that clouds and NCCL write."""
 
 from __future__ import annotations
 
@@ -29,49 +29,6 @@ def bare(gpus: str = "0000:10:1{i:x}.0", nics: str = "0000:20:1{i:x}.0", *,
 def _device(address: str, cls: str, classes: bool) -> str:
   said = f' class="{cls}" vendor="0xffff"' if classes else ""
   return f'      <pci busid="{address}"{said} link_speed="16 GT/s" link_width="16"/>'
-
-
-MATRIX = {
-    "GPU0": ["X", "NV12", "NV12", "NV12", "PXB", "NODE", "SYS"],
-    "GPU1": ["NV12", "X", "NV12", "NV12", "NODE", "PXB", "SYS"],
-    "GPU2": ["NV12", "NV12", "X", "NV12", "SYS", "SYS", "PIX"],
-    "GPU3": ["NV12", "NV12", "NV12", "X", "SYS", "SYS", "NODE"],
-    "NIC0": ["PXB", "NODE", "SYS", "SYS", "X", "NODE", "SYS"],
-    "NIC1": ["NODE", "PXB", "SYS", "SYS", "NODE", "X", "SYS"],
-    "NIC2": ["SYS", "SYS", "PIX", "NODE", "SYS", "SYS", "X"],
-}
-CPUS = ["0-3", "0-3", "4-7", "4-7"]
-
-
-def smi(*, tabs: bool = True, ansi: bool = False, names: tuple[str, ...] = (), legend: bool = True,
-        columns: int = 3, old: bool = False) -> str:
-  """`nvidia-smi topo -m` of four GPUs and three NICs.
-
-  Args:
-    tabs: whether columns stand apart by tabs, as the program writes them, or by blanks, as they
-      come out of a browser.
-    ansi: whether the header is underlined.
-    names: of the NICs in the header itself, as older drivers have them.
-    legend: whether the NICs' names follow.
-    columns: how many of CPU affinity, NUMA affinity and the GPU's own NUMA node there are.
-    old: whether "SYS" is called "SOC".
-  """
-  labels = {f"NIC{i}": name for i, name in enumerate(names)}
-  between = "\t" if tabs else "   "
-  head = ([labels.get(label, label) for label in MATRIX]
-          + ["CPU Affinity", "NUMA Affinity", "GPU NUMA ID"][:columns])
-  header = between.join(["", *head])
-  lines = [f"\x1b[4m{header}\x1b[0m" if ansi else header]
-  for i, (label, cells) in enumerate(MATRIX.items()):
-    cells = [" X " if cell == "X" else "SOC" if old and cell == "SYS" else cell for cell in cells]
-    tail = ([CPUS[i], str(i // 2), "\tN/A" if tabs else "N/A"][:columns] if label.startswith("GPU")
-            else [""] * columns)
-    lines.append(between.join([labels.get(label, label), *cells, *tail]))
-  lines += ["", "Legend:", "", "  X    = Self", "  SYS  = Connection between NUMA nodes",
-            "  NV#  = NVLinks", ""]
-  if legend and not names:
-    lines += ["NIC Legend:", "", *(f"  NIC{i}: mlx5_{i}" for i in range(3)), ""]
-  return "\n".join(lines)
 
 
 DUMP = """<system version="1">
