@@ -102,6 +102,7 @@ def _like(leaf: Any, value: Any) -> Any:
 
 _LOG = logging.getLogger("jaxpace")
 _FIRST_CALLS, _LEAST_CALLS, _MOST_CALLS = 8, 4, 1_000_000
+_LOOKS_A_ROUND = 4
 # Makes the keys of successive controls differ; the same in every process.
 _counter = itertools.count()
 
@@ -137,7 +138,7 @@ class Control:
   """  # noqa: E501
 
   def __init__(self, path: str | os.PathLike[str] | None, *, every_seconds: float = 2.0,
-               timeout: float = 120.0, toggle_signal: int | None = None):
+               timeout: float = 120.0):
     """Prepares; nothing is touched before `with` or `open`.
 
     Args:
@@ -146,8 +147,6 @@ class Control:
         made.
       timeout: s, longest wait for process 0 at a round. After that this process keeps its settings,
         with a warning, until it hears of process 0 again.
-      toggle_signal: a signal to process 0, such as `signal.SIGUSR1`, that switches pacing off, and
-        on again. Only in the main thread. The file is rewritten, so that it says what applies.
 
     Raises:
       ValueError: a time is not positive.
@@ -156,7 +155,6 @@ class Control:
       raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
     self.path = None if path is None else control_file.locate(path)
     self._every_seconds, self._timeout = every_seconds, timeout
-    self._toggle = control_file.Toggle(toggle_signal)
     self._rounds: distributed.Rounds[Applied] | None = None
     # on process 0, from the first call on
     self._follower: control_file.ControlFileFollower | None = None
@@ -191,7 +189,6 @@ class Control:
     self._rounds = distributed.Rounds(
         f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5,
         read=_read_applied, propose=self._propose if distributed.process_index() == 0 else None)
-    self._toggle.install()
 
   def close(self) -> None:
     """Stops to follow the file. Further calls do nothing; the pacer keeps its settings."""
@@ -200,7 +197,6 @@ class Control:
       self._rounds = None
       if self._follower is not None:
         self._follower.close()
-      self._toggle.restore()
     self._wake = distributed.NEVER
 
   def __call__(self, pace: Steered) -> Steered:
@@ -233,7 +229,8 @@ class Control:
         assert self.path is not None
         ranks = (len(pace.state().counts) if isinstance(pace, Shares)
                  else pace.arrivals.shape[-1])
-        self._follower = control_file.ControlFileFollower(self.path, ranks, self._toggle)
+        self._follower = control_file.ControlFileFollower(
+            self.path, ranks, self._every_seconds / _LOOKS_A_ROUND)
     try:
       found = rounds.at(call)
       if found is not None:
