@@ -1,5 +1,4 @@
-"""What `jaxpace.observe` put into a compiled program: its collectives, and what each timestamp
-means.
+"""What the timestamps of a compiled program mean.
 
 A timestamp is an event (device, tag, nanoseconds) that the running program writes. The plan says
 what the tags of each program mean, so that a recorded run can be read without the program that made
@@ -9,12 +8,10 @@ it.
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable
 from typing import Any
 
-from jaxpace.core.plan import Loop as Loop
-from jaxpace.core.plan import Untimed
+from jaxpace.core.plan import Collective, Untimed
 
 # Kinds of collectives, by XLA's names, and the operations and primitives that are of each.
 
@@ -54,73 +51,6 @@ TAG_BITS = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class ObservedCollective:
-  """A collective of the compiled program that has timestamps before and after it.
-
-  Collectives that the compiler combined into one are one here, with several tags: a rank enters it
-  at the last of its enter timestamps and leaves it at the first of its exit timestamps. Within a
-  loop the t-th occurrence of a tag in a step is the t-th time that the collective ran.
-  """
-
-  index: int
-  """Place in the program's list of collectives, which is their order in the compiled program."""
-  name: str
-  """Name in the compiled program, such as "all-gather.11"."""
-  kind: str
-  """What it does: "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
-  "collective-permute", "collective-broadcast", "ragged-all-to-all"."""
-  bytes: int | None
-  """Bytes of all operands on one device; None where that is not known."""
-  operands: int
-  dtypes: tuple[str, ...]
-  """Types of the operands, each once, in numpy's words."""
-  axes: tuple[str, ...]
-  """Axes of the mesh along which ranks meet; () where no choice of axes gives these groups."""
-  groups: tuple[tuple[int, ...], ...]
-  """Ranks that meet, a tuple for each group; () for permutes."""
-  pairs: tuple[tuple[int, int], ...]
-  """Ranks that send and receive, for permutes; else ()."""
-  phase: str
-  """Phase of the step: "forward", "backward", "update", or "compute" where it is unknown."""
-  loops: tuple[Loop, ...]
-  """Loops it runs in, outermost first; () where it runs once a step."""
-  source: str | None
-  """Line of the model it comes from, such as "model.py:120"; None where not known."""
-  operation: str | None
-  """JAX's name of the operation it comes from; None where not known."""
-  enter_tags: tuple[int, ...]
-  """Tags of the timestamps before it, without the program's number."""
-  exit_tags: tuple[int, ...]
-  """Tags of the timestamps after it, without the program's number."""
-  conditional: bool = False
-  """Whether it is in a branch that need not run in each step."""
-
-  @functools.cached_property
-  def members(self) -> tuple[tuple[int, ...], ...]:
-    """Its groups; for permutes, the ranks that pairs connect, rising."""
-    if self.groups or not self.pairs:
-      return self.groups
-    found: dict[int, list[int]] = {}
-    for source, target in self.pairs:
-      one, other = found.setdefault(source, [source]), found.setdefault(target, [target])
-      if one is not other:
-        small, large = sorted((one, other), key=len)
-        large += small
-        found.update(dict.fromkeys(small, large))
-    return tuple(sorted({tuple(sorted(ranks)) for ranks in found.values()}))
-
-  @property
-  def iterations(self) -> int | None:
-    """How often it runs in one step; None where a loop's iterations are not known."""
-    iterations = 1
-    for loop in self.loops:
-      if loop.trips is None:
-        return None
-      iterations *= loop.trips
-    return iterations
-
-
-@dataclasses.dataclass(frozen=True)
 class ObservedProgram:
   """One compiled shape of an observed step."""
 
@@ -132,7 +62,7 @@ class ObservedProgram:
   """Rank of each partition: the place of its device in `jax.devices()`."""
   mesh_axes: dict[str, int]
   """Sizes of the mesh's axes, slowest first; {} where the step has no mesh."""
-  collectives: tuple[ObservedCollective, ...]
+  collectives: tuple[Collective, ...]
   start_tag: int = 0
   end_tag: int = 1
   notices: tuple[str, ...] = ()
@@ -208,7 +138,7 @@ def _written(program: ObservedProgram) -> str:
   return "\n".join(lines)
 
 
-def _row(one: ObservedCollective) -> tuple[str, ...]:
+def _row(one: Collective) -> tuple[str, ...]:
   if one.pairs:
     met = f"{len(one.pairs)} pairs"
   elif one.groups:

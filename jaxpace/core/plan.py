@@ -7,6 +7,7 @@ The step writes bare events; the plan says what each of them means. The recorder
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, Literal
 
 TimestampKind = Literal["start", "delay", "phase", "enter", "exit", "end"]
@@ -41,58 +42,95 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective of an instrumented step: timestamped, or in a loop, a branch or `jax.checkpoint`,
-  where timestamps time each iteration of it.
+  """A collective of the step that has timestamps before and after it.
 
-  Collectives of one body that depend on none of each other are one (XLA combines them, and a rank
-  enters them together). A nested one then has several tags: a rank enters at the last of the enter
-  timestamps, and leaves at the first of the exit timestamps.
+  Collectives that the compiler combines into one are one here, with several tags: a rank enters it
+  at the last of its enter timestamps and leaves it at the first of its exit timestamps. Within a
+  loop the t-th occurrence of a tag in a step is the t-th time that the collective ran.
   """
 
-  slot: int
-  """Of a timestamped one, with one row per step in the `collectives` table; else its place among
-  those that are nested."""
+  index: int
+  """Its number in the step. Of a compiled program its place in it; of an instrumented step its slot
+  in the pace state, those in loops, branches and `jax.checkpoint` behind these."""
   name: str
-  primitives: tuple[str, ...]
-  axis: str
+  """Name in the compiled program, such as "all-gather.11", or of the module it is called in."""
+  kind: str
+  """What it does: "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
+  "collective-permute", "collective-broadcast", "ragged-all-to-all", or "several"."""
   bytes: int | None
-  """Bytes of all operands on one rank, each iteration; None where the source of the timestamps does
-  not tell."""
+  """Bytes of all operands on one device, each time; None where that is not known."""
   operands: int
   dtypes: tuple[str, ...]
+  """Types of the operands, each once, in numpy's words."""
+  axes: tuple[str, ...]
+  """Axes of the mesh along which ranks meet; () where no choice of axes gives these groups."""
   phase: str
-  """Phase the collective was called from: "forward" (loss, batch norm), "backward", or "update"."""
+  """Phase of the step: "forward" (loss, batch norm), "backward", "update", or "compute" where it is
+  unknown."""
+  enter_tags: tuple[int, ...]
+  """Tags of the timestamps before it, without the program's number."""
+  exit_tags: tuple[int, ...]
+  """Tags of the timestamps after it, without the program's number."""
+  groups: tuple[tuple[int, ...], ...] = ()
+  """Ranks that meet, a tuple for each group; () for permutes, and where only the axes tell."""
   pairs: tuple[tuple[int, int], ...] = ()
-  """Sources and targets of point-to-point transfers, by index along `axis`; else empty."""
+  """Ranks that send and receive, for permutes; else ()."""
+  loops: tuple[Loop, ...] = ()
+  """Loops it runs in, outermost first; () where it runs once a step."""
+  source: str | None = None
+  """Line of the model it comes from, such as "model.py:120"; None where not known."""
+  operation: str | None = None
+  """JAX's name of the operation it comes from; None where not known."""
+  conditional: bool = False
+  """Whether it is in a branch that need not run in each step."""
+  primitives: tuple[str, ...] = ()
+  """Names of the JAX primitives that were traced; () in a compiled program."""
   index_groups: tuple[tuple[int, ...], ...] = ()
-  """Ranks that meet, by their index along `axis`, where not all along it do."""
+  """Of a traced one, who meets by index along `axes`, where not all along them do."""
+  index_pairs: tuple[tuple[int, int], ...] = ()
+  """Of a traced one, sources and targets of point-to-point transfers, by index along `axes`."""
   may_begin_early: bool = False
   """Whether it can begin before its entry timestamp, which may then be late."""
   meanwhile: float | None = None
   """Share of the step's operations that may run while it is under way: it needs none of their
   results, and they need none of its. None where that is unknown."""
-  loops: tuple[Loop, ...] = ()
-  """Loops around it, outermost first; () in a branch or `jax.checkpoint` alone."""
-  conditional: bool = False
-  """Whether it is in a branch that need not run in each step."""
-  enter_tags: tuple[int, ...] = ()
-  exit_tags: tuple[int, ...] = ()
-  """Tags of the timestamps around a nested one."""
-  source: str | None = None
-  """Line of the model that a nested one comes from, such as "model.py:120"; None where not
-  known."""
-  after: int = 0
-  """How many timestamped collectives come before a nested one."""
+
+  @functools.cached_property
+  def members(self) -> tuple[tuple[int, ...], ...]:
+    """Its groups; for permutes, the ranks that pairs connect, rising."""
+    if self.groups or not self.pairs:
+      return self.groups
+    found: dict[int, list[int]] = {}
+    for source, target in self.pairs:
+      one, other = found.setdefault(source, [source]), found.setdefault(target, [target])
+      if one is not other:
+        small, large = sorted((one, other), key=len)
+        large += small
+        found.update(dict.fromkeys(small, large))
+    return tuple(sorted({tuple(sorted(ranks)) for ranks in found.values()}))
+
+  @property
+  def iterations(self) -> int | None:
+    """How often it runs in one step; None where a loop's iterations are not known."""
+    iterations = 1
+    for loop in self.loops:
+      if loop.trips is None:
+        return None
+      iterations *= loop.trips
+    return iterations
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain lists, dicts and scalars; of a timestamped one what it has."""
-    data = dataclasses.asdict(self)
-    return data if self.enter_tags else {
-        name: value for name, value in data.items() if name not in _NESTED}
-
-
-_NESTED = ("loops", "conditional", "enter_tags", "exit_tags", "source", "after")
-"""What only nested collectives have."""
+    """Returns plain lists, dicts and scalars, as `run.json` tells of a collective."""
+    told = {"name": self.name, "primitives": list(self.primitives or (self.kind,)),
+            "kind": self.kind, "axis": ",".join(self.axes), "bytes": self.bytes,
+            "operands": self.operands, "dtypes": list(self.dtypes), "phase": self.phase,
+            "operation": self.operation, "source": self.source, "conditional": self.conditional}
+    if not self.primitives:
+      return told | {"groups": list(map(list, self.members)),
+                     "rank_pairs": list(map(list, self.pairs)) or None}
+    return told | {"pairs": list(map(list, self.index_pairs)),
+                   "index_groups": list(map(list, self.index_groups)),
+                   "may_begin_early": self.may_begin_early, "meanwhile": self.meanwhile}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,6 +153,7 @@ class Plan:
   clock: str
   marks: tuple[Timestamp, ...]
   collectives: tuple[Collective, ...]
+  """Those that have a slot in the pace state, by it."""
   unstamped: tuple[Untimed, ...] = ()
   share: bool = False
   """Whether the ranks' arrivals ride in an existing all-reduce."""
@@ -129,12 +168,15 @@ class Plan:
   """Collectives left without a slot because there were more than slots."""
   notices: tuple[str, ...] = ()
   inside: tuple[Collective, ...] = ()
-  """Collectives in loops, branches and `jax.checkpoint`, timed by timestamps."""
+  """Collectives in loops, branches and `jax.checkpoint`, each iteration of which has timestamps."""
+  order: tuple[int, ...] = ()
+  """Indices of all collectives, in the order in which the step comes to them."""
   program: int | None = None
   """Number of the program whose events the step's are; None where they go nowhere."""
 
   def to_json(self) -> dict[str, Any]:
-    """Returns plain lists, dicts and scalars."""
-    return dataclasses.asdict(self) | {
-        "collectives": [one.to_json() for one in self.collectives],
-        "inside": [one.to_json() for one in self.inside]}
+    """Returns plain lists, dicts and scalars, as `run.json` has them."""
+    told = {name: value for name, value in dataclasses.asdict(self).items() if name != "order"}
+    for name in ("collectives", "inside"):
+      told[name] = [{"slot": one.index, **one.to_json()} for one in getattr(self, name)]
+    return told

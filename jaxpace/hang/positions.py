@@ -13,7 +13,8 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
-from jaxpace.core.observed import TAG_BITS, ObservedCollective, ObservedPlan, ObservedProgram
+from jaxpace.core.observed import TAG_BITS, ObservedPlan, ObservedProgram
+from jaxpace.core.plan import Collective
 from jaxpace.core.ring_layout import NUMBER, VALUES
 
 _MASK = (1 << TAG_BITS) - 1
@@ -213,7 +214,7 @@ class ProgramsByKey:
       self.by_key.setdefault(key, program)
     return keys
 
-  def collective(self, key: str, place: int) -> ObservedCollective:
+  def collective(self, key: str, place: int) -> Collective:
     """Returns a program's collective by its place in the list."""
     return self.by_key[key].collectives[place]
 

@@ -257,7 +257,7 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
     return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of "
             "each other (see share), or none of its collectives can be held back without a risk to "
             "the last bits of the results.",)
-  left = [c.slot for c in script.collectives if c.slot not in asked]
+  left = [c.index for c in script.collectives if c.index not in asked]
   if not left:
     return ()
   several = len(left) > 1

@@ -328,12 +328,13 @@ class Instrumented(InstrumentedFunction):
     held = () if measured.holding is None else measured.holding.held
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
+    within, order = nested.placed(inside, written)
     self.plan = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
         collectives=written.collectives, unstamped=written.unstamped, share=share,
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
-        inside=nested.placed(inside, written),
+        inside=within, order=order,
         program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *unmarked, *untimed,

@@ -72,9 +72,7 @@ def timestamped(program: Program, axis: Sequence[str], mark: PutTimestamp,
     return program, []
   marker = _Marker(tuple(axis), mark, first_tag)
   equations = [marker.equation(index, equation) for index, equation in enumerate(program.equations)]
-  found = [(index, dataclasses.replace(one, slot=slot))
-           for slot, (index, one) in enumerate(marker.found)]
-  return dataclasses.replace(program, equations=equations, hidden=marker.left), found
+  return dataclasses.replace(program, equations=equations, hidden=marker.left), marker.found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,7 +191,7 @@ class _Marker:
     if eqn.primitive.name not in primitives.SUMS:
       self.found.append((self.at, one))
       return
-    key = level, one.dtypes, one.axis, one.index_groups, str(eqn.params.get("axes"))
+    key = level, one.dtypes, one.axes, one.index_groups, str(eqn.params.get("axes"))
     if key in group_of:
       at, other = self.found[group_of[key]]
       self.found[group_of[key]] = at, _joined(other, one)
@@ -297,7 +295,7 @@ def _described(eqn: Any, stack: str, where: _Where, axis: Sequence[str], enter: 
                ) -> Collective:
   avals = [v.aval for v in eqn.invars if not isinstance(v, jex_core.Literal)]
   return Collective(
-      slot=0, name=_called(stack, eqn.primitive.name), phase=_phase(stack), loops=where.loops,
+      index=0, name=_called(stack, eqn.primitive.name), phase=_phase(stack), loops=where.loops,
       conditional=where.conditional, enter_tags=(enter,), exit_tags=(leave,),
       source=source_lines.innermost(_frames(eqn)), **of_equations([eqn], avals, axis))
 
@@ -315,18 +313,22 @@ def _frames(eqn: Any) -> list[tuple[str, int]]:
   return [(frame.file_name, frame.line_num) for frame in getattr(traceback, "frames", ())]
 
 
-def placed(made: Sequence[tuple[int, Collective]], written: Script) -> tuple[Collective, ...]:
-  """The collectives with timestamps, each with a name of its own, and how many timestamped ones
-  precede it."""
+def placed(made: Sequence[tuple[int, Collective]], written: Script
+           ) -> tuple[tuple[Collective, ...], tuple[int, ...]]:
+  """The collectives with timestamps, each with a name and an index of its own, behind those of the
+  step itself; and the indices of all, in the order in which the step comes to them."""
   stage_of = {index: stage for stage, each in enumerate(written.stages)
               for segment in each.segments for index in segment.equations}
   before = [0, *itertools.accumulate(int(stage.timestamps is not None) for stage in written.stages)]
   names = collections.Counter([*(one.name for _, one in made),
                                *(one.name for one in written.collectives)])
-  return tuple(
-      dataclasses.replace(one, name=f"{one.name}.{one.slot}" if names[one.name] > 1 else one.name,
-                          after=before[stage_of[index]])
-      for index, one in made)
+  first = len(written.collectives)
+  found = tuple(dataclasses.replace(
+      one, index=first + place, name=f"{one.name}.{place}" if names[one.name] > 1 else one.name)
+      for place, (_, one) in enumerate(made))
+  after = [before[stage_of[index]] for index, _ in made]
+  return found, tuple(sorted(range(first + len(found)), key=lambda index: (
+      (index, 1) if index < first else (after[index - first], 0))))
 
 
 def _phase(stack: str) -> str:

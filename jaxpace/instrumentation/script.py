@@ -9,8 +9,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from jaxpace.core.observed import of_primitives
 from jaxpace.core.plan import COMPUTE, DELAY, GAP, SYNC, UPDATE, Collective, Timestamp, Untimed
-from jaxpace.core.ring_layout import MAX_PHASE_TIMESTAMPS
+from jaxpace.core.ring_layout import MAX_PHASE_TIMESTAMPS, slot_tags
 from jaxpace.instrumentation import gates, piggyback, primitives, schedule
 from jaxpace.instrumentation.piggyback import Carrier
 from jaxpace.instrumentation.program import Program, axes_of, size_bytes
@@ -208,8 +209,10 @@ def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis
   equations = [program.equations[i] for i in stage.bucket.equations]
   largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
+  enter, leave = slot_tags(timestamps.slot)
   return Collective(
-      slot=timestamps.slot, name=name, phase=stage.segments[-1].phase,
+      index=timestamps.slot, name=name, phase=stage.segments[-1].phase, enter_tags=(enter,),
+      exit_tags=(leave,),
       may_begin_early=timestamps.may_begin_early,
       meanwhile=schedule.meanwhile(program, stage.bucket.equations),
       **of_equations(equations, [program.avals[v] for e in equations for v in e.reads()], axis))
@@ -219,11 +222,12 @@ def of_equations(equations: Sequence[Any], operands: Sequence[Any], axis: Sequen
                  ) -> dict[str, Any]:
   """What a `Collective` says of its equations, of the flat program or of a body: of operands of
   these abstract values."""
-  return {"primitives": tuple(sorted({e.primitive.name for e in equations})),
-          "axis": ",".join(_axes(equations, axis)), "bytes": sum(map(size_bytes, operands)),
+  names = tuple(sorted({e.primitive.name for e in equations}))
+  return {"primitives": names, "kind": of_primitives(names),
+          "axes": tuple(_axes(equations, axis)), "bytes": sum(map(size_bytes, operands)),
           "operands": len(operands),
           "dtypes": tuple(sorted({str(aval.dtype) for aval in operands})),
-          "pairs": _pairs(equations), "index_groups": _index_groups(equations)}
+          "index_pairs": _pairs(equations), "index_groups": _index_groups(equations)}
 
 
 def _axes(equations: Sequence[Any], axis: Sequence[str]) -> Sequence[str]:

@@ -171,7 +171,8 @@ class FoundRecorder(Recorder):
     """Begins with what is executed from now on; `earlier` are programs that may have run before."""
     collector = Collector()
     self._begin(collector, {
-        one.number: buffers_of(one, collector) for one in earlier if not one.bare})
+        one.number: buffers_of(one, dict(enumerate(collector.ranks)))
+        for one in earlier if not one.bare})
 
   @property
   def anything(self) -> bool:

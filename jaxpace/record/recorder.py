@@ -131,8 +131,8 @@ class Recorder(Recording):
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
                      handle_sigterm=handle_sigterm, hosts=hosts, exporters=exporters)
     self._observed, self._detail, self._first = tuple(marked), detail, first_step
-    self._recorded: PlannedPrograms | InstrumentedStep = (
-        PlannedPrograms(marked) if marked else InstrumentedStep(source or InstrumentedFunction()))
+    self._recorded = (PlannedPrograms(marked) if marked
+                      else InstrumentedStep(source or InstrumentedFunction()))
     self._match = "*" if len(marked) > 1 else None
     """Pattern of the names of the step's programs; empty where they are to be found, None where
     each execution is a step."""
@@ -215,7 +215,6 @@ class Recorder(Recording):
       first = _next_step(self.directory, identity)
     self._copier = copied_ring(self.directory, identity)
     if self._match is not None:
-      assert isinstance(self._recorded, PlannedPrograms)
       self._finder = StepFinder(self._recorded, self._order.collector, self._match, Agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
     self._intake = Intake(self._recorded, self._order, self.directory, identity.run,

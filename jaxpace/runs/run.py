@@ -206,8 +206,11 @@ class Run:
     if not self.collectives:
       return AllSteps(self.steps, self.attempt, np.full(self.attempt.shape, MISSING)
                       if self.end_ns is None else self.end_ns)
-    last = functools.reduce(np.maximum, (c.exit_ns for c in self.collectives))
-    return AllSteps(self.steps, self.collectives[0].attempt, last)
+    # A rank may take part in some of them alone, and miss rows of its newest attempt.
+    attempt = functools.reduce(np.maximum, (c.attempt for c in self.collectives))
+    last = functools.reduce(np.maximum, (np.where(c.attempt == attempt, c.exit_ns, MISSING)
+                                         for c in self.collectives))
+    return AllSteps(self.steps, attempt, last)
 
   @property
   def ranks_in_all(self) -> int:

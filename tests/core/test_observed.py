@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
-from jaxpace.core.plan import Untimed
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import Collective, Loop, Untimed
 
-GATHER = ObservedCollective(
+GATHER = Collective(
     index=0, name="all-gather.11", kind="all-gather", bytes=4096, operands=2, dtypes=("float32",),
     axes=("fsdp",), groups=((0, 1), (2, 3)), pairs=(), phase="forward",
     loops=(Loop("while.3", 4), Loop("while.1", 8)), source="model.py:12",

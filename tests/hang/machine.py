@@ -4,7 +4,8 @@ hangs is known."""
 import numpy as np
 
 from jaxpace.core import ring_layout
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.plan import Collective, Loop
 
 MS = 1_000_000
 
@@ -12,10 +13,10 @@ MS = 1_000_000
 def collective(index, groups, *, name=None, loops=(), tags=None, kind="all-reduce", pairs=(),
                axes=("data",)):
   tags = tags or ((2 + 2 * index,), (3 + 2 * index,))
-  return ObservedCollective(
-      index, name or f"{kind}.{index}", kind, 64, 1, ("float32",), axes, tuple(map(tuple, groups)),
-      tuple(pairs), "backward", tuple(loops), f"model.py:{10 + index}", f"jit(step)/psum{index}",
-      *tags)
+  return Collective(
+      index, name or f"{kind}.{index}", kind, 64, 1, ("float32",), axes, "backward", *tags,
+      groups=tuple(map(tuple, groups)), pairs=tuple(pairs), loops=tuple(loops),
+      source=f"model.py:{10 + index}", operation=f"jit(step)/psum{index}")
 
 
 def program(collectives, ranks, number=3, name="train_step"):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.observed import Loop
+from jaxpace.core.plan import Loop
 from jaxpace.hang.describe import Flight, describe
 from jaxpace.hang.positions import ProgramsByKey, position
 from jaxpace.hang.waits import causes, unfinished

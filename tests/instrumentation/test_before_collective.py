@@ -69,7 +69,7 @@ def test_same_bits_while_it_listens_and_holds(clock, check_vma, case):
               max_hold=0.05)
   both.check_bits(state, data, 8)
   state = both.paced.pacer_state(both.pace)
-  asked = [c.slot for c in both.paced.plan.collectives if not c.may_begin_early]
+  asked = [c.index for c in both.paced.plan.collectives if not c.may_begin_early]
   # Not in the first step, nor in the second: ranks are compared first.
   assert np.asarray(state["times"]).tolist() == [2 * 7 * len(asked)] * 2
   assert both.paced.plan.holds and np.asarray(both.pace.alike).all()

@@ -73,7 +73,7 @@ def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional
   assert len(inside) == len(flat.hidden)
   for one in inside:
     assert [loop.trips for loop in one.loops] == loops and one.conditional == conditional
-    assert one.bytes == 24 and one.axis == "data" and one.dtypes == ("float32",)
+    assert one.bytes == 24 and one.axes == ("data",) and one.dtypes == ("float32",)
     assert (one.source is not None
             and one.source.startswith("tests/instrumentation/test_nested_traced.py:"))
   tags = [tag for one in inside for tag in (*one.enter_tags, *one.exit_tags)]

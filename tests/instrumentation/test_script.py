@@ -77,7 +77,7 @@ def test_the_largest_collectives_get_the_slots_and_the_last_sum_carries():
   assert result.overflow == len(result.unstamped) >= 1
   (kept,) = result.collectives
   gradients = 4 * (7 + 64 + 3 + 1)
-  assert kept.bytes == gradients and kept.slot == 0
+  assert kept.bytes == gradients and kept.index == 0
   every = written(with_a_norm)
   assert every.carrier.slot == len(every.collectives) - 1
   assert every.overflow == 0 and not every.unstamped

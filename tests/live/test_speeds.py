@@ -15,7 +15,7 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import knobs
-from jaxpace.core.observed import ObservedCollective
+from jaxpace.core.plan import Collective
 from jaxpace.live import speeds
 from jaxpace.live.control_request import ControlRequest
 from jaxpace.live.speeds import BusyTimes, Gathered, busy_seconds
@@ -295,7 +295,7 @@ def test_a_step_that_is_not_observed_is_refused():
 
 
 def collective(index, enter, leave):
-  return ObservedCollective(
+  return Collective(
       index=index, name=f"all-reduce.{index}", kind="all-reduce", bytes=4, operands=1,
       dtypes=("float32",), axes=("data",), groups=((0, 1),), pairs=(), phase="update", loops=(),
       source=None, operation=None, enter_tags=(enter,), exit_tags=(leave,))

@@ -10,12 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core.plan import Collective, Plan, Timestamp
+from jaxpace.core.plan import Plan, Timestamp
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import DECISION_VALUE, DELAY_VALUE, STEP_VALUE, timestamp_tags
 from jaxpace.observation.clocks import host_ring, native, words
 from jaxpace.observation.clocks.operands import Event
 from jaxpace.record.ring.executions import Executions
+from tests.record.ring.programs import traced
 
 ORIGIN = 5_000_000_000_000  # ns; above 2**32, so that the high words count
 
@@ -25,8 +26,7 @@ PLAN = Plan(
            Timestamp("phase", "backward"), Timestamp("enter", "sync", 0),
            Timestamp("exit", "sync", 0),
            Timestamp("phase", "my_loss"), Timestamp("end", "update")),
-    collectives=(Collective(0, "psum.grads", ("psum",), "data", 4096, 3, ("float32",),
-                            "backward"),),
+    collectives=(traced(0, "psum.grads", bytes=4096, operands=3),),
     decisions=("slack",))
 
 DURATIONS = (0, 10_000, 200_000, 300_000, 5_000, 40_000, 7_000, 60_000)

@@ -14,6 +14,7 @@ from jaxpace.record import columns
 from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.step_causes import HOST_CAUSES
 from tests.record import fake_step as fake
+from tests.record.ring.programs import traced
 from tests.record.ring.replayed import Replayed, rows_of
 
 
@@ -67,7 +68,7 @@ def test_two_collectives_make_two_rows_a_step():
                   Timestamp("exit", "sync", 0),
                   Timestamp("enter", "compute", 1), Timestamp("exit", "sync", 1),
                   Timestamp("end", "update")),
-      collectives=(first, dataclasses.replace(first, slot=1, name="loss", bytes=4)))
+      collectives=(first, traced(1, "loss")))
   _, collectives, _ = rows_of(plan, events_of(
       plan, [[1, 2, 4, 8, 16, 32], [101, 102, 104, 108, 116, 132]], [0, 1]))
   assert collectives["step"].tolist() == [0, 0, 1, 1]

@@ -34,7 +34,8 @@ def test_run_file_says_what_the_run_is(tmp_path):
                 config={"lr": 0.1, "model": {"path": tmp_path}}) as recorder:
     train(recorder, 3)
   run = json.loads((tmp_path / "run.json").read_text())
-  assert run["plan"] == json.loads(json.dumps(fake.FakePaced().plan.to_json()))
+  told = json.loads(json.dumps(fake.FakePaced().plan.to_json())) | {"detail": {}}
+  assert run["plan"] == {name: value for name, value in told.items() if name != "inside"}
   assert ((run["run"], run["clock"], run["axis"], run["ranks"], run["attempt"])
           == (recorder.run, "fake", "data", 8, 0))
   assert run["config"] == {"lr": 0.1, "model": {"path": str(tmp_path)}}

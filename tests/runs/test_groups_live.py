@@ -82,8 +82,8 @@ def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):
 
   state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P(("data", "stage"))))
   plan = record(tmp_path / "run", mesh, step, "stage", state, P(("data", "stage")))
-  assert plan.collectives[0].pairs == ((0, 1),) and plan.collectives[0].axis == "stage"
-  assert not plan.collectives[1].pairs
+  assert plan.collectives[0].index_pairs == ((0, 1),) and plan.collectives[0].axes == ("stage",)
+  assert not plan.collectives[1].index_pairs
   first, second = read_run(tmp_path / "run").collectives
   assert first.point_to_point and not second.point_to_point
   assert first.rank_groups.sources.tolist() == [[-1, 0, -1, 2]]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core import durations
-from jaxpace.core.plan import Collective, Plan, Timestamp
+from jaxpace.core.plan import Plan, Timestamp
 from jaxpace.core.ring_layout import (
   ASKED,
   HEARD,
@@ -26,14 +26,14 @@ from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
+from tests.record.ring.programs import traced
 from tests.record.ring.replayed import Replayed, rows_of
 
 PLAN = Plan(
     axis="data", ranks=2, clock="test", holds=True,
     marks=(Timestamp("start", "gap"), *(Timestamp(kind, "sync", slot) for slot in range(3)
                                    for kind in ("enter", "exit")), Timestamp("end", "update")),
-    collectives=tuple(Collective(slot, f"psum.{slot}", ("psum",), "data", 4, 1, ("float32",),
-                                 "backward") for slot in range(3)))
+    collectives=tuple(traced(slot, f"psum.{slot}") for slot in range(3)))
 
 
 def bits(value):

@@ -4,20 +4,20 @@ import json
 
 import pytest
 
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedPlan, ObservedProgram
-from jaxpace.core.plan import Untimed
+from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.plan import Collective, Loop, Untimed
 from jaxpace.files.reading import UnreadableError
 from jaxpace.runs import ring_file
 
 
 def plan():
-  gather = ObservedCollective(
-      0, "all-gather.1", "all-gather", 4096, 1, ("float32",), ("data",), ((0, 1), (2, 3)), (),
-      "forward", (Loop("while.1", 4),), "model.py:12", "jit(step)/dot_general", (2,), (3,))
-  permute = ObservedCollective(
-      1, "collective-permute.2", "collective-permute", None, 1, ("bfloat16",), (), (),
-      ((0, 1), (1, 0)), "compute", (Loop("while.2", None),), None, None, (4, 6), (5, 7),
-      conditional=True)
+  gather = Collective(
+      0, "all-gather.1", "all-gather", 4096, 1, ("float32",), ("data",), "forward", (2,), (3,),
+      groups=((0, 1), (2, 3)), loops=(Loop("while.1", 4),), source="model.py:12",
+      operation="jit(step)/dot_general")
+  permute = Collective(
+      1, "collective-permute.2", "collective-permute", None, 1, ("bfloat16",), (), "compute",
+      (4, 6), (5, 7), pairs=((0, 1), (1, 0)), loops=(Loop("while.2", None),), conditional=True)
   return ObservedPlan((ObservedProgram(
       1, "train_step", (0, 1, 2, 3), {"data": 2, "tensor": 2}, (gather, permute),
       notices=("as it is",), unstamped=(Untimed("x", "psum", None, "why"),),

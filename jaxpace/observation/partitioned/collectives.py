@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from jaxpace.core.observed import KINDS, Loop
+from jaxpace.core.observed import KINDS
+from jaxpace.core.plan import Loop
 from jaxpace.core.ring_layout import FIRST_TAG
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native.library import MARK

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core.observed import ObservedCollective, ObservedProgram
-from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Untimed
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Untimed
 from jaxpace.core.ring_layout import END_TAG, START_TAG
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
@@ -169,12 +169,12 @@ def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
 
 def _described(found: Sequence[Found], mesh: Sequence[tuple[str, int]],
                devices: np.ndarray | None, ranks: Sequence[int]
-               ) -> tuple[ObservedCollective, ...]:
-  described: list[ObservedCollective] = []
+               ) -> tuple[Collective, ...]:
+  described: list[Collective] = []
   timed = [one for one in found if _timed(one)]
   phase_of = _phases([one.operation for one in timed])
   for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True)):
-    described.append(ObservedCollective(
+    described.append(Collective(
         index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
         dtypes=one.dtypes,
         axes=groups.axes_of(one.groups, mesh, devices) if one.groups else

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from jaxpace.core.observed import Loop
+from jaxpace.core.plan import Loop
 
 
 class Instruction(NamedTuple):

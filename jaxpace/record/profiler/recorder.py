@@ -64,7 +64,7 @@ class _ProfiledIntake(StepTables):
       self._make_rows()
 
   def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
-    return {rank: self._programs.device(self.plan, steps, executions, rank)
+    return {rank: self._programs.device(steps, executions, rank)
             for rank, executions in self._ran.items()}
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import Collective, Loop
 from jaxpace.record.profiler.executions import Execution
 from jaxpace.record.ring.executions import Executions
 
@@ -35,7 +36,7 @@ def program(number: int, name: str, found: Mapping[str, int], axis: str, ranks: 
     axis: name of the data axis.
     ranks: ranks that it ran on.
   """
-  collectives = tuple(ObservedCollective(
+  collectives = tuple(Collective(
       index=place, name=each, kind=re.sub(r"\..*", "", each), bytes=None, operands=1, dtypes=(),
       axes=(axis,), groups=(), pairs=(), phase="compute",
       loops=(Loop(f"loop.{place}", times),) if times > 1 else (), source=None, operation=None,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.core.observed import ObservedCollective
+from jaxpace.core.plan import Collective
 from jaxpace.core.ring_layout import NUMBER, VALUES
 
 
@@ -218,7 +218,7 @@ class Occurrences(NamedTuple):
 
   # [m] int64, place of the execution
   execution: np.ndarray
-  # [m] int64, index of the `ObservedCollective`
+  # [m] int64, index of the `Collective`
   collective: np.ndarray
   # [m] int64, how often it had run before in this execution
   iteration: np.ndarray
@@ -228,7 +228,7 @@ class Occurrences(NamedTuple):
   exit_ns: np.ndarray
 
 
-def occurrences(executions: Executions, collectives: Sequence[ObservedCollective]) -> Occurrences:
+def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Occurrences:
   """Matches enter and exit timestamps.
 
   The t-th mark with a tag belongs to the t-th time that its collective ran. Where a collective has

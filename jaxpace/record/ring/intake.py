@@ -20,7 +20,6 @@ from jaxpace.record import columns
 from jaxpace.record.columns import Columns
 from jaxpace.record.ring.collect import Detail, ExecutionOrder
 from jaxpace.record.ring.found import HostUse, StepFinder
-from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls, rows
 from jaxpace.runs import ring_file
@@ -180,7 +179,7 @@ class Intake(StepTables):
 
   wait_seconds = _POLL_SECONDS
 
-  def __init__(self, source: PlannedPrograms | InstrumentedStep, order: ExecutionOrder,
+  def __init__(self, source: PlannedPrograms, order: ExecutionOrder,
                directory: pathlib.Path, run: str, process: int, attempt: int, losses: Losses,
                detail: int | str = "auto", first_step: int = 0,
                finder: StepFinder | None = None, host: HostUse | None = None):
@@ -260,7 +259,7 @@ class Intake(StepTables):
     """Takes note of programs; returns the numbers of those to read."""
     if self._source.meet(self._collector):
       self._write_plan()
-    return self._source.known
+    return self._source.by_number
 
   def _write_plan(self) -> None:
     """Says beside the ring what its timestamps mean."""
@@ -295,7 +294,7 @@ class Intake(StepTables):
 
   def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
     """See `StepTables`."""
-    return {rank: self._source.device(self.plan, steps, self._executions(buffer, steps), rank)
+    return {rank: self._source.device(steps, self._executions(buffer, steps), rank)
             for buffer, rank in self._source.ranks(self._collector).items()}
 
   def samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:

@@ -1,8 +1,9 @@
-"""Observed steps: what `run.json` says of their programs, and what devices did in each step."""
+"""The programs that make up a step: which are recorded, the slots of their collectives, and what
+devices did in each step."""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ from jaxpace.record.ring.executions import (
   occurrences,
   sums,
 )
-from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, PlannedProgram, described
+from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, PlannedProgram, StepPlan
 from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 
 _CLOCKS = {"stream": STREAM_CLOCK, "profiler": "profiler"}
@@ -31,66 +32,9 @@ _PHASES = (("forward_ns", FORWARD), ("backward_ns", BACKWARD), ("compute_ns", CO
            ("update_ns", UPDATE))
 
 
-class TimestampPlan:
-  """The plan of `run.json` for marked steps; made anew whenever a program or an execution is new.
-
-  Attributes:
-    names: [slots] names in the table.
-    axes: [slots]
-    bytes: [slots] int64, -1 where not known.
-  """
-
-  def __init__(self, programs: Sequence[PlannedProgram], ranks: int, detail: dict[str, Any],
-               step: dict[str, Any] | None = None, decisions: Sequence[str] = ()):
-    """Lays the slots' descriptions out; `ranks` is that of all devices, `detail` says which steps
-    have them, `step` which programs were found to be the step, `decisions` what is decided in each
-    step."""
-    self._decisions = list(decisions)
-    self.detailed = True
-    """Whether not all steps need be written in detail."""
-    used = {rank for each in programs if not each.program.bare for rank in each.program.ranks}
-    ranks = max(used) + 1 if used else ranks
-    clocks = {each.program.clock for each in programs}
-    self.clock = next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK)
-    self.ranks, self._detail = ranks, detail
-    self._programs = tuple(programs)
-    programs = [each for each in programs if each.first == each.program.number]
-    size = max((base + len(each) for each in programs for base in each.blocks), default=0)
-    entries: list[dict[str, Any] | None] = [None] * size
-    for each in programs:
-      for call, base in enumerate(each.blocks):
-        for slot in range(len(each)):
-          entries[base + slot] = each.entry(slot, base + slot, call)
-    self.collectives = [entry for entry in entries if entry is not None]
-    self.names, self.axes, self.bytes = described(self.collectives)
-    mesh = _mesh(programs, ranks)
-    self.axis = ",".join(mesh) if mesh else ",".join(dict.fromkeys(
-        axis for each in programs for axis in each.program.mesh_axes))
-    self.settings: dict[str, Any] = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
-    if step:
-      self.settings["step"] = step
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain lists, dicts and scalars, with the keys that readers know of other plans."""
-    notices = list(dict.fromkeys(notice for each in self._programs
-                                 for notice in each.program.notices))
-    unstamped = [vars(one) for each in self._programs for one in each.program.unstamped]
-    for each in self._programs:
-      if each.program.bare:
-        notices.append(f"{each.program.name} runs unmodified: {each.program.bare}")
-      if each.turns_kept is not None:
-        notices.append(f"{each.program.name} has more than {MOST} collectives per step, iterations "
-                       f"of loops counted: of each loop the first {each.turns_kept} "
-                       "iterations are recorded one by one, all in the sums.")
-    return {"axis": self.axis, "ranks": self.ranks, "clock": self.clock, "marks": [],
-            "collectives": self.collectives, "unstamped": unstamped, "share": False,
-            "share_reason": "", "carrier": None, "decisions": self._decisions, "overflow": 0,
-            "notices": notices, "source": "observe", "detail": self._detail}
-
-
 class PlannedPrograms:
   """What is recorded of observed functions whose programs make up a step: the programs as they are
-  met, and the slots they are given."""
+  met, and the slots they are given. One of an instrumented function inherits."""
 
   def __init__(self, observed: Sequence[ObservedFunction]):
     """Begins with none; the functions are asked by the writer's thread."""
@@ -100,7 +44,7 @@ class PlannedPrograms:
     self._step: dict[str, Any] = {}
     self._decisions: tuple[str, ...] = ()
     self.by_number: dict[int, PlannedProgram] = {}
-    self._plan: TimestampPlan | None = None
+    self._plan: StepPlan | None = None
 
   @property
   def programs(self) -> list[ObservedProgram]:
@@ -118,27 +62,24 @@ class PlannedPrograms:
     """Of each rank of this process in the step that was called last. In the loop's thread."""
     return next((one.micro_batches for one in self._observed if one.micro_batches), None)
 
-  @property
-  def known(self) -> Container[int]:
-    """Numbers of the programs whose timestamps are read."""
-    return self.by_number
-
   def ranks(self, collector: Collector) -> dict[int, int]:
-    """Rank of each device buffer's device."""
+    """Rank of each device buffer's device, as far as the steps run there."""
     return dict(enumerate(collector.ranks))
 
   def used(self, collector: Collector) -> list[int]:
     """Ranks of this process that a program with timestamps runs on."""
-    used = {rank for each in self.programs if not each.bare for rank in each.ranks}
-    return [rank for rank in collector.ranks if rank in used]
+    met = [each.program for each in list(self.by_number.values())]
+    used = {rank for each in met if not each.bare for rank in each.ranks}
+    return [rank for rank in self.ranks(collector).values() if rank in used]
 
   def buffers(self, collector: Collector) -> dict[int, list[int]]:
     """Device buffers that each of the programs that steps may run writes to, by its number."""
-    return {number: buffers_of(program.program, collector) for number in self.runs
+    ranks = self.ranks(collector)
+    return {number: buffers_of(program.program, ranks) for number in self.runs
             if (program := self.by_number.get(number))}
 
   def meet(self, _collector: Collector | None = None) -> bool:
-    """Takes note of programs; says whether one was new."""
+    """Takes note of programs; says whether what is known of `programs` has changed."""
     fresh = [each for each in self.programs if each.number not in self.by_number]
     for each in fresh:
       alike = next((one for one in self.by_number.values() if _same(one.program, each)), None)
@@ -147,8 +88,8 @@ class PlannedPrograms:
       self._plan = None
     return bool(fresh)
 
-  def device(self, _plan: TimestampPlan, steps: Sequence[StepCalls],
-             executions: Mapping[int, Executions], rank: int) -> DeviceSteps:
+  def device(self, steps: Sequence[StepCalls], executions: Mapping[int, Executions], rank: int
+             ) -> DeviceSteps:
     """Lays the executions of one device out by step."""
     return device(steps, executions, self, rank)
 
@@ -171,7 +112,7 @@ class PlannedPrograms:
     """Says which programs were found to be the step, for `run.json`."""
     self._step, self._plan = step, None
 
-  def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> TimestampPlan:
+  def plan_of(self, steps: Iterable[StepCalls], detail: Detail) -> StepPlan:
     """The plan with all slots that steps need; the same object as long as nothing is new."""
     for step in steps:
       if step.micro_batches and not self._decisions:
@@ -182,19 +123,40 @@ class PlannedPrograms:
           for call in range(before, before + one.end - one.begin):
             if self.block(one.program, call) < 0:
               break
-    planned = list(self.by_number.values())
-    settled = detail.settle(max((len(each) * len(each.blocks) for each in planned),
-                             default=0), jax.device_count())
+    settled = self.settle(detail)
     if self._plan is None or settled != self._detail:
       self._detail = settled
-      self._plan = TimestampPlan(planned, jax.device_count(), settled, self._step,
-                                 self._decisions)
+      self._plan = self.lay_out(settled)
     return self._plan
 
+  def settle(self, detail: Detail) -> dict[str, Any]:
+    """Which steps have their collectives written one by one, for `run.json`; empty where all
+    have."""
+    return detail.settle(max((len(each) * len(each.blocks) for each in self.by_number.values()),
+                             default=0), jax.device_count())
 
-def buffers_of(program: ObservedProgram, collector: Collector) -> list[int]:
-  """Device buffers of this process that a program writes to."""
-  return [buffer for buffer, rank in enumerate(collector.ranks) if rank in program.ranks]
+  def lay_out(self, detail: dict[str, Any]) -> StepPlan:
+    """The plan with all slots so far."""
+    planned = list(self.by_number.values())
+    used = {rank for each in planned if not each.program.bare for rank in each.program.ranks}
+    ranks = max(used) + 1 if used else jax.device_count()
+    clocks = {each.program.clock for each in planned}
+    mesh = _mesh(planned, ranks)
+    axes = mesh or dict.fromkeys(axis for each in planned for axis in each.program.mesh_axes)
+    told = {"axis": ",".join(axes), "ranks": ranks,
+            "clock": next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK),
+            "marks": [], "unstamped": [vars(one) for each in planned
+                                       for one in each.program.unstamped],
+            "share": False, "share_reason": "", "carrier": None,
+            "decisions": list(self._decisions), "overflow": 0, "source": "observe"}
+    settings = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
+    return StepPlan(planned, told, detail, {**settings, **({"step": self._step} if self._step
+                                                           else {})})
+
+
+def buffers_of(program: ObservedProgram, ranks: Mapping[int, int]) -> list[int]:
+  """Device buffers that a program writes to, of those with these ranks."""
+  return [buffer for buffer, rank in ranks.items() if rank in program.ranks]
 
 
 def _same(one: ObservedProgram, other: ObservedProgram) -> bool:

@@ -1,4 +1,5 @@
-"""The slots of a program's collectives: a place for each iteration of each, in unrolled order."""
+"""The slots of a program's collectives, a place for each iteration of each in unrolled order; and
+what `run.json` says of them."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import Collective, Loop
 
 CLOCK, STREAM_CLOCK = "marks", "stream marks"
 
@@ -20,10 +22,10 @@ UNKNOWN_ITERATIONS = 64
 class PlannedProgram:
   """A program and the slots of its collectives; the same in every process, since the program is."""
 
-  def __init__(self, program: ObservedProgram, of: int = 0, alike: PlannedProgram | None = None,
-               most: int = MOST):
-    """Lays the slots out. Where there would be more than `most`, only the first iterations of loops
-    have slots.
+  def __init__(self, program: ObservedProgram, of: int | None = 0,
+               alike: PlannedProgram | None = None, most: int = MOST):
+    """Lays the slots out, by the indices of collectives. Where there would be more than `most`,
+    only the first iterations of loops have slots.
 
     A program with the same collectives as one before has the same slots in a step: it is often
     compiled twice, since what the first call is given is laid out in another way than what it
@@ -31,39 +33,38 @@ class PlannedProgram:
 
     Args:
       program: the program.
-      of: what is added to the indices of its collectives, in a run of several programs.
+      of: what is added to the indices of its collectives, in a run of several programs; None where
+        none has more than one slot, so that nobody need know which are of the same.
       alike: a program before with the same collectives.
       most: slots at most.
     """
     self.program = program
-    self.of: int = of if alike is None else alike.of
+    self.of: int | None = of if alike is None else alike.of
     self.first: int = program.number if alike is None else alike.first
     """Number of the first program that it is like; its own, if there is none."""
     self.blocks: list[int] = [] if alike is None else alike.blocks
     """First slot, by how many executions of programs like it come before in the step."""
     self.turns_kept: int | None = None
-    if _size(program.collectives, None) > most:
+    self._collectives = sorted(program.collectives, key=lambda one: one.index)
+    if _size(self._collectives, None) > most:
       self.turns_kept = 1 << 20
-      while self.turns_kept > 1 and _size(program.collectives, self.turns_kept) > most:
+      while self.turns_kept > 1 and _size(self._collectives, self.turns_kept) > most:
         self.turns_kept //= 2
-    self.slots = _unroll(program.collectives, self.turns_kept)[:most]
-    """(place of the collective, turn) of each slot."""
+    self.slots = _unroll(self._collectives, self.turns_kept)[:most]
+    """(place of the collective by its index, turn) of each slot."""
     iterations = max((iteration for _, iteration in self.slots), default=0) + 1
-    self._slot = np.full((len(program.collectives) + 1, iterations + 1), -1, np.int64)
+    size = max((each.index for each in self._collectives), default=-1) + 2
+    self._slot = np.full((size, iterations + 1), -1, np.int64)
     for slot, (place, iteration) in enumerate(self.slots):
-      self._slot[place, iteration] = slot
-    size = max((each.index for each in program.collectives), default=-1) + 2
-    self._place_of = np.full(size, len(program.collectives), np.int64)
-    for place, each in enumerate(program.collectives):
-      self._place_of[each.index] = place
+      self._slot[self._collectives[place].index, iteration] = slot
 
   def __len__(self) -> int:
     return len(self.slots)
 
   def slot(self, collective: np.ndarray, iteration: np.ndarray) -> np.ndarray:
     """[m] slots of occurrences, by index of their collective and turn; -1 where there is none."""
-    place = self._place_of[np.clip(collective, 0, len(self._place_of) - 1)]
-    return self._slot[place, np.minimum(iteration, self._slot.shape[1] - 1)]
+    rows, columns = self._slot.shape
+    return self._slot[np.clip(collective, 0, rows - 1), np.minimum(iteration, columns - 1)]
 
   def entry(self, slot: int, at: int, call: int = 0) -> dict[str, Any]:
     """Describes a slot for `run.json`.
@@ -74,17 +75,62 @@ class PlannedProgram:
       call: how many executions of the program come before, in a step that has several.
     """
     place, iteration = self.slots[slot]
-    each = self.program.collectives[place]
-    return {
-        "slot": at, "name": slot_name(each.name, iteration, call), "primitives": [each.kind],
-        "kind": each.kind, "axis": ",".join(each.axes), "bytes": each.bytes,
-        "operands": each.operands, "dtypes": list(each.dtypes), "phase": each.phase,
-        "groups": [list(members) for members in each.members],
-        "rank_pairs": [list(pair) for pair in each.pairs] or None,
-        "operation": each.operation, "source": each.source,
-        "loops": [*([["call", call, None]] if call else []), *iterations_of(each.loops, iteration)],
-        "of": self.of + each.index, "program": self.program.number, "conditional": each.conditional,
-    }
+    each = self._collectives[place]
+    told = {"slot": at, **each.to_json(), "name": slot_name(each.name, iteration, call)}
+    if self.of is None:
+      return told
+    loops = [*([["call", call, None]] if call else []), *iterations_of(each.loops, iteration)]
+    return {**told, "loops": loops, "of": self.of + each.index, "program": self.program.number}
+
+  @property
+  def notices(self) -> tuple[str, ...]:
+    """What is worth knowing about it, in sentences."""
+    said = self.program.notices
+    if self.program.bare:
+      said = (*said, f"{self.program.name} runs unmodified: {self.program.bare}")
+    if self.turns_kept is not None:
+      said = (*said, f"{self.program.name} has more than {MOST} collectives per step, iterations "
+              f"of loops counted: of each loop the first {self.turns_kept} iterations are recorded "
+              "one by one, all in the sums.")
+    return said
+
+
+class StepPlan:
+  """The plan of `run.json`; made anew whenever a program or an execution is new.
+
+  Attributes:
+    collectives: [slots] what `run.json` says of each.
+    names: [slots] names in the table.
+    axes: [slots]
+    bytes: [slots] int64, -1 where not known.
+  """
+
+  def __init__(self, programs: Sequence[PlannedProgram], told: Mapping[str, Any],
+               detail: Mapping[str, Any], settings: Mapping[str, Any] | None = None):
+    """Lays the slots' descriptions out.
+
+    Args:
+      programs: those that the steps run.
+      told: what else `run.json` says of the step, with its "clock", "axis" and "ranks".
+      detail: which steps have their collectives one by one; empty where all have.
+      settings: what is added to the settings of the run.
+    """
+    self._told, self._detail, self._programs = told, dict(detail), tuple(programs)
+    self.clock, self.axis, self.ranks = told["clock"], told["axis"], told["ranks"]
+    self.settings = dict(settings or {})
+    self.detailed = bool(detail)
+    """Whether not all steps need be written in detail."""
+    firsts = [each for each in programs if each.first == each.program.number]
+    by_slot = {base + slot: each.entry(slot, base + slot, call) for each in firsts
+               for call, base in enumerate(each.blocks) for slot in range(len(each))}
+    self.collectives = [entry for _, entry in sorted(by_slot.items())]
+    self.names, self.axes, self.bytes = described(self.collectives)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain lists, dicts and scalars, with the keys that readers know of all plans."""
+    notices = dict.fromkeys(notice for each in self._programs for notice in each.notices)
+    return {**self._told, "collectives": self.collectives, "detail": self._detail,
+            "notices": [*self._told.get("notices", ()), *notices]}
 
 
 def slot_name(name: str, iteration: int, call: int = 0) -> str:
@@ -133,7 +179,7 @@ def _trips(loop: Loop) -> int:
   return UNKNOWN_ITERATIONS if loop.trips is None else max(0, loop.trips)
 
 
-def _size(collectives: Sequence[ObservedCollective], kept: int | None) -> int:
+def _size(collectives: Sequence[Collective], kept: int | None) -> int:
   total = 0
   for each in collectives:
     iterations = 1
@@ -143,7 +189,7 @@ def _size(collectives: Sequence[ObservedCollective], kept: int | None) -> int:
   return total
 
 
-def _unroll(collectives: Sequence[ObservedCollective], kept: int | None) -> list[tuple[int, int]]:
+def _unroll(collectives: Sequence[Collective], kept: int | None) -> list[tuple[int, int]]:
   """(place, turn) in the order in which they run; iterations of a loop from `kept` on are left
   out."""
   slots: list[tuple[int, int]] = []

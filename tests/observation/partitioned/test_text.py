@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from jaxpace.core.observed import Loop
+from jaxpace.core.plan import Loop
 from jaxpace.observation.partitioned import collectives, text
 
 MODULE = (pathlib.Path(__file__).parent / "loops.hlo").read_text()

@@ -2,17 +2,28 @@
 
 from hypothesis import strategies as st
 
-from jaxpace.core.observed import Loop, ObservedCollective, ObservedProgram
+from jaxpace.core.observed import ObservedProgram, of_primitives
+from jaxpace.core.plan import Collective, Loop
+from jaxpace.core.ring_layout import slot_tags
 
 
 def collective(index, *, name=None, loops=(), phase="backward", tags=None, kind="all-reduce",
                groups=((0, 1, 2, 3),), pairs=(), conditional=False):
   tags = tags or ((2 + 2 * index,), (3 + 2 * index,))
-  return ObservedCollective(
+  return Collective(
       index=index, name=name or f"{kind}.{index}", kind=kind, bytes=64 * (index + 1), operands=1,
       dtypes=("float32",), axes=("data",), groups=groups, pairs=pairs, phase=phase,
       loops=tuple(loops), source=f"model.py:{10 + index}", operation=f"jit(step)/psum{index}",
       enter_tags=tags[0], exit_tags=tags[1], conditional=conditional)
+
+
+def traced(index, name, primitives=("psum",), **other):
+  """A collective of an instrumented step: one with a slot, unless `other` says more."""
+  enter, leave = slot_tags(index)
+  return Collective(**{
+      "index": index, "name": name, "primitives": primitives, "kind": of_primitives(primitives),
+      "bytes": 4, "operands": 1, "dtypes": ("float32",), "axes": ("data",), "phase": "backward",
+      "enter_tags": (enter,), "exit_tags": (leave,), **other})
 
 
 def program(*collectives, number=7, ranks=(0, 1, 2, 3), name="step"):

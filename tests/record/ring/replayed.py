@@ -6,23 +6,36 @@ import numpy as np
 
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.record import columns
+from jaxpace.record.ring.collect import Detail
 from jaxpace.record.ring.executions import NOTHING, join
-from jaxpace.record.ring.instrumented import InstrumentedPlan, InstrumentedStep
+from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake, Losses
-from jaxpace.record.ring.table import rows
+from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls, rows
 
 NUMBER = 7
 
 
 def rows_of(plan, executions, rank=0, process=0, attempt=0, previous=None, numbers=None):
   """Rows of the tables `steps`, `collectives` and `listening` of one device's executions."""
-  laid_out = InstrumentedPlan(dataclasses.replace(plan, program=NUMBER))
-  own = laid_out.device(executions.number, executions)
+  source = step_of(plan)
+  laid_out = source.plan_of([], Detail())
+  own = source.device([StepCalls(0, (Range(NUMBER, number, number + 1),), UNKNOWN, {})
+                       for number in executions.number.tolist()], {NUMBER: executions}, rank)
   numbers = own.number if numbers is None else np.array(numbers, np.int64)
   tables = rows(own, columns.whose(numbers, rank, process, attempt),
                 columns.ends_before(numbers, own.end_ns, previous), {},
                 np.ones(len(numbers), bool), laid_out)
   return tables["steps"], tables["collectives"], tables.get("listening", {})
+
+
+def step_of(plan, settings=None):
+  """What is recorded of an instrumented function with this plan."""
+  paced = InstrumentedFunction()
+  paced.plan = dataclasses.replace(plan, program=NUMBER)
+  paced.settings_json = lambda: settings or {}
+  source = InstrumentedStep(paced)
+  source.meet()
+  return source
 
 
 class _Collector:
@@ -55,10 +68,7 @@ class Replayed:
 
   def __init__(self, path, plan, ranks, process=0, attempt=0):
     (path / "marks").mkdir(exist_ok=True)
-    paced = InstrumentedFunction()
-    paced.plan, paced.devices = dataclasses.replace(plan, program=NUMBER), tuple(ranks)
-    paced.settings_json = dict
-    source = InstrumentedStep(paced)
+    source = step_of(plan)
     source.ranks = lambda collector: dict(enumerate(collector.ranks))
     self.order, self.losses = _Order(_Collector(ranks)), Losses()
     self.intake = Intake(source, self.order, path, "run", process, attempt, self.losses)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.observed import Loop
+from jaxpace.core.plan import Loop
 from jaxpace.core.ring_layout import NUMBER
 from jaxpace.record.ring.executions import (
   BACKWARD,

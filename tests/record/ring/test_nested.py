@@ -7,25 +7,26 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpace.core.plan import Collective, Loop, Plan, Timestamp
+from jaxpace.core.plan import Loop, Plan, Timestamp
 from jaxpace.core.ring_layout import PHASE_TAG, STEP_VALUE, slot_tags
+from jaxpace.record.ring.collect import Detail
 from jaxpace.record.ring.executions import Executions
-from jaxpace.record.ring.instrumented import InstrumentedPlan, observed_program
+from jaxpace.record.ring.instrumented import observed_program
 from tests.quick import examples
-from tests.record.ring.replayed import rows_of
+from tests.record.ring.programs import traced
+from tests.record.ring.replayed import rows_of, step_of
 
 PLAN = Plan(
     axis="data", ranks=2, clock="native", program=7,
     marks=(Timestamp("start", "gap"), Timestamp("phase", "forward"),
            Timestamp("enter", "backward", 0),
            Timestamp("exit", "sync", 0), Timestamp("end", "update")),
-    collectives=(Collective(0, "grads", ("psum",), "data", 64, 1, ("float32",), "backward"),),
-    inside=(Collective(0, "psum.0", ("psum",), "data", 8, 1, ("float32",), "forward",
-                       loops=(Loop("scan.0", 3),), enter_tags=(34,), exit_tags=(35,),
-                       source="model.py:3"),
-            Collective(1, "gather", ("all_gather",), "data", 16, 2, ("float32",), "backward",
-                       index_groups=((0, 1),), conditional=True, enter_tags=(36, 38),
-                       exit_tags=(37, 39))))
+    collectives=(traced(0, "grads", bytes=64),),
+    inside=(traced(1, "psum.0", phase="forward", loops=(Loop("scan.0", 3),), enter_tags=(34,),
+                   exit_tags=(35,), source="model.py:3"),
+            traced(2, "gather", ("all_gather",), operands=2, index_groups=((0, 1),),
+                   conditional=True, enter_tags=(36, 38), exit_tags=(37, 39))),
+    order=(1, 0, 2))
 
 
 def executions(times, marks):
@@ -99,26 +100,22 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
 
 
 def test_run_json_tells_each_turn_and_stamped_slots_stay():
-  plan = InstrumentedPlan(PLAN, {"every": 1})
-  told = plan.to_json()
+  told = step_of(PLAN).plan_of([], Detail()).to_json()
   assert [entry["slot"] for entry in told["collectives"]] == [0, 1, 2, 3, 4]
   assert [(entry["name"], entry["of"], entry["loops"]) for entry in told["collectives"]] == [
-      ("grads", 2, []), ("psum.0", 0, [["scan.0", 0, 3]]), ("psum.0@1", 0, [["scan.0", 1, 3]]),
-      ("psum.0@2", 0, [["scan.0", 2, 3]]), ("gather", 1, [])]
+      ("grads", 0, []), ("psum.0", 1, [["scan.0", 0, 3]]), ("psum.0@1", 1, [["scan.0", 1, 3]]),
+      ("psum.0@2", 1, [["scan.0", 2, 3]]), ("gather", 2, [])]
   assert (told["collectives"][1]["source"] == "model.py:3"
           and told["collectives"][4]["index_groups"] == [[0, 1]])
   assert ({mark["collective"] for mark in told["marks"]} == {None, 0}
-          and told["detail"] == {"every": 1})
-  [timestamped] = json.loads(json.dumps(PLAN.to_json()))["collectives"]
-  assert timestamped.keys().isdisjoint({"loops", "after"})
+          and told["detail"]["every"] == 1 and "inside" not in told)
+  alone = step_of(dataclasses.replace(PLAN, inside=(), order=(0,))).plan_of([], Detail()).to_json()
+  assert json.loads(json.dumps(PLAN.to_json()))["collectives"] == alone["collectives"]
+  assert alone["collectives"][0].keys().isdisjoint({"loops", "of"})
 
 
 def test_who_meets_is_told_beside_the_ring():
   settings_of = {"mesh": {"data": 2, "model": 2}, "axis": ["data"], "step": "train_step"}
-  grouped = dataclasses.replace(PLAN, inside=(PLAN.inside[0],
-                                              dataclasses.replace(PLAN.inside[1], after=1)))
-  found = observed_program(grouped, settings_of, 4, [slot_tags(0)])
+  found = observed_program(PLAN, settings_of, 4)
   assert [one.name for one in found.collectives] == ["psum.0", "grads", "gather"]
-  assert found.collectives[1].enter_tags == (slot_tags(0)[0],)
-  assert found.collectives[0].groups == ((0, 2), (1, 3)) and found.number == 7
-  assert [one.index for one in found.collectives] == [0, 1, 2]
+  assert found.collectives[0].groups == ((0, 2), (1, 3)) and found.name == "train_step"

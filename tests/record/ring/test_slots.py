@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.observed import Loop
+from jaxpace.core.plan import Loop
 from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, PlannedProgram
 from tests.record.ring.programs import collective, program, programs
 from tests.record.ring.test_executions import run_of
