@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -42,6 +42,10 @@ class DifferentError(RuntimeError):
 
 
 ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
+_SERIALIZED = ("it was loaded from a serialized executable, and timestamps go in where JAX "
+               "compiles. Compile it in this process to record it.")
+_MOST_LEFT = 64
+"""Programs that run unmodified of which the run says so, at most."""
 
 
 class Watcher(ObservedFunction):
@@ -176,7 +180,7 @@ def watched(function: Watcher) -> Any:
   Raises:
     RuntimeError: this JAX can't be watched.
   """
-  compiling.watch(_compile)
+  compiling.watch(_compile, _loaded)
   token = next(_tokens)
   _functions[token] = function
   return "jaxpace.observe", token
@@ -195,6 +199,12 @@ def _compile(request: compiling.Request) -> Any:
   watcher: Watcher | None = _functions.get(value[1]) if isinstance(value, tuple) else None
   watcher = watcher or _recording
   return request.compile() if watcher is None else watcher.compile(request)
+
+
+def _loaded(name: str, devices: Sequence[Any]) -> None:
+  """Tells whoever records everything of a program that is not compiled here."""
+  if _recording is not None and (len(devices) > 1 or jax.process_count() > 1):
+    _recording.leave(name, devices, _SERIALIZED)
 
 
 def _compiled(request: compiling.Request, name: str, clock: str) -> program.Timestamped | None:
@@ -247,6 +257,7 @@ class Everywhere(Watcher):
     self._marked = marked
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
+    self._left: tuple[ObservedProgram, ...] = ()
 
   @property
   def known(self) -> tuple[ObservedProgram, ...]:
@@ -259,7 +270,8 @@ class Everywhere(Watcher):
     job's."""
     self._earlier = {number: times for number, times in self._earlier.items()
                      if _executions(number) == times}
-    return ObservedPlan(tuple(one for one in _programs if one.number not in self._earlier))
+    return ObservedPlan((
+        *(one for one in _programs if one.number not in self._earlier), *self._left))
 
   @property
   def runs(self) -> frozenset[int]:  # type: ignore[override]
@@ -278,7 +290,7 @@ class Everywhere(Watcher):
     """
     self._earlier = {one.number: _executions(one.number) for one in _programs}
     global _recording
-    compiling.watch(_compile)
+    compiling.watch(_compile, _loaded)
     _recording = self
     if self.runs:
       self._begin()
@@ -309,7 +321,14 @@ class Everywhere(Watcher):
   def left(self, request: compiling.Request, reason: str) -> None:
     """See `Watcher`."""
     if reason:
-      self.say(f"{request.name} runs unmodified and is not recorded: {reason}")
+      self.leave(request.name, request.devices, reason)
+
+  def leave(self, name: str, devices: Sequence[Any], reason: str) -> None:
+    """Says that a program runs unmodified, here and in the run."""
+    said = f"{name} runs unmodified and is not recorded: {reason}"
+    if said not in self._warned and len(self._left) < _MOST_LEFT:
+      self._left = (*self._left, bare_program(name, devices, reason))
+    self.say(said)
 
   def _begin(self) -> None:
     try:
@@ -333,6 +352,15 @@ class Everywhere(Watcher):
 def _executions(number: int) -> int:
   """How often a program has started on the devices of this process, all together."""
   return sum(host_ring.executions(buffer, number) for buffer in range(jax.local_device_count()))
+
+
+def bare_program(name: str, devices: Sequence[Any], reason: str) -> ObservedProgram:
+  """What a plan says of a program that runs unmodified."""
+  ranks = host_ring.ranks()
+  return ObservedProgram(
+      number=host_ring.next_program(), name=name,
+      ranks=tuple(ranks.get(device, 0) for device in devices), mesh_axes={}, collectives=(),
+      bare=reason)
 
 
 def is_nameless(name: str) -> bool:

@@ -16,7 +16,6 @@ import jax
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
 from jaxpace.observation import comparing, everywhere
-from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.everywhere import Different, Watcher
 from jaxpace.observation.partitioned import compiling, program
 
@@ -168,11 +167,7 @@ class Observed(Watcher):
     own = self._is_own(request)
     if not own and reason in ("", everywhere.ONE_DEVICE):
       return
-    ranks = host_ring.ranks()
-    made = ObservedProgram(
-        number=host_ring.next_program(), name=self.name_of(request),
-        ranks=tuple(ranks.get(device, 0) for device in request.devices), mesh_axes={},
-        collectives=(), bare=reason or _ALONE)
+    made = everywhere.bare_program(self.name_of(request), request.devices, reason or _ALONE)
     with _lock:
       self._add(made)
       self._counting = False

@@ -161,10 +161,12 @@ class observed:
 class FoundRecorder(Recorder):
   """Records a program whose steps are found."""
 
+  loop_calls = False
+
   def __init__(self, directory: str | os.PathLike[str], programs: Everywhere, match: str,
                config: Any, say: Say, hosts: bool | float = True):
     """Prepares; see `observed`."""
-    super().__init__(directory, programs, config=config, handle_sigterm=False, hosts=hosts)
+    super().__init__(directory, programs, config=config, hosts=hosts)
     self._match, self._say = match, say
 
   def begin(self, earlier: Iterable[ObservedProgram]) -> None:

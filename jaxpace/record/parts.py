@@ -89,26 +89,44 @@ class PartStore:
     directory.mkdir(parents=True, exist_ok=True)
     self._folder = Folder(directory, table)
     self._parts = self._recover()
+    self._preliminary: _Part | None = None
 
   @property
   def files(self) -> list[pathlib.Path]:
     """Paths of the live parts, in order."""
     return [self._folder.path / part.id.file_name for part in self._parts]
 
-  def append(self, columns: Columns, merge: bool = True) -> None:
+  def append(self, columns: Columns, merge: bool = True, preliminary: bool = False) -> None:
     """Writes one small part; merges if enough of them have come together.
 
     Args:
       columns: columns of the table; no part is written for none or empty ones.
       merge: False to leave merging for later, when time is short.
+      preliminary: whether the next part takes this one's place, as the result of a merge would.
     """
     if not columns or not len(next(iter(columns.values()))):
       return
     data = to_arrow(columns, self._table)
     number = self._parts[-1].id.last + 1 if self._parts else 0
-    self._add(_Part(Part(self._run, self._process, number, number), data.num_rows, 0), data)
-    if merge:
+    replaced, self._preliminary = self._preliminary, None
+    first = number
+    if replaced is not None:
+      self._parts.remove(replaced)
+      first = replaced.id.first
+    self._add(_Part(Part(self._run, self._process, first, number), data.num_rows, 0), data)
+    if replaced is not None:
+      self._folder.unlink(replaced.id.file_name)
+    if preliminary:
+      self._preliminary = self._parts[-1]
+    elif merge:
       self._merge_full_levels()
+
+  def drop_preliminary(self) -> None:
+    """Takes a preliminary part away that none has replaced."""
+    if self._preliminary is not None:
+      self._parts.remove(self._preliminary)
+      self._folder.unlink(self._preliminary.id.file_name)
+      self._preliminary = None
 
   def compact(self) -> None:
     """Merges the newest parts, at most `merge_rows` rows of them, so that a short run ends as a

@@ -24,6 +24,7 @@ from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler
 from jaxpace.record.lock import DirectoryLock
+from jaxpace.record.signals import in_main_thread
 from jaxpace.record.writer import Writer, explain
 from jaxpace.runs import rundir
 from jaxpace.runs import step_causes as host
@@ -46,6 +47,8 @@ class Recording:
 
   opened = False
   """Whether this process has opened any."""
+  loop_calls = True
+  """Whether a loop calls `record`, and so reaches a step boundary after SIGTERM."""
 
   def __init__(self, directory: str | os.PathLike[str] | None, source: Recordable | None, *,
                resume: bool = False, config: Any = None, grace_seconds: float = 5.0,
@@ -132,7 +135,8 @@ class Recording:
     self._writer = writer
     self._causes.start()
     if self._handle_sigterm:
-      writer.termination.install()
+      # Later than a loop's end, perhaps, where the main thread is not this one.
+      in_main_thread(lambda: self._closed or writer.termination.install())
     atexit.register(self._at_exit)
     self._pid = os.getpid()
 
@@ -150,7 +154,8 @@ class Recording:
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
         gauges=describe.gauges(place))) if self._hosts else None
     writer = Writer(directory, identity, process, info, run_info,
-                    grace_seconds=self.grace_seconds, hosts=sampler, feed=self._feed)
+                    grace_seconds=self.grace_seconds if self.loop_calls else None,
+                    hosts=sampler, feed=self._feed)
     try:
       directory.mkdir(parents=True, exist_ok=True)
       if process != 0:
@@ -341,8 +346,8 @@ class Recording:
       _LOG.warning("Recorded %s with losses: %s.", self.directory, writer.losses)
     if unfinished:
       writer.termination.raise_again()
-    writer.termination.restore()
-    writer.release()
+    in_main_thread(writer.termination.restore)
+    in_main_thread(writer.release)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -48,19 +48,22 @@ _FLAGS_OFFSET = 12 if sys.platform == "darwin" else ctypes.sizeof(ctypes.c_void_
 class Termination:
   """Watches for SIGTERM. `install` and `restore` belong to the main thread, the rest to any."""
 
-  def __init__(self, wake: socket.socket, asked: Callable[[], bool] = lambda: True):
+  def __init__(self, wake: socket.socket, asked: Callable[[], bool] = lambda: True,
+               listens: Callable[[], bool] = lambda: True):
     """Prepares, installs nothing.
 
     Args:
       wake: non-blocking socket; the number of an arriving signal is written to it as one byte.
       asked: whether the program asks a C library's handler whether the signal has come.
+      listens: whether anybody reads from the other end; else the signal takes its course at once.
     """
-    self._wake, self._asked = wake, asked
+    self._wake, self._asked, self._listens = wake, asked, listens
     self._previous: Any = None
     self._saved_action: ctypes.Array | None = None
     self._native: Any = None
     self._told = False
     self._had_wakeup = False
+    self._pointer = 0
     self.mode: Mode = "off"
     self.received = False
 
@@ -80,12 +83,12 @@ class Termination:
     # real one.
     saved = _read_action()
     self._previous = signal.signal(signal.SIGTERM, self._handle)
-    pointer = _handler_pointer(saved)
+    pointer, self._pointer = _handler_pointer(saved), _handler_pointer(_read_action())
     if not pointer:
       self.mode = "default"
     elif pointer == _IGNORE:
       self.mode = "ignored"
-    elif pointer == _handler_pointer(_read_action()):
+    elif pointer == self._pointer:
       self.mode = "python"
     else:
       self.mode = "native"
@@ -123,14 +126,19 @@ class Termination:
 
   @property
   def raises_again(self) -> bool:
-    """Whether the signal still has to take its course (`raise_again`) once the rows are written."""
-    return (self.mode == "default"
-            or (self.mode == "native" and (self._native is None or not self._asked())))
+    """Whether the signal still has to take its course (`raise_again`) once the rows are written.
+    Where another handler has been put in this one's place, that one is its course."""
+    return self._stands() and (self.mode == "default" or (
+        self.mode == "native" and (self._native is None or not self._asked())))
 
   @property
   def may_be_asked(self) -> bool:
     """Whether the program may have been about to ask a C library's handler for the first time."""
     return self.mode == "native" and self._native is not None
+
+  def _stands(self) -> bool:
+    return (signal.getsignal(signal.SIGTERM) == self._handle
+            and _handler_pointer(_read_action()) == self._pointer)
 
   def raise_again(self) -> None:
     """Lets SIGTERM do what it would have done without the recorder. Works from any thread."""
@@ -150,6 +158,28 @@ class Termination:
     self.tell_native()
     if self.mode == "python" and callable(self._previous):
       self._previous(signum, frame)
+    elif not self._listens() and self.raises_again:
+      self.raise_again()
+
+
+def in_main_thread(do: Callable[[], object]) -> None:
+  """Has the main thread call `do` when it next runs Python; from any thread."""
+  if threading.current_thread() is threading.main_thread():
+    do()
+    return
+
+  def call(_: Any) -> int:
+    with contextlib.suppress(Exception):
+      do()
+    return 0
+
+  called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
+  _pending.append(called)
+  ctypes.pythonapi.Py_AddPendingCall(called, None)
+
+
+_pending: list[Any] = []
+"""What Python calls is held for good: it must be there while it runs."""
 
 
 def _forget(reference: weakref.ref[Termination]) -> None:

@@ -34,6 +34,10 @@ _LOG = logging.getLogger("jaxpace")
 _HEARTBEAT_SECONDS = 5.0
 _SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
 _EXPORT_SECONDS = 5.0  # how long exporters may take to finish
+_FIRST_SECONDS = 0.5
+"""After so long it is written for the first time what the steps seem to be, and then whenever twice
+the time has passed, until it is sure."""
+_GUESS_SECONDS = 8.0  # but at least so often
 
 
 class Writer:
@@ -43,7 +47,7 @@ class Writer:
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
                process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
                flush_seconds: float = 2.0, flush_rows: int = 65536,
-               grace_seconds: float = 5.0, hosts: HostSampler | None = None,
+               grace_seconds: float | None = 5.0, hosts: HostSampler | None = None,
                feed: Feed | None = None):
     """Prepares; `start` starts the thread.
 
@@ -56,18 +60,22 @@ class Writer:
         the first.
       flush_seconds: rows stay in memory at most this long.
       flush_rows: and at most this many of them.
-      grace_seconds: time the loop has after SIGTERM to reach a step boundary.
+      grace_seconds: time the loop has after SIGTERM to reach a step boundary; None where no loop
+        calls, so that the signal takes its course as soon as all is written.
       hosts: samples the host's counters, which are written as well; None for none.
       feed: gets all rows as they are decoded; None for none.
     """
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info = process_info, run_info
     self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
-    self._grace_seconds = grace_seconds
+    self._grace_seconds = grace_seconds or 0.0
     self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
     self.wake.setblocking(False)
-    self.termination = Termination(self.wake, distributed.asks_for_preemption)
+    # Without a loop that calls, what a C library's handler makes of the signal is all that happens.
+    self.termination = Termination(
+        self.wake, (lambda: True) if grace_seconds is None else distributed.asks_for_preemption,
+        lambda: self._thread.is_alive())
     self.losses = Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
@@ -78,6 +86,10 @@ class Writer:
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
     self._intake: StepTables | None = None
+    self._guess: StepTables | None = None
+    self._guessed_rows = 0
+    self._began = time.monotonic()
+    self._guess_at = self._began + _FIRST_SECONDS
     self._failure: Exception | None = None
     self._plan: Any = None
     self._last_flush = self._last_heartbeat = time.monotonic()
@@ -175,6 +187,9 @@ class Writer:
       if self._hosts:
         self._hosts.stop(_SAMPLE_SECONDS)
       self._flush()
+      if self._guess is None:
+        for store in self._stores.values():
+          store.drop_preliminary()
       if not self.termination.received:
         for store in self._stores.values():
           store.compact()
@@ -212,6 +227,8 @@ class Writer:
     if self._intake and self._intake.rows and (
         now - self._last_flush >= self._flush_seconds or self._intake.rows >= self._flush_rows):
       return True
+    if self._intake and self._intake.undecided and now >= self._guess_at:
+      return True
     return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
 
   def _take_in(self) -> None:
@@ -223,6 +240,8 @@ class Writer:
     if self._intake.plan is not self._plan:
       self._plan = self._intake.plan
       self._write_plan(self._plan)
+      # With the slots of what the steps seem to be.
+      self._guess_at = 0.0
 
   def _write_plan(self, plan: Any) -> None:
     assert self._intake is not None
@@ -242,11 +261,29 @@ class Writer:
       self._feed.put(steps, tables.get("collectives", {}))
     for table, rows in tables.items():
       self._store(table).append(rows, merge)
+    if self._intake:
+      self._write_guess(self._intake)
     self.rows_written += columns.length(tables.get("steps", {}))
     if self._hosts:
       self._store("hosts").append(self._hosts.take(force=self._closing or not merge), merge)
     self._last_flush = time.monotonic()
     self._write_process_file(closed=False)
+
+  def _write_guess(self, intake: StepTables) -> None:
+    """Writes what the steps seem to be, in place of what they seemed before, until it is sure."""
+    if not intake.undecided:
+      self._guess, self._guessed_rows = None, 0
+      return
+    now = time.monotonic()
+    self._guess_at = now + min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS)
+    guess = intake.guess()
+    if guess is None:
+      return
+    tables = guess.take()
+    for table, rows in tables.items():
+      self._store(table).append(rows, preliminary=True)
+    self._write_plan(guess.plan)
+    self._guess, self._guessed_rows = guess, columns.length(tables.get("steps", {}))
 
   def _store(self, table: str) -> PartStore:
     if table not in self._stores:
@@ -261,9 +298,9 @@ class Writer:
   def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
     info = {**self._process_info, **dataclasses.asdict(self.losses),
-            "rows_written": self.rows_written, "closed_cleanly": closed,
+            "rows_written": self.rows_written + self._guessed_rows, "closed_cleanly": closed,
             "ended_by": self._ended_by(closed), "stopped": self.stopped,
-            "last_step": self._intake.last_step if self._intake else None,
+            "last_step": tables.last_step if (tables := self._guess or self._intake) else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     name, text = f"{self._process}.json", rundir.json_text(info)
     if not in_place:

@@ -8,6 +8,8 @@ import sys
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.files.schemas import ProcessFile
+from jaxpace.runs import rundir
 from jaxpace.runs.reader import read_run
 from tests.multiprocess.jobs import clean_environment
 from tests.patience import patiently
@@ -101,21 +103,47 @@ if __name__ == "__main__":
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("end, status", [
-    ("raise RuntimeError('boom')", 1), ("os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
-    ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL), ("os._exit(3)", 3)])
-def test_however_a_program_ends_its_run_can_be_read(tmp_path, end, status):
+@pytest.mark.parametrize("ready, end, status", [
+    ("True", "raise RuntimeError('boom')", 1),
+    ("signal.getsignal(signal.SIGTERM)", "os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+    ("glob.glob('seen/steps/*.parquet')", "os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ("glob.glob('seen/steps/*.parquet')", "os._exit(3)", 3)])
+def test_however_early_a_program_ends_its_run_can_be_read(tmp_path, ready, end, status):
   script = TRAIN + f"""
 import glob
+from jaxpace.record import writer
+from jaxpace.record.ring import found
+found._SURE_SECONDS = 1e9
+if {status} == -signal.SIGTERM:
+  writer._FIRST_SECONDS = 1e9
 main(100, None)
-while not glob.glob("seen/steps/*.parquet"):
+while not {ready}:
   time.sleep(0.1)
 {end}
 """
   job = jaxpace_run(tmp_path, script, "--out", "seen")
   _, errors = job.communicate(timeout=600)
   assert job.returncode == status, errors
-  assert len(read_run(tmp_path / "seen").steps) > 0
+  assert len(read_run(tmp_path / "seen").steps) == 100
+  assert rundir.read_json(tmp_path / "seen" / "process" / "0.json", ProcessFile)["ended_by"] == {
+      1: "RuntimeError: boom", -signal.SIGTERM: "SIGTERM"}.get(status)
+
+
+@pytest.mark.long
+def test_sigterm_is_the_programs_own_where_it_handles_it(tmp_path):
+  script = TRAIN + """
+main(10, None)
+while not signal.getsignal(signal.SIGTERM):
+  time.sleep(0.1)
+signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+os.kill(os.getpid(), signal.SIGTERM)
+main(10, None)
+sys.exit(4)
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  out, errors = job.communicate(timeout=600)
+  assert job.returncode == 4 and "asked" in out, errors
+  assert len(read_run(tmp_path / "seen").steps) == 20
 
 
 def test_what_cannot_be_recorded_is_one_sentence(tmp_path):

@@ -15,10 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.files.schemas import ProcessFile
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
-from jaxpace.record import describe, observed
+from jaxpace.record import describe, observed, writer
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring import collect, finding, found, intake
@@ -141,15 +142,52 @@ def test_a_program_whose_first_bits_differ_runs_unmodified_and_that_is_said(tmp_
   assert inside.step is None
 
 
-def test_what_is_compiled_ahead_of_time_can_be_serialized_and_runs(tmp_path):
+def test_what_is_compiled_ahead_of_time_can_be_serialized_and_runs(tmp_path, caplog):
   w, x = arrays()
   with jaxpace.observed(tmp_path / "run"):
     compiled = jax.jit(lambda w, x: jnp.tanh(x @ w).sum()).lower(w, x).compile()
     results = [compiled(w, x) for _ in range(4)]
     loaded = serialize_executable.deserialize_and_load(
         *serialize_executable.serialize(compiled), execution_devices=jax.devices()[:4])
-  assert len(read_run(tmp_path / "run").steps) == 4
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 4
   assert float(loaded(w, x)) == float(results[0])
+  [notice] = run.info["plan"]["notices"]
+  assert "loaded from a serialized executable" in notice
+  assert "is not recorded: it was loaded from a serialized executable" in caplog.text
+
+
+def test_a_program_that_was_exported_is_recorded_where_it_is_called(tmp_path):
+  w, x = arrays()
+  exported = jax.export.export(jax.jit(lambda w, x: w - (x @ w).mean()))(w, x)
+  step = jax.jit(exported.call)
+  with jaxpace.observed(tmp_path / "run"):
+    for _ in range(4):
+      w = step(w, x)
+  assert len(read_run(tmp_path / "run").steps) == 4
+
+
+def rows_written(directory):
+  """Rows that process 0 says are on the disk."""
+  said = rundir.read_json(directory / "process" / "0.json", ProcessFile) or {}
+  return said.get("rows_written", 0)
+
+
+def test_steps_are_on_the_disk_before_it_is_sure_what_they_are(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 1e9)
+  monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
+  directory = tmp_path / "run"
+  with jaxpace.observed(directory) as inside:
+    for steps in (STEPS, STEPS + 3):
+      train(steps if steps == STEPS else 3)
+      while rows_written(directory) < 4 * steps:
+        time.sleep(0.01)
+      assert inside.step is None and len(read_run(directory).steps) == steps
+    seen = read_run(directory)
+  run = read_run(directory)
+  assert len(run.steps) == STEPS + 3 and not run.problems
+  assert seen.info["settings"]["step"]["programs"] == run.info["settings"]["step"]["programs"]
+  assert len(list((directory / "steps").iterdir())) == 1
 
 
 def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
@@ -320,7 +358,7 @@ def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, mo
     raise Failed(f"made to fail: {point}")
 
   if point == "watch":
-    monkeypatch.setattr(compiling, "watch", lambda handler: handler and fails())
+    monkeypatch.setattr(compiling, "watch", lambda handler, loaded: handler and fails())
   else:
     monkeypatch.setattr(*POINTS[point], fails)
   monkeypatch.setattr(threading, "excepthook", lambda args: None)

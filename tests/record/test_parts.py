@@ -47,6 +47,21 @@ def test_the_schema_is_kept_and_extra_columns_follow(tmp_path):
                                           else []))
 
 
+def test_a_preliminary_part_gives_way_to_the_next_or_is_dropped(tmp_path):
+  store = parts.PartStore(tmp_path, "steps", "run", 0)
+  for count in (1, 3):
+    store.append(columns(0, count), preliminary=True)
+  [first] = store.files
+  store.append(columns(0, 5))
+  ranks = len(read(store.files)) // 5
+  assert len(store.files) == 1 and not first.exists()
+  store.append(columns(5, 2), preliminary=True)
+  assert len(read(store.files)) == 7 * ranks
+  store.drop_preliminary()
+  store.drop_preliminary()
+  assert len(read(sorted((tmp_path / "steps").iterdir()))) == 5 * ranks
+
+
 @pytest.mark.long
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=40), fan=st.integers(2, 5),
        limit=st.integers(3, 40))

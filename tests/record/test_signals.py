@@ -102,6 +102,36 @@ def test_a_c_handler_laid_over_a_python_one_is_the_one_that_counts():
     """), "native [15]")  # noqa: E501
 
 
+def test_a_handler_put_in_its_place_is_what_counts():
+  prints("""
+    watch.install()
+    print(watch.raises_again)
+    signal.signal(signal.SIGTERM, lambda *_: print("mine"))
+    term()
+    print(watch.raises_again)
+    """, "True mine False")
+
+
+def test_where_nobody_listens_any_more_the_signal_takes_its_course():
+  prints("""
+    watch = Termination(wake, listens=lambda: False)
+    watch.install()
+    term()
+    time.sleep(50)
+    """, "", -signal.SIGTERM)
+
+
+def test_another_thread_has_the_main_one_install_it():
+  prints("""
+    import threading
+    from jaxpace.record.signals import in_main_thread
+    threading.Thread(target=in_main_thread, args=(watch.install,)).start()
+    while watch.mode == "off":
+      time.sleep(0.01)
+    print(watch.mode)
+    """, "default")
+
+
 def test_the_writer_hears_of_it_while_the_main_thread_is_in_c():
   prints("""
     import threading

@@ -9,6 +9,7 @@ signature, donation, callbacks and caches stay JAX's own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -34,6 +35,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 _handler: Callable[[Request], Any] | None = None
 """What gets all modules; None where nobody asks."""
+_loaded: Callable[[str, Sequence[Any]], None] | None = None
 _lock = threading.Lock()
 _installed = False
 
@@ -59,11 +61,7 @@ class Request:
   @property
   def name(self) -> str:
     """Name of the function that was jitted."""
-    said = mlir.text_attribute(self.module.operation, "sym_name")
-    for prefix in ("jit_", "pmap_", "jit(", "pmap("):
-      if said.startswith(prefix):
-        return said[len(prefix):].removesuffix(")")
-    return said
+    return function_name(mlir.text_attribute(self.module.operation, "sym_name"))
 
   def compile(self, module: Any | None = None) -> Any:
     """Compiles as JAX would, with its cache: this module, once, or another in its place."""
@@ -146,6 +144,14 @@ class Request:
         arguments["host_callbacks"])
 
 
+def function_name(module: str) -> str:
+  """Name of the function that was jitted, given its module's."""
+  for prefix in ("jit_", "pmap_", "jit(", "pmap("):
+    if module.startswith(prefix):
+      return module[len(prefix):].removesuffix(")")
+  return module
+
+
 class StandIn:
   """Has JAX execute something else wherever it would execute an executable, until `leave`. As long
   as that is so, and where another is chosen for good, calls go through Python."""
@@ -223,6 +229,25 @@ def _install_serializing() -> None:
   pickler.persistent_id = persistent_id
 
 
+def _install_loading() -> None:
+  """Has `_loaded` hear of what is loaded by `serialize_executable.deserialize_and_load`."""
+  from jax.experimental import serialize_executable
+  unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
+  read = getattr(unpickler, "persistent_load", None)
+  if read is None:
+    return
+
+  @functools.wraps(read)
+  def persistent_load(self: Any, pid: Any) -> Any:
+    found = read(self, pid)
+    if pid[0] == "exec" and _loaded is not None:
+      with contextlib.suppress(Exception):
+        _loaded(function_name(found.hlo_modules()[0].name), found.local_devices())
+    return found
+
+  unpickler.persistent_load = persistent_load
+
+
 def text_of(executable: Any) -> str:
   """The compiled program as text."""
   return str(executable.hlo_modules()[0].to_string())
@@ -247,17 +272,23 @@ def _moved(what: str) -> str:
           "jaxpace, or jax 0.10 to 0.12.")
 
 
-def watch(handler: Callable[[Request], Any] | None) -> None:
+def watch(handler: Callable[[Request], Any] | None,
+          loaded: Callable[[str, Sequence[Any]], None] | None = None) -> None:
   """Hands what any thread compiles from now on to `handler`, which returns the executable to use;
   None ends that. Forked children have none.
+
+  Args:
+    handler: gets what is compiled.
+    loaded: gets the name and devices of what a program loads that was compiled and serialized
+      before.
 
   Raises:
     RuntimeError: this JAX can't be watched.
   """
-  global _handler
+  global _handler, _loaded
   if handler is not None and not _installed:
     _install()
-  _handler = handler
+  _handler, _loaded = handler, loaded
 
 
 def tracing() -> bool:
@@ -299,4 +330,6 @@ def _install() -> None:
     if hasattr(os, "register_at_fork"):
       os.register_at_fork(after_in_child=lambda: watch(None))
     compiler.compile_or_get_cached = handed_over
+    with contextlib.suppress(Exception):
+      _install_loading()
     _installed = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import collections
+import copy
 import logging
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
@@ -44,7 +45,7 @@ class Detail:
 
   def __init__(self, asked: int | str = "auto"):
     """Begins; `asked` is of how many steps one is written in detail, or "auto"."""
-    self._asked, self.every = asked, asked if isinstance(asked, int) else 1
+    self.asked, self.every = asked, asked if isinstance(asked, int) else 1
     self._recent: collections.deque[float] = collections.deque(maxlen=_MEDIAN_OF)
     self._until = -1
     self._spent, self._seen = 0.0, 0
@@ -52,12 +53,12 @@ class Detail:
   def settle(self, rows: int, ranks: int) -> dict[str, Any]:
     """Says for `run.json` which steps are written in detail, where these have so many rows of
     collectives: every process comes to the same, from the programs alone."""
-    if self._asked == "auto" and (stretch := every(rows, ranks)) > self.every:
+    if self.asked == "auto" and (stretch := every(rows, ranks)) > self.every:
       self.every = stretch
       _LOG.info("Up to %d collectives per step: the sums of every step are recorded, and each "
                 "collective of one step in %d, of the first ones and around slow ones; detail=1 "
                 "records all.", rows, stretch)
-    return {"every": self.every, "asked": self._asked}
+    return {"every": self.every, "asked": self.asked}
 
   def choose(self, steps: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     """[n] bool: which steps to write in detail.
@@ -136,6 +137,12 @@ class Collector:
     """
     host_ring.current()
     self._drain(programs)
+
+  def copied(self) -> Collector:
+    """The same as far as it was read, so that what is taken out of it stays here."""
+    other = copy.copy(self)
+    other._ended = {key: list(kept) for key, kept in self._ended.items()}
+    return other
 
   def skip(self, buffer: int, program: int) -> None:
     """Counts what a program has run so far as over; what of it comes all the same is read."""

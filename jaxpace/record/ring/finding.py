@@ -14,10 +14,16 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 
+import jax
+
 _BESIDE = re.compile(
     r"(?:^|_)(?:eval\w*|valid\w*|test|predict\w*|infer\w*|sample|generate|init\w*|save|restore|"
     r"checkpoint\w*|load|metrics?)(?:_|$)", re.IGNORECASE)
 """Names of programs that are not the step, as long as there are others."""
+_MOVES = ("_identity_fn", "_multi_slice", "reshard")
+"""Names of programs by which JAX moves arrays between devices."""
+_CONTROL = ("scan", "while", "cond")
+"""Primitives of JAX's that run what a user wrote."""
 _STEP = re.compile(r"(?:^|_)(?:(?:pre|re)?train|step|fine_?tune)", re.IGNORECASE)
 """Where a name says this first, it is of the step all the same: `train_step_with_metrics`."""
 _UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
@@ -101,7 +107,8 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
   """
   candidates = _candidates(set(order), match)
   counts = collections.Counter(name for name in order if name in candidates)
-  main = max((name for name, count in counts.items() if count >= _FEWEST),
+  own = candidates if match else {name for name in candidates if not is_jax(name)} or candidates
+  main = max((name for name, count in counts.items() if count >= _FEWEST and name in own),
              key=lambda name: (seconds.get(name, 0.0), name), default=None)
   if main is None:
     return None
@@ -133,10 +140,23 @@ def is_beside(name: str) -> bool:
   return beside is not None and (step is None or beside.start() < step.start())
 
 
+def is_jax(name: str) -> bool:
+  """Whether a program's name is one of JAX's own functions, which it compiles by themselves: what
+  gathers values of all processes, moves arrays, or computes outside of any `jit`.
+
+  >>> [is_jax(name) for name in ("_identity_fn", "_psum", "_mean", "reduce_sum", "train_step")]
+  [True, True, True, True, False]
+  """
+  said = name.removeprefix("_")
+  return name in _MOVES or hasattr(jax.numpy, said) or (
+      said not in _CONTROL and hasattr(jax.lax, f"{said}_p"))
+
+
 def _candidates(names: set[str], match: str) -> set[str]:
   if match:
     return {name for name in names if fnmatch.fnmatchcase(name, match) or match in name}
-  return {name for name in names if not is_beside(name)} or names
+  beside = {name for name in names if is_beside(name)}
+  return names - beside if any(not is_jax(name) for name in names - beside) else names
 
 
 def _repeats(order: Sequence[str], each: str, other: str) -> int:

@@ -189,6 +189,18 @@ class StepFinder:
     self._leave_others()
     return steps
 
+  def guess(self, source: PlannedPrograms, collector: Collector) -> list[StepCalls]:
+    """The steps that are over, if nothing followed, as long as it isn't sure what the step is: of
+    this process alone, and nothing is settled by it.
+
+    Args:
+      source: the programs, to which the step is told.
+      collector: has what was executed; steps are taken out of it.
+    """
+    other = StepFinder(source, collector, self._match,
+                       lambda found, last, _first: found if last else None, self._next)
+    return other.cut(list(self._order), True)
+
   def _take(self, found: Step | None) -> bool:
     """Takes programs for the step from now on; none, if there are none."""
     if found is None:
@@ -241,6 +253,8 @@ class StepFinder:
     # One execution of something else took longer: that may be the first step of all.
     most = found.fraction >= _MOST_OF_TIME
     named = finding.is_beside(found.programs[0]) and (self.found or lasted < _ONLY_SECONDS)
+    # Values are gathered before the first step as well.
+    named = named or finding.is_jax(found.programs[0])
     return found if often and (self._match or (most and not named)) else None
 
   def _name(self, number: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import collections
 import contextlib
+import copy
 import dataclasses
 import logging
 import pathlib
@@ -51,6 +52,8 @@ class StepTables(abc.ABC):
 
   wait_seconds: float | None = None
   """How long the writer may sleep before it polls; None as long as it likes."""
+  undecided = False
+  """Whether it isn't sure yet which executions are the steps."""
 
   def __init__(self, process: int, attempt: int, losses: Losses, detail: int | str = "auto"):
     """Begins.
@@ -83,6 +86,11 @@ class StepTables(abc.ABC):
   @abc.abstractmethod
   def devices(self, steps: list[StepCalls]) -> dict[int, DeviceSteps]:
     """What each device did in steps that were taken in, by rank."""
+
+  def guess(self) -> StepTables | None:
+    """What would be recorded if nothing followed, as long as it is undecided; None where nothing
+    would be."""
+    return None
 
   @property
   def rows(self) -> int:
@@ -173,6 +181,7 @@ class StepTables(abc.ABC):
                    "the recording. Give each step the state that the one before returned: `pace, "
                    "out = step(pace, state, batch)`.")
 
+
 class Intake(StepTables):
   """What the writer's thread holds of steps that write to the ring, observed or instrumented.
   `record`, `over`, `underway`, `reached` and `last` are for other threads."""
@@ -240,6 +249,25 @@ class Intake(StepTables):
       self.recorded.append((sample, extra, self._source.micro_batches))
     else:
       self._follows = False
+
+  @property
+  def undecided(self) -> bool:  # type: ignore[override]
+    """See `StepTables`."""
+    return self._finder is not None and self._finder.found is None
+
+  def guess(self) -> StepTables | None:
+    """See `StepTables`. What was executed stays, for the steps that will be."""
+    if self._finder is None or not isinstance(self._source, PlannedPrograms):
+      return None
+    other = copy.copy(self)
+    StepTables.__init__(other, self._process, self._attempt, Losses(), self._detail.asked)
+    other._source, other._collector = self._source.anew(), self._collector.copied()
+    other._host = copy.copy(self._host)
+    steps = self._finder.guess(other._source, other._collector)
+    if not steps:
+      return None
+    other.add(other._source.plan_of(steps, other._detail), steps)
+    return other
 
   def poll(self) -> None:
     """Reads what is new in the ring, and takes in the steps that are over."""

@@ -46,6 +46,12 @@ class PlannedPrograms:
     self.by_number: dict[int, PlannedProgram] = {}
     self._plan: StepPlan | None = None
 
+  def anew(self) -> PlannedPrograms:
+    """The same functions, with no slots given yet."""
+    other = PlannedPrograms(self._observed)
+    other.meet()
+    return other
+
   @property
   def programs(self) -> list[ObservedProgram]:
     """All programs so far. From any thread."""
