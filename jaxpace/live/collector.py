@@ -9,7 +9,6 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 _NEVER = 1 << 30
@@ -24,12 +23,11 @@ class GarbageCollector:
 
   Attributes:
     full: full collections seen since `take`, the interpreter's own and those asked for.
-    own: those of them that were asked for here.
     full_ns: time spent in full collections.
   """
 
   def __init__(self) -> None:
-    self.full = self.own = self.full_ns = 0
+    self.full = self.full_ns = 0
     self._started = 0
     self._enabled = True
     self._thresholds: tuple[int, int, int] = (700, 10, 10)
@@ -107,16 +105,8 @@ class GarbageCollector:
       self._freeze()
     return seconds
 
-  def growth(self) -> int:
-    """Returns about how many more container objects there are than after the last full
-    collection."""
-    young, middle, old = gc.get_count()
-    first, second, _ = self._thresholds
-    return young + first * (middle + second * old)
-
   def _collect(self) -> float:
     start = time.monotonic()
-    self.own += 1
     gc.collect()
     return time.monotonic() - start
 
@@ -144,8 +134,6 @@ class GarbageCollector:
 
 
 _STATM = pathlib.Path("/proc/self/statm")
-_SECONDS = 0.25  # between two looks: each takes some 10 us
-_AGAIN = 1.05  # a collection that freed nothing is not repeated before memory has grown by as much
 
 
 def resident_bytes() -> int | None:
@@ -155,57 +143,3 @@ def resident_bytes() -> int | None:
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
   except (OSError, ValueError, IndexError):
     return None
-
-
-class Ceiling:
-  """Says when memory has grown so much that it must be collected now, whatever the step.
-
-  Args:
-    max_bytes: most resident bytes; None for no such limit.
-    max_growth: most resident bytes more than after the last collection; None for no such limit.
-    max_objects: most container objects more than after the last collection; None for no such limit.
-    resident: returns the resident bytes.
-    clock: seconds, monotonic.
-  """
-
-  def __init__(self, max_bytes: int | None, max_growth: int | None, max_objects: int | None,
-               resident: Callable[[], int | None] = resident_bytes,
-               clock: Callable[[], float] = time.monotonic):
-    self._max_bytes, self._max_growth, self._max_objects = max_bytes, max_growth, max_objects
-    self._resident, self._clock = resident, clock
-    self._after: int | None = None
-    self._looked = float("-inf")
-
-  def collected(self) -> None:
-    """Takes memory as it is now for what is left after a collection."""
-    self._after = self._resident()
-
-  def reached(self, growth: int) -> str | None:
-    """Returns what has grown too much, in words, or None. Looks at memory a few times per second.
-
-    Args:
-      growth: container objects more than after the last collection.
-    """
-    if self._max_objects is not None and growth > self._max_objects:
-      return (f"{growth:,} more objects than after the last collection "
-              f"(max_objects={self._max_objects:,})")
-    now = self._clock()
-    if now - self._looked < _SECONDS:
-      return None
-    self._looked = now
-    resident = self._resident()
-    if resident is None:
-      return None
-    if self._after is None:
-      self._after = resident
-    if self._max_growth is not None and resident - self._after > self._max_growth:
-      return (f"{_mib(resident - self._after)} more than after the last collection "
-              f"(max_growth={_mib(self._max_growth)})")
-    if (self._max_bytes is not None and resident > self._max_bytes
-        and resident > _AGAIN * self._after):
-      return f"{_mib(resident)} resident (max_memory={_mib(self._max_bytes)})"
-    return None
-
-
-def _mib(count: int) -> str:
-  return f"{count / 2**20:,.0f} MiB"

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from jaxpace.core import fields
-from jaxpace.live.collector import Ceiling, GarbageCollector
+from jaxpace.live.collector import GarbageCollector, resident_bytes
 
 
 @dataclasses.dataclass
@@ -34,6 +34,7 @@ _LOG = logging.getLogger("jaxpace")
 ALONE, ALIGNED, FROZEN = "alone", "aligned", "frozen"
 MODES = (ALONE, ALIGNED, FROZEN)
 """In this order: a mode's index is what the trace's column `host_housekeeping` holds."""
+_LOOK_SECONDS = 0.25  # between two looks at memory: each takes some 10 us
 _active: list[Housekeeper] = []  # There is one collector in an interpreter, so one housekeeper.
 
 
@@ -61,8 +62,7 @@ class Housekeeper:
   """
 
   def __init__(self, every: int = 200, mode: str = FROZEN, *, start: int = 0, warmup: int = 20,
-               max_growth: int | None = 1 << 30, max_memory: int | None = None,
-               max_objects: int | None = 20_000_000):
+               max_growth: int | None = 1 << 30):
     """Prepares; nothing is touched before `with`.
 
     Args:
@@ -72,11 +72,8 @@ class Housekeeper:
       warmup: first steps in which the collector is left alone: the program compiles, and its heap
         takes shape.
       max_growth: bytes by which resident memory may grow from one collection to the next; then it
-        is collected at once, whatever the step. None: no such ceiling. Where the system doesn't
-        tell resident memory: none either.
-      max_memory: the same for resident memory as a whole, in bytes.
-      max_objects: the same for the number of container objects since the last collection,
-        approximately.
+        is collected at once, whatever the step. None: no ceiling; nor is there one where the
+        system doesn't tell resident memory (all but Linux).
 
     Raises:
       ValueError: an argument is out of range.
@@ -84,10 +81,8 @@ class Housekeeper:
     fields.choice("mode", mode, MODES)
     for name, value, least in (("every", every, 2), ("start", start, 0), ("warmup", warmup, 0)):
       fields.whole(name, value, least, of="steps")
-    for name, limit in (("max_growth", max_growth), ("max_memory", max_memory),
-                        ("max_objects", max_objects)):
-      if limit is not None and not limit > 0:
-        raise ValueError(f"{name}={limit!r} must be positive, or None for no ceiling.")
+    if max_growth is not None and not max_growth > 0:
+      raise ValueError(f"max_growth={max_growth!r} must be positive, or None for no ceiling.")
     self.every, self.wanted = every, mode
     self.mode = ALONE
     self.steps = start
@@ -98,8 +93,9 @@ class Housekeeper:
     self._tasks: list[PeriodicTask] = []
     self._errors: collections.Counter[str] = collections.Counter()  # by hook
     self._logged: set[tuple[str, type[BaseException]]] = set()
-    self._ceiling = Ceiling(max_memory, max_growth, max_objects)
-    self._ceiling_told = False
+    self._max_growth, self._ceiling_told = max_growth, False
+    self._after: int | None = None  # resident bytes after the last collection
+    self._looked = 0.0
     self._spent: collections.Counter[str] = collections.Counter()  # ns by name of the columns
     self._open = self._closed = False
     self._pid = 0
@@ -204,7 +200,7 @@ class Housekeeper:
 
   def _collect(self) -> None:
     self._run(self._collection)
-    self._ceiling.collected()
+    self._after = resident_bytes()
 
   def _run(self, task: PeriodicTask) -> float:
     """Runs a periodic task. What it raises is counted, and logged the first time it raises one of
@@ -227,16 +223,22 @@ class Housekeeper:
     return time.monotonic() - start
 
   def _watch_memory(self) -> None:
-    reason = self._ceiling.reached(self._collector.growth())
-    if reason is None:
+    """Collects out of turn where memory has grown too much since the last collection."""
+    if self._max_growth is None or time.monotonic() - self._looked < _LOOK_SECONDS:
       return
+    self._looked = time.monotonic()
+    resident = resident_bytes()
+    if resident is None or self._after is None or resident - self._after <= self._max_growth:
+      return
+    grown = (resident - self._after) >> 20
     self.forced += 1
     self._collect()
     if not self._ceiling_told:
       self._ceiling_told = True
-      _LOG.warning("Collected garbage at step %d, out of turn: %s. Further such collections are "
-                   "only counted, in Housekeeper.forced. A smaller `every` avoids them.",
-                   self.steps, reason)
+      _LOG.warning("Collected garbage at step %d, out of turn: %s MiB more than after the last "
+                   "collection (max_growth=%s MiB). Further such collections are only counted, in "
+                   "Housekeeper.forced. A smaller `every` avoids them.", self.steps, f"{grown:,}",
+                   f"{self._max_growth >> 20:,}")
 
   def _begin_mode(self) -> None:
     self.mode = self.wanted
@@ -244,4 +246,4 @@ class Housekeeper:
       self._collector.hold_back()
     else:
       self._collector.freeze()
-    self._ceiling.collected()
+    self._after = resident_bytes()

@@ -304,7 +304,7 @@ def test_a_process_that_heard_nothing_in_time_joins_again(tmp_path, monkeypatch,
   monkeypatch.setattr(rounds, "key_value_directory", lambda name: dict(words))
   job = Job()
   with control_of(tmp_path, timeout=0.3) as control:
-    name = control._rounds._messages.name
+    name = control._rounds.name
     words[f"{name}/0"] = said(0, 8, 0)
     job.run(control, 40)
     assert "until process 0 is heard of again" in caplog.text

@@ -27,121 +27,6 @@ _SLICE_SECONDS = 0.5  # a longer wait would keep the thread from ending
 _SLICES_A_LOOK = 10  # of so many waits one is followed by a look at which messages there are
 _CLOSE_SECONDS = 5.0
 
-_Answer = concurrent.futures.Future[tuple[int, str]]
-
-
-class Announcements:
-  """Numbered messages from process 0 to all, sent and read ahead of their use.
-
-  A thread talks to the coordination service; it touches no device.
-
-  `say`, `expect`, `take` and `close` belong to one thread, that of the training loop, and only
-  `take` waits.
-  """
-
-  def __init__(self, name: str):
-    """Prepares; the thread starts with the first message.
-
-    Args:
-      name: directory of the messages, the same in every process, and in a job used once.
-    """
-    self.name = f"jaxpace/{name}"
-    self._answers: dict[int, _Answer] = {}
-    self._tasks: queue.SimpleQueue[tuple[_Answer,
-                                         Callable[[],
-                                                  tuple[int, str]]] | None] = queue.SimpleQueue()
-    self._closing = threading.Event()
-    self._thread = threading.Thread(target=self._work, name=f"jaxpace-{name}", daemon=True)
-
-  def say(self, number: int, make: Callable[[], str]) -> None:
-    """On process 0: makes a message known, some time soon. `make()` is called by the thread."""
-
-    def send() -> tuple[int, str]:
-      text = make()
-      if process_count() > 1:
-        key_value_set(self.key(number), text, overwrite=True)
-        if number >= KEPT:
-          key_value_delete(self.key(number - KEPT))
-      return number, text
-
-    self._submit(number, send)
-
-  def expect(self, number: int) -> None:
-    """On the other processes: begins to read a message, without waiting for it. One that is gone:
-    the newest."""
-
-    def receive() -> tuple[int, str]:
-      for tries in itertools.count(1):
-        if self._closing.is_set():
-          break
-        with contextlib.suppress(TimeoutError):
-          text = key_value_get(self.key(number), _SLICE_SECONDS)
-          assert text is not None, "who is alone says it"
-          return number, text
-        if (tries % _SLICES_A_LOOK == 0 and (newer := self._newest()) is not None
-            and newer[0] > number):
-          return newer
-      raise ConnectionError("closed meanwhile")
-
-    self._submit(number, receive)
-
-  def take(self, number: int, timeout: float) -> tuple[int, str]:
-    """Returns a message that was said or expected, once, with its number; waits for it if it has
-    not come.
-
-    Args:
-      number: which. Where that is gone by now it is a later one.
-      timeout: longest wait in seconds; 0 only looks. After a time-out it may be asked for again.
-
-    Raises:
-      TimeoutError: it didn't come in time.
-      ConnectionError: it can't come: process 0 is gone, or could not make it.
-    """
-    answer = self._answers[number]
-    if not answer.done() and timeout > 0:
-      concurrent.futures.wait([answer], timeout)
-    if not answer.done():
-      raise TimeoutError(
-          f"process {process_index()} waited {timeout:g} s for {self.key(number)} of process 0")
-    del self._answers[number]
-    error = answer.exception()
-    if error is None or isinstance(error, ConnectionError):
-      return answer.result()
-    raise ConnectionError(f"{self.key(number)}: {type(error).__name__}: {error}") from error
-
-  def close(self) -> None:
-    """Ends the thread."""
-    self._closing.set()
-    self._tasks.put(None)
-    if self._thread.is_alive():
-      self._thread.join(_CLOSE_SECONDS)
-
-  def key(self, number: int) -> str:
-    """Where the coordination service keeps a message."""
-    return f"{self.name}/{number}"
-
-  def _newest(self) -> tuple[int, str] | None:
-    """The last message that the service keeps."""
-    kept = {key.rpartition("/")[2]: text for key, text in key_value_directory(self.name).items()}
-    numbers = [int(number) for number in kept if number.isdecimal()]
-    return (max(numbers), kept[str(max(numbers))]) if numbers else None
-
-  def _submit(self, number: int, task: Callable[[], tuple[int, str]]) -> None:
-    answer: _Answer = concurrent.futures.Future()
-    self._answers[number] = answer
-    self._tasks.put((answer, task))
-    if self._thread.ident is None:
-      self._thread.start()
-
-  def _work(self) -> None:
-    while (item := self._tasks.get()) is not None:
-      answer, task = item
-      try:
-        answer.set_result(task())
-      except Exception as error:  # raised where somebody asks for this message
-        answer.set_exception(error)
-
-
 NEVER = 1 << 62
 """A turn that doesn't come."""
 _RETRY_SECONDS = 5.0
@@ -151,7 +36,9 @@ T = TypeVar("T")
 Propose = Callable[[int], tuple[int, Callable[[], Any]]]
 """Takes the turn at which a round begins; returns the one at which the next does, and what makes
 the JSON value that applies in between. The former is called by the loop, the latter by the thread
-of the announcements, soon."""
+that talks to the coordination service, soon."""
+_Message = tuple[int, str]
+"""Its round's number, and what process 0 said."""
 
 
 class Round(NamedTuple, Generic[T]):
@@ -174,14 +61,17 @@ class Rounds(Generic[T]):
 
   So no process is late, unless it hears nothing: then it waits, and goes on without. It joins in
   again at whatever round it hears of next.
+
+  A thread talks to the coordination service, ahead of need; it touches no device. The methods
+  belong to one thread, that of the training loop, and only `at` waits.
   """
 
   def __init__(self, name: str, *, first: int, timeout: float, ahead: float,
                read: Callable[[Any], T], propose: Propose | None):
-    """Prepares; see `Announcements` for `name`.
+    """Prepares; the thread starts with the first message.
 
     Args:
-      name: of the messages, the same in every process, and in a job used once.
+      name: directory of the messages, the same in every process, and in a job used once.
       first: turn at which the first round begins, the same in every process.
       timeout: s, longest wait for process 0 at a round.
       ahead: share of a round by which the next one is said before it begins; 1 says it one turn
@@ -190,8 +80,12 @@ class Rounds(Generic[T]):
         heard.
       propose: on process 0, which says what applies; None on the others.
     """
-    self._messages = Announcements(name)
+    self.name = f"jaxpace/{name}"
     self._timeout, self._ahead, self._read, self._propose = timeout, ahead, read, propose
+    self._answer: concurrent.futures.Future[_Message] = concurrent.futures.Future()
+    self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+    self._closing = threading.Event()
+    self._thread = threading.Thread(target=self._work, name=f"jaxpace-{name}", daemon=True)
     self._ask_at, self._begins = 0, first
     self._late = False  # whether a round's message did not come in time, and is waited for no more
     self._retry_at = 0.0
@@ -218,25 +112,89 @@ class Rounds(Generic[T]):
 
   def key(self, number: int) -> str:
     """Where the coordination service keeps what was said of a round."""
-    return self._messages.key(number)
+    return f"{self.name}/{number}"
 
   def close(self) -> None:
     """Ends the talk with the other processes."""
-    self._messages.close()
+    self._closing.set()
+    self._tasks.put(None)
+    if self._thread.is_alive():
+      self._thread.join(_CLOSE_SECONDS)
 
   def _ask(self, begins: int) -> None:
-    """Has the message of the next round made, or read."""
+    """Has the message of the next round made, or read, by the thread."""
+    number, answer = self.number, concurrent.futures.Future[_Message]()
+    self._answer = answer
     if self._propose is None:
-      self._messages.expect(self.number)
-      return
-    until, make = self._propose(begins)
-    self._messages.say(self.number, lambda: json.dumps([begins, until, make()]))
+      def task() -> _Message:
+        return self._heard(number)
+    else:
+      until, make = self._propose(begins)
+
+      def task() -> _Message:
+        return self._said(number, json.dumps([begins, until, make()]))
+
+    def answers() -> None:
+      try:
+        answer.set_result(task())
+      except Exception as error:  # raised where the round begins
+        answer.set_exception(error)
+
+    self._tasks.put(answers)
+    if self._thread.ident is None:
+      self._thread.start()
+
+  def _work(self) -> None:
+    while (task := self._tasks.get()) is not None:
+      task()
+
+  def _said(self, number: int, text: str) -> _Message:
+    """On process 0: makes a message known."""
+    if process_count() > 1:
+      key_value_set(self.key(number), text, overwrite=True)
+      if number >= KEPT:
+        key_value_delete(self.key(number - KEPT))
+    return number, text
+
+  def _heard(self, number: int) -> _Message:
+    """On the other processes: reads a message, once it is there; where it is gone, the newest."""
+    for tries in itertools.count(1):
+      if self._closing.is_set():
+        break
+      with contextlib.suppress(TimeoutError):
+        text = key_value_get(self.key(number), _SLICE_SECONDS)
+        assert text is not None, "who is alone says it"
+        return number, text
+      if tries % _SLICES_A_LOOK == 0:
+        kept = {int(key.rpartition("/")[2]): text
+                for key, text in key_value_directory(self.name).items()
+                if key.rpartition("/")[2].isdecimal()}
+        if (newest := max(kept, default=number)) > number:
+          return newest, kept[newest]
+    raise ConnectionError("closed meanwhile")
+
+  def _message(self) -> _Message:
+    """The message that was asked for, as soon as it is there.
+
+    Raises:
+      TimeoutError: it didn't come in time.
+      ConnectionError: it can't come: process 0 is gone, or could not make it.
+    """
+    timeout = 0.0 if self._late else self._timeout
+    concurrent.futures.wait([self._answer], timeout)
+    if not self._answer.done():
+      raise TimeoutError(f"process {process_index()} waited {timeout:g} s for "
+                         f"{self.key(self.number)} of process 0")
+    error = self._answer.exception()
+    if error is None or isinstance(error, ConnectionError):
+      return self._answer.result()
+    raise ConnectionError(f"{self.key(self.number)}: {type(error).__name__}: {error}") from error
 
   def _take(self, turn: int) -> Round[T] | None:
     if time.monotonic() < self._retry_at:
       return None
     try:
-      number, text = self._messages.take(self.number, 0.0 if self._late else self._timeout)
+      number, text = self._message()
       first, until, said = json.loads(text)
       found = Round(first, until, self._read(said), self._late and until > turn)
       # Behind the others: what comes next was said already, and is asked for at once.

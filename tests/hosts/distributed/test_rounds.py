@@ -7,7 +7,7 @@ import time
 import pytest
 
 from jaxpace.hosts.distributed import rounds
-from jaxpace.hosts.distributed.rounds import KEPT, Announcements, NotHeard, Round, Rounds
+from jaxpace.hosts.distributed.rounds import NotHeard, Round, Rounds
 
 LENGTHS = (4, 7, 3, 40, 5, 4)
 
@@ -100,77 +100,54 @@ def test_what_can_not_be_understood_is_asked_for_again(store, monkeypatch, text)
   late.close()
 
 
-def test_alone_it_is_what_was_said():
-  alone = Announcements("test/alone")
-  alone.say(0, lambda: "first")
-  alone.say(1, lambda: "second")
-  assert [alone.take(0, 300)[1], alone.take(1, 300)[1]] == ["first", "second"]
-  alone.close()
-  assert not alone._thread.is_alive()
+def test_few_messages_are_kept(store, monkeypatch):
+  monkeypatch.setattr(rounds, "KEPT", 3)
+  zero = leader()
+  for turn in range(sum(LENGTHS[:-1])):
+    zero.at(turn)
+  zero.close()
+  assert sorted(store.words) == [f"jaxpace/test/rounds/{number}" for number in (3, 4, 5)]
 
 
-def test_what_is_said_is_heard_however_late(store):
-  leader, follower = Announcements("test/job"), Announcements("test/job")
-  follower.expect(0)
-  while len(store.asked) < 4:  # several slices pass before anything is said
-    time.sleep(0.005)
-  leader.say(0, lambda: "go")
-  assert leader.take(0, 300)[1] == follower.take(0, 300)[1] == "go"
-  for number in range(1, KEPT + 3):
-    leader.say(number, lambda number=number: str(number))
-    follower.expect(number)
-    assert leader.take(number, 300)[1] == follower.take(number, 300)[1] == str(number)
-  assert sorted(int(key.rpartition("/")[2]) for key in store.words) == list(range(3, KEPT + 3))
-  assert all(key.startswith("jaxpace/test/job/") for key in store.words)
-  leader.close()
-  follower.close()
-
-
-def test_saying_does_not_wait_for_the_service(store):
-  begun, go_on = threading.Event(), threading.Event()
+def test_what_is_slow_to_make_holds_up_no_turn_for_longer_than_the_timeout(store):
+  go_on = threading.Event()
 
   def make():
-    begun.set()
     assert go_on.wait(300)
-    return "slowly"
+    return {}
 
-  leader = Announcements("test/slow")
-  leader.say(0, make)
-  assert begun.wait(300), "by a thread of its own"
-  with pytest.raises(TimeoutError, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
-    leader.take(0, 0.01)
-  leader.say(1, lambda: "next")
+  slow = Rounds("test/slow", first=1, timeout=0.01, ahead=0.5, read=dict,
+                propose=lambda begins: (begins + 4, make))
+  assert slow.at(0) is None
+  with pytest.raises(NotHeard, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
+    slow.at(1)
   go_on.set()
-  assert leader.take(1, 300)[1] == "next"
-  leader.close()
+  deadline = time.monotonic() + 300
+  while (found := slow.at(2)) is None and time.monotonic() < deadline:
+    time.sleep(0.01)
+  assert found == Round(1, 5, {}, True)
+  slow.close()
 
 
 def test_what_can_not_come_is_said(store, monkeypatch):
-  follower = Announcements("test/lost")
-
   def lost(key, timeout):
     raise ConnectionError("process 0 is gone")
 
   monkeypatch.setattr(rounds, "key_value_get", lost)
-  follower.expect(0)
-  with pytest.raises(ConnectionError, match="^process 0 is gone"):
-    follower.take(0, 300)
-  follower.close()
-  leader = Announcements("test/failing")
-  leader.say(0, lambda: str(1 // 0))
-  with pytest.raises(ConnectionError, match="test/failing/0: ZeroDivisionError"):
-    leader.take(0, 300)
-  leader.say(1, lambda: "still there")
-  assert leader.take(1, 300)[1] == "still there"
-  leader.close()
+  one = follower()
+  with pytest.raises(NotHeard, match="^process 0 is gone"):
+    one.at(0)
+  one.close()
+  zero = Rounds("test/failing", first=0, timeout=300, ahead=0.5, read=dict,
+                propose=lambda begins: (4, lambda: 1 // 0))
+  with pytest.raises(NotHeard, match="test/failing/0: ZeroDivisionError"):
+    zero.at(0)
+  zero.close()
 
 
 def test_closing_ends_a_reader_that_waits(store):
-  follower = Announcements("test/closed")
-  follower.expect(0)
-  follower.close()
-  assert not follower._thread.is_alive()
-  with pytest.raises(ConnectionError, match="closed"):
-    follower.take(0, 300)
-  never = Announcements("test/never")
-  never.close()
+  one = follower(first=5)
+  assert one.at(0) is None
+  one.close()
+  assert not one._thread.is_alive()
+  follower().close()

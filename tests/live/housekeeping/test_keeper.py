@@ -2,7 +2,6 @@
 a careless user."""
 
 import gc
-import itertools
 import logging
 import os
 import time
@@ -12,7 +11,6 @@ import pytest
 
 import jaxpace
 from jaxpace.live import housekeeper
-from jaxpace.live.collector import Ceiling
 from jaxpace.live.housekeeper import MODES
 from jaxpace.runs.reader import read_run
 from tests.record import fake_step as fake
@@ -21,14 +19,6 @@ from tests.record.recording import table
 
 class Node:
   pass
-
-
-def garbage():
-  """A cycle that no young collection frees any more."""
-  node = Node()
-  node.itself = node
-  gc.collect(1)
-  return weakref.ref(node)
 
 
 def late_collections(keeper, steps):
@@ -86,37 +76,30 @@ def test_every_mode_restores_the_settings(mode, error):
   assert (gc.isenabled(), gc.get_threshold()) == before and gc.get_freeze_count() == 0
 
 
-def test_memory_growth_forces_a_collection_and_says_so_once(caplog):
+MIB = 1 << 20
+
+
+def test_memory_that_grows_forces_a_collection_and_says_so_once(monkeypatch, caplog):
+  resident, heap = [100 * MIB], [[i] for i in range(5000)]
+  monkeypatch.setattr(housekeeper, "_LOOK_SECONDS", 0.0)
+  monkeypatch.setattr(housekeeper, "resident_bytes", lambda: resident[0])
   with caplog.at_level(logging.WARNING, "jaxpace"), jaxpace.Housekeeper(
-      every=10_000, mode="aligned", warmup=0, max_objects=50_000) as keeper:
-    keeper.step()
-    kept = []
-    for _ in range(10):
-      gone = garbage()
-      kept.append([[i] for i in range(30_000)])
-      keeper.step()
-  assert 3 <= keeper.forced <= 6 and keeper.summary()["forced"] == keeper.forced
-  assert len(caplog.records) == 1 and "max_objects=50,000" in caplog.text
-  assert gone() is None or keeper.forced
-
-
-def test_frozen_garbage_is_collected_at_the_ceiling():
-  resident, clock, heap = [100], itertools.count(), [[i] for i in range(5000)]
-  with jaxpace.Housekeeper(every=10, mode="frozen", warmup=1) as keeper:
-    keeper._ceiling = Ceiling(None, 10, None, lambda: resident[0], lambda: next(clock))
+      every=10, mode="frozen", warmup=1, max_growth=10 * MIB) as keeper:
     node = Node()
     node.itself = node
     gone = weakref.ref(node)
     keeper.step()  # frozen
     del node
     gc.collect()
+    resident[0] = 110 * MIB
     keeper.step()
     assert gone() is not None and keeper.forced == 0
-    resident[0] = 111
-    keeper.step()
-    assert gone() is None and keeper.forced == 1 and gc.get_freeze_count() > 1000 and heap
-    keeper.step()
-    assert keeper.forced == 1
+    for grown in (111, 121, 132):  # counted from the last collection
+      resident[0] = grown * MIB
+      keeper.step()
+      assert gone() is None and gc.get_freeze_count() > 1000 and heap
+  assert keeper.forced == keeper.summary()["forced"] == 2
+  assert len(caplog.records) == 1 and "11 MiB more" in caplog.text
 
 
 def test_a_second_one_is_refused_while_the_first_is_open():
@@ -143,8 +126,7 @@ def test_steps_outside_of_the_block_are_refused():
 @pytest.mark.parametrize(("arguments", "words"), [
     ({"mode": "best"}, "alone, aligned, frozen"), ({"every": 1}, "every=1"),
     ({"every": 2.5}, "every"), ({"start": -1}, "start=-1"), ({"warmup": -3}, "warmup"),
-    ({"max_growth": 0}, "max_growth=0"), ({"max_memory": -1}, "max_memory"),
-    ({"max_objects": 0}, "max_objects")])
+    ({"max_growth": 0}, "max_growth=0")])
 def test_arguments_out_of_range_are_named(arguments, words):
   with pytest.raises(ValueError, match=words):
     jaxpace.Housekeeper(**arguments)
