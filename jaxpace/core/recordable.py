@@ -44,7 +44,9 @@ class InstrumentedFunction(Recordable):
 
 def observed_function(step: Any) -> ObservedFunction | None:
   """The observed function that a call of `step` runs: itself, or that of a bound method."""
-  step = getattr(step, "__func__", step)
+  if isinstance(step, ObservedFunction):  # asked in each step of a loop
+    return step
+  step = getattr(step, "__func__", None)
   return step if isinstance(step, ObservedFunction) else None
 
 

@@ -3,7 +3,8 @@
 Every process reads its own devices' busy times from the ring on the host. Every few steps a small
 compiled program beside the step gathers them on all processes, four steps later the balancer is
 asked on what came, and four later still its counts are taken: nobody waits for either. While counts
-stay as they are that happens less and less often. The step's own program stays as it is.
+stay as they are that happens less and less often, since the exchange costs every rank some
+milliseconds. The step's own program stays as it is.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -33,9 +34,11 @@ from jaxpace.record.ring.executions import Executions, exposed, occurrences
 _LOG = logging.getLogger("jaxpace")
 EVERY = 4
 """Steps from one exchange to the next, at least."""
+RARELY = 64
+"""At most, once counts have stayed for long."""
 MOST = 16
-"""At most: of so many the balancer is asked at once."""
-_PATIENT = 8
+"""Steps that the balancer is asked on at once, the last ones."""
+_PATIENT = 6
 """Exchanges that change nothing, after which they are half as frequent."""
 _PATIENCE = 60.0
 """Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
@@ -73,14 +76,14 @@ class BusyTimes:
     """
     wanted = [call for call in calls if call is not None]
     until = time.monotonic() + self._patience
-    self._read()
+    self.read()
     while wanted and min(self._latest) < wanted[-1]:
       if time.monotonic() > until:
         # Their timestamps don't come: none are waited for until some have come by themselves.
         self._patience = 0.0
         break
       time.sleep(_MOMENT)
-      self._read()
+      self.read()
     else:
       # They came, however late: a process that stood still for minutes goes on.
       self._patience = _PATIENCE if wanted else self._patience
@@ -91,7 +94,8 @@ class BusyTimes:
         del own[call]
     return found
 
-  def _read(self) -> None:
+  def read(self) -> None:
+    """Reads what is new in the ring, before it is written over."""
     self._collector.collect(lambda: self._step.runs)
     programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
     for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
@@ -281,6 +285,8 @@ class SharedCounts:
       self._ask()
       if number >= self._due:
         self._send(number)
+      elif number % MOST == 0:
+        self._guarded(self._busy.read)
     counts = self._counts if self._steered.allows(number) else self._even
     if self._update is not None:
       self._recent[number] = step.calls, counts
@@ -323,13 +329,14 @@ class SharedCounts:
                                      self._inner, _NAN if least is None else np.float32(least))
 
   def _send(self, number: int) -> None:
-    """Has the busy times gathered of the steps since the last time but the last few, which may be
-    under way."""
-    numbers = sorted(each for each in self._recent if each < number - EVERY)
-    if not numbers:
+    """Has the busy times gathered of the last steps since the last time, but the very last, which
+    may be under way."""
+    over = sorted(each for each in self._recent if each < number - EVERY)
+    if not over:
       return
+    numbers = over[-MOST:]
     ran = [self._recent.get(each) for each in (*numbers, numbers[-1] + 1)]
-    for each in numbers:
+    for each in over:
       del self._recent[each]
     # A call that ran without timestamps has counted no further.
     calls = [one[0] if one and after and one[0] < after[0] else None
@@ -338,17 +345,25 @@ class SharedCounts:
     self._sent.steps[:len(numbers)] = numbers
     self._sent.ran[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._gathered.send(self._own_rows(calls))
-    self._due = number + min(EVERY << (self._unchanged // _PATIENT), MOST)
+    self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), RARELY)
 
   def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
     """[own devices, MOST] float32 s; NaN where nothing is known, whatever went wrong."""
+    assert self._busy is not None, "made before the first exchange"
     rows = np.full((len(self._gathered.own), MOST), _NAN, np.float32)
+    found = self._guarded(self._busy.of, calls)
+    if found is not None:
+      rows[:, :len(calls)] = found
+    return rows
+
+  @staticmethod
+  def _guarded(reads: Callable[..., Any], *args: Any) -> Any:
+    """What reading the ring gives; None, and the job goes on, whatever goes wrong."""
     try:
-      assert self._busy is not None, "made before the first exchange"
-      rows[:, :len(calls)] = self._busy.of(calls)
+      return reads(*args)
     except Exception:
       _LOG.debug("shares", exc_info=True)
-    return rows
+      return None
 
   def by_rank(self, rows: np.ndarray) -> np.ndarray:
     """The longest of each rank's devices, NaN if one is not known: [devices, steps] -> [steps,

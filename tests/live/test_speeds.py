@@ -92,7 +92,7 @@ def test_each_example_once_an_epoch_across_changes_and_a_restart():
   assert int(job.feed.state().step) == 36
 
 
-def test_exchanges_grow_rare_while_counts_stay_and_leave_no_step_out(monkeypatch):
+def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkeypatch):
   def update(observation, state):
     steps, last, left_out = state
     return jnp.array(EVEN, jnp.int32), (
@@ -108,12 +108,17 @@ def test_exchanges_grow_rare_while_counts_stay_and_leave_no_step_out(monkeypatch
     send(gathered, rows)
 
   monkeypatch.setattr(Gathered, "send", noted)
-  job.run(160)
-  apart = np.diff(sent).tolist()
-  assert apart == [4] * apart.count(4) + [8] * apart.count(8) + [16] * apart.count(16)
-  assert sent[0] == 8 and min(map(apart.count, (4, 8, 16))) > 2
+  monkeypatch.setattr(speeds, "_PATIENT", 3)
+  job.run(96)
   steps, last, left_out = job.feed.state().balancer  # its leaves, in order
-  assert steps == last + 1 > 128 and left_out == 0
+  assert steps == last + 1 > 48 and left_out == 0, "none is left out up to every sixteenth step"
+  job.run(304)
+  apart = np.diff(sent).tolist()
+  assert apart == [often for often in (4, 8, 16, 32, 64) for _ in range(apart.count(often))]
+  assert sent[0] == 8 and min(map(apart.count, (4, 8, 16, 32))) > 1 and apart[-1] == 64
+  steps, last, left_out = job.feed.state().balancer
+  assert left_out == apart.count(32) + apart.count(64) and steps == (
+      last + 1 - 16 * apart.count(32) - 48 * apart.count(64)), "then the last sixteen are seen"
 
 
 def test_work_is_shared_evenly_while_control_says_off(tmp_path):
