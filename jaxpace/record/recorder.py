@@ -225,7 +225,9 @@ class Recorder(Recording):
   def _begin(self, collector: Collector, buffers: Mapping[int, Sequence[int]]) -> None:
     """Begins with what is executed from now on; `buffers` of programs that may have run before."""
     self._order = ExecutionOrder(collector, buffers)
-    self._host = HostUse() if self._observed else None
+    if self._observed:
+      self._causes.start()
+      self._host = HostUse(self._causes)
 
   def bring_in(self, deadline: float | None) -> None:
     """Waits until the devices have ended all steps, until `deadline` if there is one."""
@@ -267,8 +269,6 @@ class Recorder(Recording):
     if self._copier is not None:
       self._copier.close()
       self._copier = None
-    if self._host is not None:
-      self._host.close()
 
 
 def wait_for_dispatched() -> None:

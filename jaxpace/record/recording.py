@@ -128,6 +128,7 @@ class Recording:
       writer = self._begun(self.directory)
     except Exception as error:  # Whatever it is, training goes on.
       self._attempt(self.closed)
+      self._causes.stop()
       self._not_recording(explain(error, self.directory))
       return
     if writer is None:

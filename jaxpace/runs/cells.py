@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -105,13 +106,14 @@ class Cells:
     self.left_out: set[int] = set()
     self._room = room
 
-  def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> None:
-    """Makes room for columns: times are kept in ns; values become seconds, or numbers as they
-    are."""
+  def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> Self:
+    """Makes room for columns, and returns itself: times are kept in ns; values become seconds, or
+    numbers as they are."""
     for name in times:
       self.columns.setdefault(name, np.full(self.attempt.shape, MISSING, np.int64))
     for name in values:
       self.columns.setdefault(name, np.full(self.attempt.shape, np.nan, np.float32))
+    return self
 
   def add(self, data: Columns, axis: StepAxis) -> None:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and

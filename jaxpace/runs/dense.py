@@ -116,8 +116,8 @@ def _lay_out(steps: Table, collectives: Table, ranks: int | np.ndarray, axis: St
     times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
     waits, slots = StepAxis(chosen.steps), chosen.slots.tolist()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    of_steps = pool.submit(_read_steps, steps, ranks, axis, names, times if steps.rows else (),
-                           count)
+    of_steps = pool.submit(_filled, Cells(ranks, axis.size).expect(
+        times=times if steps.rows else (), values=names), steps, axis, _KEYS, count)
     of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
     return of_steps.result(), of_collectives.result()
 
@@ -172,12 +172,10 @@ def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, a
   return int(numbers.size), numbers
 
 
-def _read_steps(table: Table, ranks: int | np.ndarray, axis: StepAxis, durations: Sequence[str],
-                times: Sequence[str], count: Callable[[int], None]) -> Cells:
-  """Reads the named columns of the `steps` table."""
-  cells = Cells(ranks, axis.size)
-  cells.expect(times=times, values=durations)
-  for data in table.read([*_KEYS, *durations, *times], axis.span):
+def _filled(cells: Cells, table: Table, axis: StepAxis, keys: Sequence[str],
+            count: Callable[[int], None] = lambda rows: None) -> Cells:
+  """Reads the columns that cells expect, and those that say what rows are of."""
+  for data in table.read([*keys, *cells.columns], axis.span):
     cells.add(data, axis)
     count(len(data["step"]))
   return cells
@@ -190,13 +188,8 @@ def _read_collectives(table: Table, ranks: int | np.ndarray, axis: StepAxis,
   held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
   cells = (Cells(ranks, axis.size, (), _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY)
            if slots is None else Cells(ranks, axis.size, slots))
-  cells.expect(times=("enter_ns", "exit_ns", *held))
-  columns = [*_KEYS, "enter_ns", "exit_ns", *held]
-  if table.highest_slot > 0:
-    columns.append("collective")
-  for data in table.read(columns, axis.span):
-    cells.add(data, axis)
-    count(len(data["step"]))
+  keys = (*_KEYS, "collective") if table.highest_slot > 0 else _KEYS
+  _filled(cells.expect(times=("enter_ns", "exit_ns", *held)), table, axis, keys, count)
   if cells.left_out and slots is None:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: "
                           f"{len(cells.left_out):,} of them are left out.")
@@ -233,12 +226,9 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
     return {}, HostCauses()
   processes, first = np.unique(process_of_rank[owned], return_index=True)
   ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
-  names = [*guard, *causes]
   cells = Cells(ranks if numbers is None else numbers[ranks], axis.size)
-  cells.expect(values=names)
   cells.attempt[0] = attempt[ranks]
-  for data in table.read(["step", "rank", "attempt", *names], axis.span):
-    cells.add(data, axis)
+  _filled(cells.expect(values=[*guard, *causes]), table, axis, ("step", "rank", "attempt"))
   found = {name: values[0] for name, values in cells.columns.items()}
   own = np.searchsorted(ranks, owned[first])
   of_causes = {name: found[column][own] for column, name in causes.items()}
@@ -292,8 +282,8 @@ def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
   table = open_table(run.path, "steps", run.id)
-  cells = _read_steps(table, run.ranks if run.numbers is None else run.numbers,
-                      StepAxis(run.steps), (), ("start_ns", "end_ns"), lambda rows: None)
+  axis, ranks = StepAxis(run.steps), run.ranks if run.numbers is None else run.numbers
+  cells = _filled(Cells(ranks, axis.size).expect(times=("start_ns", "end_ns")), table, axis, _KEYS)
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt
   start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))

@@ -9,6 +9,7 @@ computed meanwhile.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import resource
@@ -21,21 +22,26 @@ Sample = tuple[int | None, ...]
 was measured, time between steps where the loop says what it does."""
 
 
+_MOST_PAUSES = 256
+"""Collections of garbage that are remembered."""
+
+
 class StepCauseMeter:
   """Collects the host's doings between two steps. Belongs to one thread, that of the training
-  loop."""
+  loop, but for `collected`."""
 
   def __init__(self) -> None:
-    self._gc_start = 0
-    self._gc_total = 0
+    self._gc_start = self._gc_total = 0
+    self._pauses: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MOST_PAUSES)
     self._measured: dict[str, int] = {}
     self._cpu = self._switches = self._faults = self._gc_seen = 0
     self._used: set[str] = set()
     self.doing: str | None = None  # the cause that is being measured at the moment
 
   def start(self) -> None:
-    """Begins to watch the garbage collector and sets the counters' origin."""
-    gc.callbacks.append(self._on_gc)
+    """Begins to watch the garbage collector, if it does not yet, and sets the counters' origin."""
+    if self._on_gc not in gc.callbacks:
+      gc.callbacks.append(self._on_gc)
     self._cpu, self._switches, self._faults = _used()
     self._gc_seen = self._gc_total
 
@@ -57,6 +63,11 @@ class StepCauseMeter:
               checkpoint, None, faults - self._faults)
     self._cpu, self._switches, self._gc_seen, self._faults = cpu, switches, collected, faults
     return result
+
+  def collected(self, begin_ns: int, end_ns: int) -> int:
+    """Time between two others in which garbage was collected, ns. For other threads."""
+    return sum(max(0, min(end_ns, last) - max(begin_ns, first))
+               for first, last in tuple(self._pauses))
 
   def add(self, cause: str, duration_ns: int) -> None:
     """Adds time to a cause ("data" or "checkpoint") of the current step.
@@ -86,10 +97,12 @@ class StepCauseMeter:
     return self._measured.pop(cause, 0) if cause in self._used else None
 
   def _on_gc(self, phase: str, _info: dict) -> None:
+    now = time.monotonic_ns()
     if phase == "start":
-      self._gc_start = time.monotonic_ns()
+      self._gc_start = now
     elif self._gc_start:
-      self._gc_total += time.monotonic_ns() - self._gc_start
+      self._pauses.append((self._gc_start, now))
+      self._gc_total += now - self._gc_start
       self._gc_start = 0
 
 

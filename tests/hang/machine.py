@@ -1,22 +1,23 @@
 """A machine that runs programs with collectives rank by rank, one operation after the other: what
 hangs is known."""
 
+import dataclasses
+
 import numpy as np
 
 from jaxpace.core import ring_layout
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.plan import Collective, Loop
+from jaxpace.core.plan import Loop
+from tests.record.ring import programs
 
 MS = 1_000_000
 
 
 def collective(index, groups, *, name=None, loops=(), tags=None, kind="all-reduce", pairs=(),
                axes=("data",)):
-  tags = tags or ((2 + 2 * index,), (3 + 2 * index,))
-  return Collective(
-      index, name or f"{kind}.{index}", kind, 64, 1, ("float32",), axes, "backward", *tags,
-      groups=tuple(map(tuple, groups)), pairs=tuple(pairs), loops=tuple(loops),
-      source=f"model.py:{10 + index}", operation=f"jit(step)/psum{index}")
+  return dataclasses.replace(
+      programs.collective(index, name=name, loops=loops, tags=tags, kind=kind, pairs=tuple(pairs),
+                          groups=tuple(map(tuple, groups))), axes=axes)
 
 
 def program(collectives, ranks, number=3, name="train_step"):

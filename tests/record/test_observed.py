@@ -104,10 +104,9 @@ def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
   # An evaluation ends at 45; of the last gap the machine takes 6 ms, the collector 4.
   read = np.array([reading(10), reading(30), reading(45), reading(60), reading(100, queued=6),
                    reading(120, queued=-1)], host_ring.USAGE)
-  host = found.HostUse()
-  host.close()
+  host = found.HostUse(meter := step_causes.StepCauseMeter())
   monkeypatch.setattr(host._usage, "take", lambda: read)
-  host._collected.append((70_000_000, 74_000_000))
+  meter._pauses.append((70_000_000, 74_000_000))
   samples = host.samples(devices_of((0, 10), (20, 30), (50, 60), (85, 100), (105, 120)))
   at = [cause.column for cause in step_causes.HOST_CAUSES].index("between_ns")
   # Gaps of 9, 5, 24 and 4 ms, from the second device's end or the evaluation's.

@@ -7,7 +7,6 @@ import time
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from jaxpace.record import writer
@@ -185,16 +184,3 @@ def test_a_thread_of_the_program_may_record(tmp_path):
   thread.join(300)
   assert result.error is None
   assert_complete(tmp_path, range(12))
-
-
-def test_pmap(tmp_path):
-  mesh = fake.mesh()
-  pace = jax.tree.map(np.asarray, fake.init(mesh))
-  step = jax.pmap(lambda pace: jax.tree.map(lambda leaf: leaf[0], fake.advance(
-      jax.tree.map(lambda leaf: leaf[None], pace))), axis_name="data", donate_argnums=0)
-  pace = fake.FakePace(*pace)
-  with Recorder(tmp_path, fake.FakePaced()) as recorder:
-    for _ in range(30):
-      pace = step(pace)
-      recorder.record()
-  assert_complete(tmp_path, range(30))

@@ -25,8 +25,9 @@ def test_mistakes_are_named(tmp_path):
   with pytest.raises(ValueError, match='"data" or "checkpoint"'), Recorder(
       tmp_path / "8", fake.FakePaced()) as recorder, recorder.measure("nap"):
     pass
-  with pytest.raises(TypeError, match="jax.jit"):
-    Recorder(tmp_path / "9", step)
+  for wrong in (step, [], [1]):
+    with pytest.raises(TypeError, match=r"jaxpace\.observe or jaxpace\.instrument.*jax\.jit"):
+      Recorder(tmp_path / "9", wrong)
   recorder = Recorder(tmp_path / "9", fake.FakePaced())
   with pytest.raises(RuntimeError, match="`with`"):
     recorder.record()

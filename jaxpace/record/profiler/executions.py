@@ -1,5 +1,5 @@
 """What a profiler trace says of the executions of one program: when each device was in which
-collective.
+collective, and the events that timestamps around it would have left.
 
 XLA timestamps every operation that runs with the program's name, a number of the execution
 (`run_id`, the same on all devices of a process), and the device. Times of a trace are its own; one
@@ -12,9 +12,16 @@ import collections
 import itertools
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import Collective, Loop
+from jaxpace.record.ring.executions import Executions
+
+CLOCK = "profiler"
 ANCHOR = "jaxpace_clock:"
 """Name of the annotation that ties the trace's times to the host's monotonic clock; that clock, in
 ns, follows."""
@@ -149,3 +156,72 @@ def _execution(own: list[Operation]) -> Execution:
       collectives[name].append((min(part[0] for part in known), max(part[1] for part in known)))
   return Execution(min(one.begin_ns for one in own), max(one.end_ns for one in own),
                    dict(collectives))
+
+
+def iterations(ran: Sequence[Execution]) -> dict[str, int]:
+  """How often each collective ran in one execution, at most; by name, in the order in which that
+  with most of them enters them."""
+  fullest = max(ran, key=lambda one: sum(map(len, one.collectives.values())))
+  order = sorted(fullest.collectives, key=lambda name: fullest.collectives[name][0])
+  names = dict.fromkeys([*order, *(name for one in ran for name in one.collectives)])
+  return {name: max(len(one.collectives.get(name, ())) for one in ran) for name in names}
+
+
+def program(number: int, name: str, found: Mapping[str, int], axis: str, ranks: Sequence[int]
+            ) -> ObservedProgram:
+  """Describes what ran.
+
+  Args:
+    number: of the program, for its events.
+    name: its name.
+    found: how often each collective runs, see `iterations`.
+    axis: name of the data axis.
+    ranks: ranks that it ran on.
+  """
+  collectives = tuple(Collective(
+      index=place, name=each, kind=re.sub(r"\..*", "", each), bytes=None, operands=1, dtypes=(),
+      axes=(axis,), phase="compute", enter_tags=(2 + 2 * place,), exit_tags=(3 + 2 * place,),
+      loops=(Loop(f"loop.{place}", times),) if times > 1 else ())
+      for place, (each, times) in enumerate(found.items()))
+  return ObservedProgram(number, name, tuple(ranks), {axis: len(ranks)}, collectives, notices=(
+      f"Entries and exits are those of {name} in sampled traces of JAX's profiler: no phases, "
+      "sizes, pacing or sharing.",), clock=CLOCK)
+
+
+def events(ran: Sequence[Execution], of: ObservedProgram) -> Executions:
+  """Returns what one device's executions would have left in the ring.
+
+  Args:
+    ran: in order.
+    of: the program.
+  """
+  marks: list[tuple[int, int, int]] = []
+  for place, one in enumerate(ran):
+    for each in of.collectives:
+      for enter, leave in one.collectives.get(each.name, ()):
+        marks += [(place, each.enter_tags[0], enter), (place, each.exit_tags[0], leave)]
+  at, tag, ns = np.array(marks, np.int64).reshape(-1, 3).T
+  return Executions(np.arange(len(ran)),
+                    np.array([one.begin_ns for one in ran], np.int64),
+                    np.array([one.end_ns for one in ran], np.int64), at,
+                    tag.astype(np.uint32), ns)
+
+
+def ranks_of(ordinals: Sequence[int], local: Sequence[tuple[int, int | None]],
+             everyone: Sequence[int]) -> dict[int, int]:
+  """Ranks of the devices in a trace: their places in the whole job, by their number in the trace.
+
+  A trace of the CPU numbers devices by their id in the job, one of another backend may by their
+  number on the host.
+
+  Args:
+    ordinals: as in the trace.
+    local: id and number on the host of each of this process's devices.
+    everyone: ids of all devices of the job, in order.
+  """
+  rank = {device: place for place, device in enumerate(everyone)}
+  by_id = {device: rank[device] for device, _ in local}
+  by_number = {i if number is None else number: rank[device]
+               for i, (device, number) in enumerate(local)}
+  chosen = by_id if set(ordinals) <= set(by_id) else by_number
+  return {ordinal: chosen[ordinal] for ordinal in ordinals if ordinal in chosen}

@@ -19,7 +19,8 @@ import jax
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction, Recordable
 from jaxpace.hosts import distributed
-from jaxpace.record.profiler import executions, timestamps
+from jaxpace.observation.comparing import in_a_line
+from jaxpace.record.profiler import executions
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.executions import Executions
 from jaxpace.record.ring.intake import Losses, StepTables
@@ -107,9 +108,6 @@ class ProfiledRecorder(Recording, Recordable):
                        "< every: a session of `steps` steps, `every` so many.")
     super().__init__(directory, self, **options)
     self.sessions = 0
-    self.seconds = {"start": 0.0, "stop": 0.0, "read": 0.0}
-    """Spent so far in starting the profiler, by the loop; and in stopping it and reading its
-    traces, by the thread."""
     self._period, self._length, self._axis = every, steps, axis
     self._step = first_step
     self._began: int | None = None  # first step of the session under way
@@ -128,7 +126,7 @@ class ProfiledRecorder(Recording, Recordable):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns where the timestamps come from, as plain JSON values."""
-    return {"clock": timestamps.CLOCK, "pacer": None, "source": "jax.profiler",
+    return {"clock": executions.CLOCK, "pacer": None, "source": "jax.profiler",
             "every": self._period, "steps": self._length}
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
@@ -174,9 +172,8 @@ class ProfiledRecorder(Recording, Recordable):
     if not self._free.is_set():
       self._say(
           "A sample was left out, the trace before it has not been written yet: a larger `every` "
-          "avoids that")
+          "avoids that.")
       return
-    before = time.monotonic()
     self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0  # Python's calls are of no use here and cost most
@@ -186,10 +183,9 @@ class ProfiledRecorder(Recording, Recordable):
         pass
     except Exception as error:
       shutil.rmtree(self._folder, ignore_errors=True)
-      self._say(f"A sample was left out, the profiler can't be started: {_line(error)}")
+      self._say(f"A sample was left out, the profiler can't be started: {in_a_line(error)}")
       return
     self._began, self._steps = self._step, []
-    self.seconds["start"] += time.monotonic() - before
 
   def _end(self) -> None:
     """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
@@ -223,22 +219,18 @@ class ProfiledRecorder(Recording, Recordable):
 
   def _read(self) -> None:
     while (session := self._queue.get()) is not None:
-      before = time.monotonic()
       try:
         try:
           jax.profiler.stop_trace()
         finally:
           self._free.set()
-          self.seconds["stop"] += time.monotonic() - before
-          before = time.monotonic()
         self._take_in(session)
         self.sessions += 1
       except Exception as error:
-        self._say(f"A sample was left out: {_line(error)}")
+        self._say(f"A sample was left out: {in_a_line(error)}")
         _LOG.debug("A profile could not be read", exc_info=error)
       finally:
         shutil.rmtree(session.folder, ignore_errors=True)
-      self.seconds["read"] += time.monotonic() - before
 
   def _take_in(self, session: _Session) -> None:
     files = sorted(pathlib.Path(session.folder).glob("**/*.xplane.pb"))
@@ -246,9 +238,9 @@ class ProfiledRecorder(Recording, Recordable):
       raise executions.ProfileError("the profiler has written no trace")
     found = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
     program, by_device = executions.executions(found, self._length, session.end_ns)
-    rank_of = timestamps.ranks_of(list(by_device),
-                              [(d.id, d.local_hardware_id) for d in jax.local_devices()],
-                              [device.id for device in jax.devices()])
+    rank_of = executions.ranks_of(list(by_device),
+                                  [(d.id, d.local_hardware_id) for d in jax.local_devices()],
+                                  [device.id for device in jax.devices()])
     ordinals, ranks = sorted(rank_of, key=rank_of.__getitem__), sorted(rank_of.values())
     if not ranks:
       raise executions.ProfileError(
@@ -262,7 +254,7 @@ class ProfiledRecorder(Recording, Recordable):
     each = len(by_device[ordinals[0]]) // self._length
     steps = [step._replace(ranges=(Range(one.number, at * each, (at + 1) * each),))
              for at, step in enumerate(session.steps)]
-    ran = {rank: {one.number: timestamps.events(by_device[ordinal], one)}
+    ran = {rank: {one.number: executions.events(by_device[ordinal], one)}
            for ordinal, rank in zip(ordinals, ranks, strict=True)}
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
@@ -272,13 +264,13 @@ class ProfiledRecorder(Recording, Recordable):
   def _program(self, name: str, ran: list[executions.Execution], ranks: list[int]
                ) -> ObservedProgram:
     """What a program is taken for, with all of its collectives; process 0 says which they are."""
-    own = timestamps.iterations(ran)
+    own = executions.iterations(ran)
     key, number = (name, tuple(sorted(own))), len(self._known)
     if key not in self._known:
       text = distributed.share_string(f"profiled/{number}", json.dumps(own), _SHARE_SECONDS)
       several = jax.process_count() > 1
       everyone = {*ranks, *range(len(ranks) * jax.process_count() if several else 0)}
-      self._known[key] = timestamps.program(number, name, json.loads(text) if text else own,
+      self._known[key] = executions.program(number, name, json.loads(text) if text else own,
                                             self._axis, sorted(everyone))
       self._traced.plan = ObservedPlan(tuple(self._known.values()))
     return self._known[key]
@@ -287,7 +279,7 @@ class ProfiledRecorder(Recording, Recordable):
     """Warns, once for each kind of trouble."""
     if sentence not in self._told:
       self._told.add(sentence)
-      _LOG.warning("%s. Training goes on; the next failure like this is not logged.", sentence)
+      _LOG.warning("%s Training goes on; the next failure like this is not logged.", sentence)
 
 
 def _waitable(result: Any) -> list[jax.Array]:
@@ -302,7 +294,3 @@ def _waitable(result: Any) -> list[jax.Array]:
         "record(...) takes what the step returned, the arrays themselves (its loss, say): a sample "
         f"waits for them, and a {type(result).__name__} without any can't be waited for.")
   return arrays
-
-
-def _line(error: Exception) -> str:
-  return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")

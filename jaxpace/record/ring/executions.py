@@ -152,8 +152,8 @@ class Taken(NamedTuple):
   """Where to go on."""
 
 
-def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bool = False,
-         most: int | None = None) -> Taken:
+def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bool = False
+         ) -> Taken:
   """Takes what was written since `position`.
 
   A slot's `seq` says which event is in it. One that a timestamp is just writing ends what is
@@ -166,14 +166,13 @@ def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bo
     position: events already dealt with.
     final: nobody writes any more, or the event at `position` has been awaited long enough: it is
       lost if it isn't there.
-    most: events at most; all by default.
   """
   capacity = len(slots)
   reached = head()
   begin = max(position, reached - capacity)
   if reached <= begin:
     return Taken(np.empty(0, np.int64), np.empty(0, np.uint32), 0, max(position, 0))
-  count = reached - begin if most is None else min(reached - begin, most)
+  count = reached - begin
   offsets = np.arange(count)
   copied = slots[(begin % capacity + offsets) % capacity]
   # What was begun meanwhile may have been written into slots that were just copied.

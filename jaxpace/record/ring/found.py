@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls
-from jaxpace.runs.step_causes import Sample
+from jaxpace.runs.step_causes import Sample, StepCauseMeter
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
@@ -32,8 +31,6 @@ _LOOK_BACK = 4096
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
-_MOST_PAUSES = 256
-"""Collections of garbage that are remembered."""
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -73,25 +70,17 @@ class Agreement:
 
 class HostUse:
   """What the process did between the ends of its steps, though it says nothing: the native clock
-  reads what it has used whenever its first device ends a program, and the collector calls back.
+  reads what it has used whenever its first device ends a program.
 
   Of one device, since they share the process: a column says what the process did in all.
   """
 
-  def __init__(self) -> None:
-    """Begins."""
-    self._usage = host_ring.Usage()
+  def __init__(self, meter: StepCauseMeter) -> None:
+    """Begins; `meter` watches the garbage collector."""
+    self._meter, self._usage = meter, host_ring.Usage()
     self._read: list[np.ndarray] = []
     self._before: np.void | None = None
     self._ended: int | None = None  # on all devices
-    self._collecting = 0
-    self._collected: collections.deque[tuple[int, int]] = collections.deque(maxlen=_MOST_PAUSES)
-    gc.callbacks.append(self._on_gc)
-
-  def close(self) -> None:
-    """Leaves the garbage collector alone again."""
-    with contextlib.suppress(ValueError):
-      gc.callbacks.remove(self._on_gc)
 
   def keep(self) -> None:
     """Takes over what the native clock has read, before it is written over."""
@@ -127,22 +116,13 @@ class HostUse:
     with timestamps."""
     if before is None or now is None:
       return UNKNOWN
-    begin, end = int(before["ns"]), int(now["ns"])
-    collected = sum(max(0, min(end, last) - max(begin, first))
-                    for first, last in tuple(self._collected))
+    collected = self._meter.collected(int(before["ns"]), int(now["ns"]))
     waited = None
     if idle is not None and before["queued_ns"] >= 0 and now["queued_ns"] >= 0:
       # What a busy machine takes is nothing that the loop does.
       waited = max(0, idle - collected - int(now["queued_ns"] - before["queued_ns"]))
     return (int(now["cpu_ns"] - before["cpu_ns"]), int(now["switches"] - before["switches"]),
             collected, None, None, waited, int(now["faults"] - before["faults"]))
-
-  def _on_gc(self, phase: str, _info: dict[str, int]) -> None:
-    now = time.monotonic_ns()
-    if phase == "start":
-      self._collecting = now
-    elif self._collecting:
-      self._collected.append((self._collecting, now))
 
 
 class StepFinder:

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import ObservedFunction
-from jaxpace.record.profiler import timestamps
+from jaxpace.record.profiler import executions as trace
 from jaxpace.record.profiler.executions import (
   ANCHOR,
   Execution,
@@ -54,12 +54,12 @@ def in_trace(execution):
 def tables(ran, numbers, each=1, rank=3):
   """Rows of both tables of one device's executions, `each` of which are a step."""
   function = ObservedFunction()
-  one = timestamps.program(7, "jit_step", timestamps.iterations(ran), "data", range(4))
+  one = trace.program(7, "jit_step", trace.iterations(ran), "data", range(4))
   function.plan = ObservedPlan((one,))
   intake = _ProfiledIntake(0, 0, Losses(), PlannedPrograms([function]))
   intake.ready.append((
       [StepCalls(number, (Range(7, at * each, (at + 1) * each),), (None,) * 7, {})
-       for at, number in enumerate(numbers)], {rank: {7: timestamps.events(ran, one)}}))
+       for at, number in enumerate(numbers)], {rank: {7: trace.events(ran, one)}}))
   intake.poll()
   made = intake.take()
   return made["steps"], made.get("collectives", {}), intake.plan
@@ -136,9 +136,9 @@ def test_a_loop_that_turns_more_often_in_some_steps_keeps_its_order():
     return Execution(0, 100 + 20 * turns, {
         "all-reduce.1": [(10 + 20 * k, 14 + 20 * k) for k in range(turns)],
         "all-reduce.2": [(20 * turns + 10, 20 * turns + 15)]})
-  assert timestamps.iterations([one(2), one(5), one(3)]) == {"all-reduce.1": 5, "all-reduce.2": 1}
-  later = timestamps.program(7, "p", {"all-reduce.1": 2, "all-reduce.2": 1}, "data", range(1))
-  assert len(timestamps.events([one(5)], later).tag) == 12, "sums count those without slots"
+  assert trace.iterations([one(2), one(5), one(3)]) == {"all-reduce.1": 5, "all-reduce.2": 1}
+  later = trace.program(7, "p", {"all-reduce.1": 2, "all-reduce.2": 1}, "data", range(1))
+  assert len(trace.events([one(5)], later).tag) == 12, "sums count those without slots"
 
 
 def test_rows_are_those_of_an_observed_step_and_overlapping_waits_count_once():
@@ -166,6 +166,6 @@ def test_a_collective_that_did_not_run_has_no_row():
 
 def test_devices_are_numbered_by_id_or_on_their_host():
   local, everyone = [(2048, 0), (2049, 1)], [0, 1, 2048, 2049]
-  assert timestamps.ranks_of([2049, 2048], local, everyone) == {2049: 3, 2048: 2}
-  assert timestamps.ranks_of([0, 1], local, everyone) == {0: 2, 1: 3}
-  assert timestamps.ranks_of([7], local, everyone) == {}
+  assert trace.ranks_of([2049, 2048], local, everyone) == {2049: 3, 2048: 2}
+  assert trace.ranks_of([0, 1], local, everyone) == {0: 2, 1: 3}
+  assert trace.ranks_of([7], local, everyone) == {}

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpace.core.detail import is_detailed
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
 from jaxpace.record import recorder as recorders
@@ -136,19 +137,6 @@ def test_a_resumed_run_goes_on_with_the_next_step_and_attempt(tmp_path, observed
   assert read_run(tmp_path).ranks >= 4
 
 
-def test_a_new_run_takes_the_marks_of_the_one_before_along(tmp_path, observed):
-  ids = []
-  for _ in range(2):
-    with Recorder(tmp_path, observed) as recorder:
-      observed(observed.inputs())
-      recorder.record()
-    ids.append(recorder.run)
-  old = tmp_path / ".previous" / ids[0] / "marks"
-  assert sorted(os.listdir(old)) == ["0.plan.json", "0.ring"]
-  assert ring_file.read_ring(old / "0.ring").run == ids[0]
-  assert ring_file.read_ring(tmp_path / "marks" / "0.ring").run == ids[1]
-
-
 def test_a_recorder_outlives_one_that_was_opened_before_it(tmp_path, observed):
   first, second = Recorder(tmp_path / "a", observed), Recorder(tmp_path / "b", observed)
   first.open()
@@ -191,7 +179,6 @@ def test_events_that_were_written_over_are_lost_steps_not_wrong_ones(
 
 
 def test_steps_are_written_in_full_when_drawn_at_first_and_around_slow_ones(tmp_path, observed):
-  from jaxpace.core.detail import is_detailed
   with Recorder(tmp_path, observed, detail=50) as recorder:
     x = observed.inputs()
     for k in range(160):
@@ -226,12 +213,6 @@ def test_a_full_disk_leaves_the_marks_in_memory_and_the_tables_where_they_are(
 def test_options_that_are_none_are_refused(tmp_path, observed, options, said):
   with pytest.raises(ValueError, match=said):
     Recorder(tmp_path, observed, **options)
-
-
-def test_what_is_neither_observed_nor_instrumented_is_refused(tmp_path):
-  for wrong in (jax.jit(lambda x: x), [], [1]):
-    with pytest.raises(TypeError, match=r"jaxpace\.observe or jaxpace\.instrument"):
-      Recorder(tmp_path, wrong)
 
 
 def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):

@@ -3,8 +3,6 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
-import pytest
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.record.recorder import Recorder
@@ -125,18 +123,6 @@ def test_a_step_that_is_compiled_twice_alike_is_one_in_the_tables(tmp_path):
     found.setdefault((row["rank"], row["step"]), []).append(row["collective"])
   assert found == {(rank, k): list(range(3)) for rank in range(2) for k in range(3)}
   assert len(table(tmp_path)) == 6
-
-
-def test_what_record_does_not_take_is_named(tmp_path, observed):
-  with Recorder(tmp_path / "a", observed) as recorder:
-    with pytest.raises(TypeError, match=r"takes no pace state.*recorder\.record\(\)"):
-      recorder.record(object())
-    with pytest.raises(TypeError, match="takes a number of the host"):
-      recorder.record(loss=jnp.float32(1))
-  with pytest.raises(RuntimeError, match="outside of the recorder's `with` block"):
-    Recorder(tmp_path / "c", observed).record()
-  with Recorder(None, observed) as off:
-    off.record()
 
 
 def test_a_loop_of_unknown_turns_is_recorded_turn_by_turn(tmp_path):
