@@ -196,7 +196,8 @@ class FoundRecorder(Recorder):
     super().closed()
     if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
-                if self.step else f"{self.directory} has no steps: no program ran three times.")
+                if self.step else
+                f"{self.directory} has no steps: no program with collectives ran three times.")
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""
