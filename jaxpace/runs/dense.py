@@ -15,6 +15,7 @@ from jaxpace.runs import schema
 from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.collectives import Chosen, name_collectives, unnamed
 from jaxpace.runs.columns import Columns, whole_numbers
+from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
   HeldTimes,
@@ -53,7 +54,7 @@ Progress = Callable[[int, int], None]
 def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process], steps: Table,
           collectives: Table, axis: StepAxis, ranks: int, *, declared: int,
           window: tuple[int | None, int | None] = (None, None), chosen: Chosen | None = None,
-          numbers: np.ndarray | None = None, progress: Progress | None = None) -> Run:
+          progress: Progress | None = None) -> Run:
   """Builds a run of the rows of its tables.
 
   Args:
@@ -67,15 +68,13 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
     declared: ranks that the run has by its own word.
     window: as it was asked for.
     chosen: which steps have their collectives laid out; None: all have.
-    numbers: as in `Run`.
     progress: called now and then with rows read and rows in all.
 
   Returns:
     The run over all these steps, without what else lies in its directory; where steps were chosen,
     `Run.detailed` makes of it the run over these.
   """
-  rows = ranks if numbers is None else numbers
-  of_steps, waits = _lay_out(steps, collectives, rows, axis, chosen, progress)
+  of_steps, waits = _lay_out(steps, collectives, ranks, axis, chosen, progress)
   found = name_collectives(info, waits, read_names(collectives, unnamed(info, waits)),
                            by_exit=chosen is not None)
   attempt = of_steps.attempt[0]
@@ -88,16 +87,16 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
         process_of_rank[rank] = process.process
   columns = {name: values[0] for name, values in of_steps.columns.items()}
   end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
-  guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank, numbers)
+  guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank)
   return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=tuple(processes),
              steps=axis.steps, attempt=attempt, end_ns=end_ns,
              durations={name.removesuffix("_ns"): values for name, values in columns.items()},
              collectives=found, process_of_rank=process_of_rank, skipped={},
              duplicates=max(of_steps.duplicates, waits.duplicates), problems=(), window=window,
-             guard=guard, host_causes=causes, numbers=numbers, declared=declared)
+             guard=guard, host_causes=causes, declared=declared)
 
 
-def _lay_out(steps: Table, collectives: Table, ranks: int | np.ndarray, axis: StepAxis,
+def _lay_out(steps: Table, collectives: Table, ranks: int, axis: StepAxis,
              chosen: Chosen | None, progress: Progress | None) -> tuple[Cells, Cells]:
   """Reads both tables; of the steps of an observed run only those `chosen` have their
   collectives."""
@@ -132,44 +131,35 @@ def _durations(table: Table) -> list[str]:
   return sorted([name for name in columns if name in _DURATIONS] + phases[:_MOST_PHASES])
 
 
-def rank_axis(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
-              rows: int, problems: list[str]) -> tuple[int, np.ndarray | None]:
-  """Finds how many rows the dense arrays have: one a rank number, unless the numbers lie far apart.
+def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
+                problems: list[str]) -> int:
+  """Finds how many ranks the dense arrays have, R: one more than the highest number.
+
+  A number for which they would be much larger than the rows that they hold is damaged, and its rows
+  are left out.
 
   Args:
     path: run directory, for the error.
     tables: what holds rows.
     declared: ranks that the run says it has.
     axis: the steps.
-    rows: rows of the largest table.
-    problems: sentences are added to it.
-
-  Returns:
-    R; and the rank number of each row, None where that is the row's own.
+    problems: a sentence is added to it.
 
   Raises:
-    RunError: the dense arrays would be much larger than the rows they hold.
+    RunError: there is no other number.
   """
-  def fits(ranks: int, factor: int = 1) -> bool:
-    return ranks * axis.size <= factor * (_ROOM * rows + _ROOM_ANYWAY)
-
+  most = (_ROOM * max(table.rows for table in tables) + _ROOM_ANYWAY) // axis.size
   highest = max(table.highest_rank + 1 for table in tables)
   for ranks in (max(declared, highest), highest):
-    if fits(ranks):
-      return ranks, None
+    if ranks <= most:
+      return ranks
   numbers = np.unique(np.concatenate([table.distinct("rank") for table in tables]))
-  if not fits(numbers.size, 3):
-    raise RunError(f"{path} names {numbers.size:,} ranks over {axis.size:,} steps but holds only "
-                   f"{rows:,} rows: its rank or step numbers are damaged. Give a window with "
-                   "--steps, or remove the damaged part.")
-  if numbers.size == highest:
-    return highest, None
-  changed = np.flatnonzero(numbers != np.arange(numbers.size))
-  named = [f"{at} is {numbers[at]} in the files" for at in changed[:8].tolist()]
-  more = f" and {len(changed) - 8} more" if len(changed) > 8 else ""
-  problems.append(f"The rank numbers lie far apart: the {numbers.size} ranks that recorded are "
-                  f"numbered in their order here, so rank {', '.join(named)}{more}.")
-  return int(numbers.size), numbers
+  kept = numbers[numbers < most]
+  if not kept.size:
+    raise RunError(f"{path} has no rank below {int(numbers[0]):,}: its rank numbers are damaged.")
+  problems.append(f"{plural(numbers.size - kept.size, 'rank')} left out: numbers from "
+                  f"{int(numbers[kept.size]):,} on are no ranks of so few rows.")
+  return max(int(kept[-1]) + 1, declared if declared <= most else 0)
 
 
 def _filled(cells: Cells, table: Table, axis: StepAxis, keys: Sequence[str],
@@ -181,7 +171,7 @@ def _filled(cells: Cells, table: Table, axis: StepAxis, keys: Sequence[str],
   return cells
 
 
-def _read_collectives(table: Table, ranks: int | np.ndarray, axis: StepAxis,
+def _read_collectives(table: Table, ranks: int, axis: StepAxis,
                       count: Callable[[int], None], slots: Sequence[int] | None = None) -> Cells:
   """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
   can be of."""
@@ -196,8 +186,8 @@ def _read_collectives(table: Table, ranks: int | np.ndarray, axis: StepAxis,
   return cells
 
 
-def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray,
-              numbers: np.ndarray | None) -> tuple[dict[str, np.ndarray], HostCauses]:
+def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray
+              ) -> tuple[dict[str, np.ndarray], HostCauses]:
   """Reads what few ranks' rows tell, as far as they belong to the attempts that count: a pacer's
   own columns are many, the report needs few, and all ranks of a process have its causes.
 
@@ -206,7 +196,6 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
     axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded.
     process_of_rank: [R] int32, -1 where no row says.
-    numbers: as in `Run`.
 
   Returns:
     [K] float32 by column of a guard and of shared work, NaN where null, of the lowest rank that
@@ -226,7 +215,7 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
     return {}, HostCauses()
   processes, first = np.unique(process_of_rank[owned], return_index=True)
   ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
-  cells = Cells(ranks if numbers is None else numbers[ranks], axis.size)
+  cells = Cells(ranks, axis.size)
   cells.attempt[0] = attempt[ranks]
   _filled(cells.expect(values=[*guard, *causes]), table, axis, ("step", "rank", "attempt"))
   found = {name: values[0] for name, values in cells.columns.items()}
@@ -282,8 +271,9 @@ def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
   table = open_table(run.path, "steps", run.id)
-  axis, ranks = StepAxis(run.steps), run.ranks if run.numbers is None else run.numbers
-  cells = _filled(Cells(ranks, axis.size).expect(times=("start_ns", "end_ns")), table, axis, _KEYS)
+  axis = StepAxis(run.steps)
+  cells = _filled(Cells(run.ranks, axis.size).expect(times=("start_ns", "end_ns")), table, axis,
+                  _KEYS)
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt
   start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))

@@ -86,18 +86,10 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     low, high = _span(tables.values())
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
   declared = _declared_ranks(info, processes)
-  ranks, numbers = dense.rank_axis(path, tuple(tables.values()), declared, axis,
-                                   max(t.rows for t in tables.values()), problems)
-  if numbers is not None:
-    place = {number: at for at, number in enumerate(numbers.tolist())}
-    info = _renumbered(info, place)
-    processes = tuple(dataclasses.replace(p, ranks=tuple(place[r] for r in p.ranks if r in place))
-                      for p in processes)
-
+  ranks = dense.count_ranks(path, tuple(tables.values()), declared, axis, problems)
   chosen = choose(info, collectives_table, axis, ranks) if steps_table.rows else None
   run = dense.build(path, info, processes, steps_table, collectives_table, axis, ranks,
-                    declared=declared, window=window, chosen=chosen, numbers=numbers,
-                    progress=progress)
+                    declared=declared, window=window, chosen=chosen, progress=progress)
   skipped = _skipped(tables)
   for table in tables.values():
     problems.extend(table.problems)
@@ -216,21 +208,6 @@ def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> st
     problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
                     f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")
   return ids.most_common(1)[0][0] if ids else None
-
-
-def _renumbered(info: dict[str, Any], place: dict[int, int]) -> dict[str, Any]:
-  """What `run.json` says of ranks, by their new numbers; a mesh lays out all numbers, so it says
-  nothing here."""
-  settings = {key: value for key, value in (info.get("settings") or {}).items() if key != "mesh"}
-  plan = dict(info.get("plan") or {})
-  plan["collectives"] = [
-      {key: [[place[rank] for rank in members if rank in place] for members in value or ()]
-       if key == "groups" else
-       [[place[rank] for rank in pair] for pair in value or () if set(pair) <= set(place)]
-       if key == "rank_pairs" else
-       value for key, value in entry.items() if key not in ("index_groups", "pairs")}
-      for entry in plan.get("collectives") or ()]
-  return {**info, "settings": settings, "plan": plan}
 
 
 def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:

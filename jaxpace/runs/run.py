@@ -172,9 +172,6 @@ class Run:
   listening: Listening | None = None
   """What was heard before collectives; None where nothing was."""
 
-  numbers: np.ndarray | None = None
-  """[R] rank numbers in the files, where those lie so far apart that ranks are numbered in their
-  order here."""
   declared: int = 0
   """Ranks that the run has by its own word; 0 where it does not say."""
   aggregated: AllSteps | None = None

@@ -102,13 +102,21 @@ def test_step_numbers_far_apart_take_no_memory(run_dir):
   assert diagnose(run).selected.size == 58
 
 
-def test_absurd_rank_numbers_cost_only_their_rows(run_dir):
+@pytest.mark.parametrize(("number", "words"), [
+    (2**31 - 1, ("'steps'", "whose rank is not a number from 0 to 16,777,215")),
+    (2**24 - 9, ("1 rank left out: numbers from 16,777,207 on",))])
+def test_absurd_rank_numbers_cost_only_their_rows(run_dir, number, words):
   path, _ = run_dir
   rewrite(parts(path)[0], lambda t: t.set_column(
-      t.schema.get_field_index("rank"), "rank", pa.array([2**31 - 1] * len(t), pa.int32())))
+      t.schema.get_field_index("rank"), "rank", pa.array([number] * len(t), pa.int32())))
   run = read_run(path)
-  assert run.ranks == 4
-  assert said(run, "'steps'", "whose rank is not a number from 0 to 16,777,215")
+  assert run.ranks == 4 and said(run, *words)
+  for table in ("steps", "collectives"):
+    for file in parts(path, table):
+      rewrite(file, lambda t: t.set_column(
+          t.schema.get_field_index("rank"), "rank", pa.array([number] * len(t), pa.int32())))
+  with pytest.raises(RunError):
+    read_run(path)
 
 
 @pytest.mark.parametrize(("table", "column", "values"), [
