@@ -64,13 +64,19 @@ def ends_before(steps: np.ndarray, ends: np.ndarray, previous: tuple[int, int] |
   return null(np.concatenate([[end], ends[:-1]])[:len(steps)], before != steps - 1)
 
 
-def of_host(samples: Sequence[Sample], extra: Sequence[Mapping[str, float]]) -> Columns:
-  """Lays out what the host did in n steps, and the user's own columns of each."""
-  columns: Columns = {}
-  for i, cause in enumerate(HOST_CAUSES):
-    values = [sample[i] for sample in samples]
-    columns[cause.column] = null(np.array([value or 0 for value in values], np.int64),
-                                 np.array([value is None for value in values], bool))
+def of_samples(samples: Sequence[Sample]) -> np.ma.MaskedArray:
+  """[n, causes] int64: samples of n steps, masked where not known."""
+  rows = [[0 if value is None else value for value in sample] for sample in samples]
+  unknown = [[value is None for value in sample] for sample in samples]
+  shape = len(samples), len(HOST_CAUSES)
+  return np.ma.masked_array(np.array(rows, np.int64).reshape(shape),
+                            np.array(unknown, bool).reshape(shape))
+
+
+def of_host(samples: np.ma.MaskedArray, extra: Sequence[Mapping[str, float]]) -> Columns:
+  """Lays out what the host did in n steps, [n, causes], and the user's own columns of each."""
+  columns = {cause.column: null(samples[:, i], np.ma.getmaskarray(samples)[:, i])
+             for i, cause in enumerate(HOST_CAUSES)}
   for name in sorted({name for row in extra for name in row}):
     columns[f"host_{name}"] = null(np.array([row.get(name, 0.0) for row in extra], np.float64),
                                    np.array([name not in row for row in extra], bool))

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+
 Sample = tuple[int | None, ...]
 """One value for each of `HOST_CAUSES`, None where it isn't known: data and checkpoint where neither
 was measured, time between steps where the loop says what it does."""
@@ -64,10 +66,21 @@ class StepCauseMeter:
     self._cpu, self._switches, self._gc_seen, self._faults = cpu, switches, collected, faults
     return result
 
-  def collected(self, begin_ns: int, end_ns: int) -> int:
-    """Time between two others in which garbage was collected, ns. For other threads."""
-    return sum(max(0, min(end_ns, last) - max(begin_ns, first))
-               for first, last in tuple(self._pauses))
+  def collected(self, ns: np.ndarray) -> np.ndarray:
+    """How long garbage was collected up to each of some times, as far as that is remembered. For
+    other threads.
+
+    Args:
+      ns: [n] int64 ns, rising.
+
+    Returns:
+      [n] int64 ns.
+    """
+    pauses = np.array(tuple(self._pauses), np.int64).reshape(-1, 2)
+    begun = np.searchsorted(pauses[:, 0], ns, side="right")
+    until = np.concatenate([[0], np.cumsum(pauses[:, 1] - pauses[:, 0])])
+    ends = np.concatenate([[0], pauses[:, 1]])
+    return until[begun] - np.maximum(ends[begun] - ns, 0) * (begun > 0)
 
   def add(self, cause: str, duration_ns: int) -> None:
     """Adds time to a cause ("data" or "checkpoint") of the current step.

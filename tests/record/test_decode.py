@@ -114,7 +114,8 @@ def test_batching_does_not_matter(cut):
 
 def test_host_columns_are_those_of_each_step():
   causes = len(HOST_CAUSES) - 1
-  made = columns.of_host([(30,) + (None,) * causes, (None,) * (causes + 1)], [{"load": 0.5}, {}])
+  made = columns.of_host(columns.of_samples([(30,) + (None,) * causes, (None,) * (causes + 1)]),
+                         [{"load": 0.5}, {}])
   assert made[HOST_CAUSES[0].column].tolist() == [30, None]
   assert made["host_load"].tolist() == [0.5, None]
 

@@ -18,7 +18,7 @@ from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls
-from jaxpace.runs.step_causes import Sample, StepCauseMeter
+from jaxpace.runs.step_causes import StepCauseMeter
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
@@ -31,6 +31,7 @@ _LOOK_BACK = 4096
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
+_UNKNOWN_NS = -1
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -79,50 +80,54 @@ class HostUse:
     """Begins; `meter` watches the garbage collector."""
     self._meter, self._usage = meter, host_ring.Usage()
     self._read: list[np.ndarray] = []
-    self._before: np.void | None = None
-    self._ended: int | None = None  # on all devices
+    self._last, self._there = np.zeros(1, host_ring.USAGE), np.False_
+    self._ended = np.int64(_UNKNOWN_NS)  # on all devices
 
   def keep(self) -> None:
     """Takes over what the native clock has read, before it is written over."""
     self._read.append(self._usage.take())
 
-  def samples(self, devices: Sequence[DeviceSteps]) -> list[Sample]:
-    """What the process did in successive steps, each from the end of the one before on the first
-    device.
+  def samples(self, devices: Sequence[DeviceSteps]) -> np.ma.MaskedArray:
+    """What the process did in K successive steps, each from the end of the one before on the first
+    device: [K, causes] int64, masked where not known.
 
     Args:
       devices: what each of them did; all steps come after those of the last call.
     """
+    # The training loop waits for the interpreter meanwhile: arrays, no step by itself.
     self.keep()
     read, own = np.concatenate(self._read), devices[0]
-    starts = np.min([one.start_ns for one in devices], axis=0).tolist()
-    ends = np.max([one.end_ns for one in devices], axis=0).tolist()
-    found: list[Sample] = []
-    for place, known in enumerate(own.whole.tolist()):
-      at = int(np.searchsorted(read["ns"], own.end_ns[place]))
-      now = read[at] if known and at < len(read) and read["ns"][at] == own.end_ns[place] else None
-      # Programs beside the step end there, too.
-      last = int(np.searchsorted(read["ns"], starts[place])) - 1
-      begin = self._ended if last < 0 or self._ended is None else max(
-          self._ended, int(read["ns"][last]))
-      idle = None if begin is None or not known else max(0, starts[place] - begin)
-      found.append(self._between(self._before, now, idle))
-      self._before, self._ended = now, ends[place] if known else None
+    start = np.min([one.start_ns for one in devices], axis=0)
+    end = np.max([one.end_ns for one in devices], axis=0)
+    at = np.searchsorted(read["ns"], own.end_ns)
+    there = own.whole & (_picked(read["ns"], at) == own.end_ns)
+    # [K + 1] each, with what was last known before these steps.
+    now = np.concatenate([self._last, _picked(read, at)])
+    there, ended = np.append(self._there, there), np.append(
+        self._ended, np.where(own.whole, end, _UNKNOWN_NS))
+    # Programs beside the step end there, too.
+    before = np.searchsorted(read["ns"], start) - 1
+    begin = np.maximum(ended[:-1], np.where(before < 0, 0, _picked(read["ns"], before)))
+    collected = np.diff(self._meter.collected(now["ns"]))
+    # What a busy machine takes is nothing that the loop does.
+    between = np.maximum(start - begin, 0) - collected - np.diff(now["queued_ns"])
+    measured = there[1:] & there[:-1]
+    counted = measured & (ended[:-1] >= 0) & (now["queued_ns"][1:] >= 0) & (
+        now["queued_ns"][:-1] >= 0)
+    self._last, self._there, self._ended = now[-1:], there[-1], ended[-1]
     self._read = [read[read["ns"] > own.end_ns[own.whole].max(initial=0)]]
-    return found
+    return np.ma.stack([
+        np.ma.masked_array(values, ~known) for values, known in (
+            (np.diff(now["cpu_ns"]), measured), (np.diff(now["switches"]), measured),
+            (collected, measured), (collected, False & measured), (collected, False & measured),
+            (np.maximum(between, 0), counted), (np.diff(now["faults"]), measured))], axis=1)
 
-  def _between(self, before: np.void | None, now: np.void | None, idle: int | None) -> Sample:
-    """What it did from one reading to the next, of it `idle` ns in which no device ran a program
-    with timestamps."""
-    if before is None or now is None:
-      return UNKNOWN
-    collected = self._meter.collected(int(before["ns"]), int(now["ns"]))
-    waited = None
-    if idle is not None and before["queued_ns"] >= 0 and now["queued_ns"] >= 0:
-      # What a busy machine takes is nothing that the loop does.
-      waited = max(0, idle - collected - int(now["queued_ns"] - before["queued_ns"]))
-    return (int(now["cpu_ns"] - before["cpu_ns"]), int(now["switches"] - before["switches"]),
-            collected, None, None, waited, int(now["faults"] - before["faults"]))
+
+def _picked(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+  """Values at these places, or at the nearest there is; zeros where there are none."""
+  if not len(values):
+    return np.zeros(len(places), values.dtype)
+  return values[np.clip(places, 0, len(values) - 1)]
 
 
 class StepFinder:

@@ -141,9 +141,9 @@ class StepTables(abc.ABC):
         last = np.flatnonzero(own.whole)[-1]
         self._previous[rank] = int(numbers[last]), int(own.end_ns[last])
 
-  def samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> list[Sample]:
-    """What the host did in each step."""
-    return [step.sample for step in steps]
+  def samples(self, steps: list[StepCalls], _devices: list[DeviceSteps]) -> np.ma.MaskedArray:
+    """What the host did in each step: [K, causes]."""
+    return columns.of_samples([step.sample for step in steps])
 
   def _lose(self, missing: np.ndarray) -> None:
     """Counts rows that are missing, [K] of each step."""
@@ -325,14 +325,16 @@ class Intake(StepTables):
     return {rank: self._source.device(steps, self._executions(buffer, steps), rank)
             for buffer, rank in self._source.ranks(self._collector).items()}
 
-  def samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> list[Sample]:
+  def samples(self, steps: list[StepCalls], devices: list[DeviceSteps]) -> np.ma.MaskedArray:
     """What the host did in each step: as the loop has recorded it, else as the clock has read it at
     the end of each."""
     if self._host is None or not devices:
       return super().samples(steps, devices)
-    native = self._host.samples(devices)
-    return [own if step.sample is UNKNOWN else step.sample
-            for step, own in zip(steps, native, strict=True)]
+    found = self._host.samples(devices)
+    recorded = [place for place, step in enumerate(steps) if step.sample is not UNKNOWN]
+    if recorded:
+      found[recorded] = super().samples([steps[place] for place in recorded], devices)
+    return found
 
   def _executions(self, buffer: int, steps: list[StepCalls]) -> dict[int, Any]:
     ends: dict[int, int] = {}
