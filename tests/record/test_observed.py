@@ -20,13 +20,13 @@ from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
 from jaxpace.record import describe, observed, writer
+from jaxpace.record.columns import DeviceSteps
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring import collect, finding, found, intake
 from jaxpace.record.ring import observed as programs
 from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.record.ring.table import DeviceSteps
 from jaxpace.runs import rundir, step_causes
 from jaxpace.runs.reader import RunError, read_run
 from tests.patience import patiently

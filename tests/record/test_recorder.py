@@ -41,18 +41,6 @@ def test_run_file_says_what_the_run_is(tmp_path):
   assert run["versions"]["jax"] == jax.__version__
 
 
-def test_rows_before_the_recorder_opened_are_not_its_own(tmp_path):
-  mesh = fake.mesh()
-  step, pace = fake.make_step(mesh), fake.init(mesh)
-  for _ in range(5):
-    pace = jax.block_until_ready(step(pace))
-  with Recorder(tmp_path, fake.FakePaced()) as recorder:
-    for _ in range(10):
-      pace = step(pace)
-      recorder.record()
-  assert {r["step"] for r in table(tmp_path)} == set(range(5, 15))
-
-
 def test_record_every_few_steps_still_records_every_step(tmp_path):
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 300, every=5, pause=0.001)

@@ -20,12 +20,12 @@ from jaxpace.core.observed import ObservedPlan, ObservedProgram
 from jaxpace.core.recordable import ObservedFunction, Recordable
 from jaxpace.hosts import distributed
 from jaxpace.observation.comparing import in_a_line
+from jaxpace.record.columns import DeviceSteps, Range, StepCalls
 from jaxpace.record.profiler import executions
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.executions import Executions
 from jaxpace.record.ring.intake import Losses, StepTables
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
+from jaxpace.record.columns import UNKNOWN, DeviceSteps, Range, StepCalls
 from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls
 from jaxpace.runs.step_causes import StepCauseMeter
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0

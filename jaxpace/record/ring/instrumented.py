@@ -21,12 +21,11 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Collective, Plan
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import timestamp_tags
-from jaxpace.record.columns import Columns, null, picked
+from jaxpace.record.columns import Columns, DeviceSteps, StepCalls, null, picked
 from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import PlannedProgram, StepPlan
-from jaxpace.record.ring.table import DeviceSteps, StepCalls
 from jaxpace.runs.groups import read_groups, sends
 
 _ALL = 1 << 62

@@ -18,11 +18,10 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
-from jaxpace.record.columns import Columns
+from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, StepCalls, rows
 from jaxpace.record.ring.collect import Detail, ExecutionOrder
 from jaxpace.record.ring.found import HostUse, StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.record.ring.table import UNKNOWN, DeviceSteps, Range, StepCalls, rows
 from jaxpace.runs import ring_file
 from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import Sample

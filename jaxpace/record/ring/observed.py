@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.recordable import ObservedFunction
-from jaxpace.record.columns import Columns
+from jaxpace.record.columns import Columns, DeviceSteps, Range, StepCalls
 from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import (
   BACKWARD,
@@ -24,7 +24,6 @@ from jaxpace.record.ring.executions import (
   sums,
 )
 from jaxpace.record.ring.plan import CLOCK, MOST, STREAM_CLOCK, PlannedProgram, StepPlan
-from jaxpace.record.ring.table import DeviceSteps, Range, StepCalls
 
 _CLOCKS = {"stream": STREAM_CLOCK, "profiler": "profiler"}
 """Names in `run.json` of clocks that are not the host's."""

@@ -6,6 +6,7 @@ import pytest
 
 from jaxpace.core.observed import ObservedPlan
 from jaxpace.core.recordable import ObservedFunction
+from jaxpace.record.columns import Range, StepCalls
 from jaxpace.record.profiler import executions as trace
 from jaxpace.record.profiler.executions import (
   ANCHOR,
@@ -18,7 +19,6 @@ from jaxpace.record.profiler.executions import (
 from jaxpace.record.profiler.recorder import _ProfiledIntake
 from jaxpace.record.ring.intake import Losses
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.record.ring.table import Range, StepCalls
 
 SHIFT = 5_000_000_000_000
 

@@ -6,11 +6,11 @@ import numpy as np
 
 from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.record import columns
+from jaxpace.record.columns import UNKNOWN, Range, StepCalls, rows
 from jaxpace.record.ring.collect import Detail
 from jaxpace.record.ring.executions import NOTHING, join
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake, Losses
-from jaxpace.record.ring.table import UNKNOWN, Range, StepCalls, rows
 
 NUMBER = 7
 
