@@ -254,29 +254,35 @@ def of_specs(error: Exception) -> str | None:
   where that can't see them; but whoever calls the compiled step sees JAX's error.
   """
   said = str(error)
-  if "pytree structure error" in said:
-    if "shard_map in_specs" in said:
-      return ("in_specs of jax.shard_map don't fit the instrumented step's arguments, of which the "
-              "pace state is the first: in_specs=(spec, *old), with spec = jaxpace.spec(mesh) and "
-              "the bare step's in_specs as old.")
-    if "shard_map out_specs" in said:
-      return ("out_specs of jax.shard_map don't fit what the instrumented step returns: always two "
-              "things, the pace state and all that the bare step returns, as it returns it. "
-              "out_specs=(spec, old), with the bare step's out_specs as old: (spec, (P(), P())) "
-              "where they were (P(), P()), not (spec, P(), P()).")
-    if "pmap in_axes" in said:
-      return ("in_axes of jax.pmap don't fit the instrumented step's arguments, of which the pace "
-              "state is the first: in_axes=(0, *old), with the bare step's in_axes as old.")
-    if "broadcast_prefix" in said or "out_axes" in said:
-      return ("out_axes of jax.pmap don't fit what the instrumented step returns: always two "
-              "things, the pace state and all that the bare step returns, as it returns it. "
-              "out_axes=(0, old), with the bare step's out_axes as old: (0, (None, 0)) where they "
-              "were (None, 0).")
-  if "require replication" in said and ("out_specs is " in said or "out_specs[0] is " in said):
-    return ("out_specs of jax.shard_map say that the first result is the same on all devices, but "
-            "it is the pace state, each device's own: out_specs=(spec, old), with spec = "
-            "jaxpace.spec(mesh) and the bare step's out_specs as old.")
+  for parts, text in _OF_SPECS.items():
+    if all(any(word in said for word in part.split("|")) for part in parts):
+      return text
   return None
+
+
+_ARGUMENTS = ("{} don't fit the instrumented step's arguments, of which the pace state is the "
+              "first: {}").format
+_RESULTS = ("{} don't fit what the instrumented step returns: always two things, the pace state "
+            "and all that the bare step returns, as it returns it. {}").format
+_PYTREE = "pytree structure error"
+_OF_SPECS = {
+    (_PYTREE, "shard_map in_specs"): _ARGUMENTS(
+        "in_specs of jax.shard_map", "in_specs=(spec, *old), with spec = jaxpace.spec(mesh) and "
+        "the bare step's in_specs as old."),
+    (_PYTREE, "shard_map out_specs"): _RESULTS(
+        "out_specs of jax.shard_map", "out_specs=(spec, old), with the bare step's out_specs as "
+        "old: (spec, (P(), P())) where they were (P(), P()), not (spec, P(), P())."),
+    (_PYTREE, "pmap in_axes"): _ARGUMENTS(
+        "in_axes of jax.pmap", "in_axes=(0, *old), with the bare step's in_axes as old."),
+    (_PYTREE, "broadcast_prefix|out_axes"): _RESULTS(
+        "out_axes of jax.pmap", "out_axes=(0, old), with the bare step's out_axes as old: (0, "
+        "(None, 0)) where they were (None, 0)."),
+    ("require replication", "out_specs is |out_specs[0] is "):
+        "out_specs of jax.shard_map say that the first result is the same on all devices, but it "
+        "is the pace state, each device's own: out_specs=(spec, old), with spec = "
+        "jaxpace.spec(mesh) and the bare step's out_specs as old.",
+}
+"""What JAX's error says, all of it, each in one of several ways; and what that means here."""
 
 
 _LOOPS = ("inside jax.lax.scan", "inside jax.lax.while_loop")

@@ -39,6 +39,7 @@ from jaxpace.instrumentation.program import (
 )
 from jaxpace.instrumentation.script import Script, of_equations
 from jaxpace.observation import phases, source_lines
+from jaxpace.observation.clocks.operands import first_element
 
 PutTimestamp = Callable[..., list[jax.Array]]
 """`mark(values, *waited, tag=)` -> the values, as `jaxpace.observation.clocks.native.mark` of one
@@ -242,7 +243,8 @@ def _traced(values: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp, ta
 
   def around(*given: jax.Array) -> list[jax.Array]:
     with jax.named_scope("jaxpace"):
-      kept, others = given[:count], [_sample(one) for one in given[count:]]
+      kept = given[:count]
+      others = [one if one.ndim < 2 else first_element(one) for one in given[count:]]
       axes = frozenset[str]().union(*(varying(one) for one in given))
       held = mark([vary(one, axes) for one in kept],
                   *(vary(one, axes) for one in others), tag=tag)
@@ -251,16 +253,6 @@ def _traced(values: Sequence[Any], waited: Sequence[Any], mark: PutTimestamp, ta
   jaxpr = jax.make_jaxpr(around)(*(v.aval for v in [*values, *waited])).jaxpr
   assert not jaxpr.constvars, "marks read no constants"
   return jaxpr
-
-
-def _sample(value: jax.Array) -> jax.Array:
-  """What shows that a value is there: itself if it is flat, else one element of it.
-
-  A timestamp's operands are in default layout, which must not be forced upon matrices.
-  """
-  if value.ndim < 2:
-    return value
-  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
 
 
 # What is known of a body.

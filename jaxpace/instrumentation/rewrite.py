@@ -18,7 +18,7 @@ from jaxpace.instrumentation.program import Literal, Ref, evaluate
 from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation.clocks import Clock, gate, words
-from jaxpace.observation.clocks.operands import Event
+from jaxpace.observation.clocks.operands import Event, first_element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,13 +231,12 @@ class Evaluation:
     """What a timestamp is given to wait for a value: the value if it is flat, else one element of
       it.
 
-    A timestamp's operands are in default layout, which must not be forced upon matrices. Where they
-    are kernels in a stream XLA makes matrices in that layout anyway, and each element would be a
-    copy of its own.
+    Where timestamps are kernels in a stream XLA makes matrices in their layout anyway, and each
+    element would be a copy of its own.
     """
     value = self.env[number]
     whole = (value.ndim < 2 or self.clock.in_stream) and not self.before.automatic
-    return value if whole else _first(value)
+    return value if whole else first_element(value)
 
   def run(self) -> None:
     self.begin()
@@ -262,7 +261,7 @@ class Evaluation:
       if self.before.automatic:
         # As integers: the sums that bring them to all devices must not be combined with those of
         # the entry timestamps.
-        ends = [_first(_integer(v)) for v in ends]
+        ends = [first_element(_integer(v)) for v in ends]
       # What is waited for must be what ends the last kernels, or they would be cut differently.
       # Entry timestamps first: see ORDER in jaxpace.observation.clocks.native.
       entered = [timestamp for timestamp,
@@ -275,13 +274,6 @@ class Evaluation:
     self.timestamps, self.waits = list(map(own, self.timestamps)), list(map(own, self.waits))
     self.arrival, self.delay, self.last_exit = map(
         own, (self.arrival, self.delay, self.last_exit))
-
-
-def _first(value: jax.Array) -> jax.Array:
-  """The first element of a value, which may be of any kind: []."""
-  if not value.ndim or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
-    return value
-  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
 
 
 def _integer(value: jax.Array) -> jax.Array:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
 from jaxpace.instrumentation import primitives
@@ -94,47 +95,35 @@ class Stage:
 
 def work(equation: Equation, program: Program) -> float:
   """A rough count of operations of an equation; infinite where it is unknown."""
-  name = equation.primitive.name
+  return _work(equation.primitive.name, equation.params,
+               [program.avals[ref] if isinstance(ref, int) else ref.value
+                for ref in equation.inputs],
+               [program.avals[output] for output in equation.outputs])
+
+
+def _work(name: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
+          ) -> float:
+  """The same of a primitive, for values or abstract values; what it calls is counted within."""
   if name in primitives.UNKNOWN_WORK:
     return math.inf
   if name in primitives.WEIGHTLESS:
     return 0.0
-  outputs = sum(_elements(program.avals[o]) for o in equation.outputs)
-  inputs = sum(_elements(program.avals[i]) for i in equation.reads())
+  made = float(sum(map(_elements, outputs)))
   if name == "dot_general":
-    (contract, _), _ = equation.params["dimension_numbers"]
-    shape = _shape(program, equation, 0)
-    return 2.0 * outputs * math.prod(shape[d] for d in contract)
+    (contract, _), _ = params["dimension_numbers"]
+    return 2.0 * made * math.prod(inputs[0].shape[d] for d in contract)
   if name == "conv_general_dilated":
-    kernel = _shape(program, equation, 1)
-    features = kernel[equation.params["dimension_numbers"].rhs_spec[0]]
-    return 2.0 * outputs * math.prod(kernel) / max(features, 1)
-  nested = [float(_nested(body)) for body in bodies(equation.params)]
-  return max([inputs + outputs, *nested])
+    kernel = inputs[1].shape
+    features = kernel[params["dimension_numbers"].rhs_spec[0]]
+    return 2.0 * made * math.prod(kernel) / max(features, 1)
+  called = [sum(_work(eqn.primitive.name, eqn.params, [v.aval for v in eqn.invars],
+                      [v.aval for v in eqn.outvars]) for eqn in body.eqns)
+            for body in bodies(params)]
+  return max([made + sum(map(_elements, inputs)), *called])
 
 
-def _nested(jaxpr: object) -> float:
-  total = 0.0
-  for eqn in jaxpr.eqns:  # type: ignore[attr-defined]
-    if eqn.primitive.name in primitives.UNKNOWN_WORK:
-      return math.inf
-    total += sum(_elements(v.aval) for v in eqn.outvars)
-    if eqn.primitive.name == "dot_general":
-      (contract, _), _ = eqn.params["dimension_numbers"]
-      shape = eqn.invars[0].aval.shape
-      total += 2.0 * _elements(eqn.outvars[0].aval) * math.prod(shape[d] for d in contract)
-    total += sum(_nested(body) for body in bodies(eqn.params))
-  return total
-
-
-def _shape(program: Program, equation: Equation, index: int) -> tuple[int, ...]:
-  ref = equation.inputs[index]
-  operand = program.avals[ref] if isinstance(ref, int) else ref.value
-  return tuple(getattr(operand, "shape", ()))
-
-
-def _elements(aval: object) -> int:
-  return math.prod(getattr(aval, "shape", ()) or ())
+def _elements(value: Any) -> int:
+  return math.prod(getattr(value, "shape", ()))
 
 
 _SIGNIFICANT, _MAJOR = 1e-3, 0.02

@@ -1,7 +1,6 @@
 """Recording around whatever trains: no function is named, none is wrapped."""
 
 import gc
-import logging
 import threading
 import time
 
@@ -16,17 +15,12 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files.schemas import ProcessFile
-from jaxpace.observation import comparing, everywhere
+from jaxpace.observation import comparing
 from jaxpace.observation.clocks import host_ring
-from jaxpace.observation.partitioned import collectives, compiling, program, thunks
-from jaxpace.record import describe, observed, writer
+from jaxpace.observation.partitioned import compiling
+from jaxpace.record import observed, writer
 from jaxpace.record.columns import DeviceSteps
-from jaxpace.record.host_sampler import HostSampler
-from jaxpace.record.parts import PartStore
-from jaxpace.record.ring import collect, finding, found, intake
-from jaxpace.record.ring import observed as programs
-from jaxpace.record.ring.collect import ExecutionOrder
-from jaxpace.record.ring.copier import RingCopier
+from jaxpace.record.ring import found
 from jaxpace.runs import rundir, step_causes
 from jaxpace.runs.reader import RunError, read_run
 from tests.patience import patiently
@@ -316,56 +310,6 @@ def test_nothing_is_recorded_while_jit_is_disabled(tmp_path, caplog):
   with jax.disable_jit(), jaxpace.observed(tmp_path / "run"):
     train(2)
   assert "jax_disable_jit" in caplog.text and not (tmp_path / "run").exists()
-
-
-POINTS = {
-    "watch": (compiling, "watch"), "read": (program, "text_of"),
-    "find": (collectives, "found_in"), "serialize": (compiling.Request, "serialized"),
-    "put timestamps in": (thunks, "timestamped"), "load": (compiling.Request, "load"),
-    "describe": (program, "_described"), "note": (everywhere, "add"),
-    "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
-    "begin": (collect.ExecutionOrder, "__init__"), "usage": (host_ring.Usage, "take"),
-    "open": (observed.FoundRecorder, "open"),
-    "ring": (RingCopier, "__init__"), "copy ring": (RingCopier, "copy"),
-    "run": (rundir, "claim"), "place": (describe, "read"), "process": (describe, "process"),
-    "share": (describe, "share"), "sample": (HostSampler, "__init__"),
-    "intake": (intake.Intake, "__init__"), "collect": (collect.Collector, "collect"),
-    "order": (ExecutionOrder, "settle"), "decide": (finding, "find"),
-    "cut": (finding.Step, "steps"),
-    "lay out": (programs, "device"), "meet": (intake.ring_file, "write_plan"),
-    "write": (PartStore, "append"),
-    "wait": (intake.Intake, "reached"), "end": (observed.FoundRecorder, "bring_in_last"),
-    "close ring": (RingCopier, "close"),
-}
-
-
-class Failed(Exception):
-  """Of a point."""
-
-
-@pytest.fixture(scope="module")
-def trained():
-  """What four steps give."""
-  return train(4)
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_whatever_fails_the_program_runs_as_without(point, trained, tmp_path, monkeypatch, caplog):
-  bare = trained
-
-  def fails(*_args, **_kwargs):
-    raise Failed(f"made to fail: {point}")
-
-  if point == "watch":
-    monkeypatch.setattr(compiling, "watch", lambda handler, loaded: handler and fails())
-  else:
-    monkeypatch.setattr(*POINTS[point], fails)
-  monkeypatch.setattr(threading, "excepthook", lambda args: None)
-  with caplog.at_level(logging.WARNING), jaxpace.observed(tmp_path / "run"):
-    seen = train(4)
-  assert seen.tobytes() == bare.tobytes()
-  # Later programs are nobody's.
-  assert everywhere._recording is None
 
 
 def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):

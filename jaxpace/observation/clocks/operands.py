@@ -62,6 +62,16 @@ def prepare(arrays: Sequence[jax.Array]) -> list[jax.Array]:
   return [vary(array, axes) for array in plain]
 
 
+def first_element(value: jax.Array) -> jax.Array:
+  """What shows that an array is there without a layout of its own: [], of an array of any kind.
+
+  A timer's operands are in default layout, which must not be forced upon matrices.
+  """
+  if not value.ndim or jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+    return value
+  return jax.lax.slice(value, (0,) * value.ndim, (1,) * value.ndim).reshape(())
+
+
 def _plain(array: jax.Array) -> jax.Array:
   array = jnp.asarray(array)
   return jax.random.key_data(array) if jnp.issubdtype(array.dtype, jax.dtypes.prng_key) else array

@@ -36,21 +36,15 @@ class Timestamped(NamedTuple):
   """In what its collectives differ from those of the unmodified program, a sentence each."""
 
 
-class Compiled(NamedTuple):
-  """A program with timestamps, and what the compiler's text says of it."""
+class Made(NamedTuple):
+  """A program with timestamps, before what its collectives are of is looked up."""
 
   executable: Any
-  clock: str
-  """As in `ObservedProgram`."""
-  number: int
   found: Sequence[Found]
-  """Its collectives, with the tags of their timestamps."""
-  notices: tuple[str, ...]
-  differences: tuple[str, ...]
-  bare_seconds: float
-  """What compiling it unmodified took."""
-  marked_seconds: float
-  """What putting marks in took."""
+  """Its collectives as the compiler's text has them, with the tags of their timestamps."""
+  facts: dict[str, Any]
+  """Fields of its `ObservedProgram`."""
+  differences: tuple[str, ...] = ()
 
 
 def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
@@ -78,16 +72,14 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   axes, devices = mlir.mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   program = ObservedProgram(
-      number=made.number, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
-      collectives=_described(made.found, axes, devices, rank_of), clock=made.clock,
-      notices=made.notices,
+      name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
+      collectives=_described(made.found, axes, devices, rank_of),
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
-                      for one in made.found if not _timed(one)),
-      bare_compile_s=made.bare_seconds, stamped_compile_s=made.marked_seconds)
+                      for one in made.found if not _timed(one)), **made.facts)
   return Timestamped(made.executable, program, made.differences)
 
 
-def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
+def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
   """Calls between what was compiled for CPUs: nothing else changes."""
   began = time.monotonic()
   text = text_of(request.compile())
@@ -106,11 +98,11 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Compiled | None:
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
   if not any(map(_timed, named)):
     raise TimestampError("none of its collectives is found among what it runs")
-  return Compiled(executable, "host", number, named, (), (), compiled - began,
-                  time.monotonic() - compiled)
+  return Made(executable, named, {"number": number, "bare_compile_s": compiled - began,
+                                  "stamped_compile_s": time.monotonic() - compiled})
 
 
-def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None:
+def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
   """Kernels in what the partitioner made of the program, compiled again."""
   parts = dump.partitioned(request)
   began = time.monotonic()
@@ -124,8 +116,9 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Compiled | None
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
-  return Compiled(executable, "stream", number, _named(found, bare), notices,
-                  differences(bare, found), parts.seconds, time.monotonic() - began)
+  facts = {"number": number, "clock": "stream", "notices": notices, "bare_compile_s": parts.seconds,
+           "stamped_compile_s": time.monotonic() - began}
+  return Made(executable, _named(found, bare), facts, differences(bare, found))
 
 
 def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:

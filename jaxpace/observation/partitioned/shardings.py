@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxpace.observation.partitioned import groups
 from jaxpace.observation.partitioned.collectives import TimestampError
+from jaxpace.observation.partitioned.text import parts
 
 
 class Digits(NamedTuple):
@@ -47,19 +48,7 @@ def split(text: str) -> list[str]:
   ['{replicated}', '{devices=[4]<=[4]}']
   """
   text = text.strip()
-  if not text.startswith("{{"):
-    return [text]
-  parts, depth, start = [], 0, 0
-  for place, letter in enumerate(text[1:-1], 1):
-    if letter == "{":
-      if depth == 0:
-        start = place
-      depth += 1
-    elif letter == "}":
-      depth -= 1
-      if depth == 0:
-        parts.append(text[start:place + 1])
-  return parts
+  return parts(text[1:-1]) if text.startswith("{{") else [text]
 
 
 def tiles(text: str, rank: int, partitions: int) -> np.ndarray:
@@ -109,8 +98,8 @@ def _tiles_of_mesh(mesh: str, dims: str | None, rank: int, partitions: int) -> n
     if count != partitions or len(named) != rank:
       raise TimestampError(f"a value of {rank} dimensions is laid out over {partitions} partitions "
                           f"as {mesh}, [{dims}]")
-    for dim, parts in enumerate(named):
-      for group in groups.along(axes, parts, devices) if parts else ():
+    for dim, along in enumerate(named):
+      for group in groups.along(axes, along, devices) if along else ():
         places[list(group), dim] = np.arange(len(group))
   except groups.GroupsError as error:
     raise TimestampError(f"a value is laid out in a way that is not known: {error}") from error

@@ -144,7 +144,7 @@ def instruction(line: str) -> Instruction | None:
   if end <= 0 or opening <= 0:
     return None
   closing = _closing(call, opening)
-  operands = tuple(part.split()[-1].lstrip("%") for part in _parts(call[opening + 1:closing])
+  operands = tuple(part.split()[-1].lstrip("%") for part in parts(call[opening + 1:closing])
                    if part.split())
   return Instruction(name.lstrip("%"), shape, call[:opening].strip(), operands,
                      call[closing + 1:].lstrip(", "))
@@ -165,8 +165,8 @@ def _write_out_elements(body: dict[str, Instruction]) -> None:
         if tuple_of is None or not place.isdecimal():
           break
         if element not in body:
-          parts = _parts(tuple_of.shape[1:-1])
-          shape = parts[int(place)].strip() if int(place) < len(parts) else ""
+          shapes = parts(tuple_of.shape[1:-1])
+          shape = shapes[int(place)] if int(place) < len(shapes) else ""
           written[element] = Instruction(
               element, shape, "get-tuple-element", (whole,), f"index={place}")
         whole = element
@@ -230,10 +230,11 @@ def _end(text: str) -> int:
   return len(text)
 
 
-def _parts(text: str) -> list[str]:
-  parts = []
+def parts(text: str) -> list[str]:
+  """What stands between commas outside brackets and quotes."""
+  found = []
   while text:
     end = _end(text)
-    parts.append(text[:end])
+    found.append(text[:end].strip())
     text = text[end + 1:]
-  return parts
+  return found
