@@ -96,8 +96,7 @@ class Stage:
 def work(equation: Equation, program: Program) -> float:
   """A rough count of operations of an equation; infinite where it is unknown."""
   return _work(equation.primitive.name, equation.params,
-               [program.avals[ref] if isinstance(ref, int) else ref.value
-                for ref in equation.inputs],
+               [program.avals[value] for value in equation.reads()],
                [program.avals[output] for output in equation.outputs])
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import mlir
 
+_NO_FLAGS: Mapping[str, Any] = {}
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
 
 
@@ -63,8 +64,9 @@ class Request:
     """Name of the function that was jitted."""
     return function_name(mlir.text_attribute(self.module.operation, "sym_name"))
 
-  def compile(self, module: Any | None = None) -> Any:
-    """Compiles as JAX would, with its cache: this module, once, or another in its place."""
+  def compile(self, module: Any | None = None, flags: Mapping[str, Any] = _NO_FLAGS) -> Any:
+    """Compiles as JAX would, with its cache: this module, once, or another in its place, with more
+    flags of XLA."""
     if module is None:
       if self._as_it_is is None:
         # Before: a compiler may change the module.
@@ -72,8 +74,13 @@ class Request:
         self._as_it_is = self._compile_it(*self._bound.args, **self._bound.kwargs)
       return self._as_it_is
     bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
-    bound.arguments["computation"] = module
+    bound.arguments |= {"computation": module, "compile_options": self._with(flags)}
     return self._compile_it(*bound.args, **bound.kwargs)
+
+  def _with(self, flags: Mapping[str, Any]) -> Any:
+    options = copy.deepcopy(self._options)
+    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
+    return options
 
   def serialized(self) -> bytes:
     """What this module is compiled to, as bytes."""
@@ -136,11 +143,9 @@ class Request:
     """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes
     it."""
     from jax._src import compiler
-    options = copy.deepcopy(self._options)
-    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
     arguments = self._bound.arguments
     return compiler.backend_compile_and_load(
-        arguments["backend"], self.module, arguments["executable_devices"], options,
+        arguments["backend"], self.module, arguments["executable_devices"], self._with(flags),
         arguments["host_callbacks"])
 
 

@@ -41,6 +41,8 @@ class Partitioned(NamedTuple):
   """Its collectives, as the dump's text has them."""
   compiled: str
   """Text of the program compiled unmodified."""
+  outputs: str
+  """How its outputs are laid out, in the compiler's words."""
   seconds: float
   """What compiling it took."""
 
@@ -66,7 +68,38 @@ def partitioned(request: Request) -> Partitioned:
   called_once(module)
   rejoin(module)
   met = tuple(collectives.found_in(written, request.partitions))
-  return Partitioned(module, met, text_of(executable), seconds)
+  return Partitioned(module, met, text_of(executable), str(executable.get_output_shardings()),
+                     seconds)
+
+
+AS_PARTITIONED = {"xla_disable_hlo_passes": f"shardy-xla,sharding-propagation,{_PASS}"}
+"""The compiler's flags for what is partitioned already: nothing is laid out anew."""
+_LAYOUTS = frozenset({"sdy.sharding", "mhlo.sharding"})
+
+
+def call_alike(module: Any, whole: Any) -> None:
+  """Has a partitioned module take and give as the whole program does: donated and aliased inputs,
+  kinds of memory and layouts, all but what lies on which partition.
+
+  Raises:
+    TimestampError: an input or output is no array.
+  """
+  inner, main = (mlir.functions(one)["main"] for one in (module, whole))
+  kinds = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
+  for kind in (*kinds.inputs, *kinds.results):
+    if "token" in str(kind):
+      raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
+    if mlir.tensor(kind) is None:
+      raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
+  with module.context:
+    for name in ("arg_attrs", "res_attrs"):
+      if name in inner.attributes:
+        del inner.attributes[name]
+      if name in main.attributes:
+        listed: list[Any] = [ir.DictAttr(each) for each in main.attributes[name]]
+        inner.attributes[name] = ir.ArrayAttr.get([
+            ir.DictAttr.get({one.name: one.attr for one in each if one.name not in _LAYOUTS})
+            for each in listed])
 
 
 def called_once(module: Any) -> None:

@@ -19,7 +19,6 @@ from jaxpace.observation.partitioned import (
   dump,
   groups,
   mlir,
-  reassemble,
   streaming,
   thunks,
 )
@@ -111,7 +110,10 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
     return None
   number = numbered()
   marked = streaming.put_timestamps(parts.module, number, parts.met)
-  executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
+  dump.call_alike(parts.module, request.module)
+  executable = request.compile(parts.module, dump.AS_PARTITIONED)
+  if str(executable.get_output_shardings()) != parts.outputs:
+    raise TimestampError("the compiler lays its outputs out in another way with timestamps")
   text = text_of(executable)
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
