@@ -75,6 +75,8 @@ def partitioned(request: Request) -> Partitioned:
 AS_PARTITIONED = {"xla_disable_hlo_passes": f"shardy-xla,sharding-propagation,{_PASS}"}
 """The compiler's flags for what is partitioned already: nothing is laid out anew."""
 _LAYOUTS = frozenset({"sdy.sharding", "mhlo.sharding"})
+_PARAMETERS = "mhlo.spmd_parameters_shardings"
+"""What plugins of JAX's can't be handed: MLIR looks for the function that it is of, in vain."""
 
 
 def call_alike(module: Any, whole: Any) -> None:
@@ -92,6 +94,8 @@ def call_alike(module: Any, whole: Any) -> None:
     if mlir.tensor(kind) is None:
       raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
   with module.context:
+    if _PARAMETERS in module.operation.attributes:
+      del module.operation.attributes[_PARAMETERS]
     for name in ("arg_attrs", "res_attrs"):
       if name in inner.attributes:
         del inner.attributes[name]
