@@ -3,6 +3,7 @@ of bounded size."""
 
 from __future__ import annotations
 
+import collections
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -34,8 +35,7 @@ class PartFollower:
       run: run id; None takes that of most parts.
     """
     self._folder, self._table, self._run = folder, table, run
-    self._names: set[str] = set()
-    self._pending: dict[int, dict[str, Part]] = {}
+    self._named: dict[str, Part | None] = {}  # all files there; None: no part
     self._read: dict[int, int] = {}  # by process, the number of the last part read
     self._torn: dict[str, tuple[Part, tuple[int, int]]] = {}
     self.problems: list[str] = []
@@ -58,10 +58,12 @@ class PartFollower:
       PermissionError: the folder or a part can't be read.
     """
     self._list()
-    for process, parts in sorted(self._pending.items()):
-      yield from self._catch_up(process, table_reader.outermost(parts.values()), columns, steps)
-      read = self._read.get(process, -1)
-      self._pending[process] = {name: part for name, part in parts.items() if part.last > read}
+    pending: dict[int, list[Part]] = collections.defaultdict(list)
+    for part in self._named.values():
+      if part and part.run == self._run and part.last > self._read.get(part.process, -1):
+        pending[part.process].append(part)
+    for process, parts in sorted(pending.items()):
+      yield from self._catch_up(process, table_reader.outermost(parts), columns, steps)
     yield from self._mended(columns)
 
   @property
@@ -71,23 +73,19 @@ class PartFollower:
 
   def _list(self) -> None:
     self.newest_unix = None
-    names = set(table_reader.names_in(self._folder))
-    found = [(name, part) for name in names - self._names
-             if (part := table_reader.parse_part_name(name))]
-    if names != self._names:
-      others = sorted(name for name in names if not table_reader.is_temporary(name)
-                      and table_reader.parse_part_name(name) is None)
-      self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
-    if self._run is None and found:
-      self._run = Counter(part.run for _, part in found).most_common(1)[0][0]
-    for name, part in found:
-      if part.run == self._run and part.last > self._read.get(part.process, -1):
-        self._pending.setdefault(part.process, {})[name] = part._replace(
-            path=self._folder / name)
-    for process, parts in self._pending.items():
-      self._pending[process] = {name: part for name, part in parts.items() if name in names}
-    self._torn = {name: value for name, value in self._torn.items() if name in names}
-    self._names = names
+    before, self._named = self._named, {}
+    for name in table_reader.names_in(self._folder):
+      if name in before:
+        self._named[name] = before[name]
+      else:
+        part = table_reader.parse_part_name(name)
+        self._named[name] = part and part._replace(path=self._folder / name)
+    others = [name for name, part in self._named.items()
+              if part is None and not table_reader.is_temporary(name)]
+    self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
+    if self._run is None and (runs := Counter(part.run for part in self._named.values() if part)):
+      self._run = runs.most_common(1)[0][0]
+    self._torn = {name: value for name, value in self._torn.items() if name in self._named}
 
   def _catch_up(self, process: int, parts: list[Part], columns: Sequence[str],
                 steps: int) -> Iterator[Columns]:
@@ -190,7 +188,8 @@ class Window:
     """
     self.size = steps
     self.left_out = 0  # rank numbers from here on had rows that were left out; 0: none
-    self._begin(-1, min(ranks, max(_ROOM // steps, 1)))
+    self._room = max(_ROOM // steps, 1)
+    self._begin(-1, min(ranks, self._room))
 
   def _begin(self, attempt: int, ranks: int) -> None:
     """Forgets all rows."""
@@ -199,14 +198,11 @@ class Window:
     self.high = -1  # highest step
     self.frontier = -1  # step up to which all ranks that still write have brought theirs
     self._steps, self._collectives = Rows(), Rows()
-    self._last = np.full(ranks, -1, np.int64)
-    self._heard = np.full(ranks, -np.inf)
-    self._recorded = np.zeros(ranks, bool)
-
-  @property
-  def ranks(self) -> int:
+    self.ranks = ranks
     """Ranks known so far: one more than the highest number."""
-    return len(self._last)
+    self._last = np.full(self._room, -1, np.int64)
+    self._heard = np.full(self._room, -np.inf)
+    self._recorded = np.zeros(self._room, bool)
 
   @property
   def recorded(self) -> int:
@@ -221,7 +217,7 @@ class Window:
   @property
   def last_of_rank(self) -> np.ndarray:
     """[R] last step that each rank has brought, -1 for none."""
-    return self._last
+    return self._last[:self.ranks]
 
   def add_collectives(self, data: Columns, now: float) -> bool:
     """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any
@@ -291,10 +287,9 @@ class Window:
   def _admit(self, data: Columns, now: float, leads: bool) -> Columns | None:
     """Makes room for rows, and returns those that count; None if there are none."""
     ranks, attempts = data["rank"], data["attempt"]
-    room = max(self.ranks, _ROOM // self.size)
-    sound = (data["step"] >= 0) & (ranks >= 0) & (ranks < room)
-    if (ranks >= room).any():
-      self.left_out = room
+    sound = (data["step"] >= 0) & (ranks >= 0) & (ranks < self._room)
+    if (ranks >= self._room).any():
+      self.left_out = self._room
     newest = int(attempts[sound].max(initial=-1))
     # Restarted: what the attempts before did is no part of what happens now.
     if newest > self.attempt:
@@ -302,10 +297,7 @@ class Window:
     sound &= attempts == self.attempt
     if not sound.any():
       return None
-    more = max(0, int(ranks[sound].max()) + 1 - self.ranks)
-    self._last = np.concatenate([self._last, np.full(more, -1, np.int64)])
-    self._heard = np.concatenate([self._heard, np.full(more, -np.inf)])
-    self._recorded = np.concatenate([self._recorded, np.zeros(more, bool)])
+    self.ranks = max(self.ranks, int(ranks[sound].max()) + 1)
     self.high = max(self.high, int(data["step"][sound].max()))
     for table in (self._steps, self._collectives):
       table.forget(self.high - self.size + 1)
