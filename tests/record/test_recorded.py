@@ -88,23 +88,16 @@ def test_under_pmap(tmp_path: pathlib.Path) -> None:
   assert list(read_run(tmp_path).steps) == list(range(STEPS))
 
 
-def test_what_is_recorded_before_an_error_is_kept(tmp_path: pathlib.Path,
-                                                  mesh: jax.sharding.Mesh) -> None:
-  paced, step, sharding, state = compiled(mesh)
-  with pytest.raises(KeyboardInterrupt), jaxpace.recorded(tmp_path, paced, step, mesh) as short:
-    for batch in batches()[:3]:
-      state, _ = short(state, jax.device_put(batch, sharding))
-    jax.block_until_ready(state)
-    raise KeyboardInterrupt
-  assert list(read_run(tmp_path).steps) == [0, 1, 2]
-
-
 def test_the_usual_slips_are_named(tmp_path: pathlib.Path, mesh: jax.sharding.Mesh) -> None:
   paced, step, _, _ = compiled(mesh)
   with pytest.raises(ValueError, match="mesh"):
     jaxpace.recorded(tmp_path, paced, step)
-  with pytest.raises(TypeError, match="jaxpace.instrument"):
-    jaxpace.recorded(tmp_path, step, step, mesh)
+  for given, said in (((step, step, mesh), "jaxpace.instrument"),
+                      ((paced,), "the third argument is missing"),
+                      ((step, paced, mesh), "the second argument is"),
+                      ((step, None, mesh), "a jitted one has its own")):
+    with pytest.raises(TypeError, match=said):
+      jaxpace.recorded(tmp_path, *given)
 
 
 def placed(mesh):
@@ -237,14 +230,3 @@ def test_nothing_is_marked_where_nothing_is_recorded() -> None:
     short(state, jax.device_put(batches()[0], sharding))
     assert not short.recorder.recording
   assert short.step is step
-
-
-def test_an_instrumented_step_needs_the_compiled_one_too(tmp_path: pathlib.Path,
-                                                         mesh: jax.sharding.Mesh) -> None:
-  paced, step, _, _ = compiled(mesh)
-  with pytest.raises(TypeError, match="the third argument is missing"):
-    jaxpace.recorded(tmp_path, paced)
-  with pytest.raises(TypeError, match="the second argument is"):
-    jaxpace.recorded(tmp_path, step, paced, mesh)
-  with pytest.raises(TypeError, match="a jitted one has its own"):
-    jaxpace.recorded(tmp_path, step, mesh=mesh)

@@ -10,6 +10,19 @@ from tests.record.recording import process_file, run_file, table
 from tests.record.ring.handmade import Handmade
 
 
+class Several(Handmade):
+  """A function that was compiled to the programs of several."""
+
+  def __init__(self, *made):
+    self.made, self.runs = made, frozenset().union(*(one.runs for one in made))
+
+  @property
+  def plan(self):
+    # As soon as a program is compiled, before it runs.
+    return ObservedPlan(tuple(program for one in self.made if one.plan
+                              for program in one.plan.programs))
+
+
 def test_steps_of_several_programs_and_programs_that_run_now_and_then(tmp_path):
   micro, update, evaluate = (Handmade(jax.devices()[:2], layers, name) for layers, name in
                              ((2, "micro"), (1, "update"), (1, "evaluate")))
@@ -65,18 +78,7 @@ def test_a_program_that_is_compiled_while_it_is_recorded_gets_slots_of_its_own(t
   other = Handmade(jax.devices()[:4], layers=2)
   other._program = dataclasses.replace(other._program, name="longer")
 
-  class Both(Handmade):
-    def __init__(self):
-      self.runs = observed.runs | other.runs
-
-    @property
-    def plan(self):
-      # As soon as a program is compiled, before it runs.
-      return ObservedPlan(tuple(program for one in (observed, other) if one.plan
-                                for program in one.plan.programs))
-
-  both = Both()
-  with Recorder(tmp_path, both) as recorder:
+  with Recorder(tmp_path, Several(observed, other)) as recorder:
     for k in range(6):
       if k < 3:
         observed(observed.inputs())
@@ -95,25 +97,9 @@ def test_a_step_that_is_compiled_twice_alike_is_one_in_the_tables(tmp_path):
   step = Handmade(jax.devices()[:2], layers=2)
   again = Handmade(jax.devices()[:2], layers=2)
 
-  class Twice(Handmade):
-    """The first call is of another program than the next."""
-
-    def __init__(self):
-      self.runs = step.runs | again.runs
-
-    @property
-    def plan(self):
-      # As soon as a program is compiled, before it runs.
-      return ObservedPlan(tuple(one for made in (step, again) if made.plan
-                                for one in made.plan.programs))
-
-    def __call__(self, x):
-      return (again if step.plan else step)(x)
-
-  twice = Twice()
-  with Recorder(tmp_path, twice) as recorder:
-    for _ in range(3):
-      twice(step.inputs())
+  with Recorder(tmp_path, Several(step, again)) as recorder:
+    for called in (step, again, again):
+      called(step.inputs())
       recorder.record()
   entries = run_file(tmp_path)["plan"]["collectives"]
   assert [(entry["name"], entry["of"]) for entry in entries] == [
