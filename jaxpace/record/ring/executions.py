@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.core.plan import Collective
-from jaxpace.core.ring_layout import NUMBER, VALUES
+from jaxpace.core.ring_layout import END_TAG, NUMBER, START_TAG, VALUES
 
 
 class Executions(NamedTuple):
@@ -80,9 +80,8 @@ class Splitter:
   but the program's arguments, and so be entered before the start timestamp is written.
   """
 
-  def __init__(self, start_tag: int = 0, end_tag: int = 1):
+  def __init__(self) -> None:
     """Begins; of an execution that is under way nothing is kept."""
-    self._start, self._end = start_tag, end_tag
     self._tag, self._ns = np.empty(0, np.uint32), _NONE
     # Whether what is kept begins where an execution does.
     self._complete = True
@@ -102,7 +101,7 @@ class Splitter:
       ns: [k] int64.
     """
     tag, ns = np.concatenate([self._tag, tag]), np.concatenate([self._ns, ns])
-    ends = np.flatnonzero(tag == self._end)
+    ends = np.flatnonzero(tag == END_TAG)
     ended, complete = int(ends[-1]) + 1 if ends.size else 0, self._complete
     self._tag, self._ns = tag[ended:], ns[ended:]
     self._complete = complete or ended > 0
@@ -111,7 +110,7 @@ class Splitter:
     if not ended:
       return NOTHING
     tag, ns = tag[:ended], ns[:ended]
-    of = np.cumsum(tag == self._end) - (tag == self._end)
+    of = np.cumsum(tag == END_TAG) - (tag == END_TAG)
     # Where several began and one ended, the last one did.
     numbers = np.bincount(of[tag == NUMBER], minlength=len(ends))
     later = np.zeros(len(ends), np.int64)
@@ -119,9 +118,9 @@ class Splitter:
     uncut = numbers == 1
     uncut[0] &= complete
     kept = np.arange(len(tag)) >= np.where(uncut, 0, later)[of]
-    has_start, start_ns = _first(of, ns, kept & (tag == self._start), len(ends))
+    has_start, start_ns = _first(of, ns, kept & (tag == START_TAG), len(ends))
     whole = (numbers > 0) & has_start
-    marks = kept & whole[of] & (tag != NUMBER) & (tag != self._start) & (tag != self._end)
+    marks = kept & whole[of] & (tag != NUMBER) & (tag != START_TAG) & (tag != END_TAG)
     timed = marks & (tag < VALUES)
     np.minimum.at(start_ns, of[timed], ns[timed])
     place = np.cumsum(whole) - 1
