@@ -10,15 +10,11 @@ import pytest
 from experiments.lib import measured
 from experiments.measure import (
   null_live,
-  null_pacing,
-  observed_truth,
   published_examples,
   published_trainers,
 )
 from experiments.measure import recording_overhead as overhead
 from experiments.measure.null_live import BLOCK, ON
-from tests.coordination import jobs
-from tests.patience import patiently
 
 CIRCUMSTANCES = {"command": "c", "date": "d", "load_average_at_start": 1.0,
                  "machine": {"cores": 2, "platform": "p", "jax": "j", "python": "3"}}
@@ -72,49 +68,7 @@ def test_the_live_null_in_small():
   assert "## Mean of the differences, cut" in text and "| one | straggler |" in text
 
 
-@pytest.mark.parametrize("name", null_pacing.PACERS)
-@pytest.mark.parametrize("shape", ["wandering", "straggler"])
-def test_a_cell_of_the_simulated_null_against_the_tests_own_simulation(name, shape):
-  ranks, steps, seed = 4, 250, 1
-  found = null_pacing.cell(null_pacing.PACERS[name], shape, ranks, steps, seed)
-  rng = np.random.default_rng([seed, list(null_pacing.SHAPES).index(shape), ranks])
-  busy = null_pacing.SHAPES[shape](rng, steps, ranks).astype(np.float32)
-  applied, _ = jobs.run(null_pacing.PACERS[name], busy)
-  held = jobs.held_back(busy, applied).sum()
-  bare = (busy.astype(np.float64).max(axis=1) + null_pacing.TRANSFER).sum()
-  # The transfer differs between the two: it moves the median step, on which the threshold hangs.
-  assert found["ratio"] == pytest.approx(1 + held / bare, abs=3e-5 if name == "default" else 2e-6)
-  assert found["held_back_share"] == pytest.approx(found["ratio"] - 1, abs=1e-9)
-  assert found["mean_delay_ms"] == pytest.approx(1e3 * applied.mean(), rel=0.1)
-  assert 1 <= found["ratio"] <= 1.001
-
-
-@pytest.mark.parametrize("shape, mean, spread", [
-    ("normal", 1.0, 0.05), ("exponential", 1.1, 0.1), ("pauses", 1.01, 0.1425),
-    ("wandering", 1.0, 0.102)])
-def test_busy_times_are_what_they_are_said_to_be(shape, mean, spread):
-  busy = null_pacing.SHAPES[shape](np.random.default_rng(0), 2000, 128) / null_pacing.BUSY
-  assert busy.mean() == pytest.approx(mean, abs=0.01)
-  assert busy.std() == pytest.approx(spread, rel=0.05)
-
-
 # Observed and recorded steps.
-
-
-LATE_MS = 30.0
-
-
-@pytest.mark.long
-@patiently(LATE_MS=30.0)
-def test_a_device_late_in_a_layer_is_found_with_its_layer():
-  asked = observed_truth.faults([1.0, 2.0], 50, 4)
-  assert asked == observed_truth.faults([1.0, 2.0], 50, 4)
-  assert sorted(fault.delay_ms for fault in asked) == [1.0] * 50 + [2.0] * 50
-  job = observed_truth.launch(1, [LATE_MS], 3)
-  assert job["lost"] == 0 and job["collectives"] == 3 * observed_truth.LAYERS + 1
-  assert [(fault["within"], fault["layer_right"]) for fault in job["faults"]] == [(True, True)] * 3
-  assert all(LATE_MS <= fault["slept_ms"] < 2 * LATE_MS for fault in job["faults"])
-  assert [row["within"] for row in observed_truth.summary(job)] == [3, 3]
 
 
 def test_each_arm_of_recording_stands_beside_the_null():
