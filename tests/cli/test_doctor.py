@@ -21,7 +21,7 @@ def record(directory, places, run="a"):
   rundir.write_json(directory / "run.json", {"run": run, "schema_version": 1})
   for i, place in enumerate(places):
     rundir.write_json(directory / "locality" / f"{i}.json",
-                      {"run": run, **to_plain(place._replace(process=i))})
+                      {"run": run, **to_plain(place.replace(process=i))})
 
 
 def test_a_sound_machine_as_a_tree(tmp_path, capsys):
@@ -57,8 +57,8 @@ def test_json_says_the_same(tmp_path, capsys):
 def test_hosts_of_a_run_are_told_together_and_compared(tmp_path, capsys):
   good = read_locality(machines.dgx(tmp_path / "good"))
   bad = read_locality(machines.dgx(tmp_path / "bad", swapped=True))
-  places = [good._replace(hostname=f"node{i}", devices=()) for i in range(3)]
-  places.append(bad._replace(hostname="node3", clock_source="hpet"))
+  places = [good.replace(hostname=f"node{i}", devices=()) for i in range(3)]
+  places.append(bad.replace(hostname="node3", clock_source="hpet"))
   record(tmp_path / "run", places)
   status, out, _ = doctor(capsys, tmp_path / "run", "--strict")
   assert status == 1

@@ -12,8 +12,10 @@ import json
 import pathlib
 from collections.abc import Sequence
 
+import msgspec
+
 from experiments.labs.faults.spec import Spec, layout
-from jaxpace.files.plain import from_plain, to_plain
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.types import Cpu, Gpu, Link, Locality, Nic, NumaNode
 
 _SWITCHED = Link(32.0, 16, 32.0, 16, 32.0, 16)
@@ -44,11 +46,11 @@ def place(known: Locality, ranks: Sequence[int], misplaced: Sequence[int]) -> Lo
     nics.append(Nic(name=f"mlx5_{slot}", kind="infiniband", interfaces=(f"ib{slot}",), pci=nic,
                     rate_gbps=400.0, up=True, numa_node=other, path=(*nic_path, nic),
                     switch=nic_path[1], link=_SWITCHED))
-  devices = tuple(device._replace(gpu=gpu.pci)
+  devices = tuple(device.replace(gpu=gpu.pci)
                   for device, gpu in zip(known.devices, gpus, strict=True))
   cpu = Cpu("Intel(R) Xeon(R) Platinum 8480C", "0-111", "0-111", ("0-55", "56-111"))
   numa = (NumaNode(0, "0-55", 1 << 40), NumaNode(1, "56-111", 1 << 40))
-  return known._replace(cpu=cpu, numa=numa, gpus=tuple(gpus), nics=tuple(nics), devices=devices,
+  return known.replace(cpu=cpu, numa=numa, gpus=tuple(gpus), nics=tuple(nics), devices=devices,
                         memory_bytes=2 << 40)
 
 
@@ -56,5 +58,5 @@ def write(path: pathlib.Path, spec: Spec, process: int, ranks: Sequence[int]) ->
   """Puts the fixture of a run into what the recorder wrote of this process."""
   document = json.loads(path.read_text())
   assert tuple(ranks) == layout(spec.layout).ranks_of(process)
-  found = place(from_plain(Locality, document), ranks, spec.misplaced or ())
+  found = place(msgspec.convert(document, Locality), ranks, spec.misplaced or ())
   path.write_text(json.dumps({"run": document["run"], **to_plain(found)}, indent=1) + "\n")

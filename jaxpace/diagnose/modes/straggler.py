@@ -204,7 +204,7 @@ def bad_places(run: Run) -> list[Bad]:
     one_each = len(place.devices) == len(own)
     for i, rank in enumerate(own):
       # Seen with this rank's device alone, a process's place has the concerns of this rank.
-      seen = (place._replace(devices=place.devices[i:i + 1]) if one_each
+      seen = (place.replace(devices=place.devices[i:i + 1]) if one_each
               and place.devices[i].gpu else place)
       for concern in _warnings(find_concerns(seen)):
         ranks.setdefault(concern.kind, set()).add(rank)

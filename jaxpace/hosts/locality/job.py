@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jaxpace.files.documents import LARGEST, parse
-from jaxpace.files.plain import from_plain
-from jaxpace.files.reading import UnreadableError, read_bytes
+import msgspec
+
+from jaxpace.files.documents import read_document
+from jaxpace.files.reading import UnreadableError
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, Concern, find_concerns, sharing_of
 from jaxpace.hosts.locality.nics import fabric_of
 from jaxpace.hosts.locality.tree import parse_list
@@ -40,27 +41,23 @@ def read_places(directory: str | pathlib.Path,
   except OSError as error:
     return [], [f"{FOLDER}/ can't be read ({error.strerror})."]
   for file in files:
+    name = f"{FOLDER}/{file.name}"
     try:
-      document = parse(read_bytes(file, LARGEST))
-      if run is not None and document.get("run", run) != run:
-        problems.append(f"{FOLDER}/{file.name} belongs to another run: left out.")
-        continue
-      if isinstance(document.get("schema"), int) and document["schema"] > SCHEMA:
-        problems.append(f"{FOLDER}/{file.name} was written by a newer version: left out.")
-        continue
-      place = from_plain(Locality, document)
+      document = read_document(file, Locality)
     except OSError as error:
-      problems.append(f"{FOLDER}/{file.name} can't be read ({error.strerror}).")
+      problems.append(f"{name} can't be read ({error.strerror}).")
       continue
     except UnreadableError as error:
-      problems.append(f"{FOLDER}/{file.name} {error}: left out.")
+      problems.append(f"{name} {error}: left out.")
       continue
-    except ValueError:
-      problems.append(
-          f"{FOLDER}/{file.name} can't be read (torn, or not of this format): left out.")
-      continue
-    process = int(file.stem)
-    places[process] = place._replace(process=process)
+    place = msgspec.convert(document.value, Locality)
+    if run is not None and document.value.get("run", run) != run:
+      problems.append(f"{name} belongs to another run: left out.")
+    elif place.schema > SCHEMA:
+      problems.append(f"{name} was written by a newer version: left out.")
+    else:
+      problems += [f"{name}: {sentence}." for sentence in document.left_out]
+      places[int(file.stem)] = place.replace(process=int(file.stem))
   return [place for _, place in sorted(places.items())], problems
 
 

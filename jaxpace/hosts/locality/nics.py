@@ -34,7 +34,7 @@ def read_nics(tree: Tree) -> tuple[Nic, ...]:
     if name not in taken:
       speed = tree.number(f"{_NET}/{name}/speed")  # Mbit/s; -1 where the driver does not know
       state = tree.text(f"{_NET}/{name}/operstate")
-      found.append(_nic(tree, name, directory, (name,))._replace(
+      found.append(_nic(tree, name, directory, (name,)).replace(
           rate_gbps=speed / 1e3 if speed and speed > 0 else None,
           up=None if state in (None, "unknown") else state == "up"))
   return tuple(found)
@@ -56,12 +56,12 @@ def nearest(gpus: Sequence[Gpu], nics: Sequence[Nic]) -> tuple[Gpu, ...]:
   placed = []
   for gpu in gpus:
     if not fabric:
-      placed.append(gpu._replace(nic=None, nic_distance=None))
+      placed.append(gpu.replace(nic=None, nic_distance=None))
       continue
     ranked = [(*_nearness(gpu, nic), taken[nic.name], i) for i, nic in enumerate(fabric)]
     *_, distance, _, chosen = min(ranked)
     taken[fabric[chosen].name] += 1
-    placed.append(gpu._replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[distance]))
+    placed.append(gpu.replace(nic=fabric[chosen].name, nic_distance=pci.DISTANCES[distance]))
   return tuple(placed)
 
 
@@ -105,6 +105,6 @@ def _rdma(tree: Tree, nic: Nic) -> Nic:
     if best is None or entry[:2] > best[:2]:
       best = entry
   if best is None:
-    return nic._replace(kind="infiniband")
-  return nic._replace(up=best[0], rate_gbps=best[1] or None,
+    return nic.replace(kind="infiniband")
+  return nic.replace(up=best[0], rate_gbps=best[1] or None,
                       kind="roce" if best[2] == "ethernet" else "infiniband")

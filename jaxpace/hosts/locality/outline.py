@@ -36,10 +36,10 @@ def outlines(places: Sequence[Locality],
     hosts.setdefault(host_name(place), []).append(place)
   alike: dict[Any, list[str]] = {}
   for name, own in hosts.items():
-    first = own[0]._replace(process=None, hostname=None, devices=(),
-                            cpu=own[0].cpu._replace(allowed=""))
+    first = own[0].replace(process=None, hostname=None, devices=(),
+                            cpu=own[0].cpu.replace(allowed=""))
     # Serial numbers differ between hosts that are alike.
-    key = first._replace(gpus=tuple(gpu._replace(uuid=None) for gpu in first.gpus))
+    key = first.replace(gpus=tuple(gpu.replace(uuid=None) for gpu in first.gpus))
     alike.setdefault(key, []).append(name)
   return [host_outline(names, [place for name in names for place in hosts[name]], more)
           for names in alike.values()]

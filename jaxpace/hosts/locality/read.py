@@ -64,13 +64,13 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
       huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus,
       nics=nics, sources=tuple(sources), notes=tuple(notes))
   if described is None:
-    place = place._replace(gpus=nearest(gpus, nics))
+    place = place.replace(gpus=nearest(gpus, nics))
   else:
     name = topology_file.read_name(os.path.basename(topology or "")) or "the file"
     place = join(place, described, name)
   if place.sources == (FILE,):
     return place
-  return place._replace(
+  return place.replace(
       devices=tuple(_place(describe_device(d), place.gpus, environment) for d in devices))
 
 
@@ -129,14 +129,14 @@ def _place(device: Device, gpus: tuple[Gpu, ...], environment: Mapping[str, str]
   name = "HIP_VISIBLE_DEVICES" if device.platform == "rocm" else "CUDA_VISIBLE_DEVICES"
   order = visible(gpus, environment.get(name))
   gpu = order[number] if 0 <= number < len(order) else None
-  return device._replace(gpu=gpu.pci if gpu else None)
+  return device.replace(gpu=gpu.pci if gpu else None)
 
 
 def _join_nvml(gpus: tuple[Gpu, ...], others: list[Gpu]) -> tuple[Gpu, ...]:
   known = {gpu.pci: gpu for gpu in gpus}
   for one in others:
     gpu = known.get(one.pci, Gpu(one.pci))
-    known[one.pci] = gpu._replace(
+    known[one.pci] = gpu.replace(
         name=one.name or gpu.name, uuid=one.uuid or gpu.uuid, nvlinks=one.nvlinks,
         interconnect=gpu.interconnect if one.nvlinks is None else "nvlink" if one.nvlinks
         else "pcie")
@@ -180,19 +180,19 @@ def join(place: Locality, described: Described, name: str) -> Locality:
         nics=described.nics, sources=(FILE,), topology_used=(
             f"This machine shows no GPU: what is shown is the machine that {title} describes.",))
   if why := _of_another_machine(gpus, described):
-    return place._replace(gpus=nearest(gpus, nics),
+    return place.replace(gpus=nearest(gpus, nics),
                           topology_ignored=f"Nothing of {title} is used: {why}")
   places = _places(nics, described)
   tree, why = _takes_tree(gpus, nics, places, len(place.numa))
   known = {gpu.pci: gpu for gpu in described.gpus}
   rates = {nic.name: nic.rate_gbps for nic in described.nics}
-  nics = tuple(_placed(nic._replace(rate_gbps=nic.rate_gbps or rates.get(nic.name)),
+  nics = tuple(_placed(nic.replace(rate_gbps=nic.rate_gbps or rates.get(nic.name)),
                        places.get(nic.name), tree) for nic in nics)
   gpus = tuple(_placed(_with_links(gpu, known.get(gpu.pci)), places.get(gpu.pci), tree)
                for gpu in gpus)
   used = (f"Of {title} {sum(gpu.pci in places for gpu in gpus)} GPUs and "
           f"{sum(nic.name in places for nic in nics)} NICs are on this machine. {why}")
-  return place._replace(gpus=nearest(gpus, nics), nics=nics, sources=(*place.sources, FILE),
+  return place.replace(gpus=nearest(gpus, nics), nics=nics, sources=(*place.sources, FILE),
                         topology_used=(used,))
 
 
@@ -244,7 +244,7 @@ def _with_links(gpu: Gpu, other: Gpu | None) -> Gpu:
   """A GPU with what the file knows of it beside its place."""
   if other is None:
     return gpu
-  return gpu._replace(nvlinks=other.nvlinks if gpu.nvlinks is None else gpu.nvlinks,
+  return gpu.replace(nvlinks=other.nvlinks if gpu.nvlinks is None else gpu.nvlinks,
                       interconnect=gpu.interconnect or other.interconnect)
 
 
@@ -253,12 +253,12 @@ def _placed(card: Card, place: DevicePlace | None, tree: bool) -> Card:
   place."""
   if place is None:
     # One kind of way, so that all cards can be compared.
-    return card._replace(path=(), switch=None) if tree else card
+    return card.replace(path=(), switch=None) if tree else card
   first, second = (place, card) if tree else (card, place)
   node = second.numa_node if first.numa_node is None else first.numa_node
   # What was negotiated; what the device and the slot could do only sysfs knows.
-  link = card.link._replace(speed=card.link.speed or place.link.speed,
+  link = card.link.replace(speed=card.link.speed or place.link.speed,
                             width=card.link.width or place.link.width)
   if tree:
-    card = card._replace(path=place.path, switch=place.switch)
-  return card._replace(numa_node=node, link=link)
+    card = card.replace(path=place.path, switch=place.switch)
+  return card.replace(numa_node=node, link=link)

@@ -136,7 +136,7 @@ def _cards(element: xml.Element, place: DevicePlace) -> list[Gpu | Nic | DeviceP
   cls, vendor = read_number(element.get("class")), read_number(element.get("vendor"))
   if gpu is not None:
     nvlinks = sum(read_number(link.get("count")) or 0 for link in gpu.iter("nvlink")) or None
-    return [_gpu_at(place)._replace(nvlinks=nvlinks, interconnect="nvlink" if nvlinks else "pcie")]
+    return [_gpu_at(place).replace(nvlinks=nvlinks, interconnect="nvlink" if nvlinks else "pcie")]
   if element.find("nic") is not None:
     return [*_nets(element, place, cls)]
   if element.find("pci") is not None or pci.is_bridge_class(cls):
@@ -158,7 +158,7 @@ def _nets(above: xml.Element, place: DevicePlace, cls: int | None = None) -> Ite
       name = read_name(net.get("name")) or place.pci or f"net{read_name(net.get('dev'))}"
       # An RDMA device's guid has its vendor in the upper bits; a socket's is its number.
       rdma = (read_number(net.get("guid")) or 0) >= _LEAST_GUID
-      yield _nic_at(name, pci.rdma_kind(cls) if rdma else "ethernet", place)._replace(
+      yield _nic_at(name, pci.rdma_kind(cls) if rdma else "ethernet", place).replace(
           rate_gbps=speed / 1e3 if speed and speed > 0 else None)
 
 

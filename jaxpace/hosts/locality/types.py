@@ -3,14 +3,24 @@ none was found."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Self
+
+import msgspec
 
 SCHEMA = 1
 FILE = "topology file"
 """A topology file among a place's sources: the only one where another machine is shown."""
 
 
-class Link(NamedTuple):
+class Known(msgspec.Struct, frozen=True, order=True):
+  """Values that `jaxpace.files.documents` checks against their types when they are read."""
+
+  def replace(self, **changes: Any) -> Self:
+    """Returns the same with some other values."""
+    return msgspec.structs.replace(self, **changes)
+
+
+class Link(Known, frozen=True):
   """A PCIe link: what it runs at, what the device could do, what the slot above it offers."""
 
   speed: float | None = None  # GT/s per lane
@@ -21,7 +31,7 @@ class Link(NamedTuple):
   slot_width: int | None = None
 
 
-class Gpu(NamedTuple):
+class Gpu(Known, frozen=True):
   """A GPU of this host, or another accelerator on its PCIe bus."""
 
   pci: str  # bus id, "0000:17:00.0"
@@ -38,7 +48,7 @@ class Gpu(NamedTuple):
   nic_distance: str | None = None
 
 
-class Nic(NamedTuple):
+class Nic(Known, frozen=True):
   """A network interface with hardware behind it."""
 
   name: str  # of the RDMA device if it is one ("mlx5_0"), else of the interface ("eth0")
@@ -53,7 +63,7 @@ class Nic(NamedTuple):
   link: Link = Link()
 
 
-class NumaNode(NamedTuple):
+class NumaNode(Known, frozen=True):
   """Processors and memory that are near each other."""
 
   node: int
@@ -61,7 +71,7 @@ class NumaNode(NamedTuple):
   memory_bytes: int | None = None
 
 
-class Cpu(NamedTuple):
+class Cpu(Known, frozen=True):
   """The host's processors, and those this process may use."""
 
   model: str | None = None
@@ -70,7 +80,7 @@ class Cpu(NamedTuple):
   sockets: tuple[str, ...] = ()  # CPUs of each socket
 
 
-class Cgroup(NamedTuple):
+class Cgroup(Known, frozen=True):
   """Limits of the control groups this process is in, the tightest from its own up to the outermost
   visible one."""
 
@@ -80,7 +90,7 @@ class Cgroup(NamedTuple):
   memory_limit_bytes: int | None = None
 
 
-class Device(NamedTuple):
+class Device(Known, frozen=True):
   """A JAX device of this process."""
 
   id: int | None = None
@@ -93,7 +103,7 @@ class Device(NamedTuple):
   gpu: str | None = None  # PCI bus id, as far as the order of GPUs and CUDA_VISIBLE_DEVICES show
 
 
-class Locality(NamedTuple):
+class Locality(Known, frozen=True):
   """Everything read of one process's place."""
 
   schema: int = SCHEMA
