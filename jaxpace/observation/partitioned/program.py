@@ -16,6 +16,7 @@ from jaxpace.core.ring_layout import END_TAG, START_TAG
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
   collectives,
+  compiling,
   dump,
   groups,
   mlir,
@@ -105,18 +106,20 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
   """Kernels in what the partitioner made of the program, compiled again."""
   parts = dump.partitioned(request)
   began = time.monotonic()
-  bare = collectives.found_in(parts.compiled, request.partitions)
+  compiled = text_of(parts.bare)
+  bare = collectives.found_in(compiled, request.partitions)
   if not bare:
     return None
   number = numbered()
   marked = streaming.put_timestamps(parts.module, number, parts.met)
   dump.call_alike(parts.module, request.module)
   executable = request.compile(parts.module, dump.AS_PARTITIONED)
-  if str(executable.get_output_shardings()) != parts.outputs:
+  compiling.lay_inputs_out(executable, parts.bare)
+  if str(executable.get_output_shardings()) != str(parts.bare.get_output_shardings()):
     raise TimestampError("the compiler lays its outputs out in another way with timestamps")
   text = text_of(executable)
   found = collectives.found_in(text, request.partitions)
-  notices = (*_rounding(parts.compiled, text),
+  notices = (*_rounding(compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
   facts = {"number": number, "clock": "stream", "notices": notices, "bare_compile_s": parts.seconds,
            "stamped_compile_s": time.monotonic() - began}
