@@ -17,9 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core import ring_layout as layout
+from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Collective, Plan
-from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying

@@ -17,9 +17,9 @@ from jaxpace.coordination.balancer import TOTAL, share_by_speed
 from jaxpace.coordination.data_order import DataOrder
 from jaxpace.coordination.share_work import SharedWork, found
 from jaxpace.core import fields, own_context, packing
+from jaxpace.core.observed import ObservedFunction, observed_function
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
-from jaxpace.core.recordable import ObservedFunction, observed_function
 from jaxpace.core.types import Balancer
 from jaxpace.instrumentation import checks
 from jaxpace.live.control_request import ControlRequest

@@ -24,7 +24,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import own_context
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.live.control_request import ControlRequest
 from jaxpace.observation.clocks import host_ring

@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.observation import comparing
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.comparing import in_a_line

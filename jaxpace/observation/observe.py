@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.everywhere import Different, Watcher
 from jaxpace.observation.partitioned import compiling, program

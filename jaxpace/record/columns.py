@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.record.ring.plan import StepPlan
 from jaxpace.runs.step_causes import HOST_CAUSES, Sample
 
 Columns = dict[str, np.ndarray]
@@ -130,7 +131,7 @@ class DeviceSteps(NamedTuple):
 
 
 def rows(own: DeviceSteps, of: Columns, before: np.ndarray, host: Columns, chosen: np.ndarray,
-         plan: Any) -> dict[str, Columns]:
+         plan: StepPlan) -> dict[str, Columns]:
   """Rows of the tables `steps`, `collectives` and `listening` of one device, for its whole steps.
 
   Args:

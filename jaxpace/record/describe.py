@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.observed import Recordable
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts import distributed
 from jaxpace.hosts.locality import job, nvml

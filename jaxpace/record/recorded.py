@@ -10,7 +10,7 @@ from typing import Any, Self, overload
 
 import jax
 
-from jaxpace.core.recordable import observed_function
+from jaxpace.core.observed import observed_function
 from jaxpace.instrumentation import checks
 from jaxpace.instrumentation.instrument import Instrumented
 from jaxpace.observation.observe import observe

@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 
-from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import (
+from jaxpace.core.observed import (
   InstrumentedFunction,
   ObservedFunction,
+  ObservedProgram,
   Recordable,
   observed_function,
 )

@@ -18,8 +18,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import Recordable
+from jaxpace.core.observed import ObservedProgram, Recordable
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler

@@ -27,6 +27,7 @@ from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.lock import BusyError
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.intake import Losses, StepTables
+from jaxpace.record.ring.plan import StepPlan
 from jaxpace.record.signals import Termination
 from jaxpace.runs import rundir
 
@@ -91,7 +92,7 @@ class Writer:
     self._began = time.monotonic()
     self._guess_at = self._began + _FIRST_SECONDS
     self._failure: Exception | None = None
-    self._plan: Any = None
+    self._plan: StepPlan | None = None
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
     self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
@@ -237,13 +238,14 @@ class Writer:
     if self._intake is None:
       return
     self._intake.poll()
-    if self._intake.plan is not self._plan:
-      self._plan = self._intake.plan
-      self._write_plan(self._plan)
+    plan = self._intake.plan
+    if plan is not None and plan is not self._plan:
+      self._plan = plan
+      self._write_plan(plan)
       # With the slots of what the steps seem to be.
       self._guess_at = 0.0
 
-  def _write_plan(self, plan: Any) -> None:
+  def _write_plan(self, plan: StepPlan) -> None:
     assert self._intake is not None
     self._process_info = {**self._process_info, "ranks": self._intake.ranks}
     if self._run_info is None:
@@ -277,7 +279,7 @@ class Writer:
     now = time.monotonic()
     self._guess_at = now + min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS)
     guess = intake.guess()
-    if guess is None:
+    if guess is None or guess.plan is None:
       return
     tables = guess.take()
     for table, rows in tables.items():

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.plan import Plan, Timestamp
-from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import DECISION_VALUE, DELAY_VALUE, STEP_VALUE, timestamp_tags
 from jaxpace.observation.clocks import host_ring, native, words
 from jaxpace.observation.clocks.operands import Event

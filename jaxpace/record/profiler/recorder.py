@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
-from jaxpace.core.recordable import ObservedFunction, Recordable
+from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram, Recordable
 from jaxpace.hosts import distributed
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.record.columns import DeviceSteps, Range, StepCalls

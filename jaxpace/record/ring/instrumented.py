@@ -17,9 +17,8 @@ import numpy as np
 
 from jaxpace.core import durations
 from jaxpace.core import ring_layout as layout
-from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.observed import InstrumentedFunction, ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDATE, Collective, Plan
-from jaxpace.core.recordable import InstrumentedFunction
 from jaxpace.core.ring_layout import timestamp_tags
 from jaxpace.record.columns import Columns, DeviceSteps, StepCalls, null, picked
 from jaxpace.record.ring.collect import Collector, Detail

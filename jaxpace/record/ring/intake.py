@@ -22,6 +22,7 @@ from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, StepCal
 from jaxpace.record.ring.collect import Detail, ExecutionOrder
 from jaxpace.record.ring.found import HostUse, StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.record.ring.plan import StepPlan
 from jaxpace.runs import ring_file
 from jaxpace.runs.problems import plural
 from jaxpace.runs.step_causes import Sample
@@ -69,7 +70,7 @@ class StepTables(abc.ABC):
     self._previous: dict[int, tuple[int, int]] = {}
     self._standing = 0
     self._made: dict[str, list[Columns]] = collections.defaultdict(list)
-    self.plan: Any = None
+    self.plan: StepPlan | None = None
     """What is in the steps so far, for `run.json`; another object whenever something is new."""
     self.last_step: int | None = None
 
@@ -97,7 +98,7 @@ class StepTables(abc.ABC):
     return (len(self._steps) * len(self.ranks)
             + sum(map(columns.length, self._made.get("steps", ()))))
 
-  def add(self, plan: Any, steps: list[StepCalls]) -> None:
+  def add(self, plan: StepPlan, steps: list[StepCalls]) -> None:
     """Takes steps in, with the plan that has all of their slots."""
     if plan is not self.plan:
       self._make_rows()
@@ -115,6 +116,7 @@ class StepTables(abc.ABC):
     steps, self._steps = self._steps, []
     if not steps:
       return
+    assert self.plan is not None, "steps come with their plan"
     devices = self.devices(steps)
     self._lose(sum((own.missing.astype(np.int64) for own in devices.values()),
                    np.zeros(len(steps), np.int64)))

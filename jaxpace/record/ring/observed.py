@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction, ObservedProgram
 from jaxpace.record.columns import Columns, DeviceSteps, Range, StepCalls
 from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.executions import (

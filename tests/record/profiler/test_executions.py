@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.record.columns import Range, StepCalls
 from jaxpace.record.profiler import executions as trace
 from jaxpace.record.profiler.executions import (

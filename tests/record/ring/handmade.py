@@ -7,9 +7,8 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.core.plan import Loop
-from jaxpace.core.recordable import ObservedFunction
 from jaxpace.observation.clocks import host_ring, native
 from tests.record.ring.programs import collective
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from jaxpace.core.recordable import InstrumentedFunction
+from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.record import columns
 from jaxpace.record.columns import UNKNOWN, Range, StepCalls, rows
 from jaxpace.record.ring.collect import Detail

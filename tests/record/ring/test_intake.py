@@ -2,8 +2,7 @@
 
 import jax
 
-from jaxpace.core.observed import ObservedPlan
-from jaxpace.core.recordable import ObservedFunction
+from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.record.ring.collect import Collector, ExecutionOrder
 from jaxpace.record.ring.intake import Intake, Losses
 from jaxpace.record.ring.observed import PlannedPrograms
