@@ -54,22 +54,26 @@ X = np.linspace(0, 1, 12, dtype=np.float32).reshape(4, 3)
 
 
 @pytest.mark.parametrize("check_vma", [False, True])
-@pytest.mark.parametrize("step, loops, conditional", [
-    (lambda x: jax.checkpoint(summed)(x), [], False),
-    (lambda x: jax.lax.scan(lambda c, _: (summed(c), None), x, None, length=3)[0], [3], False),
-    (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: summed(c), x), [2], False),
+@pytest.mark.parametrize("step, loops, conditional, hidden_in", [
+    (lambda x: jax.checkpoint(summed)(x), [], False, "checkpoint"),
+    (lambda x: jax.lax.scan(lambda c, _: (summed(c), None), x, None, length=3)[0], [3], False,
+     "scan"),
+    (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: summed(c), x), [2], False, "scan"),
     (lambda x: jax.lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, summed(c[1])),
-                                  (0, x))[1], [None], False),
+                                  (0, x))[1], [None], False, "while"),
     (lambda x: jax.lax.cond(jax.lax.pmax(x, "data").sum() > 0, summed,
-                            lambda x: x - 1 + 0 * summed(x), x), [], True),
+                            lambda x: x - 1 + 0 * summed(x), x), [], True, "cond"),
     (lambda x: jax.lax.scan(lambda c, _: (jax.lax.scan(
         lambda d, _: (jax.jit(jax.checkpoint(summed))(d), None), c, None, length=4)[0],
                                           None), x, None, length=3)[0],
-     [3, 4], False),
+     [3, 4], False, "scan"),
 ], ids=["checkpoint", "scan", "fori", "while", "cond", "nested"])
-def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional, check_vma):
+def test_each_body_gets_its_marks_and_computes_the_same(step, loops, conditional, hidden_in,
+                                                        check_vma):
   flat, made, inside = both(step, X, check_vma=check_vma)
   assert flat.hidden and not made.hidden
+  assert all(one.primitive.startswith("psum") and one.bytes == 24 and hidden_in in one.reason
+             for one in flat.hidden)
   assert len(inside) == len(flat.hidden)
   for one in inside:
     assert [loop.trips for loop in one.loops] == loops and one.conditional == conditional

@@ -38,23 +38,6 @@ def test_a_body_called_twice_gives_distinct_values():
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("wrap, words", [
-    (lambda f: jax.checkpoint(f), "checkpoint"),
-    (lambda f: lambda x: jax.lax.scan(lambda c, _: (f(c), None), x, None, length=2)[0], "scan"),
-    (lambda f: lambda x: jax.lax.fori_loop(0, 2, lambda _, c: f(c), x), "scan"),
-    (lambda f: lambda x: jax.lax.while_loop(lambda c: jnp.sum(c) < 3.0, f, x), "while"),
-    (lambda f: lambda x: jax.lax.cond(jnp.sum(x) > 0.0, f, lambda x: x, x), "cond"),
-], ids=["checkpoint", "scan", "fori", "while", "cond"])
-def test_a_collective_that_can_t_be_reached_is_noted(wrap, words):
-  f = wrap(lambda x: jax.lax.psum(x, "data") / 2.0)
-  found = flat(lambda x: (f(x), jax.lax.pmean(x, "data")), jnp.ones(3))
-  assert sum(e.collective for e in found.equations) == 1
-  [hidden] = found.hidden
-  assert words in hidden.reason
-  assert hidden.primitive.startswith("psum")
-  assert hidden.bytes == 12
-
-
 @pytest.mark.parametrize("call", [
     lambda x: jax.lax.psum(x, "data"), lambda x: jax.lax.pmax(x, "data"),
     lambda x: jax.lax.pmin(x, "data"), lambda x: jax.lax.all_gather(x, "data"),

@@ -198,18 +198,29 @@ def _install_stand_ins() -> None:
   calls: Any = getattr(pxla, "ExecuteReplicated", None)
   if not all(hasattr(calls, name) for name in ("xla_executable", "has_unordered_effects")):
     raise RuntimeError(_moved("how it executes programs"))
+
+  def begun(made: Callable[..., None], call: Any, executable: Any, *args: Any, **kwargs: Any
+            ) -> None:
+    made(call, executable, *args, **kwargs)
+    if other := _stand_ins.get(id(executable)):
+      other.begin(call)
+
+  _wrap(calls, "__init__", begun)
+
+
+def _wrap(owner: Any, name: str, around: Callable[..., Any]) -> None:
+  """Puts `around` in the place of what an object of JAX's has by a name, once, if it has that:
+  `around` gets it, and its arguments."""
   with _lock:
-    if hasattr(calls.__init__, "__wrapped__"):
+    inner = getattr(owner, name, None)
+    if inner is None or hasattr(inner, "__wrapped__"):
       return
-    made = calls.__init__
 
-    @functools.wraps(made)
-    def begun(call: Any, executable: Any, *args: Any, **kwargs: Any) -> None:
-      made(call, executable, *args, **kwargs)
-      if other := _stand_ins.get(id(executable)):
-        other.begin(call)
+    @functools.wraps(inner)
+    def outer(*args: Any, **kwargs: Any) -> Any:
+      return around(inner, *args, **kwargs)
 
-    calls.__init__ = begun
+    setattr(owner, name, outer)
 
 
 _unmodified: dict[int, bytes] = {}
@@ -219,38 +230,28 @@ that one is gone, but that another one has its number."""
 
 def _install_serializing() -> None:
   from jax.experimental import serialize_executable
-  pickler: Any = getattr(serialize_executable, "_JaxPjrtPickler", None)
-  write = getattr(pickler, "persistent_id", None)
-  if write is None or hasattr(write, "__wrapped__"):
-    return
 
-  @functools.wraps(write)
-  def persistent_id(self: Any, obj: Any) -> Any:
-    said, unmodified = write(self, obj), _unmodified.get(id(obj))
+  def written(write: Callable[..., Any], pickler: Any, obj: Any) -> Any:
+    said, unmodified = write(pickler, obj), _unmodified.get(id(obj))
     if unmodified is None or said[0] != "exec" or MARK.encode() not in said[1]:
       return said
     return "exec", zlib.decompress(unmodified)
 
-  pickler.persistent_id = persistent_id
+  _wrap(getattr(serialize_executable, "_JaxPjrtPickler", None), "persistent_id", written)
 
 
 def _install_loading() -> None:
   """Has `_loaded` hear of what is loaded by `serialize_executable.deserialize_and_load`."""
   from jax.experimental import serialize_executable
-  unpickler: Any = getattr(serialize_executable, "_JaxPjrtUnpickler", None)
-  read = getattr(unpickler, "persistent_load", None)
-  if read is None:
-    return
 
-  @functools.wraps(read)
-  def persistent_load(self: Any, pid: Any) -> Any:
-    found = read(self, pid)
+  def read(load: Callable[..., Any], unpickler: Any, pid: Any) -> Any:
+    found = load(unpickler, pid)
     if pid[0] == "exec" and _loaded is not None:
       with contextlib.suppress(Exception):
         _loaded(function_name(found.hlo_modules()[0].name), found.local_devices())
     return found
 
-  unpickler.persistent_load = persistent_load
+  _wrap(getattr(serialize_executable, "_JaxPjrtUnpickler", None), "persistent_load", read)
 
 
 _inputs: dict[int, Any] = {}
@@ -264,19 +265,15 @@ def lay_inputs_out(executable: Any, like: Any) -> None:
     RuntimeError: this JAX asks for layouts in another way.
   """
   from jax._src.interpreters import pxla
-  ask: Any = getattr(pxla, "get_op_sharding_from_executable", None)
-  if ask is None:
+  if not hasattr(pxla, "get_op_sharding_from_executable"):
     raise RuntimeError(_moved("how it lays inputs out"))
   _inputs[id(executable)] = like.get_parameter_shardings()
-  if hasattr(ask, "__wrapped__"):
-    return
 
-  @functools.wraps(ask)
-  def asked(executable: Any) -> tuple[Any, Any]:
+  def asked(ask: Callable[[Any], tuple[Any, Any]], executable: Any) -> tuple[Any, Any]:
     inputs, outputs = ask(executable)
     return inputs or _inputs.get(id(executable), inputs), outputs
 
-  pxla.get_op_sharding_from_executable = asked
+  _wrap(pxla, "get_op_sharding_from_executable", asked)
 
 
 def text_of(executable: Any) -> str:
@@ -361,6 +358,6 @@ def _install() -> None:
     if hasattr(os, "register_at_fork"):
       os.register_at_fork(after_in_child=lambda: watch(None))
     compiler.compile_or_get_cached = handed_over
-    with contextlib.suppress(Exception):
-      _install_loading()
     _installed = True
+  with contextlib.suppress(Exception):
+    _install_loading()
