@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import numpy as np
 from jaxpace.coordination import knobs
 from jaxpace.coordination.apportion import apportion, even
 from jaxpace.coordination.knobs import Knobs
+from jaxpace.coordination.trial import either
 from jaxpace.core import arrivals as said
 from jaxpace.core import fields
 from jaxpace.core.durations import valid
@@ -160,7 +161,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
         seen=state.seen + one, since=state.since + one)
     full = known & (state.seen >= np.int32(width)) & (state.since >= np.int32(width))
     due = full & (state.since % np.int32(_EVERY) == np.int32(0))
-    state = _either(due, lambda: look(state), lambda: state)
+    state = either(due, lambda: look(state), lambda: state)
     return state.counts, state
 
   def look(state: SpeedShares) -> SpeedShares:
@@ -322,15 +323,3 @@ def _median(values: jax.Array, among: jax.Array) -> jax.Array:
   ordered = jnp.sort(jnp.where(among, values, np.float32(np.inf)))
   middle = ordered[jnp.maximum(number - np.int32(1), np.int32(0)) // np.int32(2)]
   return jnp.where(number > 0, middle, _ZERO)
-
-
-def _either(chosen: jax.Array, one: Any, other: Any) -> Any:
-  """Runs the chosen one on a CPU; elsewhere both, for an accelerator must not branch."""
-  def both(chosen: jax.Array) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
-
-  return jax.lax.platform_dependent(
-      chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other), default=both)
-
-
-__all__ = ["SpeedShares", "share_by_speed"]

@@ -153,7 +153,7 @@ def _chosen(chosen: bool, one: Callable[[], Any], other: Callable[[], Any]) -> A
   return one() if chosen else other()
 
 
-def _either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+def either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
   """Runs the chosen one on a CPU, which saves a microsecond or three; elsewhere both, and keeps
   what is chosen.
 
@@ -219,7 +219,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   key = int(keyed.checked(key))
   measured = block - settle
   real, where = xp.float32, xp.where
-  either = _chosen if xp is plain else _either
+  chosen = _chosen if xp is plain else either
 
   def whole(value: int) -> Number:
     return xp.int32(real(value))
@@ -279,7 +279,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
     # false, and varying over ranks as all that comes of the state is
     no = closed & xp.logical_not(closed)
-    judged, helps, fails = either(closed, lambda: _judge(state), lambda: (state, no, no))
+    judged, helps, fails = chosen(closed, lambda: _judge(state), lambda: (state, no, no))
     longer, better = _lean(judged) if lean else (whole(0), whole(LEANS_OFF))
     leans = closed & xp.logical_not(helps | fails) & (longer > 0)
     begins = begins & xp.logical_not(helps | fails | leans)

@@ -53,7 +53,8 @@ def test_nodes_are_the_ranks_of_the_first_hosts(tmp_path, capsys):
 
 @pytest.mark.parametrize("arguments", [
     ["--max-delay", "5"], ["--max-delay", "0.02"], ["--max-delay", "inf"], ["--max-delay", "nanms"],
-    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "11s"], ["--threshold", "5"],
+    ["--max-delay", "5m"], ["--max-delay", "-1"], ["--max-delay", "mades"], ["--max-delay", "11s"],
+    ["--threshold", "5"], ["--threshold", "x"], ["--ranks", "made"],
     ["--ranks", "3-1"], ["--ranks", ""], ["--from-step", "-1"], ["--on", "--off"],
     ["--nodes", "1", "--ranks", "0"]])
 def test_slips_change_nothing(tmp_path, arguments, capsys):
