@@ -15,6 +15,22 @@ MOST_RANKS, MOST_PHASES, MOST_COLLECTIVES, MOST_DECISIONS = 64, 16, 32, 32
 """Label values that a process exports of each kind; what comes beyond them is added up under
 "other"."""
 OTHER = "other"
+SERIES = {
+    "steps": ("counter", "steps", "", "Steps recorded.", ("rank",)),
+    "step_seconds": ("histogram", "step.duration", "s", "Time of a step, end to end.", ("rank",)),
+    "phase_seconds": ("counter", "phase.time", "s", "Time in a phase; delay is pacing's.",
+                      ("rank", "phase")),
+    "wait_seconds": ("counter", "wait.time", "s", "Time in a collective, from entry to exit.",
+                     ("rank", "collective")),
+    "host_seconds": ("counter", "host.time", "s", "Time the process spent on something, by cause.",
+                     ("process", "cause")),
+    "involuntary_switches": ("counter", "involuntary_switches", "",
+                             "Involuntary context switches.", ("process",)),
+    "last_step": ("gauge", "last_step", "", "Number of the newest step recorded.", ("process",)),
+    "attempt": ("gauge", "attempt", "", "Restarts of the run.", ("process",)),
+    "decision": ("gauge", "decision", "", "What the pacer decided for the newest step.",
+                 ("process", "name"))}
+"""Kind, name in OpenTelemetry, unit, meaning and labels of what `Bounded.points` yields."""
 _NOT_PHASES = ("start", "end", "sync", "delay", *TIMES)
 
 

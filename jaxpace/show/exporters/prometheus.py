@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import pathlib
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 
 from jaxpace.files.folders import Folder
 from jaxpace.record.columns import Columns
-from jaxpace.show.exporters.figures import BatchFigures, Bounded, figures
+from jaxpace.show.exporters.figures import SERIES, BatchFigures, Bounded, figures
 
 MOST_CONNECTIONS = 16
 REQUEST_SECONDS = 5.0
@@ -145,30 +146,12 @@ class Prometheus:
     self.port: int | None = None  # at which the endpoint listens
     self.registry = prometheus_client.CollectorRegistry()
     self._process: int | None = None
-    self._series = self._make()
-
-  def _make(self) -> dict[str, Any]:
-    """The time series, by the names of `Bounded.points`."""
     client = self._client
-
-    def made(kind: Any, name: str, what: str, *labels: str, **more: Any) -> tuple[str, Any]:
-      return name, kind(f"jaxpace_{name}", what, labels, registry=self.registry, **more)
-
-    return dict([
-        made(client.Counter, "steps", "Steps recorded.", "rank"),
-        made(client.Histogram, "step_seconds", "Time of a step, end to end.", "rank",
-             buckets=_BUCKETS),
-        made(client.Counter, "phase_seconds", "Time in a phase; delay is pacing's.", "rank",
-             "phase"),
-        made(client.Counter, "wait_seconds", "Time in a collective, from entry to exit.", "rank",
-             "collective"),
-        made(client.Counter, "host_seconds", "Time the process spent on something, by cause.",
-             "process", "cause"),
-        made(client.Counter, "involuntary_switches", "Involuntary context switches.", "process"),
-        made(client.Gauge, "last_step", "Number of the newest step recorded.", "process"),
-        made(client.Gauge, "attempt", "Restarts of the run.", "process"),
-        made(client.Gauge, "decision", "What the pacer decided for the newest step.", "process",
-             "name")])
+    made: dict[str, Any] = {
+        "counter": client.Counter, "gauge": client.Gauge,
+        "histogram": functools.partial(client.Histogram, buckets=_BUCKETS)}
+    self._series = {name: made[kind](f"jaxpace_{name}", what, labels, registry=self.registry)
+                    for name, (kind, _, _, what, labels) in SERIES.items()}
 
   def export(self, steps: Columns, collectives: Columns) -> None:
     """Adds rows up; see `jaxpace.record.exporting.Exporter`."""
