@@ -242,9 +242,7 @@ def main(words: Sequence[str] | None = None) -> int:
   """Runs the sections and returns the status to end with."""
   given = arguments(words)
   if given.list:
-    print("\n".join(f"{name:<16} {section.about}"
-                    + ("  (only where named)" if section.asked_for else "")
-                    for name, section in SECTIONS.items()))
+    print("\n".join(f"{name:<16} {section.about}" for name, section in SECTIONS.items()))
     return 0
   if given.child is not None:
     return child(given)

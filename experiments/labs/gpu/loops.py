@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,9 +13,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from experiments.labs.gpu import transformer
+from experiments.labs.gpu import marks, transformer
 from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.transformer import Size
+from jaxpace.observation.clocks import host_ring
 
 PACERS: dict[str, Callable[[], Any]] = {
     "paced": lambda: jaxpace.pace_early_ranks(),
@@ -22,9 +24,44 @@ PACERS: dict[str, Callable[[], Any]] = {
 """Arms with a pacer, by name; "timestamped" has none, "bare" is not instrumented."""
 
 
+MARKED = {"marked": 1, "marked around each array": 0}
+"""Arms with the timestamps of observed programs around so many means of the gradients, which one
+GPU leaves out; 0: each array is one."""
+
+
 def instrumented(bench: Bench) -> tuple[str, ...]:
-  """The instrumented arms; but one where the program itself is tried."""
-  return ("stamped",) if bench.size == "tiny" else ("stamped", *PACERS)
+  """The arms with timestamps; but one where the program itself is tried."""
+  if bench.size == "tiny":
+    return ("stamped",)
+  return ("stamped", *PACERS, *(MARKED if bench.platform != "cpu" else ()))
+
+
+def marked_step(size: Size, groups: int) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
+  """The step with what `jaxpace.observe` puts into a program for GPUs: a timestamp that holds the
+  batch back, one around each of `groups` means, one behind the loss."""
+  host_ring.unavailable("stream")
+  number = host_ring.next_program()
+
+  def step(state: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
+    block = marks.lane()
+    batch, block = marks.launched([batch, block], 0, number)
+    tag = itertools.count(2)
+
+    def averaged(tree: Any) -> Any:
+      nonlocal block
+      leaves, structure = jax.tree.flatten(tree)
+      parts = [leaves] if groups else [[leaf] for leaf in leaves]
+      done = []
+      for part in parts:
+        *part, block = marks.launched([*part, block], next(tag), number)
+        *part, block = marks.launched([*transformer.mean(part), block], next(tag), number)
+        done += part
+      return jax.tree.unflatten(structure, done)
+
+    state, value = transformer.train_step(size, averaged)(state, batch)
+    return state, marks.launched([value, block], 1, number)[0]
+
+  return step
 
 
 class Program:
@@ -41,10 +78,10 @@ class Program:
     """
     self.bench, self.size, self.arm = bench, size, arm
     self.mesh = bench.mesh()
-    step = transformer.train_step(size)
+    step = (marked_step(size, MARKED[arm]) if arm in MARKED else transformer.train_step(size))
     self.paced: Any = None
     self.step: Any
-    if arm == "bare":
+    if arm == "bare" or arm in MARKED:
       self.step = jax.jit(jax.shard_map(step, mesh=self.mesh, in_specs=(P(), P("data")),
                                         out_specs=P(), check_vma=False), donate_argnums=0)
       return

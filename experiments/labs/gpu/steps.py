@@ -13,7 +13,7 @@ import numpy as np
 
 from experiments.labs.gpu import hosttime, transformer
 from experiments.labs.gpu.bench import Bench
-from experiments.labs.gpu.loops import Loop, Program, calibrated, instrumented
+from experiments.labs.gpu.loops import MARKED, Loop, Program, calibrated, instrumented
 from experiments.lib.paired import Estimate, estimate, interleave
 
 LIMITS = {"20ms": 0.2, "2ms": 1.0}
@@ -81,6 +81,8 @@ def _loops(bench: Bench, size: transformer.Size,
       "callback": lambda: Loop(Program(bench, size, "stamped", "callback"))}
   if bench.size != "tiny":
     arms["paced"] = lambda: Loop(Program(bench, size, "paced"))
+    if bench.platform != "cpu":
+      arms |= {arm: lambda arm=arm: Loop(Program(bench, size, arm)) for arm in MARKED}  # type: ignore[misc]
   if folder is not None:
     arms["recorded"] = lambda: Loop(stamped, os.path.join(folder, "run"))
   loops: dict[str, Loop] = {}

@@ -119,12 +119,18 @@ def adam(state: Any, slopes: Any) -> Any:
   return moved, first, second, count
 
 
-def train_step(size: Size) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
+def mean(tree: Any) -> Any:
+  """Means over the ranks."""
+  return jax.lax.pmean(tree, "data")
+
+
+def train_step(size: Size, averaged: Callable[[Any], Any] = mean
+               ) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
   """The per-device step: (state, batch [B, S + 1]) -> (state, loss), averaged over "data"."""
 
   def step(state: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
     value, slopes = jax.value_and_grad(loss)(state[0], batch, size)
-    slopes, value = jax.lax.pmean((slopes, value), "data")
+    slopes, value = averaged((slopes, value))
     return adam(state, clipped(slopes)), value
 
   return step
