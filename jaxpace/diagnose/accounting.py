@@ -19,8 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.groups import Grouped, RunGroups, Waits, step_through
-from jaxpace.diagnose.idea import last_pays, split_by_cause
-from jaxpace.diagnose.idea import transfer as shortest_wait
+from jaxpace.diagnose.idea import split_by_cause
 from jaxpace.diagnose.ledger import Charge, beyond_bubbles, charges
 from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.step_times import InFlight, StepTimes
@@ -43,12 +42,11 @@ class Account(NamedTuple):
   # [C, K] the collective's own time: floor + contention; of several groups their ranks' mean
   transfer: np.ndarray
   spread: np.ndarray  # [R, K]
-  waits: list[Waits] | None = None  # of each collective, where not all ranks meet
-  for_whom: list[np.ndarray] | None = None
-  """[R, K] s by collective, mean over ranks, that are waited on each rank's account, where not all
-  ranks meet."""
-  slow: np.ndarray | None = None  # [R, K] s waited because other groups' transfers were slow
-  slow_groups: np.ndarray | None = None
+  waits: list[Waits]  # of each collective
+  for_whom: list[np.ndarray]
+  """[R, K] s by collective, mean over ranks, that are waited on each rank's account."""
+  slow: np.ndarray  # [R, K] s waited because other groups' transfers were slow
+  slow_groups: np.ndarray
   """[C, R, K] s, summed over ranks, that the slow transfer of the group whose first rank it is
   makes others wait later: part of `transfer`."""
 
@@ -59,33 +57,12 @@ def account(work: StepTimes) -> Account:
 
   Earliness is split by the positive differences (last rank - this rank) in compute, runtime and
   pacing, scaled to its sum. Ahead of the second and later collectives of a step there is only
-  compute.
+  compute. Ranks wait for those of their own group only; without any collective for nobody.
   """
-  if work.meetings is not None and work.synchronised:
-    return _account_by_group(work, work.meetings)
-  waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
-  earliness = np.where(work.valid, 0.0, np.nan)
-  for c, arrival in enumerate(work.arrival if work.synchronised else ()):
-    last, early = last_pays(arrival, work.valid)
-    earliness += early
-    if c:
-      waiting[0] += early
-      continue
-    for charged, seconds in zip(waiting, split_by_cause(early, last, work.causes), strict=True):
-      charged += seconds
-  transfer = shortest_wait(work.wait, work.valid)
-  compute = work.compute + work.arrival[1:].sum(axis=0)
-  spread = work.wait.sum(axis=0) - earliness - transfer.sum(axis=0)
-  return Account(
-      step=work.step, compute=compute, runtime=work.runtime, pacing=work.pacing,
-      waiting_compute=waiting[0], waiting_runtime=waiting[1], waiting_pacing=waiting[2],
-      transfer=transfer, spread=spread)
-
-
-def _account_by_group(work: StepTimes, found: RunGroups) -> Account:
-  """The same where ranks wait for those of their own group only."""
-  waits = step_through(found, work.arrival, work.wait, work.valid)
-  alone = work.arrival.copy()
+  found = work.meetings
+  arrival = work.arrival if work.synchronised else np.zeros_like(work.arrival)
+  waits = step_through(found, arrival, work.wait, work.valid)
+  alone = arrival.copy()
   alone[0] -= work.pacing
   waiting = [np.where(work.valid, 0.0, np.nan) for _ in range(3)]
   earliness, transfers = np.where(work.valid, 0.0, np.nan), np.zeros(work.valid.shape)

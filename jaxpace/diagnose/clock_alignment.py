@@ -95,10 +95,9 @@ def align(run: Run) -> Alignment:
   clock = _clocks(run, exits)
   found = run_groups(run)
   # only ranks that meet leave together: the exits of each group are events of their own
-  if found is not None:
-    exits = [np.where((grouped.of_rank == group)[:, None], e, MISSING)
-             for e, grouped in zip(exits, found.grouped, strict=True)
-             for group in range(grouped.size)]
+  exits = [np.where((grouped.of_rank == group)[:, None], e, MISSING)
+           for e, grouped in zip(exits, found.grouped, strict=False)
+           for group in range(grouped.size)]
   apart = False
   corrections: dict[tuple[int, int], Correction] = {}
   deviations, last = [np.zeros(0)], None
@@ -108,7 +107,7 @@ def align(run: Run) -> Alignment:
     events = (np.stack([e[:, steps] for e in exits], axis=2).reshape(run.ranks, -1) if exits
               else np.zeros((run.ranks, 0), np.int64))
     own, deviation, end, loose = _attempt(events, clock, last, tied=bool(run.collectives),
-                                          grouped=found is not None)
+                                          grouped=not found.all_meet)
     apart |= loose
     deviations.append(deviation)
     last = end if end is not None else last

@@ -44,8 +44,7 @@ class Blocks(NamedTuple):
   step_time: float
   # [R, B] `arrival` with single blocks cut that stick out; what ranks are judged by
   usual: np.ndarray
-  # [R] ranks of different numbers never meet and aren't compared; None: all may be
-  joined: np.ndarray | None = None
+  joined: np.ndarray  # [R] ranks of different numbers never meet and aren't compared
 
   def mean(self, begin: int, end: int) -> np.ndarray:
     """[R] mean of `usual` over the steps of some blocks; NaN where a rank was not there."""
@@ -63,14 +62,12 @@ class Blocks(NamedTuple):
       rank: that they are to be compared with: of ranks that never meet it, none are; None: of all
         parts of the job.
     """
-    if self.joined is not None and rank is None:
+    if rank is None:
       parts = [self.typical(begin, end, int(np.flatnonzero(self.joined == number)[0]))
                for number in np.unique(self.joined)]
       return np.concatenate(parts)
     mean = self.mean(begin, end)
-    known = np.flatnonzero(self.eligible & np.isfinite(mean))
-    if self.joined is not None:
-      known = known[self.joined[known] == self.joined[rank]]
+    known = np.flatnonzero(self.eligible & np.isfinite(mean) & (self.joined == self.joined[rank]))
     order = known[np.argsort(mean[known], kind="stable")]
     return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
 
@@ -84,8 +81,8 @@ class Blocks(NamedTuple):
     overall = self.mean(begin, end)
     result, part = [], None
     for rank in ranks:
-      if part is None or self.joined is not None and self.joined[rank] != part:
-        part = 0 if self.joined is None else int(self.joined[rank])
+      if part != self.joined[rank]:
+        part = int(self.joined[rank])
         typical = self.typical(begin, end, rank)
         level = mean_known(values[typical], axis=0)
       differences = merged(values[rank] - level, weights[rank])

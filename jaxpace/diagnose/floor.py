@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
-from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.totals import ByGroup, Totals
 from jaxpace.runs.run import CollectiveTimes, Run
@@ -28,9 +27,8 @@ class Floor(NamedTuple):
   contention: np.ndarray  # [C, K] max(transfer - floor, 0)
   source: str
   width: int  # steps of the running median; 0 where the floor is known from elsewhere
-  by_group: tuple[np.ndarray, np.ndarray] | None = None
-  """[T, K] quiet and contention of each group of ranks that meets, where not all do: the others'
-  are their means."""
+  by_group: tuple[np.ndarray, np.ndarray]
+  """[T, K] quiet and contention of each group of ranks that meets; the others' are their means."""
 
   @property
   def known(self) -> bool:
@@ -47,7 +45,7 @@ class Floor(NamedTuple):
 
     quiet, contention = told(self.quiet, self.contention)
     return self._replace(quiet=quiet, contention=contention,
-                         by_group=self.by_group and told(*self.by_group))
+                         by_group=told(*self.by_group))
 
 
 def running_minimum(transfer: np.ndarray) -> Floor:
@@ -68,27 +66,41 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   return _above(transfer, floor, RUNNING_MINIMUM, width)
 
 
-def find_floor(run: Run, transfer: np.ndarray, fabric: MeasuredFabric | None,
-               groups: ByGroup | None = None) -> Floor:
-  """The floor of every collective: what the fabric says if that is known, else the run's own
-  running minimum.
+def find_floor(run: Run, fabric: MeasuredFabric | None, groups: ByGroup) -> Floor:
+  """The floor of every collective, of its groups in the mean over ranks: what the fabric says if
+  that is known, else the run's own running minimum.
 
   A transfer that is quick for long in the run itself is believed before a fabric that says it can't
   be.
 
   Args:
     run: the recorded run.
-    transfer: [C, K] seconds, NaN where not known.
     fabric: measured by `jaxpace bench`, or described.
-    groups: where not all ranks meet: each group of them has a floor of its own.
+    groups: each group of ranks that meets has a floor of its own.
   """
-  if groups is not None and len(groups.transfer):
-    return _of_groups(run, fabric, groups, len(transfer))
-  own = running_minimum(transfer)
-  if fabric is None or not run.collectives:
-    return own
-  return _by_fabric(run, fabric, transfer, own,
-                    [(c, joined_ranks(run)) for c in run.collectives])
+  own = running_minimum(groups.transfer)
+  if fabric is not None and run.collectives:
+    most = joined_ranks(run) if groups.found.all_meet else run.ranks
+    own = _by_fabric(run, fabric, groups.transfer, own,
+                     [(run.collectives[c], min(int((groups.row == row).sum()), most))
+                      for row, c in enumerate(groups.collective)])
+  quiet_slow, contended_slow = _slow(groups, own)
+  slots, present = len(groups.found.of), groups.present
+  there = groups.number.sum(axis=1)
+  floor, quiet, contention = (np.full(slots, np.nan),
+                              *(np.full((slots, len(present)), np.nan) for _ in range(2)))
+  for c in range(slots):
+    rows = groups.collective == c
+    weight = groups.number[rows]
+    for values, slow, mean in ((own.quiet, quiet_slow, quiet),
+                               (own.contention, contended_slow, contention)):
+      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
+                       ).sum(axis=0)
+      mean[c] = ratio(total, present)
+    known = np.isfinite(own.floor[rows])
+    if known.any():
+      floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
+  return Floor(floor, quiet, contention, own.source, own.width, (own.quiet, own.contention))
 
 
 def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floor,
@@ -104,32 +116,6 @@ def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floo
   if None in told:
     return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
-
-
-def _of_groups(run: Run, fabric: MeasuredFabric | None, groups: ByGroup, slots: int) -> Floor:
-  """Floors of every group, and their means over the ranks."""
-  own = running_minimum(groups.transfer)
-  if fabric is not None:
-    own = _by_fabric(run, fabric, groups.transfer, own,
-                     [(run.collectives[c], int((groups.row == row).sum()))
-                      for row, c in enumerate(groups.collective)])
-  quiet_slow, contended_slow = _slow(groups, own)
-  there = groups.number.sum(axis=1)
-  present = groups.present
-  floor, quiet, contention = (np.full(slots, np.nan),
-                              *(np.full((slots, len(present)), np.nan) for _ in range(2)))
-  for c in range(slots):
-    rows = groups.collective == c
-    weight = groups.number[rows]
-    for values, slow, mean in ((own.quiet, quiet_slow, quiet),
-                               (own.contention, contended_slow, contention)):
-      total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
-                       ).sum(axis=0)
-      mean[c] = ratio(total, present)
-    known = np.isfinite(own.floor[rows])
-    if known.any():
-      floor[c] = np.average(own.floor[rows][known], weights=np.maximum(there[rows][known], 1))
-  return Floor(floor, quiet, contention, own.source, own.width, (own.quiet, own.contention))
 
 
 def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
@@ -154,7 +140,8 @@ def joined_ranks(run: Run) -> int:
 
 def _above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:
   quiet = np.minimum(transfer, floor[:, None])
-  return Floor(floor, quiet, transfer - quiet, source, width)
+  contention = transfer - quiet
+  return Floor(floor, quiet, contention, source, width, (quiet, contention))
 
 
 def _lowest_median(values: np.ndarray, width: int) -> float:
@@ -245,28 +232,8 @@ def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
 
 def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank
-  is known."""
-  if totals.groups is not None and floor.by_group is not None:
-    return _split_by_group(totals.groups, totals.known, floor)
-  quiet, contention = (np.nan_to_num(values.sum(axis=0))
-                       for values in (floor.quiet, floor.contention))
-  ranks, size = totals.known.shape
-  sums = np.zeros((2, ranks))
-  width = max(1, CELLS // max(1, ranks))
-  for begin in range(0, size, width):
-    part = slice(begin, begin + width)
-    known = totals.known[:, part]
-    if known.all():
-      sums += np.array([[quiet[part].sum()], [contention[part].sum()]])
-    else:
-      sums += (known.astype(np.float64) @ np.stack([quiet[part], contention[part]], axis=1)).T
-  return sums[0], sums[1]
-
-
-def _split_by_group(groups: ByGroup, known: np.ndarray, floor: Floor
-                    ) -> tuple[np.ndarray, np.ndarray]:
-  """The same, of the groups that each rank is in, and of those whose slow transfers held it up."""
-  assert floor.by_group is not None
+  is known: of the groups that it is in, and of those whose slow transfers held it up."""
+  groups, known = totals.groups, totals.known
   sums = np.zeros((2, len(known)))
   parts = [np.nan_to_num(values) for values in floor.by_group]
   for rows in groups.row:

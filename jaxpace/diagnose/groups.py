@@ -1,4 +1,4 @@
-"""Who waits for whom in the collectives of a run, where not all ranks meet in all of them.
+"""Who waits for whom in the collectives of a run, whether all ranks meet in all of them or not.
 
 Ranks that meet in a collective are one group of it; groups that share ranks, in whatever
 collectives, are joined. What is never joined is never compared: its clocks, and what its ranks wait
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnose.idea import last_pays, transfer
 from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.runs.groups import RankGroups
 from jaxpace.runs.run import Run
@@ -36,19 +37,25 @@ class Grouped:
     """[R] number of the group, from 0 without a gap; the number of groups for a rank of none."""
     self.of_rank[self.order] = np.repeat(np.arange(self.size),
                                          np.diff(np.append(self.starts, len(self.order))))
+    sizes = np.bincount(self.of_rank[self.order], minlength=self.size)
+    self.members = [self.order[np.isin(self.of_rank[self.order], np.flatnonzero(sizes == size))
+                               ].reshape(-1, size) for size in np.unique(sizes)]
+    """[groups, ranks] of those groups that have as many ranks."""
+    self.whole = self.size == 1 and len(self.order) == len(groups)
+    """Whether there is one group, of all ranks: these need no sorting."""
 
   def reduce(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
-    """[R, K] to [G, K]."""
+    """[R, ...] to [G, ...]."""
+    if self.whole:
+      return np.asarray(how.reduce(values, axis=0, keepdims=True))
     return how.reduceat(values[self.order], self.starts, axis=0)
 
   def spread(self, values: np.ndarray, fill: float) -> np.ndarray:
-    """[G, K] to [R, K]; `fill` for ranks of no group."""
-    padding = np.full((1, values.shape[1]), fill, values.dtype)
+    """[G, ...] to [R, ...], not to be written to; `fill` for ranks of no group."""
+    if self.whole:
+      return np.broadcast_to(values, (len(self.of_rank), *values.shape[1:]))
+    padding = np.full((1, *values.shape[1:]), fill, values.dtype)
     return np.concatenate([values, padding])[self.of_rank]
-
-  def highest(self, values: np.ndarray) -> np.ndarray:
-    """[R, K] highest of the rank's group; -inf for ranks of none."""
-    return self.spread(self.reduce(np.maximum, values), -np.inf)
 
   def mean(self, values: np.ndarray, there: np.ndarray) -> np.ndarray:
     """[R, K] mean over the ranks of the group that are there; 0 where none is."""
@@ -56,10 +63,23 @@ class Grouped:
     total = self.reduce(np.add, np.where(there, values, 0.0))
     return self.spread(ratio(total, number, 0.0), 0.0)
 
-  def first(self, which: np.ndarray) -> np.ndarray:
-    """[R, K] lowest rank of the group for which [R, K] `which` is true; R where there is none."""
-    ranks = np.where(which, np.arange(len(which))[:, None], len(which))
-    return self.spread(self.reduce(np.minimum, ranks), len(which))
+  def last_pays(self, arrival: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[R, K] the rank of its group that each waits for, and s; itself, 0 where it is not there."""
+    last = np.broadcast_to(np.arange(len(there))[:, None], there.shape).copy()
+    early = np.zeros(there.shape)
+    for members in self.members:
+      at, own = last_pays(arrival[members], there[members])
+      last[members] = np.take_along_axis(members[..., None], at, axis=1)
+      early[members] = own
+    last = np.where(there, last, np.arange(len(there))[:, None])
+    return last, np.where(there, early, 0.0)
+
+  def transfer(self, wait: np.ndarray, there: np.ndarray) -> np.ndarray:
+    """[R, K] s that the collective takes the rank's group; NaN where that is not known."""
+    took = np.full(there.shape, np.nan)
+    for members in self.members:
+      took[members] = transfer(wait[members], there[members])[:, None]
+    return took
 
 
 class RunGroups(NamedTuple):
@@ -78,6 +98,14 @@ class RunGroups(NamedTuple):
   receive, both or nothing."""
   alike: np.ndarray
   """[C] point-to-point transfers of as many bytes have one number; others one of their own."""
+  levels: np.ndarray
+  """[C, R] bool, ranks that meet all those they are joined with: they leave the collective
+  together."""
+
+  @property
+  def all_meet(self) -> bool:
+    """Whether every collective joins all ranks."""
+    return bool(self.levels.all()) and not self.apart
 
   @property
   def apart(self) -> bool:
@@ -90,31 +118,21 @@ class RunGroups(NamedTuple):
     other though none is late."""
     return bool(self.roles.max(initial=0) > self.joined.max(initial=0))
 
-  def levels(self, c: int) -> np.ndarray:
-    """[R] bool, ranks that meet all those they are joined with in the c-th collective: they leave
-    it together."""
-    if self.of[c].sources is not None:
-      return np.zeros(len(self.joined), bool)
-    grouped = self.grouped[c]
-    inside = grouped.of_rank < grouped.size
-    sizes = np.append(np.diff(np.append(grouped.starts, len(grouped.order))), -1)
-    return np.asarray(inside & (sizes[grouped.of_rank] == np.bincount(self.joined)[self.joined]))
-
   def receives(self, c: int) -> np.ndarray:
     """[R] bool, ranks to which the c-th collective brings something."""
     sources = self.of[c].sources
     return np.asarray(self.of[c].groups >= 0 if sources is None else (sources >= 0).any(axis=0))
 
 
-def run_groups(run: Run) -> RunGroups | None:
-  """Who meets in which collective; None where all ranks meet in all of them."""
-  if all(c.rank_groups is None for c in run.collectives):
-    return None
+def run_groups(run: Run) -> RunGroups:
+  """Who meets in which collective: all ranks where nothing else is known. A run without collectives
+  has one of all ranks, the end of its steps."""
   whole = RankGroups(np.zeros(run.ranks, np.int64))
-  of = tuple(whole if c.rank_groups is None else c.rank_groups for c in run.collectives)
+  of = tuple(c.rank_groups or whole for c in run.collectives) or (whole,)
   key = tuple((m.groups.tobytes(), b"" if m.sources is None else m.sources.tobytes()) for m in of)
-  alike = tuple(-1 - c if m.sources is None or one.bytes is None else one.bytes
-                for c, (m, one) in enumerate(zip(of, run.collectives, strict=True)))
+  bytes_of = [c.bytes for c in run.collectives] or [None]
+  alike = tuple(-1 - c if m.sources is None or size is None else size
+                for c, (m, size) in enumerate(zip(of, bytes_of, strict=True)))
   return _run_groups(key, alike, run.ranks)
 
 
@@ -128,8 +146,10 @@ def join_groups(of: tuple[RankGroups, ...], alike: Sequence[int] | None = None) 
   ranks = len(of[0].groups)
   joined = _joined(of, ranks)
   numbers = range(len(of)) if alike is None else alike
-  return RunGroups(of, tuple(Grouped(_who_wait(m)) for m in of), _direct(of, ranks), joined,
-                  _roles(of, joined), np.unique(numbers, return_inverse=True)[1])
+  grouped = tuple(Grouped(_who_wait(m)) for m in of)
+  levels = np.array([_levels(*one, joined) for one in zip(of, grouped, strict=True)])
+  return RunGroups(of, grouped, _direct(of, ranks), joined, _roles(of, joined),
+                   np.unique(numbers, return_inverse=True)[1], levels)
 
 
 def fully_grouped(run: Run) -> list[np.ndarray] | None:
@@ -138,18 +158,9 @@ def fully_grouped(run: Run) -> list[np.ndarray] | None:
   Each is ranks, in their order; together they are all ranks.
   """
   found = run_groups(run)
-  if found is None:
-    return [np.arange(run.ranks)]
-  if not all(found.levels(c).all() for c in range(len(found.of))):
+  if not found.levels.all():
     return None
-  return [np.flatnonzero(found.joined == number)
-          for number in range(int(found.joined.max(initial=0)) + 1)]
-
-
-def joined_ranks_of(run: Run) -> np.ndarray | None:
-  """[R] number of the joined ranks that each belongs to; None where nothing keeps any apart."""
-  found = run_groups(run)
-  return found.joined if found is not None and found.apart else None
+  return [np.flatnonzero(found.joined == number) for number in np.unique(found.joined)]
 
 
 @functools.lru_cache(maxsize=8)
@@ -159,6 +170,15 @@ def _run_groups(key: tuple[tuple[bytes, bytes], ...], alike: tuple[int, ...], ra
                      np.frombuffer(sources, np.int64).reshape(-1, ranks) if sources else None)
              for groups, sources in key)
   return join_groups(of, alike)
+
+
+def _levels(rank_groups: RankGroups, grouped: Grouped, joined: np.ndarray) -> np.ndarray:
+  """[R] bool, whether each rank meets all those it is joined with."""
+  if rank_groups.sources is not None:
+    return np.zeros(len(joined), bool)
+  inside = grouped.of_rank < grouped.size
+  sizes = np.append(np.diff(np.append(grouped.starts, len(grouped.order))), -1)
+  return np.asarray(inside & (sizes[grouped.of_rank] == np.bincount(joined)[joined]))
 
 
 def _roles(of: tuple[RankGroups, ...], joined: np.ndarray) -> np.ndarray:
@@ -273,18 +293,15 @@ def waits_of(found: RunGroups, c: int, arrival: np.ndarray, wait: np.ndarray, va
     return Waits(nothing, own_rank, nothing, np.full(valid.shape, np.nan), there, there, nothing)
   if sources is not None:
     return _from_sources(grouped, sources, arrival, wait, there, own_rank, before, shortest)
-  reach = np.where(there, arrival, -np.inf)
-  least = np.where(there, wait, np.inf)
-  low = grouped.spread(grouped.reduce(np.minimum, least), np.nan)
-  direct = found.direct[c, :, None]
-  last = np.where(direct, grouped.first(there & (reach == grouped.highest(reach))),
-                  grouped.first(there & (least == low)))
-  last = np.where(there, last, own_rank)
-  with np.errstate(invalid="ignore"):
-    longer = np.where(there, np.take_along_axis(arrival, last, axis=0) - arrival, 0.0)
-    early = np.where(direct, longer, np.where(there, wait - low, 0.0))
-  return Waits(early, last, np.where(direct, early, np.clip(longer, 0.0, early)),
-               np.where(np.isfinite(low), low, np.nan), there, there, early)
+  took, direct = grouped.transfer(wait, there), found.direct[c, :, None]
+  last, early = grouped.last_pays(arrival, there)
+  if direct.all():
+    return Waits(early, last, early, took, there, there, early)
+  last = np.where(direct, last, grouped.last_pays(-wait, there)[0])
+  longer = np.where(there, np.take_along_axis(arrival, last, axis=0) - arrival, 0.0)
+  early = np.where(direct, early, np.where(there, wait - took, 0.0))
+  return Waits(early, last, np.where(direct, early, np.clip(longer, 0.0, early)), took, there,
+               there, early)
 
 
 def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wait: np.ndarray,

@@ -80,14 +80,14 @@ def last_pays(arrival: np.ndarray, there: np.ndarray) -> tuple[np.ndarray, np.nd
   """The rank that all others wait for, and how long each of them does.
 
   Args:
-    arrival: [R, K] s that each rank is busy before the collective.
-    there: [R, K] bool, ranks whose arrival is known.
+    arrival: [..., R, K] s that each rank is busy before the collective.
+    there: [..., R, K] bool, ranks whose arrival is known.
 
   Returns:
-    [1, K] the rank that is busy longest, and [R, K] s by which each rank is busy for less.
+    [..., 1, K] the rank that is busy longest, and [..., R, K] s by which each is busy for less.
   """
-  last = np.where(there, arrival, -np.inf).argmax(axis=0)[None]
-  return last, np.take_along_axis(arrival, last, axis=0) - arrival
+  last = np.where(there, arrival, -np.inf).argmax(axis=-2, keepdims=True)
+  return last, np.take_along_axis(arrival, last, axis=-2) - arrival
 
 
 def transfer(wait: np.ndarray, there: np.ndarray) -> np.ndarray:
@@ -95,13 +95,13 @@ def transfer(wait: np.ndarray, there: np.ndarray) -> np.ndarray:
 
   Args:
     wait: [..., R, K] s.
-    there: [R, K] bool, ranks whose wait is known.
+    there: [..., R, K] bool, ranks whose wait is known.
 
   Returns:
     [..., K] s; NaN where no rank is known.
   """
   shortest = np.where(there, wait, np.inf).min(axis=-2)
-  return np.where(there.any(axis=0), shortest, np.nan)
+  return np.where(there.any(axis=-2), shortest, np.nan)
 
 
 def split_by_cause(early: np.ndarray, last: np.ndarray, spent: Sequence[np.ndarray]

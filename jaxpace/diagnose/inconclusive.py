@@ -225,7 +225,7 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
   run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   alone = np.array([c.point_to_point for c in run.collectives], bool)
   apart = _keep_step(totals)
-  staged = totals.groups is not None and totals.groups.found.staged
+  staged = totals.groups.found.staged
   if not (alone.any() or apart or staged):
     return ()
   said = []
@@ -245,7 +245,7 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
   """Groups that no timestamped collective joins, and that keep step all the same."""
-  if totals.groups is None or not totals.groups.found.apart:
+  if not totals.groups.found.apart:
     return ()
   joined = totals.groups.found.joined
   some = totals.present > 0

@@ -18,7 +18,7 @@ from jaxpace.diagnose.episodes import (
   find_episodes,
   without_outages,
 )
-from jaxpace.diagnose.groups import joined_ranks_of
+from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
@@ -103,7 +103,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
     arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
                        arrival)
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
-                  joined_ranks_of(run_totals.run))
+                  totals.groups.found.joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
                         for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
@@ -128,10 +128,8 @@ def find_late(run_totals: RunTotals) -> Lateness:
       blocks=blocks)
 
 
-def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray | float:
-  """Mean arrival of the typical ranks; [R] of those that each rank meets, where not all do."""
-  if blocks.joined is None:
-    return float(mean[blocks.typical(0, size)].mean())
+def _typical_level(blocks: Blocks, mean: np.ndarray, size: int) -> np.ndarray:
+  """[R] mean arrival of the typical ranks of those that each rank meets."""
   level = np.full(len(mean), np.nan)
   for number in np.unique(blocks.joined):
     own = np.flatnonzero(blocks.joined == number)
@@ -170,20 +168,16 @@ def attributed_wait(totals: Totals, selected: SelectedSteps,
       continue
     present = np.maximum(present, 1)
     mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
-    seconds = mean.max(axis=1) if totals.groups is None else _held_by_group(
-        totals.groups, mean, own, slice(begin, end), number)
+    seconds = _held_by_group(totals.groups, mean, own, slice(begin, end), number)
     seconds = np.clip(seconds, 0.0, earliness[:, begin:end].sum(axis=1) / number)
     by_collective += seconds * number / max(1, selected.size)
     each_block[begin:end] += seconds.sum()
     worst = int(mean[0].argmax())
     gap = float(totals.lateness_runtime[own[worst], begin:end].sum() / present[worst])
-    rest = max(float(mean[0, worst]) - gap, 0.0)
     # in whatever collectives others wait for that
-    if gap > 0 and totals.groups is not None:
+    if gap > 0:
       of_rank = max(float(mean[:, worst].sum()), gap)
       for_gaps += float(seconds.sum()) * gap / of_rank * number / max(1, selected.size)
-    elif gap > 0:
-      for_gaps += seconds[0] * gap / (gap + rest) * number / max(1, selected.size)
   return WaitedFor(by_collective, float(for_gaps), each_block)
 
 
@@ -203,7 +197,7 @@ def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: 
   ranks = groups.row.shape[1]
   for c, direct in enumerate(groups.found.direct):
     rows = groups.row[c, list(own)]
-    if (direct & groups.found.levels(c))[groups.row[c] < len(groups.collective)].all():
+    if (direct & groups.found.levels[c])[groups.row[c] < len(groups.collective)].all():
       for row in np.unique(rows[rows < len(groups.collective)]):
         seconds[c] += mean[c, rows == row].max() * (groups.row[c] == row).sum() / ranks
     else:  # what is waited on their account
@@ -244,16 +238,15 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
     first = selected.first_step(run, max(block - 1, 0))
     last = selected.last_step(run, min(block, selected.blocks - 1))
     if last - first <= SAMPLED:
-      numbers, values = late_in(run, rank, first, last, joined_ranks_of(run))
+      numbers, values = late_in(run, rank, first, last, run_groups(run).joined)
       return _split(values, numbers, selected.first_step(run, block))
   steps = np.flatnonzero(selected.within(block - 1, block + 1))
   if not steps.size or steps[-1] - steps[0] > SAMPLED:
     return selected.first_step(run, block)
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
-  arrival, valid, joined = undelayed(work).sum(axis=0), work.valid, joined_ranks_of(run)
-  if joined is not None:
-    valid = valid & (joined == joined[rank])[:, None]
+  arrival, joined = undelayed(work).sum(axis=0), work.meetings.joined
+  valid = work.valid & (joined == joined[rank])[:, None]
   others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]
   return _split(values, run.steps[steps], selected.first_step(run, block))

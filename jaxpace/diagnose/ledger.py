@@ -71,10 +71,14 @@ def charges(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray,
   Yields:
     For each collective, in its order, who is charged.
   """
+  if found.levels.all():  # nobody is late for what was before
+    for c, waited in enumerate(waits):
+      yield Charge((waited.last,), (waited.early,), (np.full(waited.early.shape, c == 0),))
+    return
   ranks, size = waits[0].early.shape
   events = np.full((_REASONS, ranks, size), -1, np.int64)
   amounts = np.zeros((_REASONS, ranks, size))
-  carried = adjacent.any() and not found.levels(len(waits) - 1).all()
+  carried = adjacent.any() and not found.levels[-1].all()
   # Reasons of steps before have numbers of their own by their age, and none is older than that.
   old = 2 * len(waits) * ranks
   oldest = _steps_to_all(found) * old if carried else 0
@@ -124,7 +128,7 @@ def _through(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, even
                  (waited.own + np.where(whole > 0, 0.0, rest), *np.where(slow, 0.0, seconds)),
                  (np.full(rest.shape, c == 0), *(what < ranks)),
                  tuple(what % events_of), tuple(np.where(slow, seconds, 0.0)))
-    if found.levels(c).all():
+    if found.levels[c].all():
       events[:], amounts[:] = -1, 0.0
       continue
     there = waited.there
@@ -179,24 +183,19 @@ def leave(found: RunGroups, c: int, time: np.ndarray, ready: np.ndarray) -> np.n
   Args:
     found: who meets.
     c: which collective, in the order of a step.
-    time: [..., R] when each left its last one.
-    ready: [..., R] when it is there; minus infinity for a rank that is not.
+    time: [R, ...] when each left its last one.
+    ready: [R, ...] when it is there; minus infinity for a rank that is not.
 
   Returns:
-    [..., R]; those whose group is not there stay where they were.
+    [R, ...]; those whose group is not there stay where they were.
   """
   grouped, sources = found.grouped[c], found.of[c].sources
-  if not grouped.size:
-    return np.where(np.isfinite(ready), ready, time)
-  if sources is None:
-    top = np.maximum.reduceat(ready[..., grouped.order], grouped.starts, axis=-1)
-    top = np.concatenate([top, np.full((*top.shape[:-1], 1), -np.inf)],
-                         axis=-1)[..., grouped.of_rank]
-    top = np.where(grouped.of_rank < grouped.size, top, ready)
-  else:
-    top = ready
-    for row in sources:
-      top = np.maximum(top, np.where(row >= 0, ready[..., row], -np.inf))
+  top = ready.copy()
+  if sources is None and grouped.size:
+    top = np.maximum(top, grouped.spread(grouped.reduce(np.maximum, ready), -np.inf))
+  for row in () if sources is None else sources:
+    target = row >= 0
+    top[target] = np.maximum(top[target], ready[row[target]])
   return np.where(np.isfinite(top), top, time)
 
 
@@ -246,8 +245,8 @@ def beyond_bubbles(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray
   scale = ratio(joined.mean(more, valid), most, 0.0)
   part = ratio(later * np.maximum(scale, 0.0), whole, 0.0)
   left = [waited._replace(early=waited.beyond * part, own=np.zeros_like(part)) for waited in waits]
-  busy = np.where(valid, arrival.sum(axis=0), -np.inf)
-  longest = np.minimum(joined.first(valid & (busy == joined.highest(busy))), len(valid) - 1)
+  busy = arrival.sum(axis=0)
+  longest = joined.last_pays(busy, valid)[0]
   nothing = np.zeros(valid.shape)
   return left, [Charge((longest, longest), (nothing, waited.early), (nothing > 0, nothing == 0))
                 for waited in left]

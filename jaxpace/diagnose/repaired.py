@@ -54,7 +54,7 @@ class Repaired(NamedTuple):
     return result
 
 
-def repair(run: Run, mask: np.ndarray, found: RunGroups | None, ranks: Sequence[int]) -> Repaired:
+def repair(run: Run, mask: np.ndarray, found: RunGroups, ranks: Sequence[int]) -> Repaired:
   """Looks at how long ranks are busy.
 
   The typical rank is the lower median, at each quantile, of those that take the same part in a
@@ -63,11 +63,10 @@ def repair(run: Run, mask: np.ndarray, found: RunGroups | None, ranks: Sequence[
   Args:
     run: the recorded run.
     mask: [K] counted steps.
-    found: who meets; None where all ranks do.
+    found: who meets.
     ranks: those to repair.
   """
-  nobody = np.zeros(run.ranks, np.int64)
-  joined, roles = (nobody, nobody) if found is None else (found.joined, found.roles)
+  joined, roles = found.joined, found.roles
   times = _sampled(run, mask)
   known = np.isfinite(times[0])
   there = known.any(axis=1)

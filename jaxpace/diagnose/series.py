@@ -14,7 +14,7 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
 from jaxpace.diagnose.forecast.sample import take_sample
-from jaxpace.diagnose.groups import joined_ranks_of
+from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
@@ -122,7 +122,7 @@ def skew_map(diagnosis: Diagnosis,
   total = np.zeros((run.ranks, columns.blocks))
   number = np.zeros((run.ranks, columns.blocks), np.int64)
   most = np.full((run.ranks, columns.blocks), -np.inf)
-  joined = joined_ranks_of(run)
+  joined = run_groups(run).joined
   for part in chunks(run):
     column = columns.block[part]
     at = np.flatnonzero(column >= 0)

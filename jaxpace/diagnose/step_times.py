@@ -39,11 +39,11 @@ class StepTimes(NamedTuple):
   compute: np.ndarray  # [R, K] of the first collective's arrival
   runtime: np.ndarray  # [R, K]
   pacing: np.ndarray  # [R, K]
+  meetings: RunGroups  # who waits for whom
   # False where no collective is timestamped: then nobody waits for anybody that one could see
   synchronised: bool = True
   # [R, K] whether the rank's clock jumped, so that its step is not known; None: none
   jumped: np.ndarray | None = None
-  meetings: RunGroups | None = None  # who waits for whom; None: every rank for all
   apart_steps: bool = False  # whether the step before one is not the one before in the arrays
   in_flight: InFlight | None = None  # where collectives overlap; None: nowhere
 
@@ -121,13 +121,11 @@ def _busy(run: Run, part: slice) -> StepTimes:
   current = (run.attempt[:, before] == newest) & (newest >= 0)
   timestamps = _timestamps(run, before)
   found = run_groups(run)
-  if found is not None:
-    timestamps = [_in_part(times, grouped.of_rank == grouped.size)
-              for times, grouped in zip(timestamps, found.grouped, strict=True)]
-  for c, (enter, leave, attempt) in enumerate(timestamps):
+  apart = [grouped.of_rank == grouped.size for grouped in found.grouped]
+  timestamps = [_in_part(*of) for of in zip(timestamps, apart, strict=True)]
+  for (enter, leave, attempt), outside in zip(timestamps, apart, strict=True):
     there = (enter != MISSING) & (leave != MISSING) & (attempt == newest)
-    if found is not None:  # a rank that takes no part has no timestamps there
-      there |= (found.grouped[c].of_rank == found.grouped[c].size)[:, None]
+    there |= outside[:, None]  # a rank that takes no part has no timestamps there
     # nor has anybody where a loop took fewer turns, or a branch was not taken
     if alone:
       there |= (attempt < 0).all(axis=0)
@@ -135,8 +133,7 @@ def _busy(run: Run, part: slice) -> StepTimes:
   last_exit = timestamps[0][1]
   for _, leave, _ in timestamps[1:]:
     last_exit = np.maximum(last_exit, leave)
-  if found is not None:
-    current &= last_exit != MISSING
+  current &= last_exit != MISSING
   valid, first = np.zeros((run.ranks, size), bool), np.zeros((run.ranks, size), np.int64)
   if run.previous_exit is not None:
     known = run.previous_exit[:, part] != MISSING
@@ -160,21 +157,20 @@ def _busy(run: Run, part: slice) -> StepTimes:
     waits.append(_seconds(wait, valid))
     previous = end
   arrival, wait, step = np.stack(arrivals), np.stack(waits), _seconds(previous - first, valid)
-  jumped = _jumped(step, valid, found) if run.collectives else None
+  jumped = _jumped(step, valid, found.joined) if run.collectives else None
   if jumped is not None:
     valid &= ~jumped
     for values in (step, *arrival, *wait):
       values[jumped] = np.nan
   in_flight = _in_flight(timestamps, lead, first, valid) if overlapping else None
-  if found is not None:
-    _begin_with_their_first(arrival, found)
+  _begin_with_their_first(arrival, np.array(apart))
   pacing = np.clip(_known(run, "delay_applied", part, valid), 0.0, arrival[0])
   pacing += _held(run, before, lead, arrival, pacing)
   runtime = np.clip(_known(run, "gap", part, valid), 0.0, arrival[0] - pacing)
   work = StepTimes(
       valid=valid, step=step, arrival=arrival, wait=wait, compute=arrival[0] - pacing - runtime,
-      runtime=runtime, pacing=pacing, synchronised=bool(run.collectives), jumped=jumped,
-      meetings=found, apart_steps=alone, in_flight=in_flight)
+      runtime=runtime, pacing=pacing, meetings=found, synchronised=bool(run.collectives),
+      jumped=jumped, apart_steps=alone, in_flight=in_flight)
   return work
 
 
@@ -247,10 +243,9 @@ def _in_part(times: tuple[np.ndarray, np.ndarray, np.ndarray], apart: np.ndarray
   return np.where(apart[:, None], MISSING, enter), np.where(apart[:, None], MISSING, leave), attempt
 
 
-def _begin_with_their_first(arrival: np.ndarray, found: RunGroups) -> None:
+def _begin_with_their_first(arrival: np.ndarray, outside: np.ndarray) -> None:
   """Moves what ranks do before their first collective to the step's first one, where they take no
-  part in that."""
-  outside = np.array([grouped.of_rank == grouped.size for grouped in found.grouped])  # [C, R]
+  part in that: where they are outside, [C, R] bool."""
   for rank in np.flatnonzero(outside[0]).tolist():
     first = int((~outside[:, rank]).argmax())
     if first:
@@ -258,25 +253,21 @@ def _begin_with_their_first(arrival: np.ndarray, found: RunGroups) -> None:
 
 
 def _jumped(step: np.ndarray, valid: np.ndarray,
-            found: RunGroups | None = None) -> np.ndarray | None:
+            joined: np.ndarray) -> np.ndarray | None:
   """[R, K] ranks whose step differs so much from the others' that only their clock can have jumped;
   None: nobody's."""
-  if found is not None and found.apart:
-    owners = (found.joined[:, None] == number for number in range(int(found.joined.max()) + 1))
-    parts = [_jumped(np.where(own, step, np.nan), valid & own) for own in owners]
-    some = [jumped for jumped in parts if jumped is not None]
-    return np.logical_or.reduce(some) if some else None
-  high = np.where(valid, step, -np.inf).max(axis=0)
-  low = np.where(valid, step, np.inf).min(axis=0)
-  odd = np.flatnonzero(valid.any(axis=0) & ((high - low > JUMP) | (high > LONGEST) | (low < 0)))
-  if not odd.size:
-    return None
   jumped = np.zeros(valid.shape, bool)
-  middle = np.nanmedian(step[:, odd], axis=0)
-  jumped[:, odd] = valid[:, odd] & ((np.abs(step[:, odd] - middle) > JUMP)
-                                    | (step[:, odd] > LONGEST)
-                                    | (step[:, odd] < 0))
-  return jumped
+  for number in np.unique(joined):
+    own = joined == number
+    high = np.where(valid[own], step[own], -np.inf).max(axis=0)
+    low = np.where(valid[own], step[own], np.inf).min(axis=0)
+    odd = np.flatnonzero((high - low > JUMP) & np.isfinite(high) | (high > LONGEST) | (low < 0))
+    if odd.size:
+      at = np.ix_(own, odd)
+      middle = np.nanmedian(step[at], axis=0)
+      jumped[at] = valid[at] & ((np.abs(step[at] - middle) > JUMP) | (step[at] > LONGEST)
+                                | (step[at] < 0))
+  return jumped if jumped.any() else None
 
 
 def _timestamps(run: Run, part: slice) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:

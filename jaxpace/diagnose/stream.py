@@ -31,7 +31,6 @@ import numpy as np
 
 from jaxpace.diagnose import stream_levels as levels
 from jaxpace.diagnose.accounting import account
-from jaxpace.diagnose.groups import joined_ranks_of
 from jaxpace.diagnose.inconclusive import inconclusive_of
 from jaxpace.diagnose.limits import NEARLY_ALL, OFTEN
 from jaxpace.diagnose.selected_steps import mean_known
@@ -205,7 +204,7 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   if inconclusive_of(run, work):
     arrival = np.full_like(arrival, np.nan)
   return update(state, NewSteps(run.steps[first:], arrival, split.transfer.sum(axis=0),
-                                work.runtime, mean, pause), joined_ranks_of(run))
+                                work.runtime, mean, pause), work.meetings.joined)
 
 
 def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules,

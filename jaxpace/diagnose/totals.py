@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from jaxpace.diagnose.accounting import Account, account, overlap_of
-from jaxpace.diagnose.groups import Grouped, RunGroups, joined_ranks_of, run_groups
+from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
 from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
@@ -41,8 +41,8 @@ class Totals:
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   overlap: np.ndarray  # [3, C] of collectives under way: exposed, hidden, behind others
+  groups: ByGroup
   computing: float = 0.0  # while any is under way, at least
-  groups: ByGroup | None = None  # where not all ranks meet in all collectives
   late_in_all: np.ndarray | None = None
   """[R, B] busy time of all steps less its mean over ranks, where only some steps are detailed."""
 
@@ -120,10 +120,8 @@ def lower_median(values: np.ndarray) -> np.ndarray:
   return np.take_along_axis(order, np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
 
 
-def after_typical(values: np.ndarray, joined: np.ndarray | None) -> np.ndarray:
-  """[R, K] values less the lower median of the ranks that each is joined with: all where None."""
-  if joined is None:
-    return np.asarray(values - lower_median(values))
+def after_typical(values: np.ndarray, joined: np.ndarray) -> np.ndarray:
+  """[R, K] values less the lower median of the ranks that each is joined with."""
   after = values.copy()
   for number in np.unique(joined):
     after[joined == number] -= lower_median(values[joined == number])
@@ -144,17 +142,15 @@ def add_up(run: Run, selected: SelectedSteps,
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
       delayed=0, jumped=np.zeros(ranks, np.int64),
-      overlap=np.zeros((3, slots)))
-  found = run_groups(run)
-  if found is not None:
-    totals.groups = ByGroup.none(found, ranks, size, selected.blocks)
+      overlap=np.zeros((3, slots)),
+      groups=ByGroup.none(run_groups(run), ranks, size, selected.blocks))
   for part in chunks(run):
     if selected.mask[part].any():
       _add_chunk(totals, run, selected, part)
     if progress:
       progress(part.stop, size)
   if run.aggregated is not None and selected.mask.any():
-    totals.late_in_all = late_by_block(run, selected, joined_ranks_of(run))
+    totals.late_in_all = late_by_block(run, selected, run_groups(run).joined)
   return totals
 
 
@@ -180,14 +176,12 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   into = _adder(selected.block[part])
   into(totals.block_steps, valid)
   into(totals.lateness_runtime, _relative(split.runtime, valid, number))
+  alone = split
+  if (valid & (work.pacing > 0)).any():
+    alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
+  _add_groups(totals.groups, part, alone, number)
   if work.synchronised:
-    alone = split
-    if (valid & (work.pacing > 0)).any():
-      alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
-    if totals.groups is None:
-      _add_lateness(totals, part, work, number, into)
-    else:
-      _add_by_group(totals, totals.groups, part, work, alone, number, into)
+    _add_lateness(totals, part, work, alone, number, into)
     waiting = alone.waiting_runtime
     totals.waiting_gap[part] = ratio(np.where(valid, waiting, 0.0).sum(axis=0), number, 0.0)
 
@@ -207,44 +201,19 @@ def _adder(block: np.ndarray) -> _Adder:
   return add
 
 
-def _add_lateness(totals: Totals, part: slice, work: StepTimes, number: np.ndarray,
-                  into: _Adder) -> None:
-  """Adds who was late and what it cost, by undelayed arrival."""
-  some = np.flatnonzero(number > 0)
-  worst = np.zeros(len(number))
-  worst_rank = np.zeros(len(number), np.int64)
-  for c, arrival in enumerate(undelayed(work)):
-    relative = _relative(arrival, work.valid, number)
-    into(totals.lateness[c], relative)
-    reach = np.where(work.valid, relative, -np.inf)
-    last = reach.argmax(axis=0)
-    highest = np.where(number > 0, reach.max(axis=0), np.nan)
-    totals.earliness[c, part] = highest
-    np.add.at(totals.blame, last[some], highest[some])
-    more = np.nan_to_num(highest) > worst
-    worst[more], worst_rank[more] = highest[more], last[more]
-  waited = worst > 0
-  totals.last_rank[part] = np.where(waited, worst_rank, -1)
-  totals.last += np.bincount(worst_rank[waited], minlength=len(totals.last))
-
-
-def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes, alone: Account,
+def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
                   number: np.ndarray, into: _Adder) -> None:
-  """The same where ranks wait for those of their own group only.
+  """Adds who was late and what it cost, by undelayed arrival.
 
   Args:
     totals: to add to.
-    groups: of them, what is kept of groups.
     part: slice of the step axis.
     work: the steps.
     alone: their account without delays.
     number: [K] ranks that are there.
     into: the blocks of the steps.
   """
-  assert alone.waits is not None and alone.for_whom is not None
-  assert alone.slow is not None and alone.slow_groups is not None
-  groups.held_up += alone.slow.sum(axis=1)
-  groups.present[part] = number
+  groups = totals.groups
   ranks, size = work.valid.shape
   weight = ratio(1.0, number, 0.0)
   charged = np.zeros((ranks, size))
@@ -252,8 +221,7 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
   arrivals = undelayed(work)
   for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, alone.for_whom,
                                                       strict=True)):
-    grouped = groups.found.grouped[c]
-    if not grouped.size:
+    if not groups.found.grouped[c].size:
       continue
     # Ranks that are joined by whatever collectives are judged together, by all they do in a step.
     into(totals.lateness[c],
@@ -261,14 +229,6 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
     totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
     into(groups.charged[c], for_whom)
     charged += for_whom
-    own = groups.row[c]
-    rows, first = np.unique(own, return_index=True)
-    inside = rows < len(groups.transfer)
-    rows, first = rows[inside], first[inside]
-    present = grouped.reduce(np.add, waited.takes.astype(np.int32))
-    groups.number[rows, part] = present
-    groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
-    groups.slow[rows, part] = alone.slow_groups[c, first]
   totals.blame += charged.sum(axis=1)
   # Ranks that are joined wait for one rank at a time.
   worst = np.full(size, 0.0)
@@ -280,6 +240,23 @@ def _add_by_group(totals: Totals, groups: ByGroup, part: slice, work: StepTimes,
     more = most > worst
     worst[more] = most[more]
     totals.last_rank[part][more] = last[more]
+
+
+def _add_groups(groups: ByGroup, part: slice, alone: Account, number: np.ndarray) -> None:
+  """Adds the transfers of each group, and what they made others wait."""
+  groups.held_up += alone.slow.sum(axis=1)
+  groups.present[part] = number
+  for c, waited in enumerate(alone.waits):
+    grouped = groups.found.grouped[c]
+    if not grouped.size:
+      continue
+    rows, first = np.unique(groups.row[c], return_index=True)
+    inside = rows < len(groups.transfer)
+    rows, first = rows[inside], first[inside]
+    present = grouped.reduce(np.add, waited.takes.astype(np.int32))
+    groups.number[rows, part] = present
+    groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
+    groups.slow[rows, part] = alone.slow_groups[c, first]
 
 
 def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:
@@ -294,14 +271,14 @@ def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.n
 # What a rank does for longer than the others shows there as it does in the collectives one by one;
 # who it made wait, and where, does not.
 
-def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) -> np.ndarray:
+def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray) -> np.ndarray:
   """[R, B] mean busy time of all counted steps, less the mean over the ranks that are joined; NaN
   where not known.
 
   Args:
     run: of which some steps are detailed.
     selected: these; a block of them stands for all steps up to the next block's first.
-    joined: [R] number of the ranks that each meets, None where all do.
+    joined: [R] number of the ranks that each meets.
   """
   assert run.aggregated is not None and selected.mask_of_all is not None
   first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
@@ -321,7 +298,7 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray | None) 
 
 
 def late_in(run: Run, rank: int, first: int, last: int,
-            joined: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+            joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Numbers of the steps from `first` to `last`, and by how many seconds a rank is busy for longer
   in each.
 
@@ -333,7 +310,7 @@ def late_in(run: Run, rank: int, first: int, last: int,
   return every.steps[part], _late(every, part, joined)[rank]
 
 
-def _late(every: AllSteps, part: slice, joined: np.ndarray | None) -> np.ndarray:
+def _late(every: AllSteps, part: slice, joined: np.ndarray) -> np.ndarray:
   """[R, k] busy time less the mean of the joined ranks; NaN where it is not known."""
   own = rank_steps(every, part)
   if every.waited is None:
@@ -342,5 +319,5 @@ def _late(every: AllSteps, part: slice, joined: np.ndarray | None) -> np.ndarray
   if every.delay is not None:
     own -= np.nan_to_num(every.delay[:, part])
   valid = np.isfinite(own)
-  groups = Grouped(np.zeros(len(own), np.int64) if joined is None else joined)
+  groups = Grouped(joined)
   return np.where(valid, own - groups.mean(np.where(valid, own, 0.0), valid), np.nan)

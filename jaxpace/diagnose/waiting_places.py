@@ -113,8 +113,7 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
     return ()
   waiting, transfer, contention = (_means(values[:, selected.mask]) for values in (
       totals.earliness, totals.transfer, floor.contention))
-  # [C, R]
-  for_whom = None if totals.groups is None else totals.groups.charged.sum(axis=2) / selected.size
+  for_whom = totals.groups.charged.sum(axis=2) / selected.size  # [C, R]
   found = []
   of = np.array([place.of for place in at])
   for index in dict.fromkeys(of.tolist()):
@@ -122,7 +121,7 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
     worst = int(own[waiting[own].argmax()])
     whole = float(waiting[own].sum())
     rank, held = None, 0.0
-    if for_whom is not None and whole > 0:
+    if whole > 0:
       by_rank = for_whom[own].sum(axis=0)
       rank = int(by_rank.argmax())
       held = min(float(by_rank[rank]) / whole, 1.0)

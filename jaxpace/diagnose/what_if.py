@@ -1,9 +1,9 @@
 """What the job would gain: recorded steps replayed with something taken out.
 
 A step is the max-plus recurrence t[k, c] = max over ranks of (t[k, c-1] + A[r, k, c]) + C[k, c]
-through all its collectives c, with undelayed arrivals A. Played with other arrivals A*, and all
-else (transfers, spread, what pacing cost) as recorded, a step is shorter by the sum over c of max A
-- max A*.
+through all its collectives c, with undelayed arrivals A, the maximum being that of each group of
+ranks that meets. Played with other arrivals A*, and all else (transfers, spread, what pacing cost)
+as recorded, a step is shorter by the sum over c of max A - max A* where all ranks meet.
 """
 
 from __future__ import annotations
@@ -88,9 +88,8 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
     floor: floors of the transfers; without them contention can't be taken out.
     scenarios: what to take out.
   """
-  total = np.zeros(len(scenarios))
   if not run.collectives or not scenarios:
-    return total.tolist()
+    return [0.0] * len(scenarios)
   gaps = (_typical_gaps(run, selected.mask) if any(s.runtime_jitter for s in scenarios)
           else np.zeros(run.ranks))
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
@@ -99,7 +98,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = run_groups(run)
   parts = (_parts_by_speed(run, selected)
-           if found is None and any(s.uneven for s in scenarios) else None)
+           if found.all_meet and any(s.uneven for s in scenarios) else None)
   late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
   mended = repair(run, selected.mask, found, late) if late else None
 
@@ -121,54 +120,27 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
     if parts is not None and scenario.uneven:  # all but the gaps, times each rank's part
       changed *= parts[:, None]
       changed[0] += work.runtime * (1 - parts[:, None])
-    return changed
-
-  if found is not None:
-    return _saved_by_group(run, selected, found, contention, scenarios, change)
-  for part in chunks(run):
-    if not selected.mask[part].any():
-      continue
-    work = busy(run, part)
-    work = work._replace(valid=work.valid & selected.mask[part])
-    arrival = undelayed(work)
-    recorded = _last(arrival, work.valid)
-    for i, scenario in enumerate(scenarios):
-      changed = change(work, arrival, part, scenario)
-      total[i] += (recorded - _arriving(work, changed, scenario)).sum()
-      if scenario.pacing:
-        total[i] += (_last(work.arrival, work.valid) - recorded).sum()
-      if scenario.contention and contention is not None:
-        total[i] += contention[part][selected.mask[part]].sum()
-  return np.maximum(total / max(1, selected.size), 0.0).tolist()
-
-
-def _saved_by_group(run: Run, selected: SelectedSteps, found: RunGroups,
-                    contention: np.ndarray | None, scenarios: Sequence[Without],
-                    without: Callable[[StepTimes, np.ndarray, slice, Without], np.ndarray]
-                    ) -> list[float]:
-  """The same where ranks wait for those of their own group only: all steps are played, one after
-  the other."""
-
-  def change(work: StepTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
-    if number == 0:
-      return arrival
-    if number == 1:
-      return work.arrival
-    scenario = scenarios[number - 2]
-    changed = without(work, arrival, part, scenario)
     return evened(found, changed, work.valid) if scenario.skew else changed
 
-  at_once = max(1, KEPT // max(1, len(run.collectives) * run.ranks * selected.size))
-  numbers = list(range(len(scenarios) + 2))
-  recorded, delayed, *played = [float(value) for begin in range(0, len(numbers), at_once)
-                                for value in mean_steps(
-                                    run, found, selected.mask, numbers[begin:begin + at_once],
-                                    change)]
+  def numbered(work: StepTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
+    if number < 2:
+      return work.arrival if number else arrival
+    return change(work, arrival, part, scenarios[number - 2])
+
+  numbers = [0, *([1] if any(s.pacing for s in scenarios) else []),
+             *range(2, len(scenarios) + 2)]
+  at_once = (len(numbers) if found.levels.all()
+             else max(1, KEPT // max(1, len(run.collectives) * run.ranks * selected.size)))
+  times = dict(zip(numbers, [float(value) for begin in range(0, len(numbers), at_once)
+                             for value in mean_steps(
+                                 run, found, selected.mask, numbers[begin:begin + at_once],
+                                 numbered)], strict=True))
+  recorded = times[0]
   lost = (0.0 if contention is None
           else float(contention[selected.mask].sum()) / max(1, selected.size))
-  return [max(recorded - value, 0.0) + (delayed - recorded if scenario.pacing else 0.0)
-          + (lost if scenario.contention else 0.0)
-          for value, scenario in zip(played, scenarios, strict=True)]
+  return [max(recorded - times[number] + (times[1] - recorded if scenario.pacing else 0.0)
+              + (lost if scenario.contention else 0.0), 0.0)
+          for number, scenario in enumerate(scenarios, start=2)]
 
 
 def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
@@ -194,11 +166,6 @@ def has_gaps(run: Run) -> bool:
   """Whether the gaps between steps were recorded: without them runtime jitter is part of
   compute."""
   return "gap" in run.durations and bool(np.isfinite(run.durations["gap"]).any())
-
-
-def _last(arrival: np.ndarray, valid: np.ndarray) -> np.ndarray:
-  """[C, k] arrival of the last of the valid ranks, 0 where there is none."""
-  return np.where(valid.any(axis=0), np.where(valid, arrival, -np.inf).max(axis=1), 0.0)
 
 
 def _standing(run: Run, part: slice) -> np.ndarray:
@@ -227,14 +194,6 @@ def _usual_standing(run: Run, mask: np.ndarray) -> np.ndarray:
   return running_minimum(np.concatenate(seen, axis=1)).floor if seen else np.zeros(run.ranks)
 
 
-def _arriving(work: StepTimes, arrival: np.ndarray, scenario: Without) -> np.ndarray:
-  """[C, k] when the scenario's collectives would find everybody there."""
-  if not scenario.skew:
-    return _last(arrival, work.valid)
-  number = np.maximum(work.valid.sum(axis=0), 1)
-  return np.asarray(np.where(work.valid, arrival, 0.0).sum(axis=1) / number)
-
-
 def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
   """[R] median gap of every rank over the counted steps, or their mean where that is shorter; 0
   where none is known, as in the account of a step."""
@@ -248,12 +207,13 @@ def _typical_gaps(run: Run, mask: np.ndarray) -> np.ndarray:
   return medians
 
 
-# Recorded steps replayed where not all ranks meet in all collectives.
+# Recorded steps replayed.
 #
 # Each rank has a time of its own, t. A collective lets the ranks of a group out together, t = max
 # over the group of (t + A) + C; a point-to-point transfer lets a rank out when it and its source
 # are there. Times run on from step to step, so that one rank's lateness reaches others through
-# whatever collectives join them, and ranks that nothing joins never meet.
+# whatever collectives join them, and ranks that nothing joins never meet. Where all that are joined
+# meet in each collective, they begin every step together: it is played by itself.
 
 _LEAST = 512
 """Steps at least of the stretches that are played side by side, each from a common beginning."""
@@ -279,6 +239,8 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
     change: makes a scenario's arrivals.
   """
   steps = np.flatnonzero(mask)
+  if found.levels.all():
+    return _by_themselves(run, found, mask, scenarios, change) / max(1, len(steps))
   lanes = max(1, len(steps) // _LEAST)
   # what lies between detailed steps isn't known: each by itself
   if run.aggregated is not None:
@@ -289,7 +251,7 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
   longest = int(np.diff(edges).max(initial=0))
   lane = np.searchsorted(edges, np.arange(len(steps)), side="right") - 1
   place = np.arange(len(steps)) - edges[lane]
-  shape = len(run.collectives), longest, lanes, run.ranks
+  shape = len(run.collectives), longest, run.ranks, lanes
   arrivals = np.full((len(scenarios), *shape), -np.inf, np.float32)
   transfers = np.zeros(shape, np.float32)
   for part in chunks(run):
@@ -301,25 +263,45 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
     arrival = undelayed(work)
     at = steps[own] - part.start
     for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
-      transfers[c, place[own], lane[own]] = np.nan_to_num(
+      transfers[c, place[own], :, lane[own]] = np.nan_to_num(
           np.where(waited.takes, waited.transfer, 0.0))[:, at].T
     for i, number in enumerate(scenarios):
       changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
-      arrivals[i][:, place[own], lane[own]] = np.moveaxis(changed[:, :, at], 1, 2)
-  return _play(found, arrivals, transfers) / max(1, len(steps))
+      arrivals[i][:, place[own], :, lane[own]] = np.moveaxis(changed[:, :, at], 2, 0)
+  return np.array([_play(found, of, transfers).sum() for of in arrivals]) / max(1, len(steps))
 
 
-def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray) -> np.ndarray:
-  """[scenarios] sum over lanes of the ranks' mean time at the end.
+def _by_themselves(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence[int],
+                   change: Change) -> np.ndarray:
+  """[scenarios] sums over counted steps that each begin together. What transfers take is left out:
+  where all meet it is the same in each scenario."""
+  total = np.zeros(len(scenarios))
+  for part in chunks(run):
+    if not mask[part].any():
+      continue
+    work = busy(run, part)
+    work = work._replace(valid=work.valid & mask[part])
+    arrival = undelayed(work)
+    for i, number in enumerate(scenarios):
+      changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
+      total[i] += _play(found, changed[:, None])[mask[part]].sum()
+  return total
+
+
+def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray | None = None
+          ) -> np.ndarray:
+  """[W] the ranks' mean time at the end of each lane.
 
   Args:
     found: who meets.
-    arrivals: [S, C, L, W, R]; minus infinity for a rank that is not there.
-    transfers: [C, L, W, R].
+    arrivals: [C, L, R, W] s; minus infinity for a rank that is not there.
+    transfers: [C, L, R, W] s; None: 0.
   """
-  scenarios, slots, longest, lanes, ranks = arrivals.shape
-  time = np.zeros((scenarios, lanes, ranks))
+  slots, longest, *shape = arrivals.shape
+  time = np.zeros(shape)
   for k in range(longest):
     for c in range(slots):
-      time = leave(found, c, time, time + arrivals[:, c, k]) + transfers[c, k]
-  return np.asarray(time.mean(axis=2).sum(axis=1))
+      time = leave(found, c, time, time + arrivals[c, k])
+      if transfers is not None:
+        time = time + transfers[c, k]
+  return np.asarray(time.mean(axis=0))

@@ -73,7 +73,8 @@ def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
   # the steps that are replayed are detailed, those that count need not be
   scale = float(case.steps.mean()) / mean
   modes = {finding.mode for finding in findings}
-  direct = case.totals.groups is None or bool(case.totals.groups.found.direct.all())
+  found = case.totals.groups.found
+  direct = bool(found.direct.all())
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
   without: dict[Any, Without] = {"skew": Without(skew=not direct),
@@ -85,7 +86,7 @@ def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
                                                   if name == host)) for host in hosts}
   if run.collectives and has_gaps(run):
     without["jitter"] = Without(runtime_jitter=True)
-  if late and case.totals.groups is None:
+  if late and found.all_meet:
     without["work"] = Without(uneven=True)
   if len(late) > 1:
     without["late"] = Without(ranks=tuple(late))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose import floor
 from jaxpace.diagnose.codes import Note
-from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.diagnose import add, count, diagnose
 from jaxpace.diagnose.floor import find_floor, running_minimum
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_contention import with_bytes
@@ -63,10 +63,13 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
                           "made up")
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
   seconds = costs[joined].seconds(ALL_REDUCE, joined, 4096)
-  floor = find_floor(run, np.full((len(run.collectives), 40), 1.0), fabric)
+  groups = add(run, count(run)).totals.groups
+  groups.transfer[:] = 1.0
+  floor = find_floor(run, fabric, groups)
   np.testing.assert_allclose(floor.floor, seconds)
   # What the run itself has had is believed before a fabric that says it can't be.
-  quicker = find_floor(run, np.full((len(run.collectives), 40), seconds / 2), fabric)
+  groups.transfer[:] = seconds / 2
+  quicker = find_floor(run, fabric, groups)
   np.testing.assert_allclose(quicker.floor, seconds / 2)
 
 

@@ -7,14 +7,9 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
-from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.codes import Note, Verdict
-from jaxpace.diagnose.groups import join_groups
-from jaxpace.diagnose.step_times import busy
-from jaxpace.runs.groups import RankGroups
-from tests.diagnose import grouped, synthetic
+from tests.diagnose import grouped
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_runs import SyntheticJob
 
 STEPS = 240
 TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
@@ -254,20 +249,6 @@ def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
   (tmp_path / "run" / "run.json").write_text(json.dumps(info))
   document = report(tmp_path / "run")
   assert document["not_judged"] == [] and document["verdict_code"] == Verdict.HEALTHY
-
-
-def test_one_group_of_all_is_accounted_for_as_without_groups():
-  """The way by groups and the one where all ranks meet, on the same noisy run with delays."""
-  job = SyntheticJob(ranks=5, steps=STEPS, processes=5, hosts=5, noise=0.1, collectives=3,
-                  transfer_noise=0.3, late={2: 3e-3},
-                  delays={0: 2e-3}, pause=10e-3, pause_probability=0.05)
-  run, _ = synthetic.run_of(job)
-  work = busy(run, slice(0, STEPS))
-  found = join_groups((RankGroups(np.zeros(5, np.int64)),) * 3)
-  plain, by_group = account(work), account(work._replace(meetings=found))
-  for name in plain._fields[:-4]:
-    np.testing.assert_allclose(getattr(by_group, name), getattr(plain, name), rtol=1e-12,
-                               atol=1e-15, err_msg=name)
 
 
 def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path):

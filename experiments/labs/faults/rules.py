@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from jaxpace.diagnose.floor import running_minimum
+from jaxpace.diagnose.floor import find_floor
 from jaxpace.diagnose.limits import COSTLY
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.tcp import BusyLinks
@@ -44,8 +42,8 @@ def _no_links(case: Any, busy: Any, *args: Any) -> BusyLinks:
   return BusyLinks({}, (), 0.0, False)
 
 
-def _own_floor(run: Any, transfer: np.ndarray, fabric: Any, groups: Any = None) -> Any:
-  return running_minimum(transfer)
+def _own_floor(run: Any, fabric: Any, groups: Any) -> Any:
+  return find_floor(run, None, groups)
 
 
 RULES = (

@@ -46,7 +46,7 @@ def collective_waits(run: Run) -> list[TimelineWaits]:
   work = busy(run, slice(0, len(run.steps))) if run.collectives else None
   newest = run.attempt.max(axis=0)
   found = []
-  split = account(work).waits if work is not None and work.meetings is not None else None
+  split = account(work).waits if work is not None and not work.meetings.all_meet else None
   for c, collective in enumerate(run.collectives):
     assert work is not None
     there = ((collective.enter_ns != MISSING) & (collective.exit_ns != MISSING)
