@@ -1,8 +1,8 @@
 """The few functions of `jax.numpy` that `trial` is written in, by the same names, on Python's own
 numbers.
 
-The state machine that judges a pacer runs inside the compiled step; the one that judges
-housekeeping runs on the host, once a step. Both are the same lines of code, in which `xp` is
+The state machine that judges a pacer runs inside the compiled step; a report recomputes its
+interval on the host, and tests run it there. Both are the same lines of code, in which `xp` is
 `jax.numpy` or this module. `numpy` itself would do too, but takes 290 us a step where this takes
 25: it is made for arrays, and these are single numbers.
 """

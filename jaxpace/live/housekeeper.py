@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import logging
 import os
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from jaxpace.core import fields
 from jaxpace.live.collector import GarbageCollector, resident_bytes
 
 
-@dataclasses.dataclass
-class PeriodicTask:
-  """A pause of the program's own that recurs every so many steps.
+class PeriodicTask(NamedTuple):
+  """A pause of the program's own that recurs every so many steps."""
 
-  Attributes:
-    name: for the log and the counts.
-    hook: what is called.
-    every: steps from one time to the next.
-  """
-
-  name: str
+  name: str  # for the log and the counts
   hook: Callable[[], object]
-  every: int
+  every: int  # steps from one time to the next
 
 
 _LOG = logging.getLogger("jaxpace")
