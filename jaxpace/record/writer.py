@@ -313,8 +313,10 @@ class Writer:
       file.truncate()
 
   def _ended_by(self, closed: bool) -> str | None:
-    """What ends the run; from SIGTERM on it is that, should nothing more be written."""
-    terminated = self.termination.received and not closed and self.termination.mode != "ignored"
+    """What ends the run; from SIGTERM on it is that, should nothing more be written, or where the
+    process dies of it once it is closed."""
+    told = self.termination
+    terminated = told.received and told.mode != "ignored" and (not closed or told.raises_again)
     return self.ended_by or ("SIGTERM" if terminated else None)
 
   def _stop(self, error: Exception) -> None:
