@@ -6,9 +6,10 @@ Per rank r and step k, between two exits of r itself:
 
 With A'_c = enter_c - exit_{c-1} (busy time before collective c, the applied delay included) and w_c
 = exit_c - enter_c, the step is the sum of all A'_c + w_c. A' splits into compute, runtime (the gap)
-and pacing (the applied delay); earliness_c = max over ranks of A'_c - own A'_c; transfer_c = min
-over ranks of w_c; spread is what is left: w_c - earliness_c - transfer_c, 0 where all ranks leave a
-collective together. See docs/accounting.md.
+and pacing (the applied delay); earliness_c = max of A'_c - own A'_c and transfer_c = min of w_c,
+both over the ranks that meet in c; spread is what is left: w_c - earliness_c - transfer_c, 0 where
+these leave it together. `groups` says who waits where ranks come from different collectives. See
+docs/accounting.md.
 """
 
 from __future__ import annotations

@@ -250,10 +250,10 @@ def _joined(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
       return np.unique(number, return_inverse=True)[1]
 
 
-# What every rank waits in a collective that not all ranks meet in, and for whom.
+# What every rank waits in a collective, and for whom.
 #
 # Ranks of a group that left their last collective together are compared by their busy time since
-# then, as where all ranks meet. Ranks that come from different groups have no common origin but
+# then: always where all ranks meet. Ranks that come from different groups have no common origin but
 # this collective's end: there the wait beyond the group's shortest one counts. It is for the rank
 # that waited least: `ledger` says on whose account. In a point-to-point transfer each rank waits
 # for its source alone.

@@ -18,7 +18,6 @@ from jaxpace.diagnose.episodes import (
   find_episodes,
   without_outages,
 )
-from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
@@ -238,7 +237,7 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
     first = selected.first_step(run, max(block - 1, 0))
     last = selected.last_step(run, min(block, selected.blocks - 1))
     if last - first <= SAMPLED:
-      numbers, values = late_in(run, rank, first, last, run_groups(run).joined)
+      numbers, values = late_in(run, rank, first, last)
       return _split(values, numbers, selected.first_step(run, block))
   steps = np.flatnonzero(selected.within(block - 1, block + 1))
   if not steps.size or steps[-1] - steps[0] > SAMPLED:

@@ -125,15 +125,14 @@ def init(ranks: int) -> StreamState:
                                 np.zeros(number, bool)), -1, 0)
 
 
-def update(state: StreamState, steps: NewSteps, joined: np.ndarray | None = None
+def update(state: StreamState, steps: NewSteps, joined: np.ndarray
            ) -> tuple[StreamState, tuple[Alarm, ...]]:
   """Takes new steps in.
 
   Args:
     state: as `init` or the last `update` returned it.
     steps: steps after those taken in before; earlier ones are left out.
-    joined: [R] ranks of different numbers never meet, and nobody waits for the other ones; None:
-      all meet.
+    joined: [R] ranks of different numbers never meet, and nobody waits for the other ones.
 
   Returns:
     The new state, and what began or was over in these steps, in their order.

@@ -97,7 +97,7 @@ def rules(signals: int, causes: bool) -> Rules:
                np.array([name not in rare for name in names]))
 
 
-def signals(steps: NewSteps, joined: np.ndarray | None = None) -> np.ndarray:
+def signals(steps: NewSteps, joined: np.ndarray) -> np.ndarray:
   """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap,
   pauses; seconds.
 
@@ -106,10 +106,9 @@ def signals(steps: NewSteps, joined: np.ndarray | None = None) -> np.ndarray:
 
   Args:
     steps: the steps.
-    joined: [R] ranks of different numbers never meet, and aren't compared; None: all meet.
+    joined: [R] ranks of different numbers never meet, and aren't compared.
   """
-  lateness, early = (_lateness(steps.arrival, steps.gap) if joined is None
-                     else _by_part(steps, joined))
+  lateness, early = _by_part(steps, joined)
   gaps = np.isfinite(steps.gap)
   gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
   pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
@@ -118,8 +117,8 @@ def signals(steps: NewSteps, joined: np.ndarray | None = None) -> np.ndarray:
 
 
 def _by_part(steps: NewSteps, joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """The same of ranks that meet: each is compared with those of its own part; earliness is the mean
-  over all ranks."""
+  """[R, k] arrival after the lower median of the ranks that each meets, and [k] earliness for work,
+  mean over all ranks that wait."""
   lateness = np.full(steps.arrival.shape, np.nan)
   early, waiting = np.zeros(steps.arrival.shape[1]), np.zeros(steps.arrival.shape[1])
   for number in np.unique(joined):

@@ -12,7 +12,7 @@ from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
 from jaxpace.diagnose.limits import CELLS
 from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
-from jaxpace.runs.run import AllSteps, Run
+from jaxpace.runs.run import Run
 
 PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_runtime",
          "waiting_pacing", "spread")
@@ -150,7 +150,7 @@ def add_up(run: Run, selected: SelectedSteps,
     if progress:
       progress(part.stop, size)
   if run.aggregated is not None and selected.mask.any():
-    totals.late_in_all = late_by_block(run, selected, run_groups(run).joined)
+    totals.late_in_all = late_by_block(run, selected)
   return totals
 
 
@@ -271,14 +271,13 @@ def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.n
 # What a rank does for longer than the others shows there as it does in the collectives one by one;
 # who it made wait, and where, does not.
 
-def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray) -> np.ndarray:
+def late_by_block(run: Run, selected: SelectedSteps) -> np.ndarray:
   """[R, B] mean busy time of all counted steps, less the mean over the ranks that are joined; NaN
   where not known.
 
   Args:
     run: of which some steps are detailed.
     selected: these; a block of them stands for all steps up to the next block's first.
-    joined: [R] number of the ranks that each meets.
   """
   assert run.aggregated is not None and selected.mask_of_all is not None
   first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
@@ -288,7 +287,7 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray) -> np.n
   width = max(1, CELLS // run.ranks)
   for begin in range(0, len(block), width):
     part = slice(begin, min(begin + width, len(block)))
-    late = _late(run.aggregated, part, joined)
+    late = _late(run, part)
     valid = np.isfinite(late) & selected.mask_of_all[part]
     edges = np.flatnonzero(np.diff(block[part], prepend=-1))
     own = block[part][edges]
@@ -297,21 +296,20 @@ def late_by_block(run: Run, selected: SelectedSteps, joined: np.ndarray) -> np.n
   return ratio(total, number)
 
 
-def late_in(run: Run, rank: int, first: int, last: int,
-            joined: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def late_in(run: Run, rank: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
   """Numbers of the steps from `first` to `last`, and by how many seconds a rank is busy for longer
   in each.
 
   NaN where that is not known.
   """
-  every = run.aggregated
-  assert every is not None
-  part = slice(*np.searchsorted(every.steps, [first, last + 1]).tolist())
-  return every.steps[part], _late(every, part, joined)[rank]
+  assert run.aggregated is not None
+  part = slice(*np.searchsorted(run.aggregated.steps, [first, last + 1]).tolist())
+  return run.aggregated.steps[part], _late(run, part)[rank]
 
 
-def _late(every: AllSteps, part: slice, joined: np.ndarray) -> np.ndarray:
+def _late(run: Run, part: slice) -> np.ndarray:
   """[R, k] busy time less the mean of the joined ranks; NaN where it is not known."""
+  every = run.all_steps
   own = rank_steps(every, part)
   if every.waited is None:
     return np.full(own.shape, np.nan)
@@ -319,5 +317,5 @@ def _late(every: AllSteps, part: slice, joined: np.ndarray) -> np.ndarray:
   if every.delay is not None:
     own -= np.nan_to_num(every.delay[:, part])
   valid = np.isfinite(own)
-  groups = Grouped(joined)
+  groups = Grouped(run_groups(run).joined)
   return np.where(valid, own - groups.mean(np.where(valid, own, 0.0), valid), np.nan)

@@ -47,7 +47,7 @@ def alarms(given, ranks, chunk=64):
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), chunk):
     state, new = stream.update(state, NewSteps(*(
-        x if x is None else x[..., begin:begin + chunk] for x in given)))
+        x if x is None else x[..., begin:begin + chunk] for x in given)), np.zeros(ranks))
     found += new
   return found
 
