@@ -254,24 +254,26 @@ def _install_loading() -> None:
   _wrap(getattr(serialize_executable, "_JaxPjrtUnpickler", None), "persistent_load", read)
 
 
-_inputs: dict[int, Any] = {}
-"""How inputs are laid out of which the compiler does not say so, by the executable's number."""
+_layouts: dict[int, tuple[Any, Any]] = {}
+"""How inputs and outputs are laid out of which the compiler does not say so, by the executable's
+number."""
 
 
-def lay_inputs_out(executable: Any, like: Any) -> None:
-  """Has JAX lay inputs out that are laid out nowhere yet as those of another executable.
+def lay_out(executable: Any, like: Any) -> None:
+  """Has JAX take inputs and outputs to be laid out as those of another executable, where the
+  compiler does not say how they are.
 
   Raises:
     RuntimeError: this JAX asks for layouts in another way.
   """
   from jax._src.interpreters import pxla
   if not hasattr(pxla, "get_op_sharding_from_executable"):
-    raise RuntimeError(_moved("how it lays inputs out"))
-  _inputs[id(executable)] = like.get_parameter_shardings()
+    raise RuntimeError(_moved("how arrays are laid out"))
+  _layouts[id(executable)] = like.get_parameter_shardings(), like.get_output_shardings()
 
   def asked(ask: Callable[[Any], tuple[Any, Any]], executable: Any) -> tuple[Any, Any]:
-    inputs, outputs = ask(executable)
-    return inputs or _inputs.get(id(executable), inputs), outputs
+    said = ask(executable)
+    return said if any(said) else _layouts.get(id(executable), said)
 
   _wrap(pxla, "get_op_sharding_from_executable", asked)
 

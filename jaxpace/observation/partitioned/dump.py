@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import Any, NamedTuple
 
+import jax
 from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
@@ -20,6 +21,8 @@ from jaxpace.observation.partitioned import collectives, mlir, wire
 from jaxpace.observation.partitioned.collectives import Found, TimestampError
 from jaxpace.observation.partitioned.compiling import Request
 
+TOO_NEW = (0, 11)
+"""From this jax on arrays are cut up once more that are a partition's already (tried: 0.12.0.1)."""
 _BROADCAST = "stablehlo.broadcast_in_dim"
 _PASS = "spmd-partitioning"
 _FLAGS = {
@@ -50,6 +53,9 @@ def partitioned(request: Request) -> Partitioned:
   Raises:
     TimestampError, WireError: the compiler left no dump that can be read.
   """
+  if jax.__version_info__ >= TOO_NEW:
+    raise TimestampError("jax 0.10 compiles what is partitioned already as it is, and this one "
+                         "does not")
   began = time.monotonic()
   with tempfile.TemporaryDirectory(prefix="jaxpace-", ignore_cleanup_errors=True) as folder:
     executable = request.compile_apart({"xla_dump_to": folder, **_FLAGS})
@@ -71,9 +77,9 @@ def partitioned(request: Request) -> Partitioned:
 AS_PARTITIONED = {"xla_disable_hlo_passes": f"shardy-xla,sharding-propagation,{_PASS}"}
 """The compiler's flags for what is partitioned already: nothing is laid out anew."""
 _LAYOUTS = frozenset({"sdy.sharding", "mhlo.sharding"})
-_PARAMETERS = "mhlo.spmd_parameters_shardings"
-"""How inputs are laid out, which plugins of JAX's can't be handed: MLIR looks for the function that
-it is of, in vain."""
+_SAID = ("mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")
+"""How inputs and outputs are laid out. Plugins of JAX's can't be handed the one: MLIR looks for the
+function that it is of, in vain. By the other jaxlib 0.12 cuts outputs up once more."""
 
 
 def call_alike(module: Any, whole: Any) -> None:
@@ -91,8 +97,9 @@ def call_alike(module: Any, whole: Any) -> None:
     if mlir.tensor(kind) is None:
       raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
   with module.context:
-    if _PARAMETERS in module.operation.attributes:
-      del module.operation.attributes[_PARAMETERS]
+    for name in _SAID:
+      if name in module.operation.attributes:
+        del module.operation.attributes[name]
     for name in ("arg_attrs", "res_attrs"):
       if name in inner.attributes:
         del inner.attributes[name]
