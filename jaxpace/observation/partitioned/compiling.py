@@ -22,7 +22,6 @@ from typing import Any
 from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import mlir
 
-_NO_FLAGS: Mapping[str, Any] = {}
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
 
 
@@ -64,9 +63,8 @@ class Request:
     """Name of the function that was jitted."""
     return function_name(mlir.text_attribute(self.module.operation, "sym_name"))
 
-  def compile(self, module: Any | None = None, flags: Mapping[str, Any] = _NO_FLAGS) -> Any:
-    """Compiles as JAX would, with its cache: this module, once, or another in its place, with more
-    flags of XLA."""
+  def compile(self, module: Any | None = None) -> Any:
+    """Compiles as JAX would, with its cache: this module, once, or another in its place."""
     if module is None:
       if self._as_it_is is None:
         # Before: a compiler may change the module.
@@ -74,13 +72,8 @@ class Request:
         self._as_it_is = self._compile_it(*self._bound.args, **self._bound.kwargs)
       return self._as_it_is
     bound = inspect.BoundArguments(self._bound.signature, self._bound.arguments.copy())
-    bound.arguments |= {"computation": module, "compile_options": self._with(flags)}
+    bound.arguments["computation"] = module
     return self._compile_it(*bound.args, **bound.kwargs)
-
-  def _with(self, flags: Mapping[str, Any]) -> Any:
-    options = copy.deepcopy(self._options)
-    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
-    return options
 
   def serialized(self) -> bytes:
     """What this module is compiled to, as bytes."""
@@ -143,9 +136,11 @@ class Request:
     """Compiles the module with more flags of XLA, past JAX's cache: it neither reads nor writes
     it."""
     from jax._src import compiler
+    options = copy.deepcopy(self._options)
+    options.env_option_overrides = [*options.env_option_overrides, *flags.items()]
     arguments = self._bound.arguments
     return compiler.backend_compile_and_load(
-        arguments["backend"], self.module, arguments["executable_devices"], self._with(flags),
+        arguments["backend"], self.module, arguments["executable_devices"], options,
         arguments["host_callbacks"])
 
 
@@ -252,30 +247,6 @@ def _install_loading() -> None:
     return found
 
   _wrap(getattr(serialize_executable, "_JaxPjrtUnpickler", None), "persistent_load", read)
-
-
-_layouts: dict[int, tuple[Any, Any]] = {}
-"""How inputs and outputs are laid out of which the compiler does not say so, by the executable's
-number."""
-
-
-def lay_out(executable: Any, like: Any) -> None:
-  """Has JAX take inputs and outputs to be laid out as those of another executable, where the
-  compiler does not say how they are.
-
-  Raises:
-    RuntimeError: this JAX asks for layouts in another way.
-  """
-  from jax._src.interpreters import pxla
-  if not hasattr(pxla, "get_op_sharding_from_executable"):
-    raise RuntimeError(_moved("how arrays are laid out"))
-  _layouts[id(executable)] = like.get_parameter_shardings(), like.get_output_shardings()
-
-  def asked(ask: Callable[[Any], tuple[Any, Any]], executable: Any) -> tuple[Any, Any]:
-    said = ask(executable)
-    return said if any(said) else _layouts.get(id(executable), said)
-
-  _wrap(pxla, "get_op_sharding_from_executable", asked)
 
 
 def text_of(executable: Any) -> str:

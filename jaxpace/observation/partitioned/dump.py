@@ -1,8 +1,8 @@
 """Reads what the partitioner made of a program from the compiler's own dump, as timestamps need it.
 
 The compiler inlines calls, and two calls of one function would be two collectives under one
-timestamp: so calls of functions that have collectives are inlined here. And widened values are
-written as JAX writes them, so that the compiler simplifies them as it did before.
+timestamp: so each call of a function that has collectives gets a function of its own. And widened
+values are written as JAX writes them, so that the compiler simplifies them as it did before.
 """
 
 from __future__ import annotations
@@ -12,17 +12,14 @@ import tempfile
 import time
 from typing import Any, NamedTuple
 
-import jax
 from jax.extend import mlir as extended
 from jax.extend.mlir import ir
 
 from jaxpace.core.observed import OF_OPERATION
 from jaxpace.observation.partitioned import collectives, mlir, wire
 from jaxpace.observation.partitioned.collectives import Found, TimestampError
-from jaxpace.observation.partitioned.compiling import Request
+from jaxpace.observation.partitioned.compiling import Request, text_of
 
-TOO_NEW = (0, 11)
-"""From this jax on arrays are cut up once more that are a partition's already (tried: 0.12.0.1)."""
 _BROADCAST = "stablehlo.broadcast_in_dim"
 _PASS = "spmd-partitioning"
 _FLAGS = {
@@ -38,11 +35,12 @@ class Partitioned(NamedTuple):
   """A program as one partition runs it."""
 
   module: Any
-  """In StableHLO, in the context of the module it was made of; all collectives are in `main`."""
+  """In StableHLO, in the context of the module it was made of; each function with collectives is
+  called once."""
   met: tuple[Found, ...]
   """Its collectives, as the dump's text has them."""
-  bare: Any
-  """The executable of the program compiled unmodified."""
+  compiled: str
+  """Text of the program compiled unmodified."""
   seconds: float
   """What compiling it took."""
 
@@ -53,9 +51,6 @@ def partitioned(request: Request) -> Partitioned:
   Raises:
     TimestampError, WireError: the compiler left no dump that can be read.
   """
-  if jax.__version_info__ >= TOO_NEW:
-    raise TimestampError("jax 0.10 compiles what is partitioned already as it is, and this one "
-                         "does not")
   began = time.monotonic()
   with tempfile.TemporaryDirectory(prefix="jaxpace-", ignore_cleanup_errors=True) as folder:
     executable = request.compile_apart({"xla_dump_to": folder, **_FLAGS})
@@ -68,83 +63,51 @@ def partitioned(request: Request) -> Partitioned:
   module = ir.Module.parse(
       extended.hlo_to_stablehlo(wire.first(wire.read(data), 1)), request.module.context)
   mlir.drop_copies(module)
-  inline(module)
+  called_once(module)
   rejoin(module)
   met = tuple(collectives.found_in(written, request.partitions))
-  return Partitioned(module, met, executable, seconds)
+  return Partitioned(module, met, text_of(executable), seconds)
 
 
-AS_PARTITIONED = {"xla_disable_hlo_passes": f"shardy-xla,sharding-propagation,{_PASS}"}
-"""The compiler's flags for what is partitioned already: nothing is laid out anew."""
-_LAYOUTS = frozenset({"sdy.sharding", "mhlo.sharding"})
-_SAID = ("mhlo.spmd_parameters_shardings", "mhlo.spmd_output_sharding")
-"""How inputs and outputs are laid out. Plugins of JAX's can't be handed the one: MLIR looks for the
-function that it is of, in vain. By the other jaxlib 0.12 cuts outputs up once more."""
-
-
-def call_alike(module: Any, whole: Any) -> None:
-  """Has a partitioned module take and give as the whole program does: donated and aliased inputs,
-  kinds of memory and layouts, all but what lies on which partition.
-
-  Raises:
-    TimestampError: an input or output is no array.
-  """
-  inner, main = (mlir.functions(one)["main"] for one in (module, whole))
-  kinds = ir.FunctionType(ir.TypeAttr(main.attributes["function_type"]).value)
-  for kind in (*kinds.inputs, *kinds.results):
-    if "token" in str(kind):
-      raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
-    if mlir.tensor(kind) is None:
-      raise TimestampError(f"one of its inputs or outputs is no array, but {kind}")
-  with module.context:
-    for name in _SAID:
-      if name in module.operation.attributes:
-        del module.operation.attributes[name]
-    for name in ("arg_attrs", "res_attrs"):
-      if name in inner.attributes:
-        del inner.attributes[name]
-      if name in main.attributes:
-        listed: list[Any] = [ir.DictAttr(each) for each in main.attributes[name]]
-        inner.attributes[name] = ir.ArrayAttr.get([
-            ir.DictAttr.get({one.name: one.attr for one in each if one.name not in _LAYOUTS})
-            for each in listed])
-
-
-def inline(module: Any) -> None:
-  """Puts the bodies of functions that have collectives in place of their calls, and drops them."""
+def called_once(module: Any) -> None:
+  """Copies functions with collectives for each call, and drops functions that nobody calls."""
   functions = mlir.functions(module)
-  meeting = _meeting(functions)
-  main = functions["main"]
-  while calls := [op for op in mlir.operations(main) if _called(op) in meeting]:
-    for call in calls:
+  seen: set[str] = set()
+  _visit(module, functions["main"], functions, seen, {})
+  for name, function in functions.items():
+    if name != "main" and name not in seen:
+      function.erase()
+
+
+def _visit(module: Any, function: Any, functions: dict[str, Any], seen: set[str],
+           meets: dict[str, bool]) -> None:
+  for op in list(mlir.operations(function)):
+    if op.name != "func.call":
+      continue
+    name = str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+    callee = functions[name]
+    if name in seen and _meets(name, functions, meets):
       with module.context, ir.Location.unknown():
-        copy = functions[_called(call)].clone(ip=ir.InsertionPoint(module.body)).operation
-      block = copy.regions[0].blocks[0]
-      for argument, value in zip(block.arguments, call.operands, strict=True):
-        argument.replace_all_uses_with(value)
-      *body, ending = [op.operation for op in block.operations]
-      for op in body:
-        op.move_before(call)
-      for result, value in zip(call.results, ending.operands, strict=True):
-        result.replace_all_uses_with(value)
-      for op in (call, ending, copy):
-        op.erase()
-  for name in meeting - {"main"}:
-    functions[name].erase()
+        copy = callee.clone(ip=ir.InsertionPoint(module.body))
+        name = f"{name}_jaxpace{len(functions)}"
+        copy.attributes["sym_name"] = ir.StringAttr.get(name)
+        op.attributes["callee"] = ir.FlatSymbolRefAttr.get(name)
+      callee = functions[name] = copy.operation
+      meets[name] = True
+    elif name in seen:
+      continue
+    seen.add(name)
+    _visit(module, callee, functions, seen, meets)
 
 
-def _meeting(functions: dict[str, Any]) -> set[str]:
-  """Names of the functions that have collectives, or call one that has."""
-  found: set[str] = set()
-  while more := {name for name, function in functions.items() if name not in found and any(
-      op.name in OF_OPERATION or _called(op) in found for op in mlir.operations(function))}:
-    found |= more
-  return found
-
-
-def _called(op: Any) -> str:
-  """Name of the function that a call is of; empty for what is none."""
-  return "" if op.name != "func.call" else str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+def _meets(name: str, functions: dict[str, Any], meets: dict[str, bool]) -> bool:
+  if name not in meets:
+    meets[name] = False
+    meets[name] = any(
+        op.name in OF_OPERATION or op.name == "func.call" and _meets(
+            str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value), functions, meets)
+        for op in mlir.operations(functions[name]))
+  return meets[name]
 
 
 def rejoin(module: Any) -> int:

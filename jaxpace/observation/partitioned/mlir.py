@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,6 +27,13 @@ def text_attribute(operation: Any, name: str, default: str = "") -> str:
   if name not in operation.attributes:
     return default
   return str(ir.StringAttr(operation.attributes[name]).value)
+
+
+def copy(module: Any) -> Any:
+  """A module of its own with the same content, in the same context."""
+  written = io.BytesIO()
+  module.operation.write_bytecode(written)
+  return ir.Module.parse(written.getvalue(), module.context)
 
 
 def functions(module: Any) -> dict[str, Any]:

@@ -16,10 +16,10 @@ from jaxpace.core.ring_layout import END_TAG, START_TAG
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
   collectives,
-  compiling,
   dump,
   groups,
   mlir,
+  reassemble,
   streaming,
   thunks,
 )
@@ -106,18 +106,15 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
   """Kernels in what the partitioner made of the program, compiled again."""
   parts = dump.partitioned(request)
   began = time.monotonic()
-  compiled = text_of(parts.bare)
-  bare = collectives.found_in(compiled, request.partitions)
+  bare = collectives.found_in(parts.compiled, request.partitions)
   if not bare:
     return None
   number = numbered()
   marked = streaming.put_timestamps(parts.module, number, parts.met)
-  dump.call_alike(parts.module, request.module)
-  executable = request.compile(parts.module, dump.AS_PARTITIONED)
-  compiling.lay_out(executable, parts.bare)
+  executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
   text = text_of(executable)
   found = collectives.found_in(text, request.partitions)
-  notices = (*_rounding(compiled, text),
+  notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
   facts = {"number": number, "clock": "stream", "notices": notices, "bare_compile_s": parts.seconds,
            "stamped_compile_s": time.monotonic() - began}

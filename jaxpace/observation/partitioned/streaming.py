@@ -39,7 +39,8 @@ def put_timestamps(module: Any, program: int,
   """Puts timestamps into a partitioned module, in place.
 
   Args:
-    module: what one partition runs, in StableHLO, with all collectives in `main`.
+    module: what one partition runs, in StableHLO, without functions called twice for one
+      collective.
     program: number that its timestamps carry.
     met: its collectives, as the compiler's text has them.
 
@@ -60,25 +61,26 @@ def put_timestamps(module: Any, program: int,
   if FIRST_TAG + 2 * len(found) > NUMBER:
     raise TimestampError(f"it has {len(found)} collectives, more than tags can number")
   marked: list[tuple[int, int]] = []
-  exits: list[tuple[Any, int]] = []
+  exits: list[tuple[Any, int, Any]] = []
   with module.context, ir.Location.unknown():
-    buffer = _begin(block, program)
+    buffers = _buffers(module, _begin(block, program))
     for place, op in enumerate(found):
       enter, leave = FIRST_TAG + 2 * place, FIRST_TAG + 2 * place + 1
+      buffer, operands = buffers[_function(op)], list(op.operands)
       with ir.InsertionPoint(op):
-        for at, value in enumerate(_mark(program, enter, list(op.operands), [], buffer)):
+        for at, value in enumerate(_mark(program, enter, operands, [], buffer)):
           op.operands[at] = value
       last = _kept_with(op)
-      shared = [tag for other, tag in exits if other == last]
+      shared = [tag for other, tag, _ in exits if other == last]
       if shared:
         leave = shared[0]
       else:
-        exits.append((last, leave))
+        exits.append((last, leave, buffer))
       marked.append((enter, leave))
     # After all enter timestamps, so that what follows a collective was looked at as it was.
-    for last, leave in exits:
+    for last, leave, buffer in exits:
       _after(last, program, leave, buffer)
-    _end(block, program, buffer)
+    _end(block, program, buffers["main"])
   return marked
 
 
@@ -235,6 +237,62 @@ def _end(block: Any, program: int, buffer: Any) -> None:
   for place in kinds:
     if results[place] == value:
       ending.operands[place] = end[0]
+
+
+def _function(op: Any) -> str:
+  """Name of the function that an operation is in."""
+  while op.name != "func.func":
+    op = op.parent.operation
+  return mlir.text_attribute(op, "sym_name")
+
+
+def _buffers(module: Any, buffer: Any) -> dict[str, Any]:
+  """The device's block in each function that has collectives, or calls one that has: one argument
+  more."""
+  functions = mlir.functions(module)
+  buffers = {"main": buffer}
+
+  def visit(name: str) -> bool:
+    """Whether it is needed in a function, after it was seen to in those that are called."""
+    needed = False
+    for op in list(mlir.operations(functions[name])):
+      if op.name in OF_OPERATION:
+        needed = True
+      elif op.name == "func.call":
+        called = str(ir.FlatSymbolRefAttr(op.attributes["callee"]).value)
+        if called in buffers:
+          continue
+        buffers[called] = None
+        if visit(called):
+          calls.append((name, op, called))
+          needed = True
+    return needed
+
+  calls: list[tuple[str, Any, str]] = []
+  visit("main")
+  # The outermost first.
+  for name, op, called in reversed(calls):
+    function = functions[called]
+    kind = ir.FunctionType(ir.TypeAttr(function.attributes["function_type"]).value)
+    function.attributes["function_type"] = ir.TypeAttr.get(
+        ir.FunctionType.get([*kind.inputs, buffer.type], list(kind.results)))
+    if "arg_attrs" in function.attributes:
+      function.attributes["arg_attrs"] = ir.ArrayAttr.get(
+          [*function.attributes["arg_attrs"], ir.DictAttr.get({})])
+    buffers[called] = function.regions[0].blocks[0].add_argument(buffer.type, ir.Location.unknown())
+    with op.location, ir.InsertionPoint(op):
+      new = ir.Operation.create(
+          "func.call", results=[value.type for value in op.results],
+          operands=[*op.operands, buffers[name]],
+          attributes={each: op.attributes[each] for each in _names(op)})
+    for old, result in zip(op.results, new.results, strict=True):
+      old.replace_all_uses_with(result)
+    op.erase()
+  return buffers
+
+
+def _names(op: Any) -> list[str]:
+  return [str(each if isinstance(each, str) else each.name) for each in op.attributes]
 
 
 # What the start timestamp holds back.

@@ -23,8 +23,7 @@ from tests.observation import observed_steps as steps
 from tests.observation.test_observe import events_of, expected_events
 from tests.quick import long
 
-pytestmark = [pytest.mark.optimized, pytest.mark.skipif(
-    jax.__version_info__ >= dump.TOO_NEW, reason="steps on GPUs run unmodified on this jax")]
+pytestmark = pytest.mark.optimized
 
 
 def mark_on_cpu(number, tag, operands, handed_on):
