@@ -16,7 +16,7 @@ import jaxpace
 from experiments.labs.gpu import marks, transformer
 from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.transformer import Size
-from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.clocks import host_ring, stream, words
 
 PACERS: dict[str, Callable[[], Any]] = {
     "paced": lambda: jaxpace.pace_early_ranks(),
@@ -24,21 +24,29 @@ PACERS: dict[str, Callable[[], Any]] = {
 """Arms with a pacer, by name; "timestamped" has none, "bare" is not instrumented."""
 
 
-MARKED = {"marked": 1, "marked around each array": 0}
-"""Arms with the timestamps of observed programs around so many means of the gradients, which one
-GPU leaves out; 0: each array is one."""
+HELD = "held"
+MARKED = {"marked": True, "marked around each array": False}
+"""Arms with the timestamps of observed programs around the mean of the gradients, of all at once or
+of each array. One GPU leaves means out, and with them what they divide: a kernel that does nothing
+stands for each, in the arm `HELD` alone."""
 
 
 def instrumented(bench: Bench) -> tuple[str, ...]:
   """The arms with timestamps; but one where the program itself is tried."""
   if bench.size == "tiny":
     return ("stamped",)
-  return ("stamped", *PACERS, *(MARKED if bench.platform != "cpu" else ()))
+  return ("stamped", *PACERS)
 
 
-def marked_step(size: Size, groups: int) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
-  """The step with what `jaxpace.observe` puts into a program for GPUs: a timestamp that holds the
-  batch back, one around each of `groups` means, one behind the loss."""
+def held_step(size: Size) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
+  """The step with a kernel that does nothing in place of the means."""
+  return transformer.train_step(size, lambda tree: jax.tree.unflatten(
+      jax.tree.structure(tree), stream.gate(words.zero(), jax.tree.leaves(tree))))
+
+
+def marked_step(size: Size, at_once: bool) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
+  """`held_step` with what `jaxpace.observe` puts into a program for GPUs: a timestamp that holds
+  the batch back, two around each mean, one behind the loss."""
   host_ring.unavailable("stream")
   number = host_ring.next_program()
 
@@ -50,11 +58,11 @@ def marked_step(size: Size, groups: int) -> Callable[[Any, jax.Array], tuple[Any
     def averaged(tree: Any) -> Any:
       nonlocal block
       leaves, structure = jax.tree.flatten(tree)
-      parts = [leaves] if groups else [[leaf] for leaf in leaves]
+      parts = [leaves] if at_once else [[leaf] for leaf in leaves]
       done = []
       for part in parts:
         *part, block = marks.launched([*part, block], next(tag), number)
-        *part, block = marks.launched([*transformer.mean(part), block], next(tag), number)
+        *part, block = marks.launched([*stream.gate(words.zero(), part), block], next(tag), number)
         done += part
       return jax.tree.unflatten(structure, done)
 
@@ -78,10 +86,11 @@ class Program:
     """
     self.bench, self.size, self.arm = bench, size, arm
     self.mesh = bench.mesh()
-    step = (marked_step(size, MARKED[arm]) if arm in MARKED else transformer.train_step(size))
+    step = (marked_step(size, MARKED[arm]) if arm in MARKED else held_step(size) if arm == HELD
+            else transformer.train_step(size))
     self.paced: Any = None
     self.step: Any
-    if arm == "bare" or arm in MARKED:
+    if arm in ("bare", HELD, *MARKED):
       self.step = jax.jit(jax.shard_map(step, mesh=self.mesh, in_specs=(P(), P("data")),
                                         out_specs=P(), check_vma=False), donate_argnums=0)
       return

@@ -142,6 +142,7 @@ def _truth(bench: Bench, x: jax.Array) -> None:
     return launched([x, block], 3)[0]
 
   program, reader = jax.jit(around), Reader()
+  nothing = 0.0
   for asked in (0.0, 20e-6, 1e-3, 20e-3):
     words = jax.device_put(np.int32(asked * 1e9), bench.device())
     jax.block_until_ready(program(x, words))
@@ -150,8 +151,13 @@ def _truth(bench: Bench, x: jax.Array) -> None:
     for _ in range(bench.times(40, 20, 3)):
       jax.block_until_ready(program(x, words))
       spans.append(float(np.diff(reader.new()[:, 0])[0]) * 1e-9)
-    bench.within(f"{asked * 1e6:g} us between two marks, median", float(np.median(spans)), asked,
-                 least=10e-6)
+    if asked == 0.0:
+      # Three kernels, launched one after the other.
+      nothing = float(np.median(spans))
+      bench.figure("two marks around a kernel that does nothing", nothing * 1e6, "us")
+      continue
+    bench.within(f"{asked * 1e6:g} us more between two marks, median",
+                 float(np.median(spans)) - nothing, asked)
 
 
 def _meanwhile(bench: Bench, x: jax.Array) -> None:

@@ -3,7 +3,8 @@
 // The timestamps themselves are kernels (jaxpace/observation/clocks/kernels.py). What they need, the addresses of this device's ring
 // and counters, differs by process and device, and the program is the same in all: so it is no constant of the program.
 // This handler copies a few words of device memory on the stream, nothing waits for it, and no CUDA header is needed: the
-// driver's function is given by its address.
+// driver's function is given by its address. A CUDA graph takes the copy in: the block stays where it is as long as the
+// process lives, so it says the same whenever the graph is launched.
 
 #include <atomic>
 #include <cstdint>
@@ -45,7 +46,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxpace_device_buffer, DeviceBuffer,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::PlatformStream<void*>>()
                                   .Ctx<ffi::DeviceOrdinal>()
-                                  .Ret<ffi::BufferR1<ffi::U32>>());
+                                  .Ret<ffi::BufferR1<ffi::U32>>(),
+                              {ffi::Traits::kCmdBufferCompatible});
 
 // The driver's two functions, by address.
 extern "C" void jaxpace_driver(void* copies, void* fills) {
