@@ -52,7 +52,6 @@ class Clock(NamedTuple):
     in_stream: whether what a timestamp waits for is best given whole, and costs nothing: kernels
       that run one after the other are given addresses, and to cut an element out would be one more
       kernel.
-    tried: whether it has run on real devices; "auto" takes no other.
     notice: why a better clock is not used; empty where there is none better.
   """
 
@@ -66,7 +65,6 @@ class Clock(NamedTuple):
   place: Callable[[jax.Array], jax.Array | None]
   awaited_under_pmap: Callable[[Sequence[jax.Array]], list[jax.Array]] = list
   in_stream: bool = False
-  tried: bool = True
   notice: str = ""
 
 
@@ -75,7 +73,7 @@ _CLOCKS = (
     Clock("native", ("cpu",), native.unavailable, native.timestamp, native.delay, native.gate,
           native.note, native.place),
     Clock("stream", ("gpu", "cuda"), stream.unavailable, stream.timestamp, stream.delay,
-          stream.gate, stream.note, stream.place, in_stream=True, tried=False),
+          stream.gate, stream.note, stream.place, in_stream=True),
     Clock("callback", None, lambda: "", callback.timestamp, callback.delay, callback.gate,
           callback.note, callback.place, callback.awaited_under_pmap),
 )
@@ -109,13 +107,10 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
     if name not in ("auto", clock.name):
       continue
     if reason := _unusable(clock, platform):
-      if name == clock.name or clock.tried:
-        notices.append(reason)
-    elif name == "auto" and not clock.tried:
-      notices.append(f"The {clock.name} clock (clock={clock.name!r}) has not been tried on such "
-                     "a device yet.")
+      notices.append(reason)
     else:
-      return clock._replace(notice=" ".join(notices))
+      # The first that is made for a platform is the best there.
+      return clock._replace(notice=" ".join(notices) if clock.platforms is None else "")
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 

@@ -154,9 +154,10 @@ def _new(events: np.ndarray, position: int, most: int = 1 << 15) -> tuple[int, n
   count = len(there) if there.all() else int(np.argmin(there))
   if count:
     return 0, second[:count]
-  # A later number in the slot: the GPU has been round, and this one is gone.
+  # A later number in the slot: the GPU has been round, and this one is gone. The very number: the
+  # event was being written while it was read.
   ahead = int((int(second["seq"][0]) - int(wanted[0])) % 2**32)
-  if second["seq"][0] == 0 or ahead >= 2**31 or ahead % capacity:
+  if second["seq"][0] == 0 or ahead == 0 or ahead >= 2**31 or ahead % capacity:
     return 0, second[:0]
   # Half a ring is left to be read before the GPU comes round again.
   return ahead - capacity + capacity // 2 + 1, second[:0]

@@ -162,8 +162,8 @@ def _unfit(platform: str, clock: str) -> str:
         f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
         f"there. {profiles}")
   if clock != "stream":
-    return ("Timestamps for GPUs are kernels that XLA's compiler takes and no GPU has run yet, so "
-            "they are used only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
+    return ("Timestamps for GPUs have run on one GPU, not on several together, so they are used "
+            "only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
             f"{profiles}")
   try:
     jax.devices("rocm")

@@ -187,8 +187,14 @@ class ProfiledRecorder(Recording, Recordable):
     self._began, self._steps = self._step, []
 
   def _end(self) -> None:
-    """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
+    """Hands the session under way to the thread: to end a trace takes tens of milliseconds.
+
+    On a GPU the loop ends it, while the device is idle: to take CUDA's profiler down while kernels
+    are launched has killed a job (H200, driver 580).
+    """
     self._began = None
+    if jax.default_backend() != "cpu":
+      self._stop()
     self._free.clear()
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
@@ -200,11 +206,15 @@ class ProfiledRecorder(Recording, Recordable):
     if self._began is None:
       return
     self._began = None
+    self._stop()
+    shutil.rmtree(self._folder, ignore_errors=True)
+
+  @staticmethod
+  def _stop() -> None:
     try:
       jax.profiler.stop_trace()
     except Exception as error:
       _LOG.debug("The profiler could not be stopped", exc_info=error)
-    shutil.rmtree(self._folder, ignore_errors=True)
 
   def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
     """See `Recording`."""
@@ -220,7 +230,8 @@ class ProfiledRecorder(Recording, Recordable):
     while (session := self._queue.get()) is not None:
       try:
         try:
-          jax.profiler.stop_trace()
+          if jax.default_backend() == "cpu":
+            jax.profiler.stop_trace()
         finally:
           self._free.set()
         self._take_in(session)

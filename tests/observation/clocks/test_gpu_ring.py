@@ -104,6 +104,25 @@ def test_an_event_that_is_not_there_yet_is_waited_for():
   assert [tag for _, tag, _ in taken(views)] == [2, 3, 4]
 
 
+def test_an_event_that_comes_while_it_is_read_is_read_the_next_time():
+  class Written(np.ndarray):
+    """Events whose first is stored between two readings of it."""
+
+    def __getitem__(self, places):
+      found = np.asarray(self)[places]
+      if self.late:
+        found["seq"][0], self.late = 0, False
+      return found
+
+  events = np.zeros(64, layout.EVENT)
+  events["seq"][:3], events["tag"][:3] = (1, 2, 3), (2, 3, 4)
+  written = events.view(Written)
+  written.late = True
+  assert gpu_ring._new(written, 0)[0] == 0, "nothing was written over"
+  lost, new = gpu_ring._new(written, 0)
+  assert lost == 0 and np.asarray(new)["tag"].tolist() == [2, 3, 4]
+
+
 @pytest.mark.long
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 150), min_size=1, max_size=8))

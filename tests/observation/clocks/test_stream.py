@@ -123,11 +123,12 @@ def test_a_delay_s_limit_is_a_number_of_its_kernel(clock, limit):
   assert np.frombuffer(bytes.fromhex(billion[1]), ">f4")[0] == 1e9
 
 
-def test_auto_leaves_it_alone_until_it_has_run_on_one_and_says_so():
+def test_auto_takes_it_on_gpus_of_its_maker_alone(monkeypatch):
   clock = resolve_clock("auto", "gpu")
-  assert clock.name == "callback"
-  assert "clock='stream'" in clock.notice and "not been tried" in clock.notice
-  assert "stream" not in resolve_clock("auto", "tpu").notice
+  assert clock.name == "stream" and not clock.notice
+  monkeypatch.setattr(jax, "devices", lambda backend=None: ["gfx942"])
+  clock = resolve_clock("auto", "gpu")
+  assert clock.name == "callback" and "AMD" in clock.notice
 
 
 def test_it_is_for_gpus():
