@@ -106,6 +106,13 @@ CLAIMS = (
     Claim(README, "{} of 36 ms beside {}.", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
                      for arm in ("shared", "again")]),
+    Claim(README, "{} and {} less at 2 and 3 times, none shown at 1.5 ({}), and {} healthy.",
+          "shared_quota_again.json",
+          lambda f: [*(read.saved(f["judged"][slow]["percent"]["shared"]) for slow in ("2", "3")),
+                     *(read.changed(f["judged"][slow]["percent"]["shared"])
+                       for slow in ("1.5", "1"))]),
+    Claim(SLOW_HOST, "counts wavered: {} and {} at 2 and 3 times", "shared_quota_again.json",
+          lambda f: [read.work_recovered(f, slow) for slow in ("2", "3")]),
     Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of two starts",
           "shared_quota.json", lambda f: [read.work_recovered(f, slow)
                                     for slow in ("1.5", "2", "3")]),
