@@ -71,7 +71,7 @@ class StepCauseMeter:
     other threads.
 
     Args:
-      ns: [n] int64 ns, rising.
+      ns: [n] int64 ns, in any order.
 
     Returns:
       [n] int64 ns.

@@ -21,7 +21,7 @@ from jaxpace.observation.clocks import host_ring, stream, words
 PACERS: dict[str, Callable[[], Any]] = {
     "paced": lambda: jaxpace.pace_early_ranks(),
     "guarded": lambda: jaxpace.guard(jaxpace.pace_early_ranks())}
-"""Arms with a pacer, by name; "timestamped" has none, "bare" is not instrumented."""
+"""Arms with a pacer, by name; "stamped" has none, "bare" is not instrumented."""
 
 
 HELD = "held"
@@ -36,6 +36,11 @@ def instrumented(bench: Bench) -> tuple[str, ...]:
   if bench.size == "tiny":
     return ("stamped",)
   return ("stamped", *PACERS)
+
+
+def marked(bench: Bench) -> tuple[str, ...]:
+  """The arms with the timestamps of observed programs, behind the one they are compared with."""
+  return () if bench.platform == "cpu" or bench.size == "tiny" else (HELD, *MARKED)
 
 
 def held_step(size: Size) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:

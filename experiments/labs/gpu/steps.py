@@ -13,7 +13,15 @@ import numpy as np
 
 from experiments.labs.gpu import hosttime, transformer
 from experiments.labs.gpu.bench import Bench
-from experiments.labs.gpu.loops import HELD, MARKED, Loop, Program, calibrated, instrumented
+from experiments.labs.gpu.loops import (
+  HELD,
+  MARKED,
+  Loop,
+  Program,
+  calibrated,
+  instrumented,
+  marked,
+)
 from experiments.lib.paired import Estimate, estimate, interleave
 
 LIMITS = {"20ms": 0.2, "2ms": 1.0}
@@ -85,9 +93,8 @@ def _loops(bench: Bench, size: transformer.Size,
       "stamped": lambda: Loop(stamped),
       "callback": lambda: Loop(Program(bench, size, "stamped", "callback"))}
   if bench.size != "tiny":
-    arms["paced"] = lambda: Loop(Program(bench, size, "paced"))
-    if bench.platform != "cpu":
-      arms |= {arm: lambda arm=arm: Loop(Program(bench, size, arm)) for arm in (HELD, *MARKED)}  # type: ignore[misc]
+    arms |= {arm: lambda arm=arm: Loop(Program(bench, size, arm))  # type: ignore[misc]
+             for arm in ("paced", *marked(bench))}
   if folder is not None:
     arms["recorded"] = lambda: Loop(stamped, os.path.join(folder, "run"))
   loops: dict[str, Loop] = {}
@@ -119,9 +126,7 @@ def run_bits(bench: Bench) -> None:
   states = {}
   bare = Program(bench, size, "bare")
   arms = {"bare": bare, "bare again": bare, "bare, compiled anew": Program(bench, size, "bare")}
-  timed = list(instrumented(bench))
-  if bench.platform != "cpu":
-    timed += [HELD, *MARKED]
+  timed = (*instrumented(bench), *marked(bench))
   for arm, program in (arms | {arm: Program(bench, size, arm) for arm in timed}).items():
     loop = Loop(program)
     loop.block(steps - 2)

@@ -7,7 +7,7 @@ import re
 
 from experiments.labs.gpu import transformer
 from experiments.labs.gpu.bench import Bench
-from experiments.labs.gpu.loops import HELD, MARKED, Loop, Program, instrumented
+from experiments.labs.gpu.loops import Loop, Program, instrumented, marked
 from experiments.labs.gpu.traced import Seen, trace
 
 _FROM_HOST_SIDE = re.compile(
@@ -27,8 +27,7 @@ def run(bench: Bench) -> None:
   size = transformer.SIZES["2ms" if bench.size != "tiny" else "tiny"]
   steps = bench.times(20, 20, 3)
   bare: Seen | None = None
-  marked = (HELD, *MARKED) if bench.platform != "cpu" else ()
-  for arm in ("bare", *instrumented(bench), *marked):
+  for arm in ("bare", *instrumented(bench), *marked(bench)):
     program = Program(bench, size, arm)
     ways = host_operations(program.compile())
     bench.holds(f"{arm}: nothing in the compiled step goes through the host", not ways,

@@ -39,6 +39,7 @@ class _Session(NamedTuple):
   folder: str
   end_ns: int  # of the host's monotonic clock; what begins later is of no session
   steps: list[StepCalls]
+  ended: bool  # whether the loop has ended the trace
 
 
 class _ProfiledIntake(StepTables):
@@ -193,13 +194,14 @@ class ProfiledRecorder(Recording, Recordable):
     are launched has killed a job (H200, driver 580).
     """
     self._began = None
-    if jax.default_backend() != "cpu":
+    ended = jax.default_backend() != "cpu"
+    if ended:
       self._stop()
     self._free.clear()
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, time.monotonic_ns(), self._steps))
+    self._queue.put(_Session(self._folder, time.monotonic_ns(), self._steps, ended))
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
@@ -230,7 +232,7 @@ class ProfiledRecorder(Recording, Recordable):
     while (session := self._queue.get()) is not None:
       try:
         try:
-          if jax.default_backend() == "cpu":
+          if not session.ended:
             jax.profiler.stop_trace()
         finally:
           self._free.set()

@@ -18,7 +18,7 @@ from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.runs.step_causes import StepCauseMeter
+from jaxpace.runs.step_causes import HOST_CAUSES, StepCauseMeter
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
@@ -32,6 +32,7 @@ _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
 _UNKNOWN_NS = -1
+_PLACES = {cause.name: place for place, cause in enumerate(HOST_CAUSES)}
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -116,11 +117,13 @@ class HostUse:
         now["queued_ns"][:-1] >= 0)
     self._last, self._there, self._ended = now[-1:], there[-1], ended[-1]
     self._read = [read[read["ns"] > own.end_ns[own.whole].max(initial=0)]]
-    return np.ma.stack([
-        np.ma.masked_array(values, ~known) for values, known in (
-            (np.diff(now["cpu_ns"]), measured), (np.diff(now["switches"]), measured),
-            (collected, measured), (collected, False & measured), (collected, False & measured),
-            (np.maximum(between, 0), counted), (np.diff(now["faults"]), measured))], axis=1)
+    found = np.ma.masked_all((len(start), len(HOST_CAUSES)), np.int64)
+    for cause, (values, known) in {
+        "cpu": (np.diff(now["cpu_ns"]), measured), "nivcsw": (np.diff(now["switches"]), measured),
+        "gc": (collected, measured), "between": (np.maximum(between, 0), counted),
+        "majflt": (np.diff(now["faults"]), measured)}.items():
+      found[known, _PLACES[cause]] = values[known]
+    return found
 
 
 def _picked(values: np.ndarray, places: np.ndarray) -> np.ndarray:

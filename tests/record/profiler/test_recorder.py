@@ -65,6 +65,22 @@ def recorded(tmp_path_factory):
   return record(tmp_path_factory.mktemp("profiled"))
 
 
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_on_gpus_the_loop_ends_a_session_while_devices_are_idle(tmp_path, monkeypatch, backend):
+  stop, by = jax.profiler.stop_trace, []
+
+  def noted():
+    by.append(threading.current_thread() is threading.main_thread())
+    stop()
+
+  monkeypatch.setattr(jax.profiler, "stop_trace", noted)
+  monkeypatch.setattr(jax, "default_backend", lambda: backend)
+  _, recorder = record(tmp_path / "run")
+  assert recorder.sessions == 2
+  # The loop ends the one that is under way at the end, wherever it runs.
+  assert by == [backend == "gpu"] * 2 + [True]
+
+
 @patiently(LATE_SECONDS=0.04)
 def test_the_late_device_is_found_late_by_what_it_slept(recorded, tmp_path):
   directory, recorder = recorded if LATE_SECONDS == 0.04 else record(tmp_path)
