@@ -23,8 +23,10 @@ TOTAL = ", the total_micro_batches of all ranks of the job together"
 _ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 _EVERY = 4
 """Steps from one look to the next."""
-_PRIOR = np.float32(0.02)
-"""Weight of the assumption that a step is its micro-batches and nothing else."""
+_PRIOR = np.float32(0.002)
+_DOUBT = np.float32(32)
+"""Weight of the assumption that a step is its micro-batches and nothing else: at least, and for the
+squared error of a window's median, so that a rest is a quarter of an even share, give or take."""
 _FORGETS = np.float32(0.5)
 """What is left of earlier evidence on that after a change of the counts."""
 _MEMORY = 8
@@ -34,6 +36,11 @@ _KEEPS = 2
 _CHANGED = np.float32(2.5)
 """Standard errors by which a window's median differs from what was known, where the rank's speed
 has changed."""
+
+
+_LEAVES = np.float32(1)
+"""Standard errors within which a rank that was taken for different is like the others again: a
+change back to even counts is a change, too, and needs as much evidence as the first."""
 
 
 class SpeedShares(NamedTuple):
@@ -71,15 +78,16 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   forgotten. The standard error of a median comes from the window's quartiles, or from how much
   windows differ where that is more: steps that hang together, as under a quota of a processor, say
   little together. f follows from what changes of the counts have changed (least squares over the
-  ranks), and is 0 before the first.
+  ranks, the less the more medians scatter), and is 0 before the first; below 0 where a step's first
+  micro-batches take less time than the others.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
   by chance. So that noise does not move work, a rank counts as different from the median of all
-  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors, half of that once it has; ranks
-  that do not differ are all taken to have the median's speed. After a change a whole window passes
-  before the next, and no count is more than doubled or halved at once.
+  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within
+  one. Ranks that do not differ are all taken to have the median's speed. After a change a whole
+  window passes before the next, and no count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -168,7 +176,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     """Estimates speeds, and changes the counts where that pays."""
     ranks = state.counts.shape[0]
     state = state._replace(fixed=_learnt(state, np.int32(width)))
-    fixed = _rest(state.fixed, total / ranks)
+    fixed = _rest(state, total / ranks)
     # [W, R]. A rank that ran nothing says nothing: as the median of the others.
     each = state.times / jnp.maximum(state.ran.astype(jnp.float32) + fixed, _HALF)
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
@@ -186,7 +194,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     typical, error = _median(middle, works), relative * middle
     uneven = state.counts != jnp.asarray(even(total, ranks))
     wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
-    limit = jnp.where(state.apart, _HALF * wanted, wanted) * error
+    limit = jnp.where(state.apart, _LEAVES, wanted) * error
     differs = works & (jnp.abs(middle - typical) > limit)
     speed = jnp.where(differs, middle, typical)
 
@@ -281,9 +289,18 @@ def _learnt(state: SpeedShares, width: np.int32) -> jax.Array:
   return jnp.where(jnp.any(due), _FORGETS * state.fixed + sums, state.fixed)
 
 
-def _rest(fixed: jax.Array, even_share: float) -> jax.Array:
-  """The rest of a step in micro-batches: [] float32, from 0 to an even share."""
-  return jnp.clip(fixed[0] / (fixed[1] + _PRIOR), _ZERO, np.float32(even_share))
+def _rest(state: SpeedShares, even_share: float) -> jax.Array:
+  """The rest of a step in micro-batches: [] float32, from a quarter of an even share below 0 to an
+  even share.
+
+  Ridge regression: a rest is 0 by so much as medians are noisy. It is below 0 where the first
+  micro-batches of a step come cheaper, as under a quota of a processor that is whole again after
+  waiting.
+  """
+  noise = _median(state.error, state.counts > 0)
+  weight = _PRIOR + _DOUBT * noise * noise
+  return jnp.clip(state.fixed[0] / (state.fixed[1] + weight), np.float32(-0.25 * even_share),
+                  np.float32(even_share))
 
 
 def _middle_of(times: jax.Array, ran: jax.Array, counts: jax.Array, width: int) -> jax.Array:

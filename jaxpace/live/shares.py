@@ -131,10 +131,8 @@ class Share:
     """
     leaves = jax.tree.leaves(source)
     if (leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves)
-        and not isinstance(
-            source, list)):
-      return self._laid_out([jax.tree.map(lambda leaf, n=n: np.asarray(leaf)[n], source)
-                             for n in self.numbers])
+        and not isinstance(source, list)):
+      return jax.tree.map(self._gathered, source)
     parts = [_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers]
     if parts and all(part is None for part in parts):
       # Nothing to run, and the room for it has the shape of an example all the same.
@@ -171,12 +169,28 @@ class Share:
       return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
                           local)
 
-  def _laid_out(self, parts: list[Any]) -> Any:
-    """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
+  def _gathered(self, leaf: Any) -> np.ndarray:
+    """Copies this process's examples of an array in memory, once: [L * capacity, size, ...]."""
+    self._has_examples()
+    leaf = np.asarray(leaf)
+    room = np.zeros((len(self.numbers), self.capacity, self.size, *leaf.shape[1:]), leaf.dtype)
+    for rows, numbers in zip(room, self.numbers, strict=True):
+      if numbers.size and numbers.max() >= len(leaf):
+        raise IndexError(f"There is no example {numbers.max()} in an array of {len(leaf)}: the "
+                         "examples given to jaxpace.shares are more than the source has.")
+      # Not "raise", which fills a copy first.
+      np.take(leaf, numbers, axis=0, out=rows[:len(numbers)], mode="clip")
+    return room.reshape(-1, *room.shape[2:])
+
+  def _has_examples(self) -> None:
     if not self.size:
       raise ValueError("jaxpace.shares was given no examples to load: give it examples= and size=, "
                        "or load as ever and use share.counts alone, with "
                        "jaxpace.accumulate(..., fetch=True).")
+
+  def _laid_out(self, parts: list[Any]) -> Any:
+    """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
+    self._has_examples()
     some = next((part for part in parts if part is not None), None)
     if some is None:
       raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no "

@@ -187,6 +187,11 @@ def test_a_batch_as_the_loader_lays_it_out_and_counts_alone():
   np.testing.assert_allclose(results, -SOURCE["x"][:TOTAL * SIZE].mean(), rtol=1e-6)
   with pytest.raises(ValueError, match="was given no examples to load"):
     share.take(SOURCE)
+  too_many = jaxpace.shares(mesh, total_micro_batches=TOTAL, examples=EXAMPLES + 1, size=SIZE,
+                            balancer=turning(), shuffle=False)
+  last = too_many.share((EXAMPLES // (TOTAL * SIZE)), np.array(EVEN))
+  with pytest.raises(IndexError, match=f"no example {EXAMPLES} in an array of {EXAMPLES}"):
+    last.take(SOURCE)
 
 
 @pytest.mark.parametrize(("counts", "knows", "other"), [
