@@ -26,7 +26,7 @@ _EVERY = 4
 _PRIOR = np.float32(0.002)
 _DOUBT = np.float32(32)
 """Weight of the assumption that a step is its micro-batches and nothing else: at least, and for the
-squared error of a window's median, so that a rest is a quarter of an even share, give or take."""
+squared error of a window, so that a rest is a quarter of an even share, give or take."""
 _FORGETS = np.float32(0.5)
 """What is left of earlier evidence on that after a change of the counts."""
 _MEMORY = 8
@@ -34,8 +34,8 @@ _MEMORY = 8
 _KEEPS = 2
 """Windows that what was known before a change of the counts is worth after it."""
 _CHANGED = np.float32(2.5)
-"""Standard errors by which a window's median differs from what was known, where the rank's speed
-has changed."""
+"""Standard errors by which a window differs from what was known, where the rank's speed has
+changed."""
 
 
 _LEAVES = np.float32(1)
@@ -56,8 +56,8 @@ class SpeedShares(NamedTuple):
   fixed: jax.Array  # [2] float32, sums that give the rest of a step, see `_learnt`
   # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
   slowness: jax.Array
-  error: jax.Array  # [R] float32, standard error of a single window's median of it, as a part of it
-  # [R] float32, variance of windows' medians about `slowness`, in parts of it squared
+  error: jax.Array  # [R] float32, standard error of it in a single window, as a part of it
+  # [R] float32, variance of windows about `slowness`, in parts of it squared
   between: jax.Array
   age: jax.Array  # [R] int32, looks since the rank's speed was last seen to change
   apart: jax.Array  # [R] bool, whether the last look took its speed for another than the others'
@@ -72,14 +72,14 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
 
   A rank's arrival A is how long it was busy, waiting left out; so A / (n + f) is its time for one
   micro-batch, n being its count and f what else it does in a step, in micro-batches. Of each step
-  they are taken relative to the median of the ranks, and of those, rank by rank, the median over
-  `window` steps. Its mean over up to eight windows that share no step is the rank's slowness; where
-  a median is off that by 2.5 standard errors the rank has changed, and earlier windows are
-  forgotten. The standard error of a median comes from the window's quartiles, or from how much
-  windows differ where that is more: steps that hang together, as under a quota of a processor, say
-  little together. f follows from what changes of the counts have changed (least squares over the
-  ranks, the less the more medians scatter), and is 0 before the first; below 0 where a step's first
-  micro-batches take less time than the others.
+  they are taken relative to the median of the ranks, and of those, rank by rank, the mean of the
+  middle half of `window` steps. Its mean over up to eight windows that share no step is the rank's
+  slowness; where a window is off that by 2.5 standard errors the rank has changed, and earlier
+  windows are forgotten. A window's standard error comes from its quartiles, or from how much its
+  halves, or windows, differ where that is more: steps that hang together, as under a quota of a
+  processor, say little together. f follows from what changes of the counts have changed (least
+  squares over the ranks, the less the more windows scatter), and is 0 before the first; below 0
+  where a step's first micro-batches take less time than the others.
 
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
@@ -109,7 +109,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     total_micro_batches: of all ranks of the job together, in a step; what the counts add up to.
     capacity: most micro-batches that one rank has room for in its part of the batch.
     least: fewest micro-batches of a rank, from 0. A rank with none is not measured any more.
-    window: steps that a median is taken over: 8, 16 or 32.
+    window: steps that a speed is taken over: 8, 16 or 32.
     gain: least part of the step's time that a change must promise.
     noise: standard errors by which a rank must differ, beside those that chance alone brings about
       among so many ranks.
@@ -182,14 +182,20 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
     # them.
     common = jax.vmap(_median)(each, state.ran > 0)
-    ordered = _sorted(each / jnp.where(common > _ZERO, common, _ONE)[:, None])
-    middle = _HALF * (ordered[width // 2 - 1] + ordered[width // 2])
+    # The first and the last half, each in order.
+    relative = jnp.roll(each / jnp.where(common > _ZERO, common, _ONE)[:, None],
+                        -(state.seen % np.int32(width)), axis=0)
+    first, last = (_inner(_sorted(half)) for half in jnp.split(relative, 2))
+    ordered = _sorted(relative)
+    middle = _inner(ordered)
     quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
     works = state.counts > 0
-    # Normal: a standard deviation is 0.74 quartile distances, that of a median 1.25 / sqrt(W) of
-    # it.
-    state, relative = _followed(state, middle, works, width // _EVERY, np.float32(
-        0.7413 * 1.2533 / math.sqrt(width)) * jnp.where(middle > _ZERO, quartiles / middle, _ZERO))
+    # Normal: a standard deviation is 0.74 quartile distances, that of a mean of the middle half is
+    # 1.09 / sqrt(W) of it. Halves differ by more where steps hang together.
+    error = jnp.maximum(np.float32(0.7413 * 1.0911 / math.sqrt(width)) * quartiles,
+                        _HALF * jnp.abs(first - last))
+    state, relative = _followed(state, middle, works, width // _EVERY,
+                                jnp.where(middle > _ZERO, error / middle, _ZERO))
     middle = state.slowness
     typical, error = _median(middle, works), relative * middle
     uneven = state.counts != jnp.asarray(even(total, ranks))
@@ -225,19 +231,19 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
 
 def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: int, alone: jax.Array
               ) -> tuple[SpeedShares, jax.Array]:
-  """Enters a window's medians into what is known of the ranks' slowness.
+  """Enters a window's middles into what is known of the ranks' slowness.
 
-  Where a rank's median is as it was, within noise, it is averaged over windows that share no step,
-  up to `_MEMORY` of them; where it is not, the rank has changed, and what was known is forgotten.
-  The error of one window's median is known from the window's quartiles, and from how much windows
-  have differed where that is more: under a quota of a processor, say, steps hang together.
+  Where a rank's is as it was, within noise, it is averaged over windows that share no step, up to
+  `_MEMORY` of them; where it is not, the rank has changed, and what was known is forgotten. The
+  error of one window is known from itself, and from how much windows have differed where that is
+  more: under a quota of a processor, say, steps hang together.
 
   Args:
     state: what is known.
-    middle: [R] float32, medians of the window.
+    middle: [R] float32, of the window.
     works: [R] bool, ranks that have micro-batches.
     looks: looks from a window to the next one that shares no step with it.
-    alone: [R] float32, standard errors of the medians by the window's quartiles, as a part of them.
+    alone: [R] float32, its standard errors by the window alone, as a part of it.
 
   Returns:
     The state, and [R] float32: standard errors of its `slowness`, as a part of it.
@@ -262,7 +268,7 @@ def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: in
 
 
 def _errors(state: SpeedShares, works: jax.Array, looks: int) -> tuple[jax.Array, jax.Array]:
-  """Squared standard errors of what is known, and of a window's median, as parts of it: both [R]
+  """Squared standard errors of what is known, and of a window, as parts of it: both [R]
   float32."""
   windows = jnp.clip(state.age // np.int32(looks), 1, _MEMORY).astype(jnp.float32)
   alone = jnp.maximum(state.error, _median(state.error, works))
@@ -293,7 +299,7 @@ def _rest(state: SpeedShares, even_share: float) -> jax.Array:
   """The rest of a step in micro-batches: [] float32, from a quarter of an even share below 0 to an
   even share.
 
-  Ridge regression: a rest is 0 by so much as medians are noisy. It is below 0 where the first
+  Ridge regression: a rest is 0 by so much as windows are noisy. It is below 0 where the first
   micro-batches of a step come cheaper, as under a quota of a processor that is whole again after
   waiting.
   """
@@ -301,6 +307,11 @@ def _rest(state: SpeedShares, even_share: float) -> jax.Array:
   weight = _PRIOR + _DOUBT * noise * noise
   return jnp.clip(state.fixed[0] / (state.fixed[1] + weight), np.float32(-0.25 * even_share),
                   np.float32(even_share))
+
+
+def _inner(ordered: jax.Array) -> jax.Array:
+  """The mean of the middle half of ordered values: [n, R] -> [R]."""
+  return jnp.mean(ordered[len(ordered) // 4:3 * len(ordered) // 4], axis=0)
 
 
 def _middle_of(times: jax.Array, ran: jax.Array, counts: jax.Array, width: int) -> jax.Array:

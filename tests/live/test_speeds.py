@@ -253,9 +253,9 @@ def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
   kept, seconds = job.feed.state(), np.array([1e-3, 1e-3, 1e-3, 3e-3])
   job.feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
   job.feed.restore(kept)
-  job.run(60)
+  job.run(90)
   assert job.ran[60] == [3, 1, 2, 2] and job.ran[-1][3] == 1 and job.ran[-1][1] > 1
-  assert job.seen.max() - job.seen.min() == 0, "120 steps of 16 are forty epochs of 48"
+  assert job.seen.max() - job.seen.min() == 0, "150 steps of 16 are fifty epochs of 48"
 
 
 def test_a_process_that_stood_still_for_long_is_waited_for_again(monkeypatch):

@@ -135,7 +135,11 @@ MIB = 1 << 20
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere unknown")
 def test_resident_bytes_grow_with_memory_that_is_written():
-  before = resident_bytes()
-  block = bytearray(b"x") * (64 * MIB)
-  after = resident_bytes()
-  assert 60 * MIB < after - before < 100 * MIB and block
+  grown = []
+  for _ in range(3):
+    before = resident_bytes()
+    block = bytearray(b"x") * (64 * MIB)
+    grown.append(resident_bytes() - before)
+    del block
+  # Threads of tests before it may give memory back meanwhile.
+  assert any(60 * MIB < each < 100 * MIB for each in grown)
