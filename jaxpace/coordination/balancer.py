@@ -38,11 +38,6 @@ _CHANGED = np.float32(2.5)
 changed."""
 
 
-_LEAVES = np.float32(1)
-"""Standard errors within which a rank that was taken for different is like the others again: a
-change back to even counts is a change, too, and needs as much evidence as the first."""
-
-
 class SpeedShares(NamedTuple):
   """State of `share_by_speed`, the same on all ranks. R ranks, a window of W steps."""
 
@@ -86,8 +81,10 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
   by chance. So that noise does not move work, a rank counts as different from the median of all
   ranks only if it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within
-  one. Ranks that do not differ are all taken to have the median's speed. After a change a whole
-  window passes before the next, and no count is more than doubled or halved at once.
+  one: the way back to even counts needs evidence, too. It is taken to differ by one standard error
+  less, since who stands out does so by chance, too; ranks that do not differ are all taken to have
+  the median's speed. After a change a whole window passes before the next, and no count is more
+  than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -200,9 +197,10 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     typical, error = _median(middle, works), relative * middle
     uneven = state.counts != jnp.asarray(even(total, ranks))
     wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
-    limit = jnp.where(state.apart, _LEAVES, wanted) * error
-    differs = works & (jnp.abs(middle - typical) > limit)
-    speed = jnp.where(differs, middle, typical)
+    limit, away = jnp.where(state.apart, _ONE, wanted) * error, middle - typical
+    differs = works & (jnp.abs(away) > limit)
+    # Who stands out does so by chance, too.
+    speed = typical + jnp.where(differs, away - jnp.sign(away) * error, _ZERO)
 
     low = jnp.maximum(np.int32(fewest), (state.counts + np.int32(1)) // np.int32(2))
     high = jnp.minimum(np.int32(most), jnp.maximum(np.int32(2) * state.counts, np.int32(1)))
