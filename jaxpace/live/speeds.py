@@ -1,4 +1,4 @@
-"""How long devices were busy in each call of an observed step, and what all ranks know of it.
+"""Counts of an observed step by what all ranks know of how long each was busy in its calls.
 
 Every process reads its own devices' busy times from the ring on the host. Every few steps a small
 compiled program beside the step gathers them on all processes, four steps later the balancer is
@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,10 +26,9 @@ from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import own_context
 from jaxpace.core.observed import ObservedFunction
 from jaxpace.core.types import Balancer, Observation
+from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_request import ControlRequest
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record.ring.collect import Collector
-from jaxpace.record.ring.executions import Executions, exposed, occurrences
 
 _LOG = logging.getLogger("jaxpace")
 EVERY = 4
@@ -40,92 +39,7 @@ MOST = 16
 """Steps that the balancer is asked on at once, the last ones."""
 _PATIENT = 6
 """Exchanges that change nothing, after which they are half as frequent."""
-_PATIENCE = 60.0
-"""Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
-_MOMENT = 1e-3
-_ALL = 1 << 62
 _NAN = np.float32(np.nan)
-
-
-class BusyTimes:
-  """What the ring shows of an observed step's calls on this process's devices. Belongs to one
-  thread."""
-
-  def __init__(self, step: ObservedFunction, devices: Sequence[jax.Device]):
-    """Begins with what is written from now on; `devices` are this process's that run the step."""
-    self._step, self._collector = step, Collector()
-    lane_of = {device: buffer for buffer, device in enumerate(self._collector.devices)}
-    self._buffers = [lane_of[device.id] for device in devices]
-    # By device and program: executions that have started so far, as far as they were read.
-    self._started = [{number: host_ring.executions(buffer, number) for number in step.runs}
-                     for buffer in self._buffers]
-    self._busy: list[dict[int, float]] = [{} for _ in devices]
-    self._latest = [-1] * len(self._buffers)
-    self._patience = _PATIENCE
-
-  def of(self, calls: Sequence[int | None]) -> np.ndarray:
-    """Returns how long each device was busy in these calls, and waits until they are over.
-
-    Busy is what an execution takes less what it waits in collectives.
-
-    Args:
-      calls: numbers of calls of the step, rising; None for one that nothing is known of.
-
-    Returns:
-      [devices, calls] float32 s; NaN where not known.
-    """
-    wanted = [call for call in calls if call is not None]
-    until = time.monotonic() + self._patience
-    self.read()
-    while wanted and min(self._latest) < wanted[-1]:
-      if time.monotonic() > until:
-        # Their timestamps don't come: none are waited for until some have come by themselves.
-        self._patience = 0.0
-        break
-      time.sleep(_MOMENT)
-      self.read()
-    else:
-      # They came, however late: a process that stood still for minutes goes on.
-      self._patience = _PATIENCE if wanted else self._patience
-    found = np.array([[_NAN if call is None else own.get(call, _NAN) for call in calls]
-                      for own in self._busy], np.float32)
-    for own in self._busy:
-      for call in [call for call in own if wanted and call <= wanted[-1]]:
-        del own[call]
-    return found
-
-  def read(self) -> None:
-    """Reads what is new in the ring, before it is written over."""
-    self._collector.collect(lambda: self._step.runs)
-    programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
-    for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
-      ended = []
-      for number in self._step.runs:
-        ran = self._collector.take(buffer, number, _ALL)
-        busy = busy_seconds(ran, programs[number].collectives)
-        ended += [(int(start), number, int(at), float(seconds)) for start, at, seconds in zip(
-            ran.start_ns, ran.number, busy, strict=True)]
-      for _, number, at, seconds in sorted(ended):
-        # The k-th execution of any of the step's programs is of the k-th call.
-        call = at + sum(count for other, count in started.items() if other != number)
-        started[number] = at + 1
-        self._busy[place][call], self._latest[place] = seconds, call
-
-
-def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
-  """Returns how long executions took, less the time that they waited in collectives.
-
-  Args:
-    ran: n executions of a program on one device.
-    collectives: the program's.
-
-  Returns:
-    [n] float64 s.
-  """
-  each = occurrences(ran, collectives)
-  order, begin, end = exposed(each.execution, each.enter_ns, each.exit_ns)
-  waited = np.bincount(each.execution[order], end - begin, len(ran.number))
-  return (ran.end_ns - ran.start_ns - waited) * 1e-9
 
 
 class Gathered:
@@ -196,7 +110,7 @@ class SharedCounts:
     mesh."""
     self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, MOST)
+    self._gathered = Gathered(mesh, MOST + 1)
     self._busy: BusyTimes | None = None
     self._warned = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
@@ -206,12 +120,15 @@ class SharedCounts:
                     for device, rank in zip(mesh.devices.flat, self._ranks, strict=True)
                     if device.process_index == jax.process_index()}
     self._told: np.ndarray | None = None
+    # What tells this balancer from another, for the other processes; 0 where it can't be asked.
+    self._print = 0.0
     self._begin(self._fresh(0))
     self._update = self._compiled()
+    self._exchanges = True
 
   def _compiled(self) -> Any:
     """Compiles what asks the balancer. Now, not in the middle of the job: it takes seconds. None,
-    with a warning, where the balancer can't be asked; on all processes then, being the same."""
+    with a warning, where the balancer can't be asked."""
     ran = np.stack([self._even] * MOST)
     with _beside():
       try:
@@ -223,6 +140,8 @@ class SharedCounts:
                      "return ([%d] int32 counts, a state like the one it was given): %s: %s",
                      self._count, type(error).__name__, error)
         return None
+      # A whole number that float32 holds.
+      self._print = float(1 + zlib.crc32(lowered.as_text().encode()) % (1 << 23))
       return lowered.compile()
 
   def _begin(self, state: ShareState) -> None:
@@ -280,15 +199,17 @@ class SharedCounts:
     number = self._number
     if self._busy is None:
       self._busy = BusyTimes(step, self._gathered.own)
-    if number % EVERY == 0 and self._update is not None:
+    if number % EVERY == 0 and self._exchanges:
       self._take()
       self._ask()
-      if number >= self._due:
+      if not self._exchanges:
+        self._recent.clear()
+      elif number >= self._due:
         self._send(number)
       elif number % MOST == 0:
         self._guarded(self._busy.read)
     counts = self._counts if self._steered.allows(number) else self._even
-    if self._update is not None:
+    if self._exchanges:
       self._recent[number] = step.calls, counts
     if counts is not self._told:
       # For whoever records the step.
@@ -322,11 +243,21 @@ class SharedCounts:
     dispatched, so it is not waited for here."""
     sent, self._sent = self._sent, None
     rows = self._gathered.received()
-    if sent is not None and rows is not None:
-      least = self._steered.threshold
-      with _beside():
-        self._decided = self._update(sent.steps, self.by_rank(rows), sent.ran, self._counts,
-                                     self._inner, _NAN if least is None else np.float32(least))
+    if sent is None or rows is None:
+      return
+    rows, prints = rows[:, :-1], rows[:, -1]
+    # All processes see the same, and end together.
+    self._exchanges = bool(np.all(prints == prints[0]) and prints[0])
+    if not self._exchanges:
+      if np.any(prints != prints[0]):
+        _LOG.warning("The job's processes were given different balancers, or run different "
+                     "versions of jax: their counts would differ, so they stay as they are. Give "
+                     "jaxpace.shares the same arguments in every process.")
+      return
+    least = self._steered.threshold
+    with _beside():
+      self._decided = self._update(sent.steps, self.by_rank(rows), sent.ran, self._counts,
+                                   self._inner, _NAN if least is None else np.float32(least))
 
   def _send(self, number: int) -> None:
     """Has the busy times gathered of the last steps since the last time, but the very last, which
@@ -348,9 +279,11 @@ class SharedCounts:
     self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), RARELY)
 
   def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
-    """[own devices, MOST] float32 s; NaN where nothing is known, whatever went wrong."""
+    """[own devices, MOST + 1] float32: busy times in s, NaN where nothing is known, whatever went
+    wrong; and which balancer this process has."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), MOST), _NAN, np.float32)
+    rows = np.full((len(self._gathered.own), MOST + 1), _NAN, np.float32)
+    rows[:, -1] = self._print
     found = self._guarded(self._busy.of, calls)
     if found is not None:
       rows[:, :len(calls)] = found
@@ -410,4 +343,4 @@ def _beside() -> Iterator[None]:
     yield
 
 
-__all__ = ["EVERY", "BusyTimes", "Gathered", "ShareState", "SharedCounts", "busy_seconds"]
+__all__ = ["EVERY", "Gathered", "ShareState", "SharedCounts"]

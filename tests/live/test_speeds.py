@@ -16,9 +16,10 @@ import pytest
 import jaxpace
 from jaxpace.coordination import knobs
 from jaxpace.core.plan import Collective
-from jaxpace.live import speeds
+from jaxpace.live import busy_times, speeds
+from jaxpace.live.busy_times import BusyTimes, busy_seconds
 from jaxpace.live.control_request import ControlRequest
-from jaxpace.live.speeds import BusyTimes, Gathered, busy_seconds
+from jaxpace.live.speeds import Gathered
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.reader import read_run
@@ -238,6 +239,23 @@ def test_counts_that_cannot_be_stay_as_they_were(update, said, caplog):
   assert said in record.message
 
 
+def test_processes_with_different_balancers_keep_their_counts(monkeypatch, caplog):
+  job = Job()
+  received = Gathered.received
+
+  def of_others(gathered):
+    rows = received(gathered)
+    if rows is not None:
+      rows[-1, -1] += 1
+    return rows
+
+  monkeypatch.setattr(Gathered, "received", of_others)
+  job.run(40)
+  assert job.ran == [EVEN] * 40
+  (record,) = caplog.records
+  assert "processes were given different balancers" in record.message
+
+
 def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
   """What the ring would show of ranks of these speeds, to the last digit."""
   seconds = np.array([1e-3, 3e-3, 1e-3, 1e-3])
@@ -261,14 +279,14 @@ def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
 def test_a_process_that_stood_still_for_long_is_waited_for_again(monkeypatch):
   job = Job()
   job.run(1)
-  monkeypatch.setattr(speeds, "_PATIENCE", 0.0)
+  monkeypatch.setattr(busy_times, "_PATIENCE", 0.0)
   busy = BusyTimes(job.step, list(job.mesh.devices.flat))
   assert np.isnan(busy.of([job.step.calls])).all(), "out of patience"
-  monkeypatch.setattr(speeds, "_PATIENCE", 60.0)
+  monkeypatch.setattr(busy_times, "_PATIENCE", 60.0)
   job.run(2)
   assert (busy.of([job.step.calls - 2]) > 0).all()
   # Waiting lets the step end.
-  monkeypatch.setattr(speeds, "time", types.SimpleNamespace(
+  monkeypatch.setattr(busy_times, "time", types.SimpleNamespace(
       monotonic=time.monotonic, sleep=lambda seconds: job.run(1)))
   assert (busy.of([job.step.calls + 1]) > 0).all()
 

@@ -1,0 +1,105 @@
+"""How long devices were busy in each call of an observed step, from the ring on the host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpace.core.observed import ObservedFunction
+from jaxpace.observation.clocks import host_ring
+from jaxpace.record.ring.collect import Collector
+from jaxpace.record.ring.executions import Executions, exposed, occurrences
+
+_PATIENCE = 60.0
+"""Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
+_MOMENT = 1e-3
+_ALL = 1 << 62
+_NAN = np.float32(np.nan)
+
+
+class BusyTimes:
+  """What the ring shows of an observed step's calls on this process's devices. Belongs to one
+  thread."""
+
+  def __init__(self, step: ObservedFunction, devices: Sequence[jax.Device]):
+    """Begins with what is written from now on; `devices` are this process's that run the step."""
+    self._step, self._collector = step, Collector()
+    lane_of = {device: buffer for buffer, device in enumerate(self._collector.devices)}
+    self._buffers = [lane_of[device.id] for device in devices]
+    # By device and program: executions that have started so far, as far as they were read.
+    self._started = [{number: host_ring.executions(buffer, number) for number in step.runs}
+                     for buffer in self._buffers]
+    self._busy: list[dict[int, float]] = [{} for _ in devices]
+    self._latest = [-1] * len(self._buffers)
+    self._patience = _PATIENCE
+
+  def of(self, calls: Sequence[int | None]) -> np.ndarray:
+    """Returns how long each device was busy in these calls, and waits until they are over.
+
+    Busy is what an execution takes less what it waits in collectives.
+
+    Args:
+      calls: numbers of calls of the step, rising; None for one that nothing is known of.
+
+    Returns:
+      [devices, calls] float32 s; NaN where not known.
+    """
+    wanted = [call for call in calls if call is not None]
+    until = time.monotonic() + self._patience
+    self.read()
+    while wanted and min(self._latest) < wanted[-1]:
+      if time.monotonic() > until:
+        # Their timestamps don't come: none are waited for until some have come by themselves.
+        self._patience = 0.0
+        break
+      time.sleep(_MOMENT)
+      self.read()
+    else:
+      # They came, however late: a process that stood still for minutes goes on.
+      self._patience = _PATIENCE if wanted else self._patience
+    found = np.array([[_NAN if call is None else own.get(call, _NAN) for call in calls]
+                      for own in self._busy], np.float32)
+    for own in self._busy:
+      for call in [call for call in own if wanted and call <= wanted[-1]]:
+        del own[call]
+    return found
+
+  def read(self) -> None:
+    """Reads what is new in the ring, before it is written over."""
+    self._collector.collect(lambda: self._step.runs)
+    programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
+    for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
+      ended = []
+      for number in self._step.runs:
+        ran = self._collector.take(buffer, number, _ALL)
+        busy = busy_seconds(ran, programs[number].collectives)
+        ended += [(int(start), number, int(at), float(seconds)) for start, at, seconds in zip(
+            ran.start_ns, ran.number, busy, strict=True)]
+      for _, number, at, seconds in sorted(ended):
+        # The k-th execution of any of the step's programs is of the k-th call.
+        call = at + sum(count for other, count in started.items() if other != number)
+        started[number] = at + 1
+        self._busy[place][call], self._latest[place] = seconds, call
+
+
+def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
+  """Returns how long executions took, less the time that they waited in collectives.
+
+  Args:
+    ran: n executions of a program on one device.
+    collectives: the program's.
+
+  Returns:
+    [n] float64 s.
+  """
+  each = occurrences(ran, collectives)
+  order, begin, end = exposed(each.execution, each.enter_ns, each.exit_ns)
+  waited = np.bincount(each.execution[order], end - begin, len(ran.number))
+  return (ran.end_ns - ran.start_ns - waited) * 1e-9
+
+
+__all__ = ["BusyTimes", "busy_seconds"]
