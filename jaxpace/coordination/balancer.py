@@ -81,10 +81,10 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
   by chance. So that noise does not move work, a rank counts as different from the median of all
   ranks only if it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within
-  one: the way back to even counts needs evidence, too. It is taken to differ by one standard error
-  less, since who stands out does so by chance, too; ranks that do not differ are all taken to have
-  the median's speed. After a change a whole window passes before the next, and no count is more
-  than doubled or halved at once.
+  one: the way back to even counts needs evidence, too. Who stands out by z standard errors does so
+  by chance, too, and is taken to differ by 1 / z^2 less (James and Stein); ranks that do not differ
+  are all taken to have the median's speed. After a change a whole window passes before the next,
+  and no count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -199,8 +199,8 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     wanted = np.float32(errors + math.sqrt(2 * math.log(max(ranks, 2))))
     limit, away = jnp.where(state.apart, _ONE, wanted) * error, middle - typical
     differs = works & (jnp.abs(away) > limit)
-    # Who stands out does so by chance, too.
-    speed = typical + jnp.where(differs, away - jnp.sign(away) * error, _ZERO)
+    # Who stands out does so by chance, too: shrunk as by the positive part of James and Stein.
+    speed = typical + jnp.where(differs, away - error * error / away, _ZERO)
 
     low = jnp.maximum(np.int32(fewest), (state.counts + np.int32(1)) // np.int32(2))
     high = jnp.minimum(np.int32(most), jnp.maximum(np.int32(2) * state.counts, np.int32(1)))
