@@ -164,8 +164,8 @@ def binomial_tail(least: int, number: int, probability: float) -> float:
   >>> round(binomial_tail(2, 3, 0.5), 12), binomial_tail(0, 3, 0.5)
   (0.5, 1.0)
   """
-  if probability >= 1:
-    return 1.0
+  if not 0 < probability < 1:
+    return float(probability >= 1 or least <= 0)
   term = math.exp(math.lgamma(number + 1) - math.lgamma(least + 1) - math.lgamma(number - least + 1)
                   + least * math.log(probability) + (number - least) * math.log1p(-probability))
   total = 0.0

@@ -238,7 +238,7 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
     last = selected.last_step(run, min(block, selected.blocks - 1))
     if last - first <= SAMPLED:
       numbers, values = late_in(run, rank, first, last)
-      return _split(values, numbers, selected.first_step(run, block))
+      return split_series(values, numbers, selected.first_step(run, block))
   steps = np.flatnonzero(selected.within(block - 1, block + 1))
   if not steps.size or steps[-1] - steps[0] > SAMPLED:
     return selected.first_step(run, block)
@@ -248,16 +248,16 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
   valid = work.valid & (joined == joined[rank])[:, None]
   others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]
-  return _split(values, run.steps[steps], selected.first_step(run, block))
+  return split_series(values, run.steps[steps], selected.first_step(run, block))
 
 
 def series_change(run: Run, selected: SelectedSteps, values: np.ndarray, block: int) -> int:
   """The same for a [K] series of the job."""
   steps = np.flatnonzero(selected.within(block - 1, block + 1))
-  return _split(values[steps], run.steps[steps], selected.first_step(run, block))
+  return split_series(values[steps], run.steps[steps], selected.first_step(run, block))
 
 
-def _split(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
+def split_series(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:
   known = np.isfinite(values)
   values, numbers = values[known], numbers[known]
   if len(values) < 4:

@@ -1,68 +1,86 @@
-"""Finds the onset of a fault while the job runs: sequential tests on lateness, waiting, transfers
-and gaps. Pure.
+"""Finds the onset of a fault while the job runs: what lateness, waiting, transfers and gaps were in
+the last steps, against what is usual. Pure.
 
-Each signal is a share of the step; its own past says what is usual (`stream_levels`). In two
-stages:
-
-- *Possible*: a CUSUM (Page 1954) adds up by how much a signal exceeds its usual level and an
-  allowance of 2.5 % of the step, and passes a threshold that its own past sets. What a single step
-  may add is capped, so that one pause, however long, is no onset.
-- *Confirmed*, and only then reported: most of the last 24 steps were high. A machine that is busy
-  with something else for ten steps costs those ten steps and is over before anybody could act; a
-  fault stays. What is high in half of the steps only is reported once it has lasted 96 steps. A
-  quiet spell ends what was possible.
+Each signal is a share of the step, and its own past says what is usual. Something has begun if most
+of the last 24 steps, or half of the last 96, are by 2.5 % of the step above the usual one, and
+above what most of any 24 steps of the past reach: the mean of that over windows of the past and
+five of its standard deviations, so that noise that wanders, or has a heavy tail, asks for more. One
+pause, however long, is no onset. A machine that is busy with something else for ten steps costs
+those ten steps and is over before anybody could act; a fault stays.
 
 A rank that has been late since the first step is no onset: its past knows nothing else. It is
 reported once enough is known of it, and what is usual for it is then to be in time.
 
 Pauses with a cause that the processes measure themselves (garbage collection, data, checkpoints)
-are rare and long, and next to nothing at other times: two of them are an onset.
+are rare and long, and next to nothing at other times: two of them are an onset, and where no causes
+are measured three long gaps are, unless as many come by chance in that job.
 
 The report's own rules, asked every 4 steps about the last 64, or every 10 about the last 120, tell
 less: of 122 faults of the fault lab (seeds 21 and 22) that begin mid-run they name 63 and 15 within
-30 steps, with 8 and 3 false alarms in 14,040 healthy steps; this names 115, with none.
+30 steps, with 8 and 3 false alarms in 14,040 healthy steps; a stream that goes by each signal's own
+past (CUSUMs then) named 115, with none.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose import stream_levels as levels
 from jaxpace.diagnose.accounting import account
+from jaxpace.diagnose.episodes import binomial_tail
 from jaxpace.diagnose.inconclusive import inconclusive_of
-from jaxpace.diagnose.limits import NEARLY_ALL, OFTEN
+from jaxpace.diagnose.lateness import split_series
+from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, NEARLY_ALL, PART, SHOWS, UNEXPLAINED
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.stream_levels import (
-  GAP,
-  LAST,
-  LATE,
-  TRANSFER,
-  WAITING,
-  Levels,
-  NewSteps,
-  Rules,
-  late_from_start,
-)
-from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.totals import lower_median, undelayed
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
 
-__all__ = ["GAP", "LATE", "TRANSFER", "WAITING", "Alarm", "NewSteps", "StreamState", "follow",
-           "init", "update"]
+# What the stream of alarms looks at: each rank's lateness, and the job's own signals.
 
-# Fitted on the fault lab's runs of seeds 0 to 2; measurements/stream_lab_seed4 is what they are
-# worth on others.
-_MEMORY = 512
-_REFRESH = 40
-_LONG = 4 * LAST
-"""Steps after which half of the last being high confirms."""
-_STILL = 2
-"""High steps of the latter half of those looked back on, at most, in a quiet spell."""
+LATE, WAITING, TRANSFER, GAP = "late_rank", "waiting", "transfer", "gap"
+_JOB = (WAITING, TRANSFER, GAP, GAP)
+"""What the job's signals, after the ranks', are reported as: the last one is pauses with a
+cause."""
+
+# Set looking at synthetic jobs of 2 and 8 ranks; docs/how_sure.md says what that is worth.
+LEARN = 60
+"""Steps before the first alarm."""
+_LAST, _LONG = 24, 96
+"""Steps that are looked back on to tell what lasts from what passes by."""
+_PAST, _REFRESH = 512, 40
+"""Usual steps that are kept, and steps after which they are looked at again."""
+_NEED = {LATE: 18, WAITING: 18, TRANSFER: 20, GAP: 24}
+"""Of the last 24 steps, those that count as most."""
+_APART = _LAST // 4
+"""Steps between windows of the past."""
+_SURE, _FEW = 5.0, 3.0
+"""Standard deviations: one in a million. Of few windows they are too small: more by 3 windows a
+number of them."""
 _TWICE = 2
-"""Pauses with a cause that an onset takes; it is over after 80 steps without."""
+"""Pauses with a cause that an onset takes."""
+_CAP, _PAUSE_CAP = 0.4, 2.0
+"""Shares of the step that a rare gap or pause counts for at most; a pause makes up for many
+steps."""
+_RATE = 1e-5
+"""Of steps in which as many of the last were struck by chance."""
+
+
+class NewSteps(NamedTuple):
+  """New steps, the oldest first. R ranks, k steps; seconds; NaN where not known."""
+
+  number: np.ndarray  # [k] int64 step numbers
+  arrival: np.ndarray  # [R, k] undelayed arrival, all collectives of the step together
+  transfer: np.ndarray  # [k] all collectives together
+  gap: np.ndarray  # [R, k] from the step before
+  step: np.ndarray  # [k] mean over ranks of exit to exit
+  pause: np.ndarray | None = None
+  """[k] of the process with most: garbage collection, data and checkpoints together; None: not
+  measured."""
 
 
 class Alarm(NamedTuple):
@@ -89,40 +107,47 @@ class Alarm(NamedTuple):
     return f"{by}, since about step {self.onset}."
 
 
-class StreamSums(NamedTuple):
-  """What adds up while something may have begun; S = R + 6 signals."""
+class Rules(NamedTuple):
+  """What is asked of each of S signals; shares of the step."""
 
-  total: np.ndarray  # [S] CUSUM upwards, or downwards while active
-  since: np.ndarray  # [S] step at which the sum last was 0
-  # [S] what the signal exceeded its usual level by since then, added up, shares of the step
-  excess: np.ndarray
-  steps: np.ndarray  # [S] steps since then
-  raised: np.ndarray  # [S] of them, those in which it exceeded the allowance
-  recent: np.ndarray  # [S] uint64, a bit for each of the last 64 steps: whether it was high
-  active: np.ndarray  # [S] bool, alarmed and not over
+  high: np.ndarray  # [S] above the median: such a step is high
+  lowest: np.ndarray  # [S] of the last 24 steps in their order of size, that which must be high
+  rare: dict[int, tuple[int, float]]
+  """Signals of which a few long steps are an onset: how many, and what each counts at most."""
+
+
+class Levels(NamedTuple):
+  """What is usual for each of S signals. Seconds; NaN while it is not known."""
+
+  middle: np.ndarray  # [S] median
+  beyond: np.ndarray  # [2, S] what most of 24 steps, and half of 96, must exceed
+  often: np.ndarray  # [S] part of the steps that are high
+  step_time: float  # median
 
 
 class StreamState(NamedTuple):
-  """What is carried."""
+  """What is carried. S = R + 5 signals: each rank's lateness; the job's waiting, transfers, gaps
+  and pauses; and the step itself."""
 
-  past: np.ndarray  # [S, M] float32, the last usual values, seconds; NaN where there are fewer
-  seen: np.ndarray  # [S] int64 values that ever went in
-  times: np.ndarray  # [M] float32 step times
+  last: np.ndarray  # [S, 96] s, the last steps, each at its number of steps before it modulo 96
+  numbers: np.ndarray  # [96] of these steps
+  past: np.ndarray  # [S, 512] s, usual steps before, NaN where there are fewer
+  seen: np.ndarray  # [S] int64 values that ever went into it
   levels: Levels
-  sums: StreamSums
-  until: int  # last step taken in; -1 before the first
-  fresh: int  # steps since levels were learnt
-  first: int = -1  # first step taken in; -1 before that
+  active: np.ndarray  # [S] bool, alarmed and not over
+  taken: int  # steps taken in
+  until: int  # number of the last one; -1 before the first
+  first: int  # of the first one
 
 
 def init(ranks: int) -> StreamState:
   """State before the first step of a job of `ranks` ranks."""
-  number = ranks + len(levels.JOB)
-  nothing, none = np.zeros(number), np.zeros(number, np.int64)
-  return StreamState(np.full((number, _MEMORY), np.nan, np.float32), none,
-                     np.full(_MEMORY, np.nan, np.float32), levels.unknown(number),
-                     StreamSums(nothing, none - 1, nothing, none, none, np.zeros(number, np.uint64),
-                                np.zeros(number, bool)), -1, 0)
+  size = ranks + len(_JOB) + 1
+  unknown = np.full(size, np.nan)
+  return StreamState(
+      np.full((size, _LONG), np.nan), np.zeros(_LONG, np.int64), np.full((size, _PAST), np.nan),
+      np.zeros(size, np.int64), Levels(unknown, np.full((2, size), np.nan), unknown, float("nan")),
+      np.zeros(size, bool), 0, -1, -1)
 
 
 def update(state: StreamState, steps: NewSteps, joined: np.ndarray
@@ -137,54 +162,22 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray
   Returns:
     The new state, and what began or was over in these steps, in their order.
   """
-  new = np.flatnonzero(steps.number > state.until)
-  values = levels.signals(steps, joined)
-  rule = levels.rules(len(state.seen), steps.pause is not None)
-  past, seen, times = state.past.copy(), state.seen.copy(), state.times.copy()
-  usual, sums, until, fresh, first = state.levels, state.sums, state.until, state.fresh, state.first
+  values = signals(steps, joined)
+  rule = _rules(len(values), steps.pause is not None)
+  state = state._replace(last=state.last.copy(), numbers=state.numbers.copy(),
+                         past=state.past.copy(), seen=state.seen.copy(),
+                         active=state.active.copy())
   alarms: list[Alarm] = []
-  rows = np.arange(len(seen))
-  for at in new.tolist():
-    until, now = int(steps.number[at]), values[:, at]
-    first = until if first < 0 else first
-    known = np.isfinite(now) & bool(np.isfinite(steps.step[at]))
-    ready = known & np.isfinite(usual.threshold)
-    if ready.any():
-      sums, reported = _advance(sums, now, ready, usual, rule, until)
-      alarms += reported
-    # What is on its way to an alarm, or beyond one, is not what is usual.
-    calm = known & ~sums.active & (sums.total < 0.5 * usual.threshold)
-    past[rows[calm], seen[calm] % _MEMORY] = now[calm]
-    seen = seen + calm
-    if calm[-len(levels.JOB):].any():
-      times[int(seen.max()) % _MEMORY] = steps.step[at]
-    fresh += 1
-    if (fresh >= _REFRESH
-        or (not np.isfinite(usual.threshold).any() and int(seen.max()) >= levels.LEARN)):
-      usual = levels.learn(past, seen, times, usual, rule)
-      fresh = 0
-      late = [rank for rank in late_from_start(past, seen, usual, len(seen) - len(levels.JOB))
-              if not sums.active[rank]]
-      if late:
-        alarms += [Alarm(LATE, rank, until, first, float(usual.middle[rank] / usual.step_time),
-                         False, True)
-                   for rank in late]
-        past, usual, sums = _told_late(past, usual, sums, late)
-  return StreamState(
-      past=past, seen=seen, times=times, levels=usual, sums=sums, until=until, fresh=fresh,
-      first=first), tuple(alarms)
-
-
-def _told_late(past: np.ndarray, usual: Levels, sums: StreamSums,
-               late: list[int]) -> tuple[np.ndarray, Levels, StreamSums]:
-  """What is usual for ranks that have always been late becomes to be in time, as noisy as they
-  are."""
-  past[late] -= usual.middle[late, None].astype(past.dtype)
-  level, middle, total, active = (x.copy()
-                                  for x in (usual.usual, usual.middle, sums.total, sums.active))
-  level[late] -= middle[late]
-  middle[late], total[late], active[late] = 0.0, 0.0, True
-  return past, usual._replace(usual=level, middle=middle), sums._replace(total=total, active=active)
+  for at in np.flatnonzero(steps.number > state.until).tolist():
+    state = _take(state, int(steps.number[at]), values[:, at], rule)
+    if state.levels.step_time > 0 and np.isfinite(steps.step[at]):
+      state, told = _test(state, rule)
+      alarms += told
+    known = state.levels.step_time > 0
+    if state.taken % _REFRESH == 0 or not known and state.taken >= LEARN:
+      state, told = _learn(state, rule)
+      alarms += told
+  return state, tuple(alarms)
 
 
 def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]]:
@@ -206,89 +199,191 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
                                 work.runtime, mean, pause), work.meetings.joined)
 
 
-def _advance(sums: StreamSums, now: np.ndarray, ready: np.ndarray, usual: Levels, rule: Rules,
-             step: int) -> tuple[StreamSums, list[Alarm]]:
-  """Takes one step of [S] seconds in; `ready`: those that are known now and have a past."""
-  active = sums.active
-  share = (now - usual.usual) / usual.step_time
-  more = np.where(active, rule.allowance - share, share - rule.allowance)
-  total = np.where(ready, np.maximum(sums.total + np.clip(more, -rule.cap, rule.cap), 0.0),
-                   sums.total)
-  excess, number = sums.excess + np.where(ready, share, 0.0), sums.steps + ready
-  raised = sums.raised + (ready & (more > 0))
-  high = ~active & (now - usual.middle > rule.high * usual.step_time)
-  recent = np.where(ready, (sums.recent << np.uint64(1)) | high, sums.recent)
-  count = _high(recent, LAST)
-  quiet = (ready & ~active & rule.fades & (number >= LAST // 2)
-           & (_high(recent, LAST // 2) <= _STILL))
-  total = np.where(quiet, 0.0, total)
-  over = ready & (total >= np.where((count >= LAST - 1) & ~active, usual.sure, usual.threshold))
-  over &= active | (count >= rule.need) | ((number >= _LONG) & (count >= LAST // 2)) | (
-      (raised >= rule.strikes) & (number >= LAST // 2))
-  over[-1] &= total[-1] >= levels.PAUSE_CAP if active[-1] else raised[-1] >= _TWICE
-  alarms: list[Alarm] = []
-  if over.any():
-    often = raised >= NEARLY_ALL * number
-    # of few steps, intermittently late ranks may well be late in all; more so once they were
-    # reported
-    steady = often & (number >= LAST // 2 * (1 + _any(active, WAITING)))
-    passed, reported = _passed(over, total, usual.threshold, active, steady,
-                           often & (number >= OFTEN) | steady)
-    share = excess / np.maximum(number, 1)
-    alarms = [_alarm(signal, step, int(sums.since[signal]), bool(active[signal]),
-                     float(share[signal]), len(now))
-              for signal in reported]
-    # A sum that has passed starts anew, the other way.
-    active = active.copy()
-    active[passed] = ~active[passed]
-    total[passed] = 0.0
-  anew = ready & (total <= 0)
-  return StreamSums(total, np.where(anew, step, sums.since), np.where(anew, 0.0, excess),
-                    np.where(anew, 0, number), np.where(anew, 0, raised), recent, active), alarms
+# The signals, and what is asked of them.
 
+@functools.lru_cache(maxsize=16)
+def _rules(size: int, causes: bool) -> Rules:
+  """The rules for so many signals; `causes`: whether pauses are measured.
 
-def _passed(over: np.ndarray, sums: np.ndarray, threshold: np.ndarray, active: np.ndarray,
-            steady: np.ndarray, perhaps: np.ndarray) -> tuple[list[int], list[int]]:
-  """Signals that change sides, and those of them that are reported.
-
-  A rank is late if it is so in most steps, or for long: where ranks take turns, each is late now
-  and then. Waiting that a late rank explains is not reported; while a rank's sum is well on its
-  way, it waits for that.
+  Gaps that no measured cause explains must take as much as half of what the report needs.
   """
-  ranks = len(sums) - len(levels.JOB)
-  over = over.copy()
-  over[:ranks] &= steady[:ranks]
-  passed = np.flatnonzero(over).tolist()
-  waits = levels.views(len(sums), WAITING)
-  waiting = [signal for signal in passed if signal in waits and not active[signal]]
-  if waiting and (perhaps[:ranks] & (sums[:ranks] >= 0.5 * threshold[:ranks])).any() and not (
-      active[:ranks] | over[:ranks]).any():
-    passed = [signal for signal in passed if signal not in waiting]
-    waiting = []
-  reported = []
-  for signal in passed:
-    same = [other for other in levels.views(len(sums), levels.kind(signal, ranks))
-            if other != signal]
-    # Another view of it has been reported, or is reported now; at its end, another view of it goes
-    # on.
-    if not any(active[other] and other not in passed or other in reported for other in same):
-      reported.append(signal)
-  if (active[:ranks] | over[:ranks]).any():
-    reported = [signal for signal in reported if signal not in waiting]
-  return passed, reported
+  names = (LATE,) * (size - len(_JOB) - 1) + _JOB
+  high = np.array([SHOWS] * (size - 1) + [np.inf])
+  rare = {size - 2: (_TWICE, _PAUSE_CAP)}
+  if causes:
+    high[-3] = UNEXPLAINED / 2
+  else:
+    rare[size - 3] = FEWEST, _CAP
+  return Rules(high, np.array([_LAST - _NEED[name] for name in names] + [0]), rare)
 
 
-def _high(recent: np.ndarray, steps: int) -> np.ndarray:
-  """[S] how many of the last so many steps were high."""
-  return np.asarray(np.bitwise_count(recent & np.uint64((1 << steps) - 1)))
+def signals(steps: NewSteps, joined: np.ndarray) -> np.ndarray:
+  """[S, k] every rank's arrival after the lower median of all, earliness, transfer, mean gap,
+  pauses, the step; seconds.
+
+  Earliness is that for work, mean over the ranks that wait, so that two ranks wait as long as many:
+  gaps have a signal of their own.
+
+  Args:
+    steps: the steps.
+    joined: [R] ranks of different numbers never meet, and aren't compared.
+  """
+  lateness = np.full(steps.arrival.shape, np.nan)
+  early, waiting = np.zeros(steps.arrival.shape[1]), np.zeros(steps.arrival.shape[1])
+  for number in np.unique(joined):
+    own = np.flatnonzero(joined == number)
+    lateness[own], part = _lateness(steps.arrival[own], steps.gap[own])
+    those = np.maximum(np.isfinite(steps.arrival[own]).sum(axis=0) - 1, 0)  # the ranks that wait
+    early += np.nan_to_num(part) * those
+    waiting += those
+  early = np.where(np.isfinite(steps.arrival).any(axis=0), early / np.maximum(waiting, 1), np.nan)
+  gaps = np.isfinite(steps.gap)
+  gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
+  pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
+  return np.concatenate([lateness, np.stack([early, steps.transfer, gap, pause, steps.step])])
 
 
-def _any(active: np.ndarray, kind: str) -> bool:
-  """Whether any view of `kind` is active."""
-  return bool(active[list(levels.views(len(active), kind))].any())
+def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """[R, k] arrival after the lower median, and [k] earliness for work, of ranks that all meet."""
+  valid = np.isfinite(all_arrival)
+  number = np.maximum(valid.sum(axis=0), 1)
+  some = valid.any(axis=0)
+  # Of two ranks the other one is what a rank is compared with: intermittently they are late and
+  # early.
+  lateness = all_arrival - (lower_median(all_arrival) if len(valid) > 2 else all_arrival[::-1])
+  work = all_arrival - np.where(np.isfinite(gap), np.minimum(gap, all_arrival), 0.0)
+  last = np.where(some, np.where(valid, work, -np.inf).max(axis=0), np.nan)
+  return (lateness,
+          np.where(some, np.where(valid, last - work, 0.0).sum(axis=0) / np.maximum(number - 1, 1),
+                   np.nan))
 
 
-def _alarm(signal: int, step: int, since: int, over: bool, share: float, number: int) -> Alarm:
-  ranks = number - len(levels.JOB)
-  return Alarm(levels.kind(signal, ranks), signal if signal < ranks else None, step, since + 1,
-               share, over)
+# What is usual.
+
+def _take(state: StreamState, number: int, now: np.ndarray, rule: Rules) -> StreamState:
+  """Takes one step of [S] seconds in. What has left the last steps without an alarm becomes
+  usual."""
+  place, rare = state.taken % _LONG, list(rule.rare)
+  before = state.last[:, place - _LAST].copy()
+  before[rare] = state.last[rare, place]
+  calm = np.flatnonzero(np.isfinite(before) & ~state.active)
+  state.past[calm, state.seen[calm] % _PAST] = before[calm]
+  state.seen[calm] += 1
+  state.last[:, place], state.numbers[place] = now, number
+  return state._replace(taken=state.taken + 1, until=number,
+                        first=number if state.first < 0 else state.first)
+
+
+def _learn(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
+  """Learns what is usual, of the past or, while that is short, of the last steps; and tells of the
+  ranks that have been late in all of them."""
+  samples = np.full(state.past.shape, np.nan)
+  samples[:, :_LONG] = state.last[:, (state.taken + np.arange(_LONG)) % _LONG]
+  samples = np.where((state.seen < LEARN)[:, None], samples, state.past)
+  number = np.isfinite(samples).sum(axis=1)
+  if number[-1] < LEARN or not np.nanmedian(samples[-1]) > 0:
+    return state, []
+  step_time = float(np.nanmedian(samples[-1]))
+  middle, beyond, often = (x.copy() for x in state.levels[:3])
+  late: list[int] = []
+  for size in np.unique(number[number >= LEARN]).tolist():
+    own = np.flatnonzero(number == size)
+    values = samples[own][np.isfinite(samples[own])].reshape(len(own), size)
+    level = np.median(values, axis=1)
+    windows = np.sort(np.lib.stride_tricks.sliding_window_view(values, _LAST, axis=1)[:, ::_APART])
+    most = np.take_along_axis(windows, rule.lowest[own, None, None], axis=2)[..., 0]
+    strays = _SURE * most.std(axis=1) * (1 + _FEW * _LAST / size)
+    ranks = own < len(number) - len(_JOB) - 1
+    if ranks.any():  # a rank that seems steadier than most is so by chance
+      strays[ranks] = np.maximum(strays[ranks], np.median(strays[ranks]))
+    high = level + rule.high[own] * step_time
+    middle[own], beyond[1, own] = level, np.maximum(high, level + strays)
+    beyond[0, own] = np.maximum(high, most.mean(axis=1) + strays)
+    often[own] = (values > high[:, None]).mean(axis=1)
+    always = (_always_late(values / step_time, strays / step_time) & ranks
+              & ~state.active[own] & (state.seen[own] <= _PAST))
+    # usual for these is then to be in time, as noisy as they are
+    state.past[own[always], :size] = (values - level[:, None])[always]
+    state.seen[own[always]], state.active[own[always]] = size, True
+    late += own[always].tolist()
+  alarms = [Alarm(LATE, rank, state.until, state.first, float(middle[rank] / step_time), False,
+                  True) for rank in sorted(late)]
+  middle[late] = 0.0
+  return state._replace(levels=Levels(middle, beyond, often, step_time)), alarms
+
+
+def _always_late(shares: np.ndarray, strays: np.ndarray) -> np.ndarray:
+  """[S] whether a rank was surely late from the first of [S, n] steps on."""
+  middle, size = np.median(shares, axis=1), shares.shape[1]
+  begin = np.median(shares[:, :int(PART * size)], axis=1)
+  return ((middle >= np.maximum(COSTLY, strays * math.sqrt(_LAST / size)))
+          & ((shares > SHOWS).mean(axis=1) >= MOST) & (begin >= MOST * middle))
+
+
+# What has begun, and what is over.
+
+def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
+  """Tests the last steps of all signals."""
+  levels, active, ranks = state.levels, state.active, len(state.last) - len(_JOB) - 1
+  newest = (state.taken - 1 - np.arange(_LONG)) % _LONG
+  values = np.nan_to_num(state.last[:, newest], nan=-np.inf)
+  high = values - levels.middle[:, None] > (rule.high * levels.step_time)[:, None]
+  soon = high[:, :_LAST].sum(axis=1)
+  most = np.take_along_axis(np.sort(values[:, :_LAST]), rule.lowest[:, None], axis=1)[:, 0]
+  half = np.partition(values, _LONG // 2, axis=1)[:, _LONG // 2]
+  begins = (most > levels.beyond[0]) | (half > levels.beyond[1]) & (soon >= _LAST // 2)
+  begins &= high[:, 0]
+  ends = soon <= PART * _LAST
+  for signal, (need, cap) in rule.rare.items():
+    above = (values[signal] - levels.middle[signal]) / levels.step_time
+    begins[signal] = _struck(np.clip(above, 0.0, cap), high[signal], need,
+                             float(levels.often[signal]))
+    ends[signal] = not high[signal].any()
+  begins &= ~active
+  ends &= active
+  # Waiting that a late rank explains is not reported; while one may be found, it waits for that.
+  named = bool((active | begins)[:ranks].any())
+  if not named and (high[:ranks, :_LAST // 2].mean(axis=1) >= NEARLY_ALL).any():
+    begins[ranks] = False
+  changed = begins | ends
+  reported = changed.copy()
+  reported[ranks] &= not named
+  # Gaps and pauses are one thing, reported when the first of them begins and the last is over.
+  goes_on = active[-3:-1] & ~ends[-3:-1]
+  reported[-3] &= not goes_on[1]
+  reported[-2] &= not (goes_on[0] or changed[-3])
+  alarms = [_alarm(state, signal, values[signal], high[signal], newest, rule)
+            for signal in np.flatnonzero(reported).tolist()]
+  return state._replace(active=active ^ changed), alarms
+
+
+def _struck(above: np.ndarray, high: np.ndarray, need: int, often: float) -> bool:
+  """Whether a few steps of the last ones, the newest first, were long, and more than by chance.
+
+  Args:
+    above: [k] shares of the step by which they were above the usual one, capped.
+    high: [k] bool, those that were long.
+    need: how many it takes at least.
+    often: part of the usual steps that are long.
+  """
+  mean = above.cumsum() / np.arange(1, len(above) + 1)
+  for number, at in enumerate(np.flatnonzero(high).tolist(), 1):
+    if (number >= need and mean[at] >= SHOWS and binomial_tail(number, at + 1, often) <= _RATE
+        and (need == _TWICE or at >= _LAST // 2)):  # else over after a dozen steps
+      return True
+  return False
+
+
+def _alarm(state: StreamState, signal: int, values: np.ndarray, high: np.ndarray,
+           newest: np.ndarray, rule: Rules) -> Alarm:
+  """What is reported of a signal whose last steps, the newest first, changed their level."""
+  levels, numbers = state.levels, state.numbers[newest]
+  known = np.isfinite(values)
+  if signal in rule.rare:
+    onset = int(numbers[high.nonzero()[0].max(initial=0)])
+  else:
+    onset = split_series(values[known][::-1], numbers[known][::-1], state.until)
+  ranks = len(state.last) - len(_JOB) - 1
+  share = (values[known & (numbers >= onset)].mean() - levels.middle[signal]) / levels.step_time
+  return Alarm(LATE if signal < ranks else _JOB[signal - ranks], signal if signal < ranks else None,
+               state.until, onset, float(share), bool(state.active[signal]))
