@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console, Group, RenderableType
@@ -11,14 +11,13 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from jaxpace.diagnose.codes import joined, milliseconds, named, percent, signed
-from jaxpace.diagnose.diagnosis import Diagnosis
+from jaxpace.diagnose.codes import joined, milliseconds, percent, signed
+from jaxpace.diagnose.diagnosis import Diagnosis, to_json
 from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
-from jaxpace.diagnose.lateness import spell
-from jaxpace.diagnose.modes.inputs import Finding
-from jaxpace.runs.problems import clock_name, list_ranks, plural
+from jaxpace.runs.problems import plural
 from jaxpace.show.console import draw_bar, make_table
+from jaxpace.show.contents import answer_at, confidence, facts, might_have_been, whom
 
 if TYPE_CHECKING:
   from jaxpace.diagnose.forecast.forecast import Forecast
@@ -40,7 +39,8 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
     ranks: rows of the table of ranks; None for all.
     hang: what the job waits for, or waited for last.
   """
-  console.print(_header(diagnosis))
+  document = to_json(diagnosis)
+  console.print(_header(document))
   if hang:
     render_hang(hang, console)
   healthy = not diagnosis.findings
@@ -48,14 +48,14 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
                       border_style="green" if healthy else "red"))
   sections: list[tuple[str, RenderableType | None]] = [
       ("Where the step goes", _shares(diagnosis, console)),
-      ("Findings", _findings(diagnosis)),
+      ("Findings", _findings(document)),
       ("Who is late", _ranks(diagnosis, ranks)),
       ("Where the waits are", _waits(diagnosis)),
       ("Computing while sending", _overlap(diagnosis)),
       ("Phases", _phases(diagnosis)),
       ("Pacing", _pacing(diagnosis)),
-      ("What it would be worth", _what_if(diagnosis)),
-      ("Notes", _notes(diagnosis)),
+      ("What it would be worth", _what_if(document)),
+      ("Notes", _notes(document)),
   ]
   for title, body in sections:
     if body is not None:
@@ -70,25 +70,10 @@ def render_hang(hang: Hang, console: Console) -> None:
                       title_align="left", border_style="red"))
 
 
-def _header(diagnosis: Diagnosis) -> Text:
-  run = diagnosis.run
-  hosts = {h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}
-  processes = len(set(run.process_of_rank[run.process_of_rank >= 0].tolist()))
-  facts = [plural(run.ranks_in_all, "rank"), plural(processes, "process", "processes")]
-  if hosts:
-    facts.append(plural(len(hosts), "host"))
-  steps = plural(diagnosis.selected.recorded, "step")
-  if diagnosis.counted != diagnosis.selected.recorded:
-    steps += f" ({diagnosis.counted:,} counted)"
-  if diagnosis.counted != diagnosis.selected.size:
-    steps += f", {diagnosis.selected.size:,} detailed"
-  facts.append(steps)
-  clock = run.info.get("clock") or run.plan.get("clock")
-  if isinstance(clock, str):
-    facts.append(f"{clock_name(clock)} clock")
-  text = Text(f"{run.path}", style="bold")
-  text.append(f"  run {run.id}\n", style="dim")
-  text.append(", ".join(facts))
+def _header(document: dict[str, Any]) -> Text:
+  text = Text(document["path"], style="bold")
+  text.append(f"  run {document['run']}\n", style="dim")
+  text.append(", ".join(facts(document)))
   return text
 
 
@@ -118,34 +103,17 @@ def _shares(diagnosis: Diagnosis, console: Console) -> RenderableType | None:
   return Group(line, table)
 
 
-def _findings(diagnosis: Diagnosis) -> RenderableType | None:
-  if not diagnosis.findings:
-    return None
+def _findings(document: dict[str, Any]) -> RenderableType | None:
   parts: list[RenderableType] = []
-  for finding in diagnosis.findings:
+  for finding in document["findings"]:
     if parts:
       parts.append(Text())
-    title = Text(finding.mode.replace("_", " "), style="bold red")
-    title.append(
-        f"  {100 * finding.share:.1f} % of the step, confidence {_confidence(finding.confidence)}",
-        style="default")
-    parts.append(title)
-    parts.append(_who(finding))
-    parts.append(_bullets([*finding.evidence, finding.advice], last="Do:"))
-  return Group(*parts)
-
-
-def _who(finding: Finding) -> Text:
-  """Whom it is about, since when, and what the hosts' columns show, on one line or two."""
-  facts = [("ranks " if len(finding.ranks) > 1 else "rank ") + list_ranks(finding.ranks)
-           if finding.ranks else
-           "no rank in particular"]
-  if finding.hosts:
-    facts.append("on " + named(finding.hosts))
-  facts.append(spell(finding.first_step, finding.last_step))
-  if finding.causes:
-    facts.append("cause: " + ", ".join(finding.causes).replace("_", " "))
-  return Text("; ".join(facts), style="bold")
+    title = Text(finding["mode"].replace("_", " "), style="bold red")
+    title.append(f"  {100 * finding['share']:.1f} % of the step, confidence "
+                 f"{confidence(finding['confidence'])}", style="default")
+    parts += [title, Text("; ".join(whom(finding)), style="bold"),
+              _bullets([*finding["evidence"], finding["advice"]], last="Do:")]
+  return Group(*parts) if parts else None
 
 
 def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
@@ -248,32 +216,20 @@ def _pacing(diagnosis: Diagnosis) -> RenderableType | None:
   return Text("\n".join(said)) if said else None
 
 
-def _what_if(diagnosis: Diagnosis) -> RenderableType | None:
-  if diagnosis.no_skew is None or not diagnosis.run.collectives:
-    return None
-  rows = [(f"without {text}", a) for text, a in diagnosis.asked]
-  if diagnosis.without_late:
-    rows.append(("no late rank at all", diagnosis.without_late))
-  rows += [(f"rank {rank} as quick as the others", a)
-           for rank, a in list(diagnosis.without_rank.items())[:5]]
-  rows += [(f"without host {host}", a) for host, a in list(diagnosis.without_host.items())[:5]]
-  rows.append(("all ranks arrive at the step's mean arrival", diagnosis.no_skew))
-  if diagnosis.work_shared and diagnosis.work_shared.speedup > 1.0005:
-    rows.append(("work shared by speed", diagnosis.work_shared))
-  if diagnosis.no_runtime_jitter and diagnosis.no_runtime_jitter.speedup > 1.0005:
-    rows.append(("every gap as long as that rank's median gap", diagnosis.no_runtime_jitter))
-  if diagnosis.no_contention and diagnosis.no_contention.speedup > 1.0005:
-    rows.append(("no contention", diagnosis.no_contention))
+def _what_if(document: dict[str, Any]) -> RenderableType | None:
+  rows = might_have_been(document) if document["what_if"]["no_skew"] else []
   table = _grid()
   for justify in ("left", "right", "right"):
     table.add_column(justify=justify, no_wrap=True)
-  for name, a in rows:
-    table.add_row(name, milliseconds(a.step_time) + " per step", f"{a.speedup:.2f}x")
-  return table
+  for name, place in rows:
+    answer = answer_at(document["what_if"], place)
+    table.add_row(name, milliseconds(answer["step_time"]) + " per step",
+                  f"{answer['speedup']:.2f}x")
+  return table if rows else None
 
 
-def _notes(diagnosis: Diagnosis) -> RenderableType | None:
-  sentences = [*diagnosis.run.problems, *diagnosis.notes]
+def _notes(document: dict[str, Any]) -> RenderableType | None:
+  sentences = [*document["problems"], *document["notes"]]
   return _bullets(sentences) if sentences else None
 
 
@@ -289,10 +245,6 @@ def _bullets(sentences: list[str], last: str = "") -> Table:
 
 def _grid() -> Table:
   return Table.grid(padding=(0, 2, 0, 0))
-
-
-def _confidence(value: float) -> str:
-  return "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
 def render_forecast(found: Forecast, console: Console) -> None:

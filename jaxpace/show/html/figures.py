@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxpace.diagnose.codes import milliseconds, signed
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.show import contents
 from jaxpace.show.html.markup import Markup, element
 
 UNKNOWN = "–"
@@ -63,8 +64,7 @@ class DocumentFigures:
   def confidence(self, path: str) -> Markup:
     """A confidence, never shown as certainty."""
     value = find(self.document, path)
-    shown = UNKNOWN if value is None else "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
-    return self._data(path, value, shown)
+    return self._data(path, value, UNKNOWN if value is None else contents.confidence(value))
 
   def _data(self, path: str, value: Any, shown: str) -> Markup:
     return element("data", shown, value="" if value is None else repr(value), data_json=path)

@@ -79,7 +79,7 @@ def _main(figures: DocumentFigures) -> list[Markup]:
   parts = [element("header", element("h1", document["path"].rstrip("/").rsplit("/", 1)[-1]
                                      or document["path"]),
                    element("p", f"run {plain(document['run'])}", class_="aside"),
-                   sections.facts(figures), class_="top"),
+                   sections.recorded(figures), class_="top"),
            element("section", element("h2", word, id="verdict"),
                    element("p", prose(document["verdict"])), class_=f"verdict {state}",
                    aria_labelledby="verdict")]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnose.codes import milliseconds, named
+from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import MEANING, SHARES
-from jaxpace.diagnose.lateness import spell
 from jaxpace.record.ring.plan import iterations_in_words
-from jaxpace.runs.problems import clock_name, list_ranks, plural
-from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, find, swatch
+from jaxpace.runs.problems import list_ranks
+from jaxpace.show.contents import answer_at, facts, might_have_been, whom
+from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, swatch
 from jaxpace.show.html.markup import Markup, element, joined, prose, table
 
 TITLES = {"persistent_straggler": "Persistent straggler",
@@ -33,6 +33,7 @@ def _finding(figures: DocumentFigures, i: int) -> Markup:
   finding = figures.document["findings"][i]
   where = figures.document["series"]["where"]
   place = where["findings"][i]
+  who = " · ".join(whom(finding))
   title = TITLES.get(finding["mode"], finding["mode"].replace("_", " ").capitalize())
   head = element("header", element("h3", title), element("p", element(
       "strong", figures.share(f"findings/{i}/share")), " of the step",
@@ -54,7 +55,7 @@ def _finding(figures: DocumentFigures, i: int) -> Markup:
       milliseconds(max(place["cost"], default=0.0)), " per step"),
       class_="spark")
   return element(
-      "article", head, element("p", _who(finding), class_="who"), evidence,
+      "article", head, element("p", who[0].upper() + who[1:], class_="who"), evidence,
       element("p", element("strong", "Do: "), prose(finding["advice"]), class_="advice"),
       element("div", element("div", *buttons, class_="buttons"), spark, class_="foot"),
       class_="finding", id=f"finding-{i}")
@@ -64,18 +65,6 @@ def _button(label: str, steps: dict[str, Any], finding: dict[str, Any], title: s
   return element("button", label, type="button", class_="go", data_first=steps["first_step"],
                  data_last=steps["last_step"], data_ranks=" ".join(map(str, finding["ranks"][:64])),
                  data_title=title)
-
-
-def _who(finding: dict[str, Any]) -> str:
-  ranks, hosts = finding["ranks"], finding["hosts"]
-  facts = [("Ranks " if len(ranks) > 1 else "Rank ") + list_ranks(ranks) if ranks
-           else "No rank in particular"]
-  if hosts:
-    facts.append("on " + named(hosts))
-  facts.append(spell(finding["first_step"], finding["last_step"]))
-  if finding["causes"]:
-    facts.append("cause: " + ", ".join(finding["causes"]).replace("_", " "))
-  return " · ".join(facts)
 
 
 def _spark(cost: list[float]) -> Markup:
@@ -92,23 +81,9 @@ def _spark(cost: list[float]) -> Markup:
 RANKS_SHOWN, LONGEST_SHOWN, HANG_SHOWN = 64, 10, 20
 
 
-def facts(figures: DocumentFigures) -> Markup:
+def recorded(figures: DocumentFigures) -> Markup:
   """What was recorded, on one line."""
-  document = figures.document
-  parts = [plural(document["ranks"], "rank"), plural(document["processes"], "process", "processes")]
-  if document["hosts"]:
-    parts.append(plural(len(document["hosts"]), "host"))
-  steps = plural(document["steps"], "step")
-  if document["steps_counted"] != document["steps"]:
-    steps += f" ({document['steps_counted']:,} counted)"
-  parts.append(steps)
-  first, stop = document["window"]
-  if first is not None or stop is not None:
-    parts.append(f"only steps {document['first_step'] if first is None else first:,} to "
-                 f"{document['last_step'] if stop is None else stop - 1:,} were looked at")
-  if isinstance(document["clock"], str):
-    parts.append(f"{clock_name(document['clock'])} clock")
-  return element("p", " · ".join(parts), class_="facts")
+  return element("p", " · ".join(facts(figures.document)), class_="facts")
 
 
 def key_figures(figures: DocumentFigures) -> Markup | None:
@@ -193,33 +168,15 @@ def longest(figures: DocumentFigures) -> Markup:
 def what_if(figures: DocumentFigures) -> Markup | None:
   """The run without what slows it down, the most worthwhile first."""
   document = figures.document
-  found = document["what_if"]
-  rows: list[tuple[str, str]] = [(f"without {a['without']}", f"asked/{i}")
-                                 for i, a in enumerate(found["asked"])]
-  asked = len(rows)
-  if found.get("without_late_ranks"):
-    rows.append(("no late rank at all", "without_late_ranks"))
-  rows += [(f"rank {rank} as quick as the others", f"without_rank/{rank}")
-           for rank in list(found["without_rank"])[:5]]
-  rows += [(f"without host {host}", f"without_host/{escaped(host)}")
-           for host in list(found["without_host"])[:5]]
-  for name, label in (("no_skew", "all ranks arrive at the step's mean arrival"),
-                      ("no_contention", "no contention"),
-                      ("no_runtime_jitter", "every gap as long as that rank's median gap"),
-                      ("work_shared", "work shared by speed")):
-    if found.get(name):
-      rows.append((label, name))
-  if not rows or not document["collectives"]:
-    return None
-  answers = {name: find(found, name) for _, name in rows}
-  rows[asked:] = sorted(rows[asked:], key=lambda row: answers[row[1]]["step_time"])
-  step = document["step_time"]["mean"]
-  body = [[label, figures.time(f"what_if/{name}/step_time"),
-           figures.times(f"what_if/{name}/speedup"), _meter(answers[name]["step_time"] / step)]
-          for label, name in rows]
+  body = []
+  for label, place in might_have_been(document):
+    at = "what_if/" + "/".join(escaped(str(key)) for key in place)
+    step = answer_at(document["what_if"], place)["step_time"]
+    body.append([label, figures.time(f"{at}/step_time"), figures.times(f"{at}/speedup"),
+                 _meter(step / document["step_time"]["mean"])])
   return table("Steps that might have been",
                ("the run again, but", "step", "as fast", "step, of the recorded one"), body,
-               texts=(0, 3))
+               texts=(0, 3)) if body else None
 
 
 def _meter(share: float) -> Markup:
