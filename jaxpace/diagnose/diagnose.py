@@ -104,7 +104,7 @@ def who(run_totals: RunTotals, fabric: MeasuredFabric | None = None,
   """Finds who is late and when, and what transfers take on a quiet fabric."""
   run, totals = run_totals.run, run_totals.totals
   away = missing_ranks(run_totals)
-  floor = find_floor(run, fabric, totals.groups)
+  floor = find_floor(run, fabric, totals)
   return EvidenceInputs(**vars(run_totals), lateness=find_late(run_totals),
               phases=phase_medians(run, run_totals.selected.mask), links=links, away=away,
               floor=floor if away is None else floor.inconclusive_in(away.steps))

@@ -204,7 +204,7 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
     rows.append({"slot": collective.slot, "name": collective.name, "bytes": collective.bytes,
                  "kind": "point_to_point" if collective.point_to_point
                  else kind_in(diagnosis.run, collective),
-                 "groups": kept.found.grouped[c].size,
+                 "groups": kept.grouped[c].size,
                  "transfer": _mean(diagnosis.totals.transfer[c][mask]),
                  "floor": float(diagnosis.floor.floor[c]),
                  "contention": _mean(diagnosis.floor.contention[c][mask]),

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
 from jaxpace.diagnose.selected_steps import ratio
-from jaxpace.diagnose.totals import ByGroup, Totals
+from jaxpace.diagnose.totals import Totals
 from jaxpace.runs.run import CollectiveTimes, Run
 
 RUNNING_MINIMUM = "running minimum"
@@ -66,7 +66,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   return _above(transfer, floor, RUNNING_MINIMUM, width)
 
 
-def find_floor(run: Run, fabric: MeasuredFabric | None, groups: ByGroup) -> Floor:
+def find_floor(run: Run, fabric: MeasuredFabric | None, totals: Totals) -> Floor:
   """The floor of every collective, of its groups in the mean over ranks: what the fabric says if
   that is known, else the run's own running minimum.
 
@@ -76,22 +76,22 @@ def find_floor(run: Run, fabric: MeasuredFabric | None, groups: ByGroup) -> Floo
   Args:
     run: the recorded run.
     fabric: measured by `jaxpace bench`, or described.
-    groups: each group of ranks that meets has a floor of its own.
+    totals: of the run; each group of ranks that meets has a floor of its own.
   """
-  own = running_minimum(groups.transfer)
+  own = running_minimum(totals.group_transfer)
   if fabric is not None and run.collectives:
-    most = joined_ranks(run) if groups.found.all_meet else run.ranks
-    own = _by_fabric(run, fabric, groups.transfer, own,
-                     [(run.collectives[c], min(int((groups.row == row).sum()), most))
-                      for row, c in enumerate(groups.collective)])
-  quiet_slow, contended_slow = _slow(groups, own)
-  slots, present = len(groups.found.of), groups.present
-  there = groups.number.sum(axis=1)
+    most = joined_ranks(run) if totals.groups.all_meet else run.ranks
+    own = _by_fabric(run, fabric, totals.group_transfer, own,
+                     [(run.collectives[c], min(int((totals.group_of == group).sum()), most))
+                      for group, c in enumerate(totals.collective_of)])
+  quiet_slow, contended_slow = _slow(totals, own)
+  slots, present = len(totals.groups.of), totals.known.sum(axis=0)
+  there = totals.receivers.sum(axis=1)
   floor, quiet, contention = (np.full(slots, np.nan),
                               *(np.full((slots, len(present)), np.nan) for _ in range(2)))
   for c in range(slots):
-    rows = groups.collective == c
-    weight = groups.number[rows]
+    rows = totals.collective_of == c
+    weight = totals.receivers[rows]
     for values, slow, mean in ((own.quiet, quiet_slow, quiet),
                                (own.contention, contended_slow, contention)):
       total = np.where(weight > 0, np.nan_to_num(values[rows]) * weight + slow[rows], 0.0
@@ -118,17 +118,17 @@ def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floo
   return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
 
-def _slow(groups: ByGroup, own: Floor) -> tuple[np.ndarray, np.ndarray]:
+def _slow(totals: Totals, own: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[T, K] what others wait elsewhere because of each group's slow transfers, divided as these are:
   by how much the group's floor is above the others' mean, and by how much it is above its floor."""
   above, known = np.zeros(len(own.floor)), np.isfinite(own.floor)
-  for c in np.unique(groups.collective[known]):
-    rows = known & (groups.collective == c)
+  for c in np.unique(totals.collective_of[known]):
+    rows = known & (totals.collective_of == c)
     above[rows] = np.maximum(own.floor[rows] - own.floor[rows].mean(), 0.0)
   contention = np.nan_to_num(own.contention)
   contention[:, 1:] += contention[:, :-1]  # what is slow at a step's end is waited for in the next
   part = ratio(contention, contention + above[:, None], 0.0)
-  return groups.slow * (1 - part), groups.slow * part
+  return totals.slow * (1 - part), totals.slow * part
 
 
 def joined_ranks(run: Run) -> int:
@@ -233,13 +233,13 @@ def _mean_shares(totals: Totals, quiet: np.ndarray, contention: np.ndarray,
 def _split(totals: Totals, floor: Floor) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds of transfer up to the floor and beyond it, summed over the steps in which each rank
   is known: of the groups that it is in, and of those whose slow transfers held it up."""
-  groups, known = totals.groups, totals.known
+  known, held_up = totals.known, totals.held_up
   sums = np.zeros((2, len(known)))
   parts = [np.nan_to_num(values) for values in floor.by_group]
-  for rows in groups.row:
-    for rank in np.flatnonzero(rows < len(groups.collective)).tolist():
+  for rows in totals.group_of:
+    for rank in np.flatnonzero(rows < len(totals.collective_of)).tolist():
       for which, values in enumerate(parts):
         sums[which, rank] += float(values[rows[rank]] @ known[rank])
-  whole, held_up = np.nan_to_num(floor.contention).sum(axis=0) @ groups.present, groups.held_up
+  whole = np.nan_to_num(floor.contention).sum(axis=0) @ known.sum(axis=0)
   contended = np.clip((whole - sums[1].sum()) / max(held_up.sum(), 1e-12), 0.0, 1.0)
   return sums[0] + (1 - contended) * held_up, sums[1] + contended * held_up

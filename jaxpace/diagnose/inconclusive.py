@@ -225,7 +225,7 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
   run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
   alone = np.array([c.point_to_point for c in run.collectives], bool)
   apart = _keep_step(totals)
-  staged = totals.groups.found.staged
+  staged = totals.groups.staged
   if not (alone.any() or apart or staged):
     return ()
   said = []
@@ -245,9 +245,9 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:
   """Groups that no timestamped collective joins, and that keep step all the same."""
-  if not totals.groups.found.apart:
+  if not totals.groups.apart:
     return ()
-  joined = totals.groups.found.joined
+  joined = totals.groups.joined
   some = totals.present > 0
   number = np.maximum(totals.present, 1)
   step = totals.per_rank["step"] / number

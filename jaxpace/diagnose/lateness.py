@@ -21,7 +21,7 @@ from jaxpace.diagnose.episodes import (
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.totals import ByGroup, RunTotals, Totals, late_in, undelayed
+from jaxpace.diagnose.totals import RunTotals, Totals, late_in, undelayed
 from jaxpace.runs.run import Run
 
 
@@ -102,7 +102,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
     arrival = np.where(np.isfinite(arrival) & np.isfinite(totals.late_in_all), totals.late_in_all,
                        arrival)
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
-                  totals.groups.found.joined)
+                  totals.groups.joined)
   earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
                         for row in totals.earliness])
   waiting = selected.means(totals.earliness.sum(axis=0))
@@ -167,7 +167,7 @@ def attributed_wait(totals: Totals, selected: SelectedSteps,
       continue
     present = np.maximum(present, 1)
     mean = totals.lateness[:, own, begin:end].sum(axis=2) / present  # [C, own]
-    seconds = _held_by_group(totals.groups, mean, own, slice(begin, end), number)
+    seconds = _held_by_group(totals, mean, own, slice(begin, end), number)
     seconds = np.clip(seconds, 0.0, earliness[:, begin:end].sum(axis=1) / number)
     by_collective += seconds * number / max(1, selected.size)
     each_block[begin:end] += seconds.sum()
@@ -180,27 +180,27 @@ def attributed_wait(totals: Totals, selected: SelectedSteps,
   return WaitedFor(by_collective, float(for_gaps), each_block)
 
 
-def _held_by_group(groups: ByGroup, mean: np.ndarray, own: Sequence[int], span: slice,
+def _held_by_group(totals: Totals, mean: np.ndarray, own: Sequence[int], span: slice,
                    number: int) -> np.ndarray:
   """[C] seconds that the job waits for some ranks, of which each holds up those of its own group,
   and who wait for it.
 
   Args:
-    groups: the run's.
+    totals: of the run.
     mean: [C, own] by which each arrives after its group's mean.
     own: the ranks.
     span: blocks.
     number: steps of them.
   """
   seconds = np.zeros(len(mean))
-  ranks = groups.row.shape[1]
-  for c, direct in enumerate(groups.found.direct):
-    rows = groups.row[c, list(own)]
-    if (direct & groups.found.levels[c])[groups.row[c] < len(groups.collective)].all():
-      for row in np.unique(rows[rows < len(groups.collective)]):
-        seconds[c] += mean[c, rows == row].max() * (groups.row[c] == row).sum() / ranks
+  ranks = totals.group_of.shape[1]
+  for c, direct in enumerate(totals.groups.direct):
+    rows = totals.group_of[c, list(own)]
+    if (direct & totals.groups.levels[c])[totals.group_of[c] < len(totals.collective_of)].all():
+      for row in np.unique(rows[rows < len(totals.collective_of)]):
+        seconds[c] += mean[c, rows == row].max() * (totals.group_of[c] == row).sum() / ranks
     else:  # what is waited on their account
-      seconds[c] = groups.charged[c][list(own), span].sum() / number
+      seconds[c] = totals.charged[c][list(own), span].sum() / number
   return seconds
 
 

@@ -122,7 +122,7 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
         part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
         numbers=list_ranks(pauses.steps)))
   notes += _slow_for_good(facts)
-  staged = totals.groups.found.staged  # then it is their bubbles
+  staged = totals.groups.staged  # then it is their bubbles
   if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
     notes.append(say(Note.SPREAD, spread=milliseconds(abs(facts.spread))))
   if totals.delayed:
@@ -155,7 +155,7 @@ def _groups(facts: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   if not facts.step_time or not run.collectives:
     return []
-  found = facts.totals.groups.found
+  found = facts.totals.groups
   if found.apart:
     number = int(found.joined.max()) + 1
     notes.append(say(Note.GROUPS_APART, "report", groups=number))

@@ -20,8 +20,8 @@ PARTS = ("step", "compute", "runtime", "pacing", "waiting_compute", "waiting_run
 
 @dataclasses.dataclass
 class Totals:
-  """Sums over counted steps. C collectives, R ranks, K steps, B blocks of neighbouring steps;
-  seconds."""
+  """Sums over counted steps. C collectives, T groups of ranks that meet in any, R ranks, K steps, B
+  blocks of neighbouring steps; seconds."""
 
   per_step: dict[str, np.ndarray]  # [K] mean over the ranks present, by name in `PARTS`
   per_rank: dict[str, np.ndarray]  # [R] sum over steps, by name in `PARTS`
@@ -41,42 +41,19 @@ class Totals:
   delayed: int  # rank-steps with an applied delay
   jumped: np.ndarray  # [R] steps left out because the rank's clock jumped
   overlap: np.ndarray  # [3, C] of collectives under way: exposed, hidden, behind others
-  groups: ByGroup
+  groups: RunGroups
+  collective_of: np.ndarray  # [T] collective of each group
+  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
+  group_of: np.ndarray
+  group_transfer: np.ndarray  # [T, K] NaN where not known
+  # [T, K] summed over ranks, waited elsewhere because this transfer was slower than the others
+  slow: np.ndarray
+  receivers: np.ndarray  # [T, K] ranks to which something is transferred
+  charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
+  held_up: np.ndarray  # [R] waited because of other groups' slow transfers
   computing: float = 0.0  # while any is under way, at least
   late_in_all: np.ndarray | None = None
   """[R, B] busy time of all steps less its mean over ranks, where only some steps are detailed."""
-
-
-@dataclasses.dataclass
-class ByGroup:
-  """What is kept of the groups of ranks that meet. T groups of all collectives together."""
-
-  found: RunGroups
-  collective: np.ndarray  # [T] collective of each group
-  # [C, R] group of each rank, T where it is in none, or nothing is transferred to it
-  row: np.ndarray
-  transfer: np.ndarray  # [T, K] s, NaN where not known
-  # [T, K] s, summed over ranks, waited elsewhere because this transfer was slower than the others
-  slow: np.ndarray
-  number: np.ndarray  # [T, K] ranks to which something is transferred
-  present: np.ndarray  # [K] ranks whose step is known
-  charged: np.ndarray  # [C, R, B] sum of the job's mean wait on account of the rank
-  held_up: np.ndarray  # [R] s, sum over steps, waited because of other groups' slow transfers
-
-  @staticmethod
-  def none(found: RunGroups, ranks: int, size: int, blocks: int) -> ByGroup:
-    """Before any step was added up."""
-    sizes = [grouped.size for grouped in found.grouped]
-    begin = np.concatenate([[0], np.cumsum(sizes)])
-    number = int(begin[-1])
-    row = np.array([np.where((grouped.of_rank < grouped.size) & found.receives(c),
-                             grouped.of_rank + begin[c], number)
-                    for c, grouped in enumerate(found.grouped)])
-    return ByGroup(
-        found=found, collective=np.repeat(np.arange(len(sizes)), sizes), row=row,
-        transfer=np.full((number, size), np.nan), slow=np.zeros((number, size)),
-        number=np.zeros((number, size), np.int32), present=np.zeros(size, np.int64),
-        charged=np.zeros((len(sizes), ranks, blocks)), held_up=np.zeros(ranks))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -132,6 +109,9 @@ def add_up(run: Run, selected: SelectedSteps,
            progress: Callable[[int, int], None] | None = None) -> Totals:
   """Goes through the run once, a chunk of steps at a time."""
   size, ranks, slots = len(run.steps), run.ranks, max(1, len(run.collectives))
+  groups = run_groups(run)
+  collective_of, group_of = _numbered(groups)
+  number = len(collective_of)
   totals = Totals(
       per_step={name: np.full(size, np.nan) for name in PARTS},
       per_rank={name: np.zeros(ranks) for name in PARTS}, transfer=np.full((slots, size), np.nan),
@@ -141,9 +121,11 @@ def add_up(run: Run, selected: SelectedSteps,
       lateness_runtime=np.zeros((ranks, selected.blocks)),
       block_steps=np.zeros((ranks, selected.blocks), np.int64), blame=np.zeros(ranks),
       last=np.zeros(ranks, np.int64), last_rank=np.full(size, -1, np.int64),
-      delayed=0, jumped=np.zeros(ranks, np.int64),
-      overlap=np.zeros((3, slots)),
-      groups=ByGroup.none(run_groups(run), ranks, size, selected.blocks))
+      delayed=0, jumped=np.zeros(ranks, np.int64), overlap=np.zeros((3, slots)),
+      groups=groups, collective_of=collective_of, group_of=group_of,
+      group_transfer=np.full((number, size), np.nan), slow=np.zeros((number, size)),
+      receivers=np.zeros((number, size), np.int32),
+      charged=np.zeros((len(group_of), ranks, selected.blocks)), held_up=np.zeros(ranks))
   for part in chunks(run):
     if selected.mask[part].any():
       _add_chunk(totals, run, selected, part)
@@ -152,6 +134,15 @@ def add_up(run: Run, selected: SelectedSteps,
   if run.aggregated is not None and selected.mask.any():
     totals.late_in_all = late_by_block(run, selected)
   return totals
+
+
+def _numbered(groups: RunGroups) -> tuple[np.ndarray, np.ndarray]:
+  """[T] collective of each group, and [C, R] each rank's group in each, T for none."""
+  sizes = [grouped.size for grouped in groups.grouped]
+  begin = np.cumsum(sizes) - sizes
+  return np.repeat(np.arange(len(sizes)), sizes), np.array([
+      np.where((grouped.of_rank < grouped.size) & groups.receives(c), grouped.of_rank + begin[c],
+               sum(sizes)) for c, grouped in enumerate(groups.grouped)])
 
 
 def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -> None:
@@ -179,7 +170,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   alone = split
   if (valid & (work.pacing > 0)).any():
     alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
-  _add_groups(totals.groups, part, alone, number)
+  _add_groups(totals, part, alone)
   if work.synchronised:
     _add_lateness(totals, part, work, alone, number, into)
     waiting = alone.waiting_runtime
@@ -217,23 +208,23 @@ def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
   ranks, size = work.valid.shape
   weight = ratio(1.0, number, 0.0)
   charged = np.zeros((ranks, size))
-  joined = Grouped(groups.found.joined)
+  joined = Grouped(groups.joined)
   arrivals = undelayed(work)
   for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, alone.for_whom,
                                                       strict=True)):
-    if not groups.found.grouped[c].size:
+    if not groups.grouped[c].size:
       continue
     # Ranks that are joined by whatever collectives are judged together, by all they do in a step.
     into(totals.lateness[c],
          np.where(work.valid, arrival - joined.mean(arrival, work.valid), 0.0))
     totals.earliness[c, part] = np.where(number > 0, waited.early.sum(axis=0) * weight, np.nan)
-    into(groups.charged[c], for_whom)
+    into(totals.charged[c], for_whom)
     charged += for_whom
   totals.blame += charged.sum(axis=1)
   # Ranks that are joined wait for one rank at a time.
   worst = np.full(size, 0.0)
-  for part_of_job in range(int(groups.found.joined.max(initial=0)) + 1):
-    own = np.flatnonzero(groups.found.joined == part_of_job)
+  for part_of_job in range(int(groups.joined.max(initial=0)) + 1):
+    own = np.flatnonzero(groups.joined == part_of_job)
     at = charged[own].argmax(axis=0)
     most, last = charged[own].max(axis=0), own[at]
     np.add.at(totals.last, last[most > 0], 1)
@@ -242,21 +233,20 @@ def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
     totals.last_rank[part][more] = last[more]
 
 
-def _add_groups(groups: ByGroup, part: slice, alone: Account, number: np.ndarray) -> None:
+def _add_groups(totals: Totals, part: slice, alone: Account) -> None:
   """Adds the transfers of each group, and what they made others wait."""
-  groups.held_up += alone.slow.sum(axis=1)
-  groups.present[part] = number
+  totals.held_up += alone.slow.sum(axis=1)
   for c, waited in enumerate(alone.waits):
-    grouped = groups.found.grouped[c]
+    grouped = totals.groups.grouped[c]
     if not grouped.size:
       continue
-    rows, first = np.unique(groups.row[c], return_index=True)
-    inside = rows < len(groups.transfer)
+    rows, first = np.unique(totals.group_of[c], return_index=True)
+    inside = rows < len(totals.collective_of)
     rows, first = rows[inside], first[inside]
     present = grouped.reduce(np.add, waited.takes.astype(np.int32))
-    groups.number[rows, part] = present
-    groups.transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
-    groups.slow[rows, part] = alone.slow_groups[c, first]
+    totals.receivers[rows, part] = present
+    totals.group_transfer[rows, part] = np.where(present > 0, waited.transfer[first], np.nan)
+    totals.slow[rows, part] = alone.slow_groups[c, first]
 
 
 def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:

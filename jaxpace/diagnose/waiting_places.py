@@ -113,7 +113,7 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
     return ()
   waiting, transfer, contention = (_means(values[:, selected.mask]) for values in (
       totals.earliness, totals.transfer, floor.contention))
-  for_whom = totals.groups.charged.sum(axis=2) / selected.size  # [C, R]
+  for_whom = totals.charged.sum(axis=2) / selected.size  # [C, R]
   found = []
   of = np.array([place.of for place in at])
   for index in dict.fromkeys(of.tolist()):

@@ -73,7 +73,7 @@ def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
   # the steps that are replayed are detailed, those that count need not be
   scale = float(case.steps.mean()) / mean
   modes = {finding.mode for finding in findings}
-  found = case.totals.groups.found
+  found = case.totals.groups
   direct = bool(found.direct.all())
   of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
   hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []

@@ -63,13 +63,13 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
                           "made up")
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
   seconds = costs[joined].seconds(ALL_REDUCE, joined, 4096)
-  groups = add(run, count(run)).totals.groups
-  groups.transfer[:] = 1.0
-  floor = find_floor(run, fabric, groups)
+  totals = add(run, count(run)).totals
+  totals.group_transfer[:] = 1.0
+  floor = find_floor(run, fabric, totals)
   np.testing.assert_allclose(floor.floor, seconds)
   # What the run itself has had is believed before a fabric that says it can't be.
-  groups.transfer[:] = seconds / 2
-  quicker = find_floor(run, fabric, groups)
+  totals.group_transfer[:] = seconds / 2
+  quicker = find_floor(run, fabric, totals)
   np.testing.assert_allclose(quicker.floor, seconds / 2)
 
 
@@ -81,10 +81,10 @@ def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_
 
 
 def test_a_collective_without_any_transfer_has_no_mean_and_no_warning():
-  groups = types.SimpleNamespace(collective=np.array([0, 0, 1]), slow=np.full((3, 4), 8.0))
+  totals = types.SimpleNamespace(collective_of=np.array([0, 0, 1]), slow=np.full((3, 4), 8.0))
   own = types.SimpleNamespace(floor=np.array([1.0, 3.0, np.nan]),
                               contention=np.array([[1.0] * 4, [1.0] * 4, [np.nan] * 4]))
-  quiet, contended = floor._slow(groups, own)
+  quiet, contended = floor._slow(totals, own)
   # 1 above the mean of 2; what is slow at a step's end is waited for in the next, too.
   np.testing.assert_allclose(contended[:, 1:], [[8.0] * 3, [8.0 * 2 / 3] * 3, [0.0] * 3])
   np.testing.assert_allclose(quiet + contended, 8.0)

@@ -42,8 +42,8 @@ def _no_links(case: Any, busy: Any, *args: Any) -> BusyLinks:
   return BusyLinks({}, (), 0.0, False)
 
 
-def _own_floor(run: Any, fabric: Any, groups: Any) -> Any:
-  return find_floor(run, None, groups)
+def _own_floor(run: Any, fabric: Any, totals: Any) -> Any:
+  return find_floor(run, None, totals)
 
 
 RULES = (

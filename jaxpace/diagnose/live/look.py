@@ -82,7 +82,7 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   steps = steps[np.isfinite(steps)]
   if not steps.size or not steps.mean() > 0:
     return None
-  own = find_floor(run, None, totals.groups).floor
+  own = find_floor(run, None, totals).floor
   if floor is not None and floor.shape == own.shape:
     own = np.fmin(own, floor)
   present = int(totals.present.sum())
@@ -110,7 +110,7 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   known = np.flatnonzero(totals.present > 0)
   if not run.collectives or len(known) < 2:
     return ()
-  joined = totals.groups.found.joined[known]
+  joined = totals.groups.joined[known]
   mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
   lateness = after_typical(mean[:, None], joined)[:, 0]
   elapsed = float(np.nansum(totals.per_step["step"]))
