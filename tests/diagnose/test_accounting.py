@@ -178,20 +178,6 @@ def test_chunks_do_not_matter(monkeypatch, cells):
   np.testing.assert_array_equal(parts.totals.last, whole.totals.last)
 
 
-def test_waiting_is_charged_to_what_made_the_last_rank_last():
-  """Rank 1 computes 7 ms and idles 3 ms longer, rank 2 is delayed by 4 ms: rank 0 waits 10, rank 2
-  waits 6."""
-  busy_ns = np.tile(np.array([[10], [20], [14]]) * MS, (1, 3))
-  gap = np.tile(np.array([[1.0], [4.0], [1.0]]) * MS, (1, 3))
-  delay = np.tile(np.array([[0.0], [0.0], [4.0]]) * MS, (1, 3))
-  enter, leave = barrier(busy_ns, 2 * MS)
-  split = account(busy(make_run(enter, leave, gap=gap, delay=delay), slice(0, 3)))
-  np.testing.assert_allclose(split.compute[:, 1], [9e-3, 16e-3, 9e-3], atol=1e-9)
-  np.testing.assert_allclose(split.waiting_compute[:, 1], [7e-3, 0, 6e-3 * 7 / 10], atol=1e-9)
-  np.testing.assert_allclose(split.waiting_runtime[:, 1], [3e-3, 0, 6e-3 * 3 / 10], atol=1e-9)
-  np.testing.assert_allclose(split.waiting_pacing[:, 1], 0, atol=1e-9)
-
-
 def test_the_documents_example_holds():
   path = pathlib.Path(__file__).parents[2] / "docs" / "accounting.md"
   assert doctest.testfile(str(path), module_relative=False).failed == 0

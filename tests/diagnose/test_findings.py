@@ -11,7 +11,6 @@ from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, M
 from jaxpace.diagnose.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.floor import by_host, by_rank
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.runs.run import HostCauses
@@ -246,18 +245,6 @@ def test_one_in_a_bad_place_and_another_late_rank_share_what_is_waited():
   assert findings[PERSISTENT].ranks == (6,)
   whole = diagnose(run)
   assert sum(f.share for f in findings.values()) == pytest.approx(whole.findings[0].share, abs=1e-9)
-
-
-def test_shares_by_rank_and_host_sum_to_one(diagnosed):
-  for diagnosis, _ in diagnosed.values():
-    ranks = by_rank(diagnosis.totals, diagnosis.floor)
-    hosts = by_host(diagnosis.run, diagnosis.totals, diagnosis.floor)
-    assert len(hosts) == 4
-    for shares in (*ranks, *hosts.values()):
-      assert sum(shares.values()) == pytest.approx(1, abs=1e-9)
-      assert min(shares.values()) >= 0
-  late = by_rank(diagnosed["straggler"][0].totals, diagnosed["straggler"][0].floor)
-  assert late[5]["skew"] < 0.01 < 0.1 < late[0]["skew"]
 
 
 def test_of_two_late_ranks_the_later_one_is_waited_for():

@@ -205,20 +205,6 @@ def test_another_run_in_the_same_directory_replaces_the_first(tmp_path):
   assert (look.run, look.step, look.ranks, look.alerts) == ("other", 39, 2, ())
 
 
-def test_onsets_are_told_as_they_begin(tmp_path):
-  job = SyntheticJob(ranks=4, steps=400, processes=2, noise=0.01,
-            faults=(Fault("compute", 6e-3, (3,), begin=0.6), ))
-  growing, found = Growing(tmp_path / "run", job, tmp_path / "whole"), {}
-  follower = Follower(growing.directory, 50)
-  for step in range(20, 401, 20):
-    growing.write(step)
-    for alerts in follower.poll(float(step), 0.0).alerts:
-      found.setdefault(alerts.sentence, step)
-  late = [(step, sentence) for sentence, step in found.items() if "rank 3 is late" in sentence]
-  assert late and 240 < late[0][0] <= 300
-  assert not [sentence for sentence, step in found.items() if step <= 240]
-
-
 def test_every_step_is_tested_once(growing, monkeypatch):
   tested = []
 

@@ -64,16 +64,6 @@ def test_a_pipeline_fills_and_drains():
   assert np.nansum(busy, axis=0) == pytest.approx(np.full((8, 240), 240e-3))
 
 
-@pytest.mark.parametrize("mesh", [MESH, {"data": 2, "fsdp": 2, "tensor": 2}], ids=["two", "three"])
-def test_a_report_measures_what_was_played(tmp_path, mesh):
-  played, document = report(tmp_path, even(mesh, noise=0.02))
-  assert document["step_time"]["mean"] == pytest.approx(played.step_time(), rel=2e-3)
-  for rank, row in enumerate(document["per_rank"]):
-    compute = row["shares"]["compute"] * row["step_time"]
-    assert compute == pytest.approx(np.nansum(work(even(mesh, noise=0.02))[0], axis=0)[rank].mean(),
-                                    rel=2e-3)
-
-
 @pytest.mark.parametrize("as_pairs, seed", [(True, 0), (False, 0), *long((False, None))])
 def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pairs, seed):
   """Stages that share no collective with the first one have no time in common with it."""
@@ -98,23 +88,6 @@ def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
   assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 8, abs=1e-3)
   assert 1 <= document["what_if"]["no_skew"]["speedup"] < 1.01
   assert Note.BUBBLES in document["note_codes"] and Note.SPREAD not in document["note_codes"]
-
-
-@PIPELINES
-def test_one_slow_rank_of_a_pipeline_is_named_alone(tmp_path, as_pairs):
-  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
-  late = Cause("late", 80e-3, (3,))
-  job = Job(mesh, places, (late,), noise=0.01, steps=60)
-  played, document = report(tmp_path, job)
-  (finding,) = document["findings"]
-  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
-  assert document["per_rank"][3]["lateness"] == pytest.approx(80e-3, rel=0.02)
-  after = play(job, [late])
-  waited = (played.waited() - after.waited()) / played.step_time()
-  assert finding["share"] == pytest.approx(waited, rel=0.15)
-  alone = document["what_if"]["without_rank"]["3"]["speedup"]
-  assert alone == pytest.approx(gain(job, late), rel=0.01)
-  assert f"{alone:.2f} times" in document["verdict"]
 
 
 @PIPELINES

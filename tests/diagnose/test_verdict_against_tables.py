@@ -214,14 +214,6 @@ def test_a_late_onset_is_dated(size, kind, ranks):
   assert late.first_step is not None and abs(late.first_step - 300) <= 15 and late.last_step is None
 
 
-@pytest.mark.parametrize("seed", range(examples(8)))
-@pytest.mark.parametrize("ranks", [2, 3, 8, 64])
-def test_healthy_ranks_are_not_named(ranks, seed):
-  random = np.random.default_rng([ranks, seed])
-  run = run_of(noise("quiet", ranks, 200, random), np.full((ranks, 200), 2e-3), np.full(200, 0.01))
-  assert diagnose(run).findings == ()
-
-
 @pytest.mark.parametrize("kind", NOISES)
 @pytest.mark.parametrize("size, ranks", [(0.15, 4), (1.5, 2)])
 def test_the_stream_dates_a_fault_of_the_first_step_to_it(size, kind, ranks):

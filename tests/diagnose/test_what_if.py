@@ -82,21 +82,17 @@ def test_nothing_taken_out_makes_a_step_longer_and_more_gains_no_less(job, some,
   assert min(gains) >= -TICK and gains[0] <= gains[1] + TICK and gains[3] <= gains[4] + TICK
 
 
-@given(jobs, st.floats(1e-3, 80e-3))
-def test_without_jitter_is_the_job_simulated_without_pauses(job, pause):
-  shaken = synthetic_runs.simulate(dataclasses.replace(job, pause=pause, pause_probability=0.1))
-  still = synthetic_runs.simulate(job)
-  run = recorded(shaken)
-  assume(count_steps(run).warmup.size == 0)
-  [found] = played(run, Without(runtime_jitter=True))
-  assert found == pytest.approx(mean_step(recorded(still)), abs=TICK)
-
-
-@given(jobs, st.floats(1e-3, 50e-3))
-def test_without_contention_is_the_job_simulated_on_a_quiet_fabric(job, contention):
-  busy = synthetic_runs.simulate(dataclasses.replace(job, contention=contention,
-                                                   contended=(0.4, 0.9)))
-  [found] = played(recorded(busy), Without(contention=True))
+@pytest.mark.parametrize(("worse", "without"), [
+    (lambda seconds: {"pause": 1.6 * seconds, "pause_probability": 0.1},
+     Without(runtime_jitter=True)),
+    (lambda seconds: {"contention": seconds, "contended": (0.4, 0.9)}, Without(contention=True)),
+    (lambda seconds: {"delays": {0: seconds}}, Without(pacing=True))],
+                         ids=["pauses", "contention", "pacing"])
+@given(job=jobs, seconds=st.floats(1e-3, 50e-3))
+def test_without_a_cause_is_the_job_simulated_without_it(worse, without, job, seconds):
+  run = recorded(synthetic_runs.simulate(dataclasses.replace(job, **worse(seconds))))
+  assume(not without.runtime_jitter or count_steps(run).warmup.size == 0)
+  [found] = played(run, without)
   assert found == pytest.approx(mean_step(recorded(synthetic_runs.simulate(job))), abs=TICK)
 
 
@@ -153,13 +149,6 @@ def test_a_repaired_rank_varies_as_the_others_do_and_one_that_is_gone_does_not(r
     repaired.append((step - gain) / healthy - 1)
     absent.append((busy[:-1].max(axis=0) + 2e-3)[selected.mask].mean() / healthy - 1)
   assert abs(np.mean(repaired)) < 0.007 and np.mean(absent) < -0.009
-
-
-@given(jobs, st.floats(1e-3, 50e-3))
-def test_without_pacing_is_the_job_simulated_without_delays(job, delay):
-  paced = synthetic_runs.simulate(dataclasses.replace(job, delays={0: delay}))
-  [found] = played(recorded(paced), Without(pacing=True))
-  assert found == pytest.approx(mean_step(recorded(synthetic_runs.simulate(job))), abs=TICK)
 
 
 @given(jobs)
