@@ -66,7 +66,7 @@ _TWICE = 2
 _CAP, _PAUSE_CAP = 0.4, 2.0
 """Shares of the step that a rare gap or pause counts for at most; a pause makes up for many
 steps."""
-_RATE = 1e-5
+_RATE = 1e-6
 """Of steps in which as many of the last were struck by chance."""
 
 
@@ -314,10 +314,8 @@ def _learn(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
 
 def _always_late(shares: np.ndarray, strays: np.ndarray) -> np.ndarray:
   """[S] whether a rank was surely late from the first of [S, n] steps on."""
-  middle, size = np.median(shares, axis=1), shares.shape[1]
-  begin = np.median(shares[:, :int(PART * size)], axis=1)
-  return ((middle >= np.maximum(COSTLY, strays * math.sqrt(_LAST / size)))
-          & ((shares > SHOWS).mean(axis=1) >= MOST) & (begin >= MOST * middle))
+  least = np.maximum(COSTLY, strays * math.sqrt(_LAST / shares.shape[1]))
+  return (np.median(shares, axis=1) >= least) & ((shares > SHOWS).mean(axis=1) >= MOST)
 
 
 # What has begun, and what is over.
@@ -340,7 +338,7 @@ def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
                              float(levels.often[signal]))
     ends[signal] = not high[signal].any()
   begins &= ~active
-  ends &= active
+  ends &= active & np.isfinite(values[:, 0])
   # Waiting that a late rank explains is not reported; while one may be found, it waits for that.
   named = bool((active | begins)[:ranks].any())
   if not named and (high[:ranks, :_LAST // 2].mean(axis=1) >= NEARLY_ALL).any():
@@ -348,10 +346,7 @@ def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   changed = begins | ends
   reported = changed.copy()
   reported[ranks] &= not named
-  # Gaps and pauses are one thing, reported when the first of them begins and the last is over.
-  goes_on = active[-3:-1] & ~ends[-3:-1]
-  reported[-3] &= not goes_on[1]
-  reported[-2] &= not (goes_on[0] or changed[-3])
+  reported[-3] &= not (active[-2] and not ends[-2])  # pauses have been reported, and go on
   alarms = [_alarm(state, signal, values[signal], high[signal], newest, rule)
             for signal in np.flatnonzero(reported).tolist()]
   return state._replace(active=active ^ changed), alarms
@@ -368,8 +363,8 @@ def _struck(above: np.ndarray, high: np.ndarray, need: int, often: float) -> boo
   """
   mean = above.cumsum() / np.arange(1, len(above) + 1)
   for number, at in enumerate(np.flatnonzero(high).tolist(), 1):
-    if (number >= need and mean[at] >= SHOWS and binomial_tail(number, at + 1, often) <= _RATE
-        and (need == _TWICE or at >= _LAST // 2)):  # else over after a dozen steps
+    if (number >= need and mean[at] >= SHOWS
+        and binomial_tail(number, at + 1, often) <= _RATE):
       return True
   return False
 
