@@ -28,7 +28,8 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
   For a threshold T a rank is done in time with at most floor(T / s - f) micro-batches, in its
   bounds. The least T for which these add up to enough is found by a search in 64 branches, the same
   arithmetic on all ranks. What the counts just below T lack of the total goes to ranks that finish
-  at T itself, first to those that have that many now.
+  at T itself: to the fastest, which are done soonest with it, and among ranks of one speed first to
+  those that have that many now.
 
   Args:
     seconds: [R] float32 s, time s of a micro-batch on each rank; finite and above 0.
@@ -36,7 +37,7 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
     micro_batches: what the counts add up to; between the sums of `least` and `most`.
     least: [R] int32, least counts.
     most: [R] int32, greatest counts.
-    now: [R] int32, the counts now: of two ways that take as long the nearer is taken.
+    now: [R] int32, the counts now: of two ways that are as good the nearer is taken.
 
   Returns:
     [R] int32.
@@ -67,9 +68,8 @@ def apportion(seconds: jax.Array, fixed: jax.Array, micro_batches: int, least: j
     low, high = jnp.where(first == 0, low, thresholds[before]), thresholds[first]
   lacking = np.int32(micro_batches) - jnp.sum(below, dtype=jnp.int32)
   room = above - below
-  keeps = jnp.clip(now - below, 0, room)
-  given = _in_turn(keeps, lacking)
-  return below + given + _in_turn(room - given, lacking - jnp.sum(given, dtype=jnp.int32))
+  order = jnp.lexsort((-jnp.clip(now - below, 0, room), seconds))
+  return below.at[order].add(_in_turn(room[order], lacking))
 
 
 def _bits(value: jax.Array) -> jax.Array:

@@ -64,6 +64,16 @@ def test_of_counts_that_end_alike_the_nearer_are_taken():
     assert np.asarray(found).tolist() == now
 
 
+def test_of_counts_that_end_alike_the_slow_have_less():
+  """10, 10, 10 and 8 ms, where 9, 9, 9, 5 would take 10 ms as well."""
+  seconds, most = np.asarray([1, 1, 1, 2], np.float32), np.full(4, 16, np.int32)
+  for now in ([8, 8, 8, 8], [9, 9, 9, 5], [9, 10, 9, 4]):
+    found = np.asarray(compiled(32)(seconds, np.float32(0), np.ones(4, np.int32), most,
+                                    np.asarray(now, np.int32)))
+    assert sorted(found[:3].tolist()) == [9, 9, 10] and found[3] == 4
+    assert now[3] != 4 or found.tolist() == now
+
+
 def test_bounds_that_leave_no_choice():
   seconds = np.asarray([1e-3, 2e-3, 3e-3, 4e-3], np.float32)
   fixed = np.asarray([1, 2, 3, 4], np.int32)
