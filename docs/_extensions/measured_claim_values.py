@@ -250,8 +250,8 @@ def costs(figures: Any, arm: str,
 
 def within_aims(figures: Any) -> str:
   """How many of four unchanged steps keep to 2 % of 5 ms and 1 % of 20 ms, in words."""
-  kept = sum(recording(figures, case, target)["percent"]["unchanged"][2] <= aim
-             for case in ("data parallel", "FSDP") for target, aim in ((5, 2), (20, 1)))
+  kept = sum([recording(figures, case, target)["percent"]["unchanged"][2] <= aim
+              for case in ("data parallel", "FSDP") for target, aim in ((5, 2), (20, 1))])
   return ("none", "one", "two", "three", "all")[kept]
 
 
@@ -402,12 +402,6 @@ def only(found: set[Any]) -> Any:
   """The one value that all have."""
   [value] = found
   return value
-
-
-def saved(percent: list[float]) -> str:
-  """A change below zero as what it saves, with its interval."""
-  value, low, high = percent
-  return f"{-value:.0f} % [{-high:.0f}, {-low:.0f}]"
 
 
 def work_recovered(figures: Any, slow: str) -> str:
