@@ -261,7 +261,8 @@ time.sleep(600)
   assert "Ctrl-C again" in process.stderr.readline() + process.stderr.readline()
   process.send_signal(signal.SIGINT)
   _, err = process.communicate(timeout=WAIT)
-  assert process.returncode == 130 and "1 of 1 processes had to be killed" in err
+  assert process.returncode == 130 and "killing all processes." in err
+  assert "1 of 1 processes had to be killed" in err
 
 
 def test_an_interrupt_a_parent_chose_to_ignore_stays_ignored(tmp_path):

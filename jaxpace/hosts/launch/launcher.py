@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import math
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -27,6 +28,8 @@ _SETTLE_SECONDS = 1.0
 end is waited for."""
 _LEFTOVER_GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL for what outlives the worker that started it, if not less."""
+_KILL_SECONDS = 1.0
+"""Longest wait for what SIGKILL ends; one that forks meanwhile needs another round."""
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {int(one): one.name for one in signal.Signals}
 _LOST_PEER = re.compile(
@@ -62,30 +65,12 @@ def is_follower(status: int, last_words: str) -> bool:
   return _LOST_PEER.search(last_words) is not None
 
 
-def first_cause(ends: Sequence[tuple[int, str]]) -> int:
-  """Returns which failure the others follow from: the first of those that don't complain of a lost
-  peer.
-
-  Peers of a killed process may well fail before the launcher sees the kill: the kernel closes a
-  dying process's connections first.
-
-  Args:
-    ends: status and end of the log of each worker that failed, in the order seen.
-  """
-  return next((i for i, end in enumerate(ends) if not is_follower(*end)), 0)
-
-
 def describe_status(status: int) -> str:
   """Returns "was killed by SIGKILL (signal 9)" for -9, "ended with exit status 3" for 3."""
   if status < 0:
     return f"was killed by {_SIGNALS.get(-status)} (signal {-status})"
   name = _SIGNALS.get(status - 128)  # a shell in between reports a signal so
   return f"ended with exit status {status}" + (f" (128 + {name})" if name else "")
-
-
-def exit_status(status: int) -> int:
-  """Returns the launcher's exit status for a worker's: the same, or 128 + the signal's number."""
-  return 128 - status if status < 0 else status
 
 
 def _die_with(parent: int) -> Callable[[], None] | None:
@@ -104,39 +89,29 @@ def _die_with(parent: int) -> Callable[[], None] | None:
   return before_exec
 
 
+@dataclasses.dataclass(frozen=True)
 class Worker:
   """One process of the job, leader of its own session and process group."""
 
-  def __init__(self, index: int, command: Sequence[str], env: Mapping[str, str], log: Path):
-    """Starts the process with stdout and stderr in `log`, which must not exist, and an empty stdin.
-
-    Raises:
-      OSError: the program can't be started or the log not be made.
-    """
-    self.index, self.log = index, log
-    # Appends, so that a log that is cut while it grows has no hole.
-    with open(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666), "wb") as out:
-      self._process = subprocess.Popen(
-          list(command), env=dict(env), stdin=subprocess.DEVNULL, stdout=out,
-          stderr=subprocess.STDOUT,
-          start_new_session=True, preexec_fn=_die_with(os.getpid()))  # the launcher has no threads
-    self.pid = self._process.pid
+  index: int
+  log: Path
+  process: subprocess.Popen[bytes]
 
   @property
   def status(self) -> int | None:
-    """Its exit status as `subprocess` has it; None while it runs, as far as `poll` has seen."""
-    return self._process.returncode
-
-  def poll(self) -> bool:
-    """Returns whether the process has ended since the last call."""
-    return self.status is None and self._process.poll() is not None
+    """Its exit status as `subprocess` has it; None while it runs, as far as was seen."""
+    return self.process.returncode
 
   def send(self, number: int) -> None:
     """Sends a signal to the process and its group while it runs: later the number may be another's.
     """
     if self.status is None:
       with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(self.pid, number)
+        os.killpg(self.process.pid, number)
+
+  def __str__(self) -> str:
+    """How it ended, in words."""
+    return f"process {self.index} (pid {self.process.pid}) {describe_status(self.status or 0)}"
 
 
 def clear_away(launch_id: str, grace: float) -> None:
@@ -147,27 +122,25 @@ def clear_away(launch_id: str, grace: float) -> None:
     launch_id: the launch's mark in the environment of its processes.
     grace: seconds between the two.
   """
-  deadline = time.monotonic() + grace
-  found = _signal_marked(launch_id, signal.SIGTERM)
-  while found and time.monotonic() < deadline:
-    time.sleep(_TICK_SECONDS)
-    found = _signal_marked(launch_id, 0)
-  for _ in range(50):  # one that forks meanwhile needs another round
-    if not _signal_marked(launch_id, signal.SIGKILL):
-      break
+  now = time.monotonic()
+  asked: set[int] = set()
+  while (left := _marked(launch_id)) and time.monotonic() < now + grace + _KILL_SECONDS:
+    killing = time.monotonic() >= now + grace
+    for pid in left if killing else left - asked:
+      with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to end
+        os.kill(pid, signal.SIGKILL if killing else signal.SIGTERM)
+    asked |= left
     time.sleep(_TICK_SECONDS)
 
 
-def _signal_marked(launch_id: str, number: int) -> int:
-  """Sends a signal to every living process with the mark of a launch; returns their number."""
-  mark, found = f"{environment.LAUNCH_ID}={launch_id}".encode(), 0
+def _marked(launch_id: str) -> set[int]:
+  """Returns the living processes with the mark of a launch, zombies and this one left out."""
+  mark, found = f"{environment.LAUNCH_ID}={launch_id}".encode(), set()
   for entry in Path("/proc").glob("[0-9]*"):
     with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to look at
-      if (int(entry.name) != os.getpid()
-          and mark in (entry / "environ").read_bytes().split(b"\0")):
-        found += 1
-        os.kill(int(entry.name), number)
-  return found
+      if mark in (entry / "environ").read_bytes().split(b"\0"):
+        found.add(int(entry.name))
+  return found - {os.getpid()}
 
 
 @dataclasses.dataclass
@@ -188,13 +161,9 @@ class Launcher:
     self._id = uuid.uuid4().hex
     self._workers: list[Worker] = []
     self._failed: list[Worker] = []  # in the order in which it was seen
-    self._failed_at = 0.0  # monotonic time of the first of them
     self._received: list[int] = []  # signals that reached the launcher
-    self._stop_signal: int | None = None  # the one of them that stopped the job
-    # (monotonic time, signal) still to be sent; None while the job runs
-    self._plan: list[tuple[float, int]] | None = None
-    self._sent: set[int] = set()
-    self._killed: set[int] = set()  # workers that only our SIGKILL ended
+    self._sent: list[int] = []  # signals with which the launcher stops the job
+    self._killed: list[int] = []  # workers that only SIGKILL ended
 
   def run(self) -> int:
     """Runs the job to its end.
@@ -216,10 +185,10 @@ class Launcher:
     with port, self._signals():
       try:
         for index in range(self.nproc):
-          self._start(index, port.getsockname()[1])
+          self._workers.append(self._start(index, port.getsockname()[1]))
         display = Display(self._shown(), _screen())
         display.start()
-        self._watch()
+        stopped_by = self._watch()
         display.finish()
       finally:
         for worker in self._workers:
@@ -227,7 +196,7 @@ class Launcher:
         clear_away(self._id, min(self.grace, _LEFTOVER_GRACE_SECONDS))
         for worker in self._workers:
           worker.send(signal.SIGKILL)
-    return self._conclude(time.monotonic() - begun)
+    return self._conclude(stopped_by, time.monotonic() - begun)
 
   @contextlib.contextmanager
   def _signals(self) -> Iterator[None]:
@@ -255,12 +224,20 @@ class Launcher:
     except OSError as error:
       raise UserError(f"the log directory {logs} cannot be used: {error.strerror}") from error
 
-  def _start(self, index: int, port: int) -> None:
+  def _start(self, index: int, port: int) -> Worker:
+    """Starts a process with an empty stdin, and stdout and stderr in a log of its own."""
     env = environment.worker_environment(
         os.environ, index=index, nproc=self.nproc, port=port, launch_id=self._id,
         devices=self.devices, threads=self.threads, gpus=environment.count_gpus(os.environ))
+    log = self.logs / f"process-{index}.log"
+    # Appends, so that a log that is cut while it grows has no hole.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
     try:
-      self._workers.append(Worker(index, self.command, env, self.logs / f"process-{index}.log"))
+      with open(os.open(log, flags, 0o666), "wb") as out:
+        return Worker(index, log, subprocess.Popen(
+            list(self.command), env=env, stdin=subprocess.DEVNULL, stdout=out,
+            stderr=subprocess.STDOUT, start_new_session=True,
+            preexec_fn=_die_with(os.getpid())))  # the launcher has no threads
     except OSError as error:
       raise UserError(
           f"process {index} cannot be started: {self.command[0]}: {error.strerror}") from error
@@ -272,89 +249,92 @@ class Launcher:
   def _running(self) -> list[Worker]:
     return [worker for worker in self._workers if worker.status is None]
 
-  def _watch(self) -> None:
-    """Waits until all workers have ended; stops them when one fails, or when asked to."""
-    while self._running():
-      time.sleep(_TICK_SECONDS)
-      while self._received:
-        self._on_signal(self._received.pop(0))
-      for worker in self._workers:
-        # While the job is being stopped only what the launcher cannot have done itself counts.
-        if worker.poll() and (status := worker.status) and (
-            self._plan is None or (status < 0 and -status not in self._sent)):
-          self._failed_at = self._failed_at or time.monotonic()
-          self._failed.append(worker)
-      if self._failed and self._plan is None and not self._cause_may_come():
-        if self._running():
-          self._say(f"{self._describe(self._first())}; stopping the others.")
-        self._stop((0.0, signal.SIGTERM), (self.grace, signal.SIGKILL))
-      while self._plan and self._plan[0][0] <= time.monotonic():
-        self._send(self._plan.pop(0)[1])
+  def _watch(self) -> int | None:
+    """Waits until all workers have ended; stops them when one fails, or when asked to.
 
-  def _cause_may_come(self) -> bool:
-    """Returns whether only followers have failed so far, a moment ago: then what they follow is
-    still to be seen."""
-    return (bool(self._running()) and time.monotonic() < self._failed_at + _SETTLE_SECONDS
-            and all(is_follower(*end) for end in self._ends()))
-
-  def _on_signal(self, number: int) -> None:
-    grace, running = self.grace, len(self._running())
-    if self._plan is not None:
-      if number == signal.SIGINT:
-        self._say("killing all processes.")
-        self._stop((0.0, signal.SIGKILL))
-      return
-    self._stop_signal = number
-    if number == signal.SIGINT:
-      self._say(f"stopping {running} processes; Ctrl-C again kills them at once.")
+    Returns:
+      The signal that stopped the job, if one did.
+    """
+    self._wait(math.inf, lambda: self._received or self._failed)
+    # Where only followers have failed, what they follow is still to be seen.
+    self._wait(_SETTLE_SECONDS, lambda: self._received or self._causes())
+    by = self._received.pop(0) if self._received else None
+    if by == signal.SIGINT:
+      self._say(f"stopping {len(self._running())} processes; Ctrl-C again kills them at once.")
       # What Ctrl-C does to a single program, so that `finally` and `with` run: JAX swallows SIGTERM
-      self._stop((0.0, signal.SIGINT), (grace / 2, signal.SIGTERM), (grace, signal.SIGKILL))
-    else:
-      self._say(f"{_SIGNALS[number]} received, stopping {running} processes.")
-      self._stop((0.0, signal.SIGTERM), (grace, signal.SIGKILL))
+      self._stop((signal.SIGINT, self.grace / 2), (signal.SIGTERM, self.grace / 2))
+    elif by is not None:
+      self._say(f"{_SIGNALS[by]} received, stopping {len(self._running())} processes.")
+      self._stop((signal.SIGTERM, self.grace))
+    elif self._running():
+      self._say(f"{self._first()}; stopping the others.")
+      self._stop((signal.SIGTERM, self.grace))
+    return by
 
-  def _stop(self, *plan: tuple[float, int]) -> None:
-    now = time.monotonic()
-    self._plan = [(now + after, number) for after, number in plan]
+  def _wait(self, seconds: float, over: Callable[[], object]) -> None:
+    """Waits until all workers have ended, but no longer than so many seconds or until `over()`."""
+    deadline = time.monotonic() + seconds
+    while self._running() and not over() and time.monotonic() < deadline:
+      time.sleep(_TICK_SECONDS)
+      for worker in self._running():
+        # While the job is being stopped only what the launcher cannot have done itself counts.
+        if (status := worker.process.poll()) and (
+            not self._sent or (status < 0 and -status not in self._sent)):
+          self._failed.append(worker)
+
+  def _stop(self, *plan: tuple[int, float]) -> None:
+    """Sends each signal, followed by its seconds to end in, and SIGKILL in the end; or at once, if
+    asked to by Ctrl-C."""
+    def impatient() -> bool:
+      return signal.SIGINT in self._received
+
+    for number, seconds in plan:
+      if not impatient():
+        self._send(number)
+        self._wait(seconds, impatient)
+    if impatient() and self._running():
+      self._say("killing all processes.")
+    self._send(signal.SIGKILL)
+    self._wait(math.inf, lambda: False)
 
   def _send(self, number: int) -> None:
-    self._sent.add(number)
+    self._sent.append(number)
     for worker in self._running():
       worker.send(number)
       if number == signal.SIGKILL:
-        self._killed.add(worker.index)
+        self._killed.append(worker.index)
 
-  def _conclude(self, seconds: float) -> int:
-    if self._stop_signal is not None:
+  def _conclude(self, stopped_by: int | None, seconds: float) -> int:
+    if stopped_by is not None:
       killed = (f"; {len(self._killed)} of {self.nproc} processes had to be killed"
                 if self._killed else "")
-      self._say(f"stopped by {_SIGNALS[self._stop_signal]} after {seconds:.1f} s"
+      self._say(f"stopped by {_SIGNALS[stopped_by]} after {seconds:.1f} s"
                 f"{killed}. Logs: {self.logs}")
-      return 128 + self._stop_signal
+      return 128 + stopped_by
     if not self._failed:
       return 0
     first = self._first()
-    self._say(f"{self._describe(first)} after {seconds:.1f} s, and the job with it.")
+    self._say(f"{first} after {seconds:.1f} s, and the job with it.")
     status = first.status or 0
     if status == -signal.SIGKILL:
       self._say("Nobody but the system or a person sends SIGKILL: when memory runs out, the kernel "
                 "does (see `dmesg`, or the container's memory limit).")
-    if killed := ", ".join(map(str, sorted(self._killed))):
+    if killed := ", ".join(map(str, self._killed)):
       self._say(f"killed, as SIGTERM did not end them in {self.grace:g} s: process {killed}.")
     last = tail(first.log, self.tail_lines)
     print(f"--- last lines of {first.log}" + ("" if last else " (empty)"), *last, sep="\n",
           file=sys.stderr, flush=True)
-    return exit_status(status)
+    return 128 - status if status < 0 else status
 
-  def _ends(self) -> list[tuple[int, str]]:
-    return [(worker.status or 0, "\n".join(tail(worker.log, 12))) for worker in self._failed]
+  def _causes(self) -> list[Worker]:
+    """The workers that failed and don't complain of a lost peer, in the order seen: peers of a
+    killed process may fail before the launcher sees the kill, since the kernel closes a dying
+    process's connections first."""
+    return [worker for worker in self._failed
+            if not is_follower(worker.status or 0, "\n".join(tail(worker.log, 12)))]
 
   def _first(self) -> Worker:
-    return self._failed[first_cause(self._ends())]
-
-  @staticmethod
-  def _describe(worker: Worker) -> str:
-    return f"process {worker.index} (pid {worker.pid}) {describe_status(worker.status or 0)}"
+    return (self._causes() or self._failed)[0]
 
   @staticmethod
   def _say(text: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 _CHUNK_BYTES = 1 << 16
@@ -30,22 +30,22 @@ class LogView:
     self._prefix = None if prefix is None else prefix.encode()
     self._partial = b""
 
-  def read(self) -> bytes:
-    """Returns the next piece of what is new; empty when there is nothing to show."""
-    chunk = self._file.read(_CHUNK_BYTES)
-    if not chunk and os.fstat(self._file.fileno()).st_size < self._file.tell():
+  def new(self) -> Iterator[bytes]:
+    """Yields what is new, in pieces."""
+    if os.fstat(self._file.fileno()).st_size < self._file.tell():
       self._file.seek(0)  # truncated under our feet
-      chunk = self._file.read(_CHUNK_BYTES)
-    if self._prefix is None:
-      return chunk
-    *lines, self._partial = (self._partial + chunk).split(b"\n")
-    if len(self._partial) > _CHUNK_BYTES:  # shown in pieces
-      lines.append(self._partial)
-      self._partial = b""
-    return b"".join(self._prefix + line + b"\n" for line in lines)
+    while chunk := self._file.read(_CHUNK_BYTES):
+      if self._prefix is None:
+        yield chunk
+        continue
+      *lines, self._partial = (self._partial + chunk).split(b"\n")
+      if len(self._partial) > _CHUNK_BYTES:  # shown in pieces
+        lines.append(self._partial)
+        self._partial = b""
+      yield b"".join(self._prefix + line + b"\n" for line in lines)
 
   def finish(self) -> bytes:
-    """Returns an unfinished last line, after `read` has returned nothing, and closes the log."""
+    """Returns an unfinished last line, after all that is new, and closes the log."""
     left, self._partial = self._partial, b""
     self._file.close()
     return (self._prefix or b"") + left + b"\n" if left else b""
@@ -69,7 +69,7 @@ class Display(threading.Thread):
       while not over:
         over = self._over.wait(_TICK_SECONDS)
         for view in self._views:
-          while data := view.read():
+          for data in view.new():
             self._write(data)
       for view in self._views:
         self._write(view.finish())

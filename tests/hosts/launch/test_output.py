@@ -1,10 +1,12 @@
 """Logs shown while they grow, and their ends."""
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.hosts.launch.output import LogView, tail
+from jaxpace.hosts.launch.output import Display, LogView, tail
 
 
 @given(st.lists(st.binary(max_size=40), max_size=12))
@@ -15,7 +17,7 @@ def test_bytes_come_through_as_they_are_however_they_arrive(tmp_path_factory, pi
   for piece in pieces:
     with log.open("ab") as file:
       file.write(piece)
-    shown += view.read()
+    shown += b"".join(view.new())
   assert shown + view.finish() == b"".join(pieces)
 
 
@@ -27,7 +29,7 @@ def test_with_a_prefix_every_line_is_whole_and_has_it(tmp_path_factory, pieces):
   for piece in pieces:
     with log.open("a") as file:
       file.write(piece)
-    shown += view.read()
+    shown += b"".join(view.new())
     assert shown == b"" or shown.endswith(b"\n")
   whole = "".join(pieces)
   lines = whole.split("\n")
@@ -39,17 +41,28 @@ def test_an_endless_line_is_shown_in_pieces(tmp_path):
   log = tmp_path / "log"
   log.write_bytes(b"x" * (3 << 16))
   view = LogView(log, "[0] ")
-  assert sum(len(view.read()) for _ in range(4)) > 2 << 16
+  assert len(b"".join(view.new())) > 2 << 16
   view.finish()
+
+
+def test_the_end_of_a_job_shows_what_follows_a_long_piece_of_a_line(tmp_path):
+  log = tmp_path / "log"
+  log.write_bytes(b"x" * 100_000 + b"\nlast\n")
+  screen = os.open(tmp_path / "screen", os.O_WRONLY | os.O_CREAT)
+  display = Display([LogView(log, "[0] ")], screen)
+  display._over.set()  # the job ended before anything was shown
+  display.run()
+  os.close(screen)
+  assert (tmp_path / "screen").read_bytes().endswith(b"[0] last\n")
 
 
 def test_a_truncated_log_is_read_from_its_start(tmp_path):
   log = tmp_path / "log"
   log.write_bytes(b"long line before")
   view = LogView(log)
-  assert view.read() == b"long line before"
+  assert b"".join(view.new()) == b"long line before"
   log.write_bytes(b"new")
-  assert view.read() == b"new"
+  assert b"".join(view.new()) == b"new"
   view.finish()
 
 
