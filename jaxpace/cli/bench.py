@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
+from jaxpace.hosts.launch import environment
 
 if TYPE_CHECKING:
   from jaxpace.runs.links import ProbedLinks
@@ -63,8 +64,8 @@ def run(args: argparse.Namespace) -> running.Answer | int:
   """Runs the command. Process 0 prints what was found."""
   # JAX and numpy are imported here: `jaxpace --help` needs neither.
   if args.devices:
-    os.environ["XLA_FLAGS"] = (f"{os.environ.get('XLA_FLAGS', '')} "
-                               f"--xla_force_host_platform_device_count={args.devices}").strip()
+    os.environ["XLA_FLAGS"] = environment.with_device_count(os.environ.get("XLA_FLAGS", ""),
+                                                            args.devices)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
   sizes = _sizes(args.sizes) if isinstance(args.sizes, str) else args.sizes
   import jax
