@@ -173,16 +173,20 @@ def test_which_interfaces_count(tmp_path):
 
 class Counting:
   def __init__(self):
-    self.readings = 0
+    self.readings, self.began = 0, threading.Event()
 
   def read(self):
     self.readings += 1
+    self.began.set()
     return {"retransmits": self.readings, "nic_rx_bytes": None if self.readings == 1 else 7}
 
 
 def test_samples_become_columns_and_the_last_one_is_taken_at_the_end():
-  sampler = HostSampler(2, 1, 3600.0, make=Counting)
+  counters = Counting()
+  sampler = HostSampler(2, 1, 3600.0, make=lambda: counters)
   sampler.start()
+  # A thread that the end comes before takes one sample alone.
+  assert counters.began.wait(60)
   sampler.stop(60)
   assert not sampler._thread.is_alive()
   assert sampler.take(force=False) == {}, "too soon"
