@@ -54,8 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
   Returns:
     The exit status: 2 for a slip in the arguments, 141 when the reader of the output has left.
   """
-  if sys.stdout is None:  # closed by the shell (`>&-`)
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+  for name in ("stdout", "stderr"):
+    if getattr(sys, name) is None:  # closed by the shell (`>&-`)
+      # As long as the process; what it becomes or starts has it closed, as before.
+      setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
   status = 0
   try:
     status = _dispatch(list(sys.argv[1:] if argv is None else argv))

@@ -119,6 +119,13 @@ def test_a_reader_that_leaves_early_is_no_error():
   assert done.returncode == 141 and done.stderr == ""
 
 
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_run_starts_its_command_whatever_the_shell_has_closed(tmp_path, closed):
+  command = f"{sys.executable} -m jaxpace run --no-record -- touch {tmp_path}/there {closed}"
+  assert subprocess.run(command, cwd=ROOT, shell=True, check=False).returncode == 0
+  assert (tmp_path / "there").exists()
+
+
 def test_an_interrupt_is_no_traceback(monkeypatch):
   monkeypatch.setattr(cli, "_dispatch", lambda argv: (_ for _ in ()).throw(KeyboardInterrupt))
   monkeypatch.setattr(sys, "stdout", io.StringIO())

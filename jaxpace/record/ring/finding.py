@@ -78,8 +78,13 @@ class Step:
 
     Returns:
       Place of each step's first execution and of the one after its last, and how many executions
-      are dealt with. Some between these may be of programs that are beside the step.
+      are dealt with. Some between these may be of programs that are beside the step. What runs
+      without the main program, such as what places the parameters or another batch, is no step.
     """
+    places, done = self._pieces(order, last)
+    return [(begin, end) for begin, end in places if self.programs[0] in order[begin:end]], done
+
+  def _pieces(self, order: Sequence[str], last: bool) -> tuple[list[tuple[int, int]], int]:
     if self.after:
       ends = [at + 1 for at, name in enumerate(order) if name == self.cut]
       return list(zip([0, *ends], ends, strict=False)), ends[-1] if ends else 0
@@ -119,7 +124,7 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
           and 1 < (every := _repeats(order, name, main)) <= _MOST_REPEATS}
   once = min(rare, key=lambda name: (rare[name], name)) if rare else main
   times = {name: every for name in (main, *others) if (every := _repeats(order, once, name)) > 0}
-  ran = [name for name in order if name in times][:sum(times.values())]
+  ran = _first_whole([name for name in order if name in times], times)
   after = times[ran[0]] > 1
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
   programs = tuple(dict.fromkeys((main, *ran)))
@@ -171,6 +176,14 @@ def _repeats(order: Sequence[str], each: str, other: str) -> int:
       for begin, end in zip(at, at[1:], strict=False))
   often, times = counts.most_common(1)[0]
   return often if times >= _REGULAR * (len(at) - 1) else 0
+
+
+def _first_whole(order: Sequence[str], times: Mapping[str, int]) -> Sequence[str]:
+  """The first executions that make a step, given how often each program runs in one; the very
+  first ones where none do."""
+  length = sum(times.values())
+  lots = (order[at:at + length] for at in range(len(order) - length + 1))
+  return next((lot for lot in lots if collections.Counter(lot) == times), order[:length])
 
 
 def _why(programs: Sequence[str], spent: float, seconds: Mapping[str, float], match: str) -> str:

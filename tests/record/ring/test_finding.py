@@ -22,6 +22,9 @@ def found(order, seconds, match=""):
      (("grad", "update"), "update", True)),
     ((["first", "micro", "micro", "update"]) * 4, {"first": 2.0, "micro": 4.0, "update": 2.0},
      (("micro", "first", "update"), "first", False)),
+    # parameters were placed in the same way as batches are, before the first step
+    (["place"] * 9 + ["place", "grad", "update"] * 5, {"place": 1.0, "grad": 4.0, "update": 2.0},
+     (("grad", "place", "update"), "place", False)),
     # an evaluation is none, though it takes longer
     (["train", "eval_step"] * 5, {"train": 1.0, "eval_step": 9.0}, (("train",), "train", False)),
     (["eval_step"] * 5, {"eval_step": 9.0}, (("eval_step",), "eval_step", False)),
@@ -63,6 +66,11 @@ def test_executions_are_cut_into_steps():
   assert pair.steps(["grad", "update", "eval", "grad", "update"]) == ([(0, 3)], 3)
   assert pair.steps(["grad", "update"], last=True) == ([(0, 2)], 2)
   assert pair.steps(["grad"], last=True) == ([], 0)
+  # Parameters and batches of an evaluation are placed as well.
+  fed = Step(("train", "place"), "place", False, "")
+  assert fed.steps(["place", "place", "train", "place", "eval", "place", "train", "place"]) == (
+      [(1, 3), (5, 7)], 7)
+  assert fed.steps(["place", "place", "train"], last=True) == ([(1, 3)], 3)
   many = Step(("grad", "update"), "update", True, "")
   assert many.steps(["grad", "grad", "update", "grad"]) == ([(0, 3)], 3)
   assert many.steps([]) == ([], 0)
