@@ -46,7 +46,7 @@ from experiments.lib import measured, paired
 TOTAL, LAYERS, EXAMPLES = 32, 4, 4096
 SIZES = {"sleep": (8, 64), "quota": (64, 256)}
 """Examples of a micro-batch, and width of a layer."""
-BLOCK, WARM_UP = 8, 72
+BLOCK = 8
 NOT_SHARED = ("untouched", "again", "even", "observed", "by_hand")
 SLEEPS = 4e-3
 """s of a micro-batch on a healthy rank."""
@@ -139,7 +139,7 @@ class Job:
     return jaxpace.shares(self.mesh, total_micro_batches=TOTAL, **data)
 
 
-def scene(job: Job, rounds: int, parts: dict[str, Any]) -> dict[str, Any]:
+def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any]) -> dict[str, Any]:
   """All arms on ranks of one speed: seconds of a step, [rounds] by arm, and what the counts did."""
   feeds = {name: job.feed(name) for name in parts if name not in NOT_SHARED}
   by_hand, even = best_counts(job.slowness), np.full(job.ranks, job.own, np.int32)
@@ -169,7 +169,7 @@ def scene(job: Job, rounds: int, parts: dict[str, Any]) -> dict[str, Any]:
     return timed
 
   for name in parts:
-    for _ in range(WARM_UP // BLOCK if name in feeds else 1):
+    for _ in range(warm_up // BLOCK if name in feeds else 1):
       block(name)()
   gc.collect()
   found = paired.interleave({name: block(name) for name in parts}, rounds, seed=1)
@@ -192,7 +192,7 @@ def work(its: Any) -> None:
     job.slowness[[int(rank) for rank in its.slow or [job.ranks - 1]]] = slower
     if its.work == "quota":
       _quota(job.rank).write_text(str(int(QUOTA / job.ranks / job.slowness[job.rank])))
-    scenes[f"{slower:g}"] = found = scene(job, its.rounds, parts)
+    scenes[f"{slower:g}"] = found = scene(job, its.rounds, its.warm_up, parts)
     if job.rank == 0:
       print(f"{slower:g}", {name: round(1e3 * float(np.mean(each)), 2)
                             for name, each in found["seconds"].items()},
@@ -240,9 +240,10 @@ def lines(figures: dict[str, Any]) -> list[str]:
            f"{measured.priority(figures)}.{others} A step jitted as a "
            f"whole runs 32 micro-batches through four layers under scan and `jax.checkpoint`; each "
            f"micro-batch {what}. Parameters are {kept}. {len(figures['starts'])} starts of "
-           f"{figures['rounds']} rounds; in each every arm runs a block of {BLOCK} steps, in "
-           "random order. Change of the mean step against the untouched job, which has nothing of "
-           "jaxpace: %, with 95 % intervals over rounds.", ""]
+           f"{figures['rounds']} rounds, after {figures.get('warm_up', 72)} steps of the shared "
+           f"arms; in each every arm runs a block of {BLOCK} steps, in random order. Change of the "
+           "mean step against the untouched job, which has nothing of jaxpace: %, with 95 % "
+           "intervals over rounds.", ""]
   names = {"again": "untouched again (A/A)", "even": "even, by `accumulate`",
            "observed": "that, observed", "shared": "shared by speed",
            "fetched": "shared, its own loader", "by_hand": "best counts by hand"}
@@ -315,7 +316,7 @@ def main(_: list[str]) -> None:
     work(its)
     return
   asked = {name: getattr(its, name) for name in (
-      "real_time", "work", "params", "rounds", "ranks", "slow", "neighbours")}
+      "real_time", "work", "params", "rounds", "warm_up", "ranks", "slow", "neighbours")}
   figures = measured.circumstances("experiments.measure.shared_steps") | asked
   out, starts = pathlib.Path(its.out), []
   if its.add and out.exists():
@@ -342,6 +343,7 @@ def define_flags() -> None:
   """Defines this program's flags."""
   measured.define_flags("shared_steps", 12, "Blocks of each arm, in each start.")
   measured.define_priority_flag()
+  flags.DEFINE_integer("warm_up", 72, "Steps that shared arms run before.", lower_bound=BLOCK)
   flags.DEFINE_integer("starts", 1, "Starts of the job.", lower_bound=1)
   flags.DEFINE_bool("add", False, "Add starts to those that the file has, of the same settings.")
   flags.DEFINE_integer("ranks", 4, "Processes of one device.", lower_bound=2)

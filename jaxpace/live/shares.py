@@ -50,8 +50,8 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
         state, loss = step(state, share.batch(source), share.counts)
 
   Every process reads in its own ring how long its devices were busy. Every fourth step, and down to
-  every 64th while counts stay as they are, a small program beside the step gathers that, and all
-  processes ask the balancer on the same numbers: all change their counts at one step.
+  once in some ten seconds while counts stay as they are, a small program beside the step gathers
+  that, and all processes ask the balancer on the same numbers: all change their counts at one step.
   `feed.state()` belongs into a checkpoint, `feed.restore(state)` goes on from it. Of an
   instrumented step with `jaxpace.share_work` the counts are in the pace state:
 

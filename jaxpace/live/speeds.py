@@ -3,8 +3,8 @@
 Every process reads its own devices' busy times from the ring on the host. Every few steps a small
 compiled program beside the step gathers them on all processes, four steps later the balancer is
 asked on what came, and four later still its counts are taken: nobody waits for either. While counts
-stay as they are that happens less and less often, since the exchange costs every rank some
-milliseconds. The step's own program stays as it is.
+stay as they are that happens less and less often, down to once in some ten seconds, since the
+exchange costs every rank some milliseconds. The step's own program stays as it is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,14 @@ from jaxpace.live.control_request import ControlRequest
 from jaxpace.observation.clocks import host_ring
 
 _LOG = logging.getLogger("jaxpace")
-EVERY = 4
-"""Steps from one exchange to the next, at least."""
-RARELY = 64
-"""At most, once counts have stayed for long."""
+EVERY, _RAREST = 4, 1024
+"""Steps from one exchange to the next, at least and at most."""
+RARELY = 10.0
+"""Seconds from one exchange to the next, at most, once counts have stayed for long: an exchange
+costs some 10 ms where four gloo processes share two cores, and is to cost a thousandth."""
 MOST = 16
 """Steps that the balancer is asked on at once, the last ones."""
-_PATIENT = 6
+_PATIENT = 4
 """Exchanges that change nothing, after which they are half as frequent."""
 _NAN = np.float32(np.nan)
 
@@ -155,6 +156,7 @@ class SharedCounts:
     self._decided: Any = None
     # The step at which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
+    self._rarest = _RAREST
 
   def _fresh(self, step: int) -> ShareState:
     with _beside():
@@ -254,6 +256,7 @@ class SharedCounts:
                      "versions of jax: their counts would differ, so they stay as they are. Give "
                      "jaxpace.shares the same arguments in every process.")
       return
+    self._rarest = _rarest(rows, self._rarest)
     least = self._steered.threshold
     with _beside():
       self._decided = self._update(sent.steps, self.by_rank(rows), sent.ran, self._counts,
@@ -276,7 +279,7 @@ class SharedCounts:
     self._sent.steps[:len(numbers)] = numbers
     self._sent.ran[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._gathered.send(self._own_rows(calls))
-    self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), RARELY)
+    self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
 
   def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
     """[own devices, MOST + 1] float32: busy times in s, NaN where nothing is known, whatever went
@@ -330,6 +333,20 @@ class SharedCounts:
       return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
     return jax.lax.scan(one, (counts, state), (steps, busy, ran))[0]
+
+
+def _rarest(busy: np.ndarray, before: int) -> int:
+  """Steps between exchanges that fill `RARELY` seconds, a power of two: the same on all processes.
+
+  Args:
+    busy: [devices, steps] float32 s, NaN where not known.
+    before: what it was: it stays where no step is known.
+  """
+  known = busy[:, ~np.isnan(busy).any(axis=0)].max(axis=0)
+  if not known.size:
+    return before
+  steps = RARELY / max(float(np.median(known)), 1e-9)
+  return 1 << int(np.clip(steps, EVERY, _RAREST)).bit_length() - 1
 
 
 @contextlib.contextmanager

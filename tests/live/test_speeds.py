@@ -110,6 +110,7 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
 
   monkeypatch.setattr(Gathered, "send", noted)
   monkeypatch.setattr(speeds, "_PATIENT", 3)
+  monkeypatch.setattr(speeds, "_rarest", lambda busy, before: 64)
   job.run(96)
   steps, last, left_out = job.feed.state().balancer  # its leaves, in order
   assert steps == last + 1 > 48 and left_out == 0, "none is left out up to every sixteenth step"
@@ -120,6 +121,18 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
   steps, last, left_out = job.feed.state().balancer
   assert left_out == apart.count(32) + apart.count(64) and steps == (
       last + 1 - 16 * apart.count(32) - 48 * apart.count(64)), "then the last sixteen are seen"
+
+
+def test_an_exchange_costs_the_same_part_of_short_and_long_steps():
+  def rarest(*busy):
+    return speeds._rarest(np.array(busy, np.float32), before=32)
+
+  assert rarest([0.03] * 16, [0.035] * 16) == 256, "10 s / 0.035 s is 285"
+  assert rarest([2.5] * 16, [0.1] * 16) == 4 and rarest([70.0], [1.0]) == 4, "by the slowest rank"
+  assert rarest([1e-5] * 16, [0.0] * 16) == 1024
+  unknown = np.nan
+  assert rarest([0.1, unknown, 9.0], [0.1, 0.1, unknown]) == 64, "by the steps that all know"
+  assert rarest([unknown, 0.1], [0.1, unknown]) == 32, "as before where no step is known"
 
 
 def test_work_is_shared_evenly_while_control_says_off(tmp_path):
