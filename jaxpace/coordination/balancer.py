@@ -179,12 +179,13 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
     # them.
     common = jax.vmap(_median)(each, state.ran > 0)
-    # The first and the last half, each in order.
     relative = jnp.roll(each / jnp.where(common > _ZERO, common, _ONE)[:, None],
                         -(state.seen % np.int32(width)), axis=0)
-    first, last = (_inner(_sorted(half)) for half in jnp.split(relative, 2))
-    ordered = _sorted(relative)
-    middle = _inner(ordered)
+    # The first and the last half, each in order, and then the whole.
+    halves = _sorted(relative, width // 2)
+    ordered = _merged(halves, width // 2)
+    first, last, middle = (_inner(jnp.stack(lines)) for lines in (
+        halves[:width // 2], halves[width // 2:], ordered))
     quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
     works = state.counts > 0
     # Normal: a standard deviation is 0.74 quartile distances, that of a mean of the middle half is
@@ -316,31 +317,34 @@ def _middle_of(times: jax.Array, ran: jax.Array, counts: jax.Array, width: int) 
   """[R] median of the arrivals of steps that ran these counts; 0 where there were few of them."""
   same = ran == counts
   number = jnp.sum(same, axis=0, dtype=jnp.int32)
-  ordered = _sorted(jnp.where(same, times, np.float32(np.inf)))
+  ordered = jnp.stack(_sorted(jnp.where(same, times, np.float32(np.inf)), width))
   place = jnp.maximum(number - np.int32(1), np.int32(0)) // np.int32(2)
   middle = jnp.take_along_axis(ordered, place[None], axis=0)[0]
   return jnp.where(number >= np.int32(width // 2), middle, _ZERO)
 
 
-def _sorted(values: jax.Array) -> jax.Array:
-  """Sorts along the first axis, a power of two long, by Batcher's odd-even merging: [W, R].
+def _sorted(values: jax.Array, length: int) -> list[jax.Array]:
+  """Sorts every `length` lines, a power of two, by Batcher's odd-even merging: [W, R] -> W of [R].
 
   Minima and maxima alone: XLA's own sort compares one by one.
   """
-  lines = list(values)
-  size = len(lines)
-  span = 1
-  while span < size:
-    step = span
-    while step >= 1:
-      for begin in range(step % span, size - step, 2 * step):
-        for i in range(begin, min(begin + step, size - step)):
-          if i // (2 * span) == (i + step) // (2 * span):
-            lines[i], lines[i + step] = (jnp.minimum(lines[i], lines[i + step]),
-                                         jnp.maximum(lines[i], lines[i + step]))
-      step //= 2
-    span *= 2
-  return jnp.stack(lines)
+  lines, span = list(values), 1
+  while span < length:
+    lines, span = _merged(lines, span), 2 * span
+  return lines
+
+
+def _merged(lines: list[jax.Array], span: int) -> list[jax.Array]:
+  """Merges every two neighbouring runs of `span` ordered lines."""
+  lines, step = list(lines), span
+  while step >= 1:
+    for begin in range(step % span, len(lines) - step, 2 * step):
+      for i in range(begin, min(begin + step, len(lines) - step)):
+        if i // (2 * span) == (i + step) // (2 * span):
+          lines[i], lines[i + step] = (jnp.minimum(lines[i], lines[i + step]),
+                                       jnp.maximum(lines[i], lines[i + step]))
+    step //= 2
+  return lines
 
 
 def _median(values: jax.Array, among: jax.Array) -> jax.Array:

@@ -73,6 +73,8 @@ class ObservedProgram:
   bare: str = ""
   """Why this program runs unmodified, without timestamps, in a sentence; "" where it has
   timestamps."""
+  differentiated: bool = False
+  """Whether it computes gradients."""
   clock: str = "host"
   """Whose clock its timestamps are of: "host", or "stream" for the GPU's own, set by the host's
     once."""

@@ -133,7 +133,7 @@ def test_settings():
 @pytest.mark.parametrize("size", [8, 32])
 def test_the_sorting_network(size):
   values = np.random.default_rng(size).integers(0, 9, (size, 50)).astype(np.float32)
-  np.testing.assert_array_equal(np.asarray(_sorted(jnp.asarray(values))), np.sort(values, axis=0))
+  np.testing.assert_array_equal(_sorted(jnp.asarray(values), size), np.sort(values, axis=0))
 
 
 # As a pacer.

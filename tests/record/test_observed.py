@@ -208,6 +208,28 @@ def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeyp
   assert capsys.readouterr().out == ""
 
 
+def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(tmp_path):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  x = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+
+  @jax.jit
+  def forward(w, x):
+    return ((x @ w) ** 2).mean()
+
+  @jax.jit
+  def fit(w, x):
+    return w - 0.1 * jax.grad(forward)(w, x)
+
+  w = jnp.ones((4,))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for _ in range(5):
+      w = fit(fit(w, x), x)
+      for _ in range(9):
+        forward(w, x).block_until_ready()
+  assert inside.step.programs == ("fit",)
+  assert len(read_run(tmp_path / "run").steps) == 10
+
+
 def test_a_pattern_names_another_program(tmp_path):
   with jaxpace.observed(tmp_path / "run", match="evaluate"):
     train()

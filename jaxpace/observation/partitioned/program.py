@@ -26,6 +26,9 @@ from jaxpace.observation.partitioned import (
 from jaxpace.observation.partitioned.collectives import Found, TimestampError
 from jaxpace.observation.partitioned.compiling import Request, text_of
 
+_GRADIENT = "transpose(jvp("
+"""In the names of operations of a backward pass, as JAX writes them."""
+
 
 class Timestamped(NamedTuple):
   """A program that was compiled with timestamps."""
@@ -98,7 +101,8 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
            one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
   if not any(map(_timed, named)):
     raise TimestampError("none of its collectives is found among what it runs")
-  return Made(executable, named, {"number": number, "bare_compile_s": compiled - began,
+  return Made(executable, named, {"number": number, "differentiated": _GRADIENT in text,
+                                  "bare_compile_s": compiled - began,
                                   "stamped_compile_s": time.monotonic() - compiled})
 
 
@@ -116,7 +120,8 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
-  facts = {"number": number, "clock": "stream", "notices": notices, "bare_compile_s": parts.seconds,
+  facts = {"number": number, "differentiated": _GRADIENT in text, "clock": "stream",
+           "notices": notices, "bare_compile_s": parts.seconds,
            "stamped_compile_s": time.monotonic() - began}
   return Made(executable, _named(found, bare), facts, differences(bare, found))
 

@@ -1,8 +1,8 @@
 """Finds the step of a program that nobody described, from what its devices executed. Pure.
 
-A training loop repeats itself: the step is the program that takes most of the time, or the sequence
-of programs that repeats around it. Evaluation, initialization and checkpoints run now and then, and
-stand beside it.
+A training loop repeats itself: the step is the program that takes most of the time, of those that
+compute gradients where there are any, or the sequence of programs that repeats around it.
+Evaluation, initialization and checkpoints run now and then, and stand beside it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import fnmatch
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import jax
 
@@ -28,6 +28,7 @@ _STEP = re.compile(r"(?:^|_)(?:(?:pre|re)?train|step|fine_?tune)", re.IGNORECASE
 """Where a name says this first, it is of the step all the same: `train_step_with_metrics`."""
 _UPDATE = re.compile(r"update|apply|optim|adam|sgd", re.IGNORECASE)
 """Names of programs that end a step of several executions of the main one: after so many gradients.
+One that computes gradients does, too, such as a generator's after so many of its discriminator's.
 Any other that runs once in so many may as well be an evaluation."""
 _PART = 0.05
 """A program that takes less than this fraction of the main one's time is no part of the step: small
@@ -96,31 +97,38 @@ class Step:
     return list(zip(begins, begins[1:], strict=False)), begins[-1] if begins else len(order)
 
 
-def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") -> Step | None:
+def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "",
+         differentiated: Set[str] = frozenset()) -> Step | None:
   """Decides what the step is; None where nothing has repeated yet.
 
   >>> find(["init", *["train_step"] * 4, "evaluate"], {"train_step": 3.0, "evaluate": 9.0}).programs
   ('train_step',)
   >>> find(["grad", "update"] * 4, {"grad": 3.0, "update": 1.0}).why
   'grad and update, which repeat in turn and take 100 % of the time of 2 programs'
+  >>> find(["fit", "forward"] * 4, {"fit": 1.0, "forward": 20.0}, differentiated={"fit"}).programs
+  ('fit', 'forward')
 
   Args:
     order: names of the programs executed so far, in order.
     seconds: time that executions of each took in all.
     match: pattern of the names of the step's programs, such as "train*"; empty where the step is to
       be found.
+    differentiated: names of programs that compute gradients.
   """
   candidates = _candidates(set(order), match)
   counts = collections.Counter(name for name in order if name in candidates)
   own = candidates if match else {name for name in candidates if not is_jax(name)} or candidates
-  main = max((name for name, count in counts.items() if count >= _FEWEST and name in own),
+  repeated = {name for name in own if counts[name] >= _FEWEST}
+  most = max((seconds.get(name, 0.0) for name in repeated), default=0.0)
+  trains = {name for name in repeated & differentiated if seconds.get(name, 0.0) >= _PART * most}
+  main = max(repeated if match else trains or repeated,
              key=lambda name: (seconds.get(name, 0.0), name), default=None)
   if main is None:
     return None
   others = [name for name in counts if name != main
             and (match or seconds.get(name, 0.0) >= _PART * seconds.get(main, 0.0))]
   rare = {name: every for name in others
-          if (match or _UPDATE.search(name))
+          if (match or name in trains or _UPDATE.search(name))
           and 1 < (every := _repeats(order, name, main)) <= _MOST_REPEATS}
   once = min(rare, key=lambda name: (rare[name], name)) if rare else main
   times = {name: every for name in (main, *others) if (every := _repeats(order, once, name)) > 0}
@@ -128,8 +136,8 @@ def find(order: Sequence[str], seconds: Mapping[str, float], match: str = "") ->
   after = times[ran[0]] > 1
   cut = ran[0] if not after else ran[-1] if times[ran[-1]] == 1 else once
   programs = tuple(dict.fromkeys((main, *ran)))
-  spent = sum(seconds.get(name, 0.0) for name in programs)
-  whole = sum(seconds.get(name, 0.0) for name in candidates)
+  spent, whole = (sum(seconds.get(name, 0.0) for name in some) for some in (
+      programs, {*programs, *(trains if main in trains else candidates)}))
   return Step(programs, cut, after, _why([
       name if times[name] == 1 else f"{name} ({times[name]} times)" for name in programs],
       spent, seconds, match), spent / whole if whole else 1.0)

@@ -234,7 +234,9 @@ class StepFinder:
     seconds: dict[str, float] = collections.defaultdict(float)
     for number in {number for number, _ in order}:
       seconds[self._name(number)] += self._collector.seconds(number)
-    found = finding.find(names, seconds, self._match)
+    differentiated = {each.program.name for each in self._source.by_number.values()
+                      if each.program.differentiated}
+    found = finding.find(names, seconds, self._match, differentiated)
     if found is None or last:
       return found
     often = names.count(found.programs[0]) >= _SURE_STEPS

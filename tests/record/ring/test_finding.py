@@ -51,6 +51,35 @@ def test_the_step_is_what_repeats_and_takes_most_of_the_time(order, seconds, exp
   assert found(order, seconds) == expected
 
 
+def trained(order, seconds, differentiated, match=""):
+  step = find(order, seconds, match, set(differentiated))
+  return step.programs, step.cut, step.after
+
+
+def test_the_step_is_a_program_that_computes_gradients():
+  # An evaluation whose name does not say so takes longer, be it now and then or in every step.
+  order, seconds = ["fit"] * 4 + ["forward"] * 8, {"fit": 1.0, "forward": 9.0}
+  assert trained(order * 3, seconds, ["fit"]) == (("fit",), "fit", False)
+  assert trained(["fit", "forward"] * 9, seconds, ["fit"]) == (("fit", "forward"), "fit", False)
+  assert find(order * 3, seconds, "", {"fit"}).fraction == 1.0
+  # Nobody differentiates, or what does takes next to nothing: what takes most of the time.
+  assert trained(order * 3, seconds, []) == (("forward",), "forward", False)
+  assert trained(order * 3, seconds | {"fit": 0.1}, ["fit"]) == (("forward",), "forward", False)
+  assert trained(order * 3, seconds, ["fit"], "forw") == (("forward",), "forward", False)
+
+
+def test_two_programs_that_compute_gradients_make_one_step_though_one_runs_more_often():
+  seconds = {"discriminate": 4.0, "g_step": 1.0}
+  both = ["discriminate", "g_step"]
+  order = ["discriminate", "discriminate", "g_step"] * 5
+  assert trained(order, seconds, both) == (tuple(both), "g_step", True)
+  step = find(order, seconds, "", set(both))
+  assert step.why.startswith("discriminate (2 times) and g_step, which repeat in turn")
+  assert step.steps(order) == ([(3 * k, 3 * k + 3) for k in range(5)], 15)
+  # One that does not may as well be an evaluation.
+  assert trained(order, seconds, both[:1]) == (("discriminate",), "discriminate", False)
+
+
 def test_a_pattern_overrides():
   order, seconds = ["train", "eval_step"] * 5, {"train": 9.0, "eval_step": 1.0}
   assert found(order, seconds, "eval*") == (("eval_step",), "eval_step", False)
