@@ -9,7 +9,7 @@ it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpace.core.plan import Collective, Plan, Untimed
@@ -132,7 +132,11 @@ class InstrumentedFunction(Recordable):
   """Base of what `jaxpace.instrument` returns: a function whose steps write events."""
 
   plan: Plan | None = None
-  """What the events mean; known once the function has been traced."""
+  """What the events mean; known once the function has been traced and, of collectives in loops,
+  branches and `jax.checkpoint`, compiled."""
+
+  traced: Plan | None = None
+  """The plan as the last trace left it, without these."""
 
   number: int | None = None
   """Number of its events' program in this process; None before the first trace, or where they go
@@ -144,6 +148,16 @@ class InstrumentedFunction(Recordable):
 
   first_place: int = 0
   """Number of the first of these."""
+
+  def compiled(self, inside: Sequence[tuple[int, Collective]], reason: str = "") -> None:
+    """Takes note of how the traced step was compiled.
+
+    Args:
+      inside: the collectives in bodies of its equations that have got timestamps, each with the
+        number of slots before it.
+      reason: why these have none, as a sentence; empty where they have.
+    """
+    raise NotImplementedError
 
 
 def observed_function(step: Any) -> ObservedFunction | None:

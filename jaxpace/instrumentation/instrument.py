@@ -16,17 +16,15 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
-from jaxpace.core import ring_layout as layout
 from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.pace import PaceState
-from jaxpace.core.plan import Collective, Plan
+from jaxpace.core.plan import Collective, Plan, Untimed
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import (
   before_collective,
   checks,
-  nested,
   piggyback,
   program,
   rewrite,
@@ -34,10 +32,12 @@ from jaxpace.instrumentation import (
 )
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
-from jaxpace.observation.clocks import Clock, host_ring, native, resolve_clock, words
+from jaxpace.observation import everywhere
+from jaxpace.observation.clocks import Clock, host_ring, resolve_clock, words
 from jaxpace.observation.clocks.operands import Event
 
 _LOG = logging.getLogger("jaxpace")
+_UNTIMED = "Collectives in loops, branches and jax.checkpoint are not timed: {}"
 
 
 def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
@@ -126,6 +126,8 @@ class Instrumented(InstrumentedFunction):
     self.slots, self.max_delay, self.phases = int(slots), float(max_delay), phases
     self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
     self.plan = None
+    # Collectives of the last trace that are left to what compiles it.
+    self._left: tuple[Untimed, ...] = ()
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
     self._warned = False
@@ -304,15 +306,15 @@ class Instrumented(InstrumentedFunction):
     flat = program.flatten(closed, self.axis)
     checks.some_collective(flat, self.axis, self.step)
     events, silent = self._events(clock, one)
-    marked, inside, unmarked = self._put_marks(flat, clock, bool(automatic), events)
-    flat = dataclasses.replace(flat, hidden=marked.hidden)
+    unmarked = self._leave_nested(clock, bool(automatic), events) if flat.hidden else ""
+    self._left = () if unmarked else tuple(flat.hidden)
+    flat = dataclasses.replace(flat, hidden=flat.hidden if unmarked else [])
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
       self._warned = True
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
-    written = dataclasses.replace(written, program=marked)
     share, reason = piggyback.chosen(
         self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
@@ -328,17 +330,17 @@ class Instrumented(InstrumentedFunction):
     held = () if measured.holding is None else measured.holding.held
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
-    within, order = nested.placed(inside, written)
-    self.plan = Plan(
+    self.traced = Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
         collectives=written.collectives, unstamped=written.unstamped, share=share,
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
-        inside=within, order=order,
         program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
-                 *silent, *unmarked, *untimed,
+                 *silent, *((_UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
                  *before_collective.notices(self.holds, written, held)))
+    if self.plan is None or not self._left:
+      self.plan = self.traced
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, measured.outputs
@@ -362,25 +364,34 @@ class Instrumented(InstrumentedFunction):
     host_ring.tell_places(self.number, self.devices, self.first_place)
     return Event(self.number, clock.place(one.rank)), ()
 
-  def _put_marks(self, flat: program.Program, clock: Clock, automatic: bool,
-                 events: Event | None
-                 ) -> tuple[program.Program, list[tuple[int, Collective]], tuple[str, ...]]:
-    """The step with timestamps around collectives that values can't reach: those in loops,
-    branches and `jax.checkpoint`; these; and a notice where there can't be any."""
-    why = ""
+  def _leave_nested(self, clock: Clock, automatic: bool, events: Event | None) -> str:
+    """Leaves collectives that values can't reach, those in loops, branches and `jax.checkpoint`, to
+    what compiles the step; says why that can't time them, empty where it can."""
     if events is None:
-      why = "nothing of this step is recorded."
-    elif clock.name != "native":
-      why = f"that takes the native clock, not {clock.name!r}."
-    elif automatic:
-      why = "some axes of the mesh are the compiler's."
-    if not flat.hidden:
-      return flat, [], ()
-    if events is None or why:
-      return flat, [], (
-          f"Collectives in loops, branches and jax.checkpoint are not timed: {why}",)
-    put = functools.partial(native.mark, program=events.program)
-    return *nested.timestamped(flat, self.axis, put, layout.slot_tags(self.slots)[0]), ()
+      return "nothing of this step is recorded."
+    if clock.name != "native":
+      return f"that takes the native clock, not {clock.name!r}."
+    if automatic:
+      return "some axes of the mesh are the compiler's."
+    try:
+      everywhere.time_nested(self, events.program)
+    except Exception as error:  # Whatever it is, the step runs.
+      return str(error)
+    return ""
+
+  def compiled(self, inside: Sequence[tuple[int, Collective]], reason: str = "") -> None:
+    """See `InstrumentedFunction`."""
+    assert self.traced is not None, "what is compiled has been traced"
+    plan, before = self.traced, {one.index: slots for slots, one in inside}
+    # What has n slots before it comes before slot n.
+    order = sorted(range(len(plan.collectives) + len(inside)),
+                   key=lambda index: before.get(index, index + 0.5))
+    if reason:
+      plan = dataclasses.replace(plan, unstamped=(*self._left, *plan.unstamped),
+                                 notices=(*plan.notices, _UNTIMED.format(reason)))
+      _LOG.warning("%s", plan.notices[-1])
+    self.plan = dataclasses.replace(plan, inside=tuple(one for _, one in inside),
+                                    order=tuple(order))
 
   def _numbers(self, one: PaceState) -> jax.Array:
     """What the ring gets as the step begins: its number, and what the pacer decided for it."""

@@ -45,6 +45,8 @@ class Equation:
   context: Any
   collective: bool
   """Whether it is a collective over the data axis."""
+  holds_some: bool = False
+  """Whether there are such in its body."""
 
   def reads(self) -> Iterator[int]:
     return (ref for ref in self.inputs if not isinstance(ref, Literal))
@@ -196,11 +198,12 @@ class _Flattener:
         continue
       outputs = tuple(self.number(var.aval) for var in eqn.outvars)
       env.update(zip(eqn.outvars, outputs, strict=True))
-      collective = is_collective(eqn.primitive, eqn.params, self.axis)
+      collective, known = is_collective(eqn.primitive, eqn.params, self.axis), len(self.hidden)
       if not collective:
         self.note_untimed(eqn, stack)
       self.equations.append(Equation(
-          eqn.primitive, eqn.params, refs, outputs, stack, getattr(eqn, "ctx", None), collective))
+          eqn.primitive, eqn.params, refs, outputs, stack, getattr(eqn, "ctx", None), collective,
+          len(self.hidden) > known))
     return [read(var) for var in jaxpr.outvars]
 
   def openable(self, eqn: Any, stack: str) -> tuple[Any, Sequence[Any]] | None:

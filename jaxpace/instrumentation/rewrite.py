@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from jaxpace.instrumentation.before_collective import Holder, Holding
 from jaxpace.instrumentation.program import Literal, Ref, evaluate
 from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
 from jaxpace.instrumentation.script import Script
+from jaxpace.observation import phases
 from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.operands import Event, first_element
 
@@ -129,8 +131,12 @@ class Evaluation:
       self.equation(index, look)
 
   def equation(self, index: int, read: Callable[[Ref], Any]) -> None:
-    equation = self.program.equations[index]
-    outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
+    equation, events = self.program.equations[index], self.before.events
+    scope: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if equation.holds_some and events is not None:
+      scope = jax.named_scope(phases.nested_scope(events.program, len(self.exits)))
+    with scope:
+      outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
     self.env.update(zip(equation.outputs, outputs, strict=True))
 
   def bucket(self, bucket: Bucket) -> None:

@@ -209,25 +209,18 @@ def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis
   equations = [program.equations[i] for i in stage.bucket.equations]
   largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
+  names = tuple(sorted({e.primitive.name for e in equations}))
+  operands = [program.avals[v] for e in equations for v in e.reads()]
   enter, leave = slot_tags(timestamps.slot)
   return Collective(
       index=timestamps.slot, name=name, phase=stage.segments[-1].phase, enter_tags=(enter,),
       exit_tags=(leave,),
       may_begin_early=timestamps.may_begin_early,
       meanwhile=schedule.meanwhile(program, stage.bucket.equations),
-      **of_equations(equations, [program.avals[v] for e in equations for v in e.reads()], axis))
-
-
-def of_equations(equations: Sequence[Any], operands: Sequence[Any], axis: Sequence[str]
-                 ) -> dict[str, Any]:
-  """What a `Collective` says of its equations, of the flat program or of a body: of operands of
-  these abstract values."""
-  names = tuple(sorted({e.primitive.name for e in equations}))
-  return {"primitives": names, "kind": of_primitives(names),
-          "axes": tuple(_axes(equations, axis)), "bytes": sum(map(size_bytes, operands)),
-          "operands": len(operands),
-          "dtypes": tuple(sorted({str(aval.dtype) for aval in operands})),
-          "index_pairs": _pairs(equations), "index_groups": _index_groups(equations)}
+      primitives=names, kind=of_primitives(names), axes=tuple(_axes(equations, axis)),
+      bytes=sum(map(size_bytes, operands)), operands=len(operands),
+      dtypes=tuple(sorted({str(aval.dtype) for aval in operands})),
+      index_pairs=_pairs(equations), index_groups=_index_groups(equations))
 
 
 def _axes(equations: Sequence[Any], axis: Sequence[str]) -> Sequence[str]:

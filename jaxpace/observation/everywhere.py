@@ -3,11 +3,13 @@ collectives of a process, whoever calls it.
 
 One handler gets all that is compiled. A call of an observed function runs in a context of JAX's
 that is a part of the key of its caches: so its programs have a place of their own there, and the
-handler learns whose they are.
+handler learns whose they are. Instrumented steps have timestamps of their own, and leave the
+collectives in loops to the handler, by the scope that these run in.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,8 +22,13 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
-from jaxpace.observation import comparing
+from jaxpace.core.observed import (
+  InstrumentedFunction,
+  ObservedFunction,
+  ObservedPlan,
+  ObservedProgram,
+)
+from jaxpace.observation import comparing, phases
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
@@ -170,6 +177,9 @@ class Watcher(ObservedFunction):
 _recording: Everywhere | None = None
 """What gets the programs that are of no observed function."""
 _functions: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
+_instrumented: weakref.WeakValueDictionary[int, InstrumentedFunction] = (
+    weakref.WeakValueDictionary())
+"""Functions that leave collectives to what compiles them, by the number of their program."""
 _tokens = itertools.count()
 
 
@@ -185,6 +195,17 @@ def watched(function: Watcher) -> Any:
   return "jaxpace.observe", token
 
 
+def time_nested(function: InstrumentedFunction, number: int) -> None:
+  """Sees to it that collectives in the scope `phases.nested_scope(number)` get timestamps where the
+  function is compiled, and that it hears of these.
+
+  Raises:
+    RuntimeError: this JAX can't be watched.
+  """
+  compiling.watch(_compile, _loaded)
+  _instrumented[number] = function
+
+
 @functools.cache
 def context() -> Any:
   """A part of the key under which JAX keeps traced and compiled functions."""
@@ -193,11 +214,32 @@ def context() -> Any:
 
 def _compile(request: compiling.Request) -> Any:
   """Hands a program to those whose it is."""
+  if functions := list(_instrumented.items()):
+    executable, text = request.compile(), ""
+    with contextlib.suppress(Exception):  # Another platform's compiler may not say.
+      text = compiling.text_of(executable)
+    for number, function in functions:
+      if phases.nested_scope(number) in text:
+        _time_nested(request, text, function)
   # A context is made with the first observed function: it is a part of the key of JAX's caches.
   value = context().value if _functions else None
   watcher: Watcher | None = _functions.get(value[1]) if isinstance(value, tuple) else None
   watcher = watcher or _recording
   return request.compile() if watcher is None else watcher.compile(request)
+
+
+def _time_nested(request: compiling.Request, text: str, function: InstrumentedFunction) -> None:
+  """Puts timestamps around the collectives that an instrumented function left to this."""
+  assert function.traced is not None, "what is compiled has been traced"
+  place_of = {device: place for place, device in enumerate(function.devices, function.first_place)}
+  # Under pmap partitions are places, and other processes' devices have no place of their own.
+  ranks = [place_of.get(device.id, place) for place, device in enumerate(request.devices)]
+  try:
+    function.compiled(program.nested(request, text, function.traced, ranks))
+  except Exception as error:
+    # What goes wrong here is nothing to the program.
+    _LOG.debug("nested", exc_info=True)
+    function.compiled([], in_a_line(error))
 
 
 def _loaded(name: str, devices: Sequence[Any]) -> None:

@@ -20,6 +20,7 @@ OTHER = "other"
 
 _SCOPE = "jaxpace.phase."
 _COLLECTIVE = "jaxpace.collective."
+_NESTED = re.compile(r"jaxpace\.nested\.(\d+)\.(\d+)/?")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,31}")
 _TOKEN = re.compile(re.escape(_SCOPE) + r"([A-Za-z_][A-Za-z0-9_]*)|([a-z_]+)\(|\(|\)")
 _RESERVED = {SYNC, GAP, DELAY, OTHER}
@@ -64,6 +65,34 @@ def collective_scope(name: str) -> Iterator[None]:
                      f"{name!r}.")
   with jax.named_scope(_COLLECTIVE + name):
     yield
+
+
+def nested_scope(program: int, before: int | str = "") -> str:
+  """Name of the scope of an equation of an instrumented step whose body has collectives: where the
+  step is compiled, these get timestamps.
+
+  Args:
+    program: number of the step's program.
+    before: how many slots of the step come before the equation; left out, this is how the names of
+      all such scopes of the step begin.
+  """
+  return f"jaxpace.nested.{program}.{before}"
+
+
+def slots_before(stack: str, program: int) -> int | None:
+  """Slots of a program's step before such an equation, by the stack of what is in its body; None
+  for what is in none.
+
+  >>> slots_before("jit(step)/jaxpace.nested.7.2/while/body/psum", 7)
+  2
+  """
+  found = _NESTED.search(stack)
+  return int(found[2]) if found and int(found[1]) == program else None
+
+
+def without_nested(stack: str) -> str:
+  """The stack without such scopes: processes number their programs each by itself."""
+  return _NESTED.sub("", stack)
 
 
 def collective_name(stack: str) -> str:

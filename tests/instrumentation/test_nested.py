@@ -1,6 +1,7 @@
-"""Collectives in loops of instrumented steps: timed by timestamps, the bits and the messages those
-of the bare step."""
+"""Collectives in loops, branches and `jax.checkpoint` of instrumented steps: timed where the step
+is compiled, the bits and the messages those of the bare step."""
 
+import contextlib
 import time
 
 import jax
@@ -10,7 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import jaxpace
+from jaxpace.core.ring_layout import slot_tags
 from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.partitioned import compiling, thunks
 from tests.instrumentation import models
 from tests.instrumentation.running import P, extra_operands, instrumented, mesh_of, pair, restless
 from tests.patience import patiently
@@ -94,35 +97,111 @@ def test_bits_and_messages_are_the_bare_steps(name):
   plan = made.paced.plan
   assert plan.inside and not plan.unstamped and plan.program is not None
   assert extra_operands(made.bare_hlo, made.hlo) == []
-  assert made.hlo.count('custom_call_target="jaxpace_mark"') >= 2 * len(plan.inside)
 
 
-def without_native_marks(monkeypatch):
-  monkeypatch.setattr(host_ring, "unwritable", lambda clock: "There is no library here.")
+def summed(x):
+  return x - jax.lax.psum(x, "data") / 4
 
 
-def test_stamps_slots_and_messages_are_the_same_with_marks_and_without(monkeypatch):
-  """So a pacer sees the same: it is shown what is timestamped, and only that."""
-  made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(),
-              share=True)
-  without_native_marks(monkeypatch)
-  bare = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], pacer=restless(),
-              share=True)
-  one, other = made.paced.plan, bare.paced.plan
-  assert (one.marks, one.collectives, one.carrier, one.decisions) == (
-      other.marks, other.collectives, other.carrier, other.decisions)
-  assert extra_operands(made.bare_hlo, made.hlo) == extra_operands(bare.bare_hlo, bare.hlo)
-  assert (not other.inside
-          and len(other.unstamped) == sum(len(each.enter_tags) for each in one.inside))
-  assert "jaxpace_mark" in made.hlo and "jaxpace_mark" not in bare.hlo
-  assert any("can be recorded. There is no library here." in notice for notice in other.notices)
+def several(c, _):
+  a, b = jax.lax.psum(c, "data"), jax.lax.psum(2 * c, "data")
+  return c + 0.1 * jax.lax.psum(a * b, "data") - jax.lax.pmax(c, "data"), None
 
 
-def test_with_host_callbacks_they_are_listed_with_the_reason():
-  made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], clock="callback")
-  assert not made.paced.plan.inside and made.paced.plan.unstamped
-  assert any("takes the native clock, not 'callback'" in notice
-             for notice in made.paced.plan.notices)
+def of_half_precision(c, _):
+  half = c.astype(jnp.bfloat16)
+  gathered = jax.lax.all_gather(half, "data").astype(jnp.float32).sum(0)
+  return c + jax.lax.psum(half, "data").astype(jnp.float32) + gathered, None
+
+
+def along_two_axes(c, _):
+  return c - jax.lax.psum(c, "model") / 4 + 0 * summed(c), None
+
+
+def repeat(body, times, x):
+  return jax.lax.scan(body, x, None, length=times)[0]
+
+
+BODIES = {
+    "checkpoint": (jax.checkpoint(summed), [[]], [1]),
+    "scan": (lambda x: repeat(lambda c, _: (summed(c), None), 3, x), [[3]], [1]),
+    "fori": (lambda x: jax.lax.fori_loop(0, 2, lambda _, c: summed(c), x), [[2]], [1]),
+    "while": (lambda x: jax.lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, summed(c[1])), (0, x))[1], [[3]], [1]),
+    "cond": (lambda x: jax.lax.cond(jax.lax.pmax(x, "data").sum() > 0, summed, lambda x: x - 1, x),
+             [[]], [1]),
+    "scans": (lambda x: repeat(lambda c, _: (repeat(lambda d, _: (
+        jax.jit(jax.checkpoint(summed))(d), None), 4, c), None), 3, x), [[3, 4]], [1]),
+    "combined": (lambda x: repeat(several, 2, x), [[2]] * 3, [1, 1, 2]),
+    "half": (lambda x: repeat(of_half_precision, 2, x), [[2]] * 2, [1, 1]),
+    "axes": (lambda x: repeat(along_two_axes, 2, x), [[2]], [1]),
+    "constant": (lambda x: repeat(lambda c, _: (c / jax.lax.psum(jnp.ones(3), "data"), None), 2, x),
+                 [], []),
+}
+
+
+@pytest.mark.parametrize("name, mapped", [*((name, False) for name in BODIES), ("scans", True)])
+def test_where_and_how_often_they_run(name, mapped):
+  body, loops, operands = BODIES[name]
+  x = jnp.linspace(0, 1, 24, dtype=jnp.float32).reshape(4, 2, 3)
+  if mapped:
+    paced = jaxpace.instrument(body, "data")
+    pace = paced.init(devices=jax.local_devices()[:4])
+    jax.pmap(paced, axis_name="data", devices=jax.local_devices()[:4]).lower(pace, x).compile()
+  else:
+    mesh = mesh_of(data=2, model=2)
+    paced, run, pace = instrumented(body, mesh, P(("data", "model")), out=P(("data", "model")))
+    run.lower(pace, x).compile()
+  inside, own = paced.plan.inside, len(paced.plan.collectives)
+  assert [[loop.trips for loop in one.loops] for one in inside] == loops
+  assert sorted(one.operands for one in inside) == operands and not paced.plan.unstamped
+  assert [one.index for one in inside] == list(range(own, own + len(inside)))
+  tags = [tag for one in inside for tag in (*one.enter_tags, *one.exit_tags)]
+  assert sorted(tags) == [tag for one in inside for tag in slot_tags(one.index)]
+  for one in inside:
+    assert one.axes == ("data",) and one.conditional == (name == "cond")
+    assert (one.source or "").startswith("tests/instrumentation/test_nested.py:")
+    assert "jaxpace" not in one.operation, "processes number their programs each by itself"
+
+
+def failing(*_args):
+  raise RuntimeError("It can't.")
+
+
+@pytest.mark.parametrize("broken, reason, settings", [
+    (None, "takes the native clock, not 'callback'", {"clock": "callback"}),
+    ((host_ring, "unwritable", lambda clock: "It can't."), "nothing of this step is recorded", {}),
+    ((compiling, "watch", failing), "It can't.", {}),
+    ((thunks, "timestamped", failing), "It can't.", {}),
+    ((compiling.Request, "replace", failing), "It can't.", {})])
+def test_where_they_can_not_be_timed_the_step_runs_and_says_so(broken, reason, settings,
+                                                              monkeypatch):
+  if broken:
+    monkeypatch.setattr(*broken)
+  made = pair(training(scanned), mesh_of(data=2), params(), batches(1)[0], **settings)
+  made.check_bits(params(), batches(1), 2)
+  plan = made.paced.plan
+  assert not plan.inside and len(plan.unstamped) == 6
+  assert any("are not timed" in notice and reason in notice for notice in plan.notices)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_step_compiled_again_is_recorded_beside_another_recording(tmp_path, beside):
+  """Its timestamps and those of whoever records everything go around the same collectives."""
+  paced, step, pace = instrumented(training(scanned), mesh_of(data=2), P(), P("data"))
+  state = params()
+  with (jaxpace.observed(tmp_path / "all") if beside else contextlib.nullcontext(),
+        jaxpace.Recorder(tmp_path / "own", paced) as recorder):
+    for x in [*batches(6), *(jnp.concatenate([x, x]) for x in batches(6))]:
+      pace, (state, value) = step(pace, state, x)
+      jax.block_until_ready(value)
+      recorder.record()
+  waits = rows(tmp_path / "own", "collectives")
+  assert recorder.lost["lost_rows"] == 0 and len(paced.plan.inside) == 6
+  assert len(waits) == 2 * 12 * (1 + 6 * LAYERS)
+  assert all(row["enter_ns"] <= row["exit_ns"] for row in waits)
+  if beside:
+    assert len(rows(tmp_path / "all", "collectives")) == len(waits)
 
 
 def late_in_a_turn():
@@ -167,7 +246,8 @@ def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
     [told] = recorder.programs if recorder.programs else [None]
   assert recorder.lost["lost_rows"] == 0
   waits, sums = rows(tmp_path, "collectives"), rows(tmp_path, "steps")
-  inside = [row for row in waits if row["name"].startswith("psum.0")]
+  [one] = paced.plan.inside
+  inside = [row for row in waits if row["name"].partition("@")[0] == one.name]
   assert len(inside) == 2 * steps * TURNS and len(sums) == 2 * steps
   began = {(row["rank"], row["step"]): row["start_ns"] for row in sums}
   times = {(row["rank"], row["step"],
@@ -189,5 +269,5 @@ def test_a_delay_in_a_turn_comes_back_at_that_rank_and_turn(tmp_path):
               if (each["rank"], each["step"]) == (row["rank"], row["step"]))
     assert row["sync_ns"] == own, "nothing overlaps in this step"
     assert row["last_exit_ns"] <= row["end_ns"]
-  assert told is None or [one.name for one in told.collectives] == ["psum.0", "psum"]
+  assert told is None or [each.name for each in told.collectives] == [one.name, "psum"]
   assert (tmp_path / "marks" / "0.ring").exists() and (tmp_path / "marks" / "0.plan.json").exists()

@@ -52,6 +52,8 @@ class Request:
     """Device of each partition."""
     self._options: Any = arguments["compile_options"]
     self._as_it_is: Any = None
+    # What it is compiled to, as bytes: without any timestamps, then with those that it stands for.
+    self._bytes: list[bytes] = []
     self._key: str | None = None
 
   @property
@@ -77,14 +79,21 @@ class Request:
 
   def serialized(self) -> bytes:
     """What this module is compiled to, as bytes."""
-    try:
-      executable = self.compile()
-      # What was loaded from the cache is written without its kernels: it loads, and does not run.
-      return self._from_cache() or bytes(executable.serialize())
-    except Exception:
-      # What has run already, somewhere else in this process, may hold what can't be written:
-      # comparators of sorts, in jaxlib 0.10.2.
-      return bytes(self.compile_apart({}).serialize())
+    if not self._bytes:
+      try:
+        executable = self.compile()
+        # What was loaded from the cache is written without its kernels: it loads, and does not run.
+        self._bytes = [self._from_cache() or bytes(executable.serialize())]
+      except Exception:
+        # What has run already, somewhere else in this process, may hold what can't be written:
+        # comparators of sorts, in jaxlib 0.10.2.
+        self._bytes = [bytes(self.compile_apart({}).serialize())]
+    return self._bytes[-1]
+
+  def replace(self, marked: bytes) -> None:
+    """Has `compile` and `serialized` return what was made of the program from now on."""
+    self._as_it_is = self.load(marked)
+    self._bytes.append(marked)
 
   def _cache_key(self) -> str | None:
     """The module's key in JAX's compilation cache; None where that isn't used, empty where it isn't
@@ -119,8 +128,8 @@ class Request:
     return None if kept is None else bytes(compilation_cache.extract_executable_and_time(
         compilation_cache.decompress_executable(kept))[0])
 
-  def load(self, marked: bytes, unmodified: bytes) -> Any:
-    """Loads a program from what an executable's `serialize()` returned and what was made of it.
+  def load(self, marked: bytes) -> Any:
+    """Loads what was made of `serialized()`.
 
     Where the program serializes that, the unmodified one is written: what is loaded can't be, and
     another process may know no timestamps.
@@ -129,7 +138,7 @@ class Request:
     executable = arguments["backend"].deserialize_executable(
         marked, arguments["executable_devices"], self._options, arguments["host_callbacks"])
     _install_serializing()
-    _unmodified[id(executable)] = zlib.compress(unmodified, 1)
+    _unmodified[id(executable)] = zlib.compress(self._bytes[0], 1)
     return executable
 
   def compile_apart(self, flags: Mapping[str, Any]) -> Any:

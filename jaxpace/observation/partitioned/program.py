@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
-from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Untimed
-from jaxpace.core.ring_layout import END_TAG, START_TAG
+from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
+from jaxpace.core.ring_layout import END_TAG, START_TAG, slot_tags
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.partitioned import (
   collectives,
@@ -90,20 +90,70 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
   found = collectives.found_in(text, request.partitions)
   if not found:
     return None
+  serialized, number = _serialized(request, text), numbered()
+  data, enter_tags = thunks.timestamped(serialized, number)
+  executable, tagged = request.load(data), _tagged(found, enter_tags)
+  return Made(executable, tagged, {"number": number, "differentiated": _GRADIENT in text,
+                                   "bare_compile_s": compiled - began,
+                                   "stamped_compile_s": time.monotonic() - compiled})
+
+
+def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
+           ) -> list[tuple[int, Collective]]:
+  """Puts timestamps around the collectives that an instrumented step leaves to its compiler: those
+  in loops, branches and `jax.checkpoint`.
+
+  Args:
+    request: the program with the step; it stands for one with timestamps from then on.
+    text: the compiled program.
+    plan: of the step, whose program the timestamps are of.
+    ranks: of each partition.
+
+  Returns:
+    These collectives, in the order of the text, each with the number of the step's slots before it.
+    The compiler may have combined some of `jax.checkpoint` with a slot's.
+
+  Raises:
+    TimestampError, GroupsError: the program can't be given timestamps.
+  """
+  assert plan.program is not None, "the step has events"
+  axes, devices = mlir.mesh_of(request.module)
+  first = len(plan.collectives)
+  found = [one for one in collectives.found_in(text, request.partitions)
+           if phases.slots_before(one.operation or "", plan.program) is not None
+           and _is_along(_axes(one, axes, devices), plan.axis)]
+  if not found:
+    return []
+  data, enter_tags = thunks.timestamped(_serialized(request, text), plan.program,
+                                        {one.name for one in found}, slot_tags(first)[0])
+  tagged = _tagged(found, enter_tags)
+  request.replace(data)
+  return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
+          for one in _described(tagged, axes, devices, ranks, first)]
+
+
+def _is_along(axes: Sequence[str], wanted: str) -> bool:
+  """Whether a collective is along one of some axes, as far as is known."""
+  return not axes or not set(wanted.split(",")).isdisjoint(axes)
+
+
+def _serialized(request: Request, text: str) -> bytes:
+  """A compiled program as bytes."""
   if "token[]" in text.partition("\n")[0]:
     # XLA can't write such a program as bytes: it crashes (jaxlib 0.10.2).
     raise TimestampError("it has an ordered effect, such as io_callback(ordered=True)")
-  serialized, number = request.serialized(), numbered()
-  data, enter_tags = thunks.timestamped(serialized, number)
-  executable = request.load(data, serialized)
+  return request.serialized()
+
+
+def _tagged(found: Sequence[Found], enter_tags: Mapping[str, Sequence[int]]) -> list[Found]:
+  """Collectives with the tags of their timestamps; none for those that are not found."""
   tags = {name: iter(each) for name, each in enter_tags.items()}
-  named = [one if (tag := next(tags.get(one.name, iter(())), None)) is None else
-           one._replace(enter_tags=(tag,), exit_tags=(tag + 1,)) for one in found]
-  if not any(map(_timed, named)):
+  own = [next(tags.get(one.name, iter(())), None) for one in found]
+  if all(tag is None for tag in own):
     raise TimestampError("none of its collectives is found among what it runs")
-  return Made(executable, named, {"number": number, "differentiated": _GRADIENT in text,
-                                  "bare_compile_s": compiled - began,
-                                  "stamped_compile_s": time.monotonic() - compiled})
+  return [one._replace(enter_tags=() if tag is None else (tag,),
+                       exit_tags=() if tag is None else (tag + 1,))
+          for one, tag in zip(found, own, strict=True)]
 
 
 def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
@@ -166,23 +216,27 @@ def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
 
 
 def _described(found: Sequence[Found], mesh: Sequence[tuple[str, int]],
-               devices: np.ndarray | None, ranks: Sequence[int]
+               devices: np.ndarray | None, ranks: Sequence[int], first: int = 0
                ) -> tuple[Collective, ...]:
   described: list[Collective] = []
   timed = [one for one in found if _timed(one)]
   phase_of = _phases([one.operation for one in timed])
-  for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True)):
+  for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True), first):
     described.append(Collective(
         index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
-        dtypes=one.dtypes,
-        axes=groups.axes_of(one.groups, mesh, devices) if one.groups else
-        groups.axes_of_pairs(one.pairs, mesh, devices),
+        dtypes=one.dtypes, axes=_axes(one, mesh, devices),
         groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
         pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
         phase=phase, loops=one.loops, source=source_lines.innermost(one.frames),
-        operation=one.operation,
+        operation=one.operation and phases.without_nested(one.operation),
         enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
   return tuple(described)
+
+
+def _axes(one: Found, mesh: Sequence[tuple[str, int]], devices: np.ndarray | None
+          ) -> tuple[str, ...]:
+  return (groups.axes_of(one.groups, mesh, devices) if one.groups else
+          groups.axes_of_pairs(one.pairs, mesh, devices))
 
 
 def _phases(operations: Sequence[str | None]) -> list[str]:

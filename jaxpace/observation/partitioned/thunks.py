@@ -19,9 +19,9 @@ xla/service/hlo.proto), the same in jaxlib 0.10 to 0.12.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 
-from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, NUMBER, START_TAG
+from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, LAST_TAG, START_TAG
 from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import wire
 from jaxpace.observation.partitioned.collectives import TimestampError
@@ -49,12 +49,16 @@ _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
 
 
-def timestamped(data: bytes, program: int) -> tuple[bytes, Mapping[str, Sequence[int]]]:
+def timestamped(data: bytes, program: int, only: Container[str] | None = None,
+                first_tag: int = FIRST_TAG) -> tuple[bytes, Mapping[str, Sequence[int]]]:
   """Puts timestamps into a compiled program.
 
   Args:
     data: what an executable's `serialize()` returned.
     program: number that its timestamps carry.
+    only: names of the instructions of collectives that get timestamps, in a program that has
+      timestamps of its own at its start and end; None for all collectives, start and end.
+    first_tag: tag of the first timestamp at a collective.
 
   Returns:
     The program with timestamps, and for the name of each collective's instruction the tag of its
@@ -67,9 +71,10 @@ def timestamped(data: bytes, program: int) -> tuple[bytes, Mapping[str, Sequence
     length, begin = wire.varint(data, 0)
     header, outer = data[:begin + length], wire.read(data[begin + length:])
     executable = wire.read(wire.first(outer, _EXECUTABLE))
-    memory = _memory(wire.first(executable, _BUFFERS))
-    lists = _Lists(program)
-    sequence = lists.ends(lists.around(wire.first(executable, _SEQUENCE)), memory)
+    lists = _Lists(program, only, first_tag)
+    sequence = lists.around(wire.first(executable, _SEQUENCE))
+    if only is None:
+      sequence = lists.ends(sequence, _memory(wire.first(executable, _BUFFERS)))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
   executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
@@ -80,9 +85,8 @@ def timestamped(data: bytes, program: int) -> tuple[bytes, Mapping[str, Sequence
 class _Lists:
   """Puts timestamps into lists of thunks, and counts their tags."""
 
-  def __init__(self, program: int):
-    self._program = program
-    self._next = FIRST_TAG
+  def __init__(self, program: int, only: Container[str] | None, first_tag: int):
+    self._program, self._only, self._next = program, only, first_tag
     self.enter_tags: dict[str, list[int]] = {}
 
   def around(self, sequence: bytes) -> bytes:
@@ -93,7 +97,7 @@ class _Lists:
     for thunk in wire.every(fields, _THUNKS):
       parts = wire.read(thunk)
       collective = wire.every(parts, _COLLECTIVE)
-      if collective:
+      if collective and self._chosen(wire.first(parts, _INFO)):
         enter, leave = self._pair(wire.first(parts, _INFO), collective[0])
         places.append(len(thunks) + 1)
         thunks += [enter, thunk, leave]
@@ -122,14 +126,16 @@ class _Lists:
       parts = wire.changed(parts, number, in_lists)
     return wire.written(parts)
 
+  def _chosen(self, info: bytes) -> bool:
+    return self._only is None or _name(info) in self._only
+
   def _pair(self, info: bytes, collective: bytes) -> tuple[bytes, bytes]:
     operands = wire.read(wire.first(wire.read(collective), _OPERANDS))
     sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
     tag, self._next = self._next, self._next + 2
-    if self._next > NUMBER:
+    if self._next > LAST_TAG:
       raise TimestampError("it has more collectives than tags can number")
-    name = wire.first(wire.read(info), _NAME).decode()
-    self.enter_tags.setdefault(name, []).append(tag)
+    self.enter_tags.setdefault(_name(info), []).append(tag)
     # One operand is enough for the collective to wait by: what else reads the others need not.
     return (self._mark(info, tag, sources[:1], sources[1:]),
             self._mark(info, tag + 1, destinations))
@@ -146,6 +152,10 @@ class _Lists:
             wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
     return wire.written([wire.text(_KIND, "custom-call"), wire.message(_INFO, *said),
                          wire.message(_CUSTOM_CALL, *call)])
+
+
+def _name(info: bytes) -> str:
+  return wire.first(wire.read(info), _NAME).decode()
 
 
 def _list(thunks: Iterable[bytes], before: Iterable[wire.Field], places: Sequence[int]) -> bytes:

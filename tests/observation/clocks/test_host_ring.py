@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpace.core import ring_layout as layout
 from jaxpace.observation.clocks import host_ring, native
 from jaxpace.observation.clocks.native import library
+from tests import marks
 
 PROGRAM = host_ring.next_program()
 
@@ -37,11 +38,11 @@ def events(ring, buffer, after=0):
 
 def step(mesh):
   def each(x):
-    began = native.start(PROGRAM)
-    x, = native.mark([x], began, program=PROGRAM, tag=2)
+    began = marks.start(PROGRAM)
+    x, = marks.mark([x], began, program=PROGRAM, tag=2)
     y = jax.lax.psum(x, "data")
-    y, = native.mark([y], program=PROGRAM, tag=3)
-    return native.mark([y], program=PROGRAM, tag=1)[0]
+    y, = marks.mark([y], program=PROGRAM, tag=3)
+    return marks.mark([y], program=PROGRAM, tag=1)[0]
   return jax.jit(jax.shard_map(each, mesh=mesh, in_specs=P("data"), out_specs=P("data"),
                                check_vma=False))
 
@@ -72,9 +73,9 @@ def test_a_mark_waits_for_what_it_is_given(ring):
   before = int(ring.heads()[0])
 
   def program(x):
-    began = native.start(PROGRAM)
+    began = marks.start(PROGRAM)
     slow = native.delay(jnp.float32(0.02), 1.0, native.timestamp(jnp.zeros(2, jnp.uint32), began))
-    y, = native.mark([x], *slow, program=PROGRAM, tag=7)
+    y, = marks.mark([x], *slow, program=PROGRAM, tag=7)
     return y * 2
 
   assert jax.jit(program)(jnp.float32(3)) == 6

@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.core.plan import Loop
 from jaxpace.observation.clocks import host_ring, native
+from tests import marks
 from tests.record.ring.programs import collective
 
 # From the top, for observed steps of the same process count from the bottom.
@@ -46,18 +47,18 @@ class Handmade(ObservedFunction):
   def _sum(self, x, delay, tags, *waited):
     word = jnp.zeros(2, jnp.uint32)
     before, after = native.delay(delay, 10.0, word, x)
-    x, = native.mark([x], after, *waited, program=self.number, tag=tags[0])
+    x, = marks.mark([x], after, *waited, program=self.number, tag=tags[0])
     x = jax.lax.psum(x, "data") / jnp.float32(self.mesh.size)
-    x, = native.mark([x], program=self.number, tag=tags[1])
+    x, = marks.mark([x], program=self.number, tag=tags[1])
     return x
 
   def _each(self, x, delays):
-    began = native.start(self.number)
+    began = marks.start(self.number)
     def layer(x, delay):
       return self._sum(jnp.tanh(x), delay, (2, 3), began), None
     x, _ = jax.lax.scan(layer, x, delays[0, :-1])
     x = self._sum(x, delays[0, -1], (4, 5), began)
-    return native.mark([x], program=self.number, tag=1)[0]
+    return marks.mark([x], program=self.number, tag=1)[0]
 
   def __call__(self, x, delays=None):
     if delays is None:

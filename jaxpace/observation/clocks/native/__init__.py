@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.observation.clocks import operands
-from jaxpace.observation.clocks.native.library import DELAY, HOLD, MARK, NOTE, STAMP, unavailable
+from jaxpace.observation.clocks.native.library import DELAY, HOLD, NOTE, STAMP, unavailable
 from jaxpace.observation.clocks.operands import Event
 
-__all__ = ["delay", "gate", "mark", "note", "place", "start", "timestamp", "unavailable"]
+__all__ = ["delay", "gate", "note", "place", "timestamp", "unavailable"]
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 
@@ -73,30 +73,3 @@ def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:
       input_output_aliases={i: i for i in range(len(values))})
   # In this order: see ORDER.
   return list(call(*values, timestamp))
-
-
-def mark(values: list[jax.Array], *waited: jax.Array, program: int, tag: int) -> list[jax.Array]:
-  """Writes an event to the ring of timestamps once all operands are there; see
-  `jaxpace.core.ring_layout`.
-
-  Args:
-    values: arrays to hand through in their own memory; the event comes before what uses them.
-    *waited: what else to wait for.
-    program: number of the program.
-    tag: the program's own tag, below 2**20 - 2; see `start` for 0.
-
-  Returns:
-    The values.
-  """
-  call = jax.ffi.ffi_call(
-      MARK, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
-      vmap_method="sequential",
-      input_output_aliases={i: i for i in range(len(values))})
-  return list(call(*values, *waited, program=np.int32(program), tag=np.int32(tag),
-                   values=np.int32(len(values))))
-
-
-def start(program: int) -> jax.Array:
-  """Writes the events that begin an execution, waiting for nothing; returns a word to wait for."""
-  call = jax.ffi.ffi_call(MARK, jax.ShapeDtypeStruct((), jnp.uint32), vmap_method="sequential")
-  return call(program=np.int32(program), tag=np.int32(0), values=np.int32(0))
