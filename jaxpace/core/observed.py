@@ -75,6 +75,11 @@ class ObservedProgram:
   timestamps."""
   differentiated: bool = False
   """Whether it computes gradients."""
+  paced: int | None = None
+  """Number of the program whose events an instrumented step writes that is in it; None where none
+  is, or writes none."""
+  decisions: tuple[str, ...] = ()
+  """Names of that step's pacer's decision columns, in the order of their events."""
   clock: str = "host"
   """Whose clock its timestamps are of: "host", or "stream" for the GPU's own, set by the host's
     once."""
@@ -137,6 +142,9 @@ class InstrumentedFunction(Recordable):
 
   traced: Plan | None = None
   """The plan as the last trace left it, without these."""
+
+  left: tuple[Untimed, ...] = ()
+  """Those of the last trace that are left to what compiles it."""
 
   number: int | None = None
   """Number of its events' program in this process; None before the first trace, or where they go

@@ -182,7 +182,7 @@ def _usual(tag: np.ndarray, ns: np.ndarray, program: ObservedProgram) -> float |
   return float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
 
 
-_OWN = ("number", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")
+_OWN = ("number", "paced", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")
 
 
 class ProgramsByKey:

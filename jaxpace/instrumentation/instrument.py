@@ -18,7 +18,7 @@ from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.pace import PaceState
-from jaxpace.core.plan import Collective, Plan, Untimed
+from jaxpace.core.plan import Collective, Plan
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
@@ -126,8 +126,6 @@ class Instrumented(InstrumentedFunction):
     self.slots, self.max_delay, self.phases = int(slots), float(max_delay), phases
     self.max_hold, self.holds = float(max_hold), pacer is not None and pacer.hold is not None
     self.plan = None
-    # Collectives of the last trace that are left to what compiles it.
-    self._left: tuple[Untimed, ...] = ()
     self.mesh_shape: dict[str, int] = {}
     self._platform: str | None = None
     self._warned = False
@@ -307,7 +305,7 @@ class Instrumented(InstrumentedFunction):
     checks.some_collective(flat, self.axis, self.step)
     events, silent = self._events(clock, one)
     unmarked = self._leave_nested(clock, bool(automatic), events) if flat.hidden else ""
-    self._left = () if unmarked else tuple(flat.hidden)
+    self.left = () if unmarked else tuple(flat.hidden)
     flat = dataclasses.replace(flat, hidden=flat.hidden if unmarked else [])
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
@@ -339,7 +337,7 @@ class Instrumented(InstrumentedFunction):
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *((_UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
                  *before_collective.notices(self.holds, written, held)))
-    if self.plan is None or not self._left:
+    if self.plan is None or not self.left:
       self.plan = self.traced
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
@@ -362,6 +360,7 @@ class Instrumented(InstrumentedFunction):
     if reason or self.number is None:
       return None, (f"Nothing of this step can be recorded. {reason}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
+    everywhere.instrumented[self.number] = self
     return Event(self.number, clock.place(one.rank)), ()
 
   def _leave_nested(self, clock: Clock, automatic: bool, events: Event | None) -> str:
@@ -374,7 +373,7 @@ class Instrumented(InstrumentedFunction):
     if automatic:
       return "some axes of the mesh are the compiler's."
     try:
-      everywhere.time_nested(self, events.program)
+      everywhere.time_nested()
     except Exception as error:  # Whatever it is, the step runs.
       return str(error)
     return ""
@@ -387,7 +386,7 @@ class Instrumented(InstrumentedFunction):
     order = sorted(range(len(plan.collectives) + len(inside)),
                    key=lambda index: before.get(index, index + 0.5))
     if reason:
-      plan = dataclasses.replace(plan, unstamped=(*self._left, *plan.unstamped),
+      plan = dataclasses.replace(plan, unstamped=(*self.left, *plan.unstamped),
                                  notices=(*plan.notices, _UNTIMED.format(reason)))
       _LOG.warning("%s", plan.notices[-1])
     self.plan = dataclasses.replace(plan, inside=tuple(one for _, one in inside),

@@ -177,9 +177,8 @@ class Watcher(ObservedFunction):
 _recording: Everywhere | None = None
 """What gets the programs that are of no observed function."""
 _functions: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
-_instrumented: weakref.WeakValueDictionary[int, InstrumentedFunction] = (
-    weakref.WeakValueDictionary())
-"""Functions that leave collectives to what compiles them, by the number of their program."""
+instrumented: weakref.WeakValueDictionary[int, InstrumentedFunction] = weakref.WeakValueDictionary()
+"""Functions that write events of their own, by the number of their program."""
 _tokens = itertools.count()
 
 
@@ -195,15 +194,14 @@ def watched(function: Watcher) -> Any:
   return "jaxpace.observe", token
 
 
-def time_nested(function: InstrumentedFunction, number: int) -> None:
-  """Sees to it that collectives in the scope `phases.nested_scope(number)` get timestamps where the
-  function is compiled, and that it hears of these.
+def time_nested() -> None:
+  """Sees to it that collectives that instrumented functions leave get timestamps where these are
+  compiled, in the scope `phases.nested_scope`, and that they hear of it.
 
   Raises:
     RuntimeError: this JAX can't be watched.
   """
   compiling.watch(_compile, _loaded)
-  _instrumented[number] = function
 
 
 @functools.cache
@@ -214,7 +212,7 @@ def context() -> Any:
 
 def _compile(request: compiling.Request) -> Any:
   """Hands a program to those whose it is."""
-  if functions := list(_instrumented.items()):
+  if functions := [each for each in list(instrumented.items()) if each[1].left]:
     executable, text = request.compile(), ""
     with contextlib.suppress(Exception):  # Another platform's compiler may not say.
       text = compiling.text_of(executable)
@@ -256,7 +254,12 @@ def _compiled(request: compiling.Request, name: str, clock: str) -> program.Time
   """
   if reason := host_ring.unavailable(clock):
     raise RuntimeError(reason)
-  return program.timestamped(request, numbered, name, host_ring.ranks(), clock)
+  made = program.timestamped(request, numbered, name, host_ring.ranks(), clock)
+  paced = None if made is None else instrumented.get(made.program.paced or 0)
+  if made is None or paced is None or paced.traced is None:
+    return made
+  return made._replace(program=dataclasses.replace(
+      made.program, decisions=paced.traced.decisions))
 
 
 def add(made: ObservedProgram) -> None:

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.record.recorder import Recorder
-from tests.instrumentation.running import instrumented
+from jaxpace.runs.rundir import read_json
+from tests.instrumentation.running import PAUSE, column, instrumented, mesh_of, restless
 from tests.quick import long
 from tests.record.recording import table
 
@@ -96,3 +97,28 @@ def test_pmap(tmp_path):
       recorder.record()
       jax.block_until_ready(params)
   check(tmp_path, paced.plan, len(devices), 40)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_observed_step_has_what_its_pacer_decided(tmp_path, named):
+  """Of each step, though it is compiled for two shapes; and a delay is no computing."""
+  mesh = mesh_of(data=2)
+  paced, run, pace = instrumented(train_step, mesh, P(), P("data"), pacer=restless())
+  params, steps = jnp.ones((FEATURES,), jnp.float32), 12
+  step = jaxpace.observe(run) if named else run
+  with jaxpace.Recorder(tmp_path, step) if named else jaxpace.observed(tmp_path) as recorder:
+    for size in [8] * steps + [16] * steps:
+      pace, (params, _) = step(pace, params, np.ones((size, FEATURES), np.float32))
+      if named:
+        recorder.record()
+    jax.block_until_ready(params)
+  rows = sorted(table(tmp_path, "steps"), key=lambda r: (r["rank"], r["step"]))
+  for name, wanted, scale in (("delay_ns", "delay", 1e9), ("delay_applied_ns", "applied", 1e9),
+                              ("decision_turn", "turn", 1)):
+    np.testing.assert_allclose([row[name] for row in rows],
+                               scale * column(pace, paced.plan, wanted).ravel(), rtol=1e-6)
+  assert rows[1]["delay_applied_ns"] >= 1e9 * PAUSE and rows[0]["delay_applied_ns"] == 0
+  for row in rows:
+    assert row["end_ns"] - row["start_ns"] == sum(row[f"{name}_ns"] or 0 for name in (
+        "delay_applied", "forward", "backward", "compute", "sync", "update"))
+  assert read_json(tmp_path / "run.json")["plan"]["decisions"] == ["turn"]

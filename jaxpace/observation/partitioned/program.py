@@ -4,6 +4,7 @@ that."""
 from __future__ import annotations
 
 import collections as counting
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
 from jaxpace.core.ring_layout import END_TAG, START_TAG, slot_tags
 from jaxpace.observation import phases, source_lines
+from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import (
   collectives,
   dump,
@@ -28,6 +30,9 @@ from jaxpace.observation.partitioned.compiling import Request, text_of
 
 _GRADIENT = "transpose(jvp("
 """In the names of operations of a backward pass, as JAX writes them."""
+
+_NOTED = re.compile(rf'custom_call_target="{NOTE}".*\bprogram = (\d+)')
+"""Where an instrumented step says what its pacer decided, and the number of its program."""
 
 
 class Timestamped(NamedTuple):
@@ -93,7 +98,9 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
   serialized, number = _serialized(request, text), numbered()
   data, enter_tags = thunks.timestamped(serialized, number)
   executable, tagged = request.load(data), _tagged(found, enter_tags)
+  noted = _NOTED.search(text)
   return Made(executable, tagged, {"number": number, "differentiated": _GRADIENT in text,
+                                   "paced": int(noted[1]) if noted else None,
                                    "bare_compile_s": compiled - began,
                                    "stamped_compile_s": time.monotonic() - compiled})
 

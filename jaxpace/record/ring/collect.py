@@ -169,11 +169,18 @@ class Collector:
 
   def take(self, buffer: int, program: int, before: int) -> Executions:
     """Takes out the executions with numbers below `before`."""
+    return self._take(buffer, program, lambda kept: np.searchsorted(kept.number, before))
+
+  def take_begun(self, buffer: int, program: int, before_ns: int) -> Executions:
+    """Takes out the executions that began before then."""
+    return self._take(buffer, program, lambda kept: np.searchsorted(kept.start_ns, before_ns))
+
+  def _take(self, buffer: int, program: int, count_of: Callable[[Executions], Any]) -> Executions:
     kept = self._ended.get((buffer, program))
     if not kept:
       return NOTHING
     joined = join(kept)
-    count = int(np.searchsorted(joined.number, before))
+    count = int(count_of(joined))
     self._ended[buffer, program] = [part(joined, count, len(joined.number))]
     return part(joined, 0, count)
 

@@ -22,6 +22,7 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDA
 from jaxpace.core.ring_layout import timestamp_tags
 from jaxpace.record.columns import Columns, DeviceSteps, StepCalls, null, picked
 from jaxpace.record.ring.collect import Collector, Detail
+from jaxpace.record.ring.decisions import by_tag, columns_of, decisions_of, floats, nanoseconds
 from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import PlannedProgram, StepPlan
@@ -52,23 +53,21 @@ def steps_of(executions: Executions, plan: Plan) -> TimestampedSteps:
     executions: n of an instrumented step's program, on one device.
     plan: what the events mean.
   """
-  tags = [*timestamp_tags(plan.marks), layout.STEP_VALUE, layout.DELAY_VALUE,
-          *range(layout.DECISION_VALUE, layout.DECISION_VALUE + layout.MAX_DECISIONS)]
-  table, known = _by_tag(executions, tags)
-  count = len(plan.marks)
-  times = np.where(known[:, :count], table[:, :count], 0)
+  return TimestampedSteps(times=_times(executions, plan), **decisions_of(executions)._asdict())
+
+
+def _times(executions: Executions, plan: Plan) -> np.ndarray:
+  """[n, timestamps] ns, in the order of the plan's; 0 where not taken."""
+  table, known = by_tag(executions, timestamp_tags(plan.marks))
+  times = np.where(known, table, 0)
   kinds = [timestamp.kind for timestamp in plan.marks]
   times[:, kinds.index("start")] = executions.start_ns
   times[:, len(kinds) - 1 - kinds[::-1].index("end")] = executions.end_ns
-  floats = np.where(known[:, count + 1:], _floats(table[:, count + 1:]), np.float32(np.nan))
-  applied = np.where(np.isnan(floats[:, 0]), floats[:, 0], np.float32(0))
   if "delay" in kinds:
     start, late = kinds.index("start"), kinds.index("delay")
     # Left out where there was none.
     times[:, late] = np.where(times[:, late] == 0, times[:, start], times[:, late])
-    applied = durations.elapsed_seconds(times[:, late] - times[:, start])
-  return TimestampedSteps(np.where(known[:, count], table[:, count], -1), times, floats[:, 0],
-                          applied, floats[:, 1:])
+  return times
 
 
 def held_in_ring(plan: Plan) -> list[TimestampedSteps]:
@@ -82,23 +81,6 @@ def held_in_ring(plan: Plan) -> list[TimestampedSteps]:
   collector.collect(lambda: (number,))
   ran = [collector.take(buffer, number, _ALL) for buffer in range(collector.buffers)]
   return [steps_of(each, plan) for each in ran if len(each.number)]
-
-
-def _by_tag(executions: Executions, tags: list[int]) -> tuple[np.ndarray, np.ndarray]:
-  """[n, tags] int64 of the events with these tags, and which were there."""
-  order = np.argsort(tags)
-  wanted = np.array(tags, np.int64)[order]
-  at = np.minimum(np.searchsorted(wanted, executions.tag), len(wanted) - 1)
-  found = wanted[at] == executions.tag
-  place, of = order[at[found]], executions.of[found]
-  table = np.zeros((len(executions.number), len(tags)), np.int64)
-  known = np.zeros(table.shape, bool)
-  table[of, place], known[of, place] = executions.ns[found], True
-  return table, known
-
-
-def _floats(numbers: np.ndarray) -> np.ndarray:
-  return np.ascontiguousarray(numbers.astype(np.uint32)).view(np.float32)
 
 
 def read_steps(plan: Plan, program: PlannedProgram, numbers: np.ndarray, ran: Executions
@@ -116,13 +98,8 @@ def read_steps(plan: Plan, program: PlannedProgram, numbers: np.ndarray, ran: Ex
     ran: executions of the program on the device.
   """
   ran, whole = _aligned(ran, numbers)
-  own = steps_of(ran, plan)
-  columns = _phases(own.times, own.times != 0, plan)
-  columns["delay_ns"] = _nanoseconds(own.delay)
-  columns["delay_applied_ns"] = _nanoseconds(own.applied)
-  for i, name in enumerate(plan.decisions[:layout.MAX_DECISIONS]):
-    values = own.decisions[:, i]
-    columns[f"decision_{name}"] = null(values, np.isnan(values))
+  times, own = _times(ran, plan), decisions_of(ran)
+  columns = _phases(times, times != 0, plan) | columns_of(own, plan.decisions)
   each = occurrences(ran, program.program.collectives)
   slot = program.slot(each.collective, each.iteration)
   waits = picked({"row": each.execution, "slot": slot, "enter_ns": each.enter_ns,
@@ -130,7 +107,7 @@ def read_steps(plan: Plan, program: PlannedProgram, numbers: np.ndarray, ran: Ex
   heard = _held(ran, len(plan.collectives), waits, columns) if plan.holds else {}
   if plan.inside:
     inside = each.collective >= len(plan.collectives)
-    _leave_phases(plan, own.times, each.execution[inside], each.enter_ns[inside],
+    _leave_phases(plan, times, each.execution[inside], each.enter_ns[inside],
                   each.exit_ns[inside], columns)
     last = np.zeros(len(numbers), np.int64)
     np.maximum.at(last, each.execution, each.exit_ns)
@@ -189,15 +166,15 @@ def _held(executions: Executions, slots: int, waits: Columns, columns: Columns) 
   own = slot < slots
 
   def numbers(which: int) -> tuple[np.ndarray, np.ndarray]:
-    table, there = _by_tag(executions, [layout.held_value(each, which) for each in range(slots)])
+    table, there = by_tag(executions, [layout.held_value(each, which) for each in range(slots)])
     at = row, np.where(own, slot, 0)
     return table[at], there[at] & own
 
   lost, there = numbers(layout.LOST)
-  asked, heard = (np.where(known, _floats(values), np.float32(np.nan))
+  asked, heard = (np.where(known, floats(values), np.float32(np.nan))
                   for values, known in map(numbers, (layout.ASKED, layout.HEARD)))
   waits["held_ns"], waits["heard_ns"] = null(lost, ~there), _measured(heard)
-  waits["asked_ns"] = _nanoseconds(asked)
+  waits["asked_ns"] = nanoseconds(asked)
   waits["listened"] = null(numbers(layout.LISTENED)[0], ~np.isfinite(asked))
   lost = np.where(there, lost, 0)
   waits["enter_ns"] = waits["enter_ns"] + lost
@@ -214,7 +191,7 @@ def _readings(executions: Executions, slots: int) -> Columns:
     row = executions.of[heard]
     iteration = np.arange(len(row)) - np.searchsorted(row, row)
     readings.append((row, np.full(len(row), slot, np.int32), iteration.astype(np.int32),
-                     _floats(executions.ns[heard]), _floats(executions.ns[reported])))
+                     floats(executions.ns[heard]), floats(executions.ns[reported])))
   columns = [np.concatenate(column) for column in zip(*readings, strict=True)]
   order = np.lexsort((columns[2], columns[1], columns[0]))
   row, collective, turn, reading, telling = (column[order] for column in columns)
@@ -222,21 +199,10 @@ def _readings(executions: Executions, slots: int) -> Columns:
           "told_ns": _measured(telling)}
 
 
-_LONGEST = 1e9
-"""Seconds, thirty years: what is asked beyond is recorded as this, since its nanoseconds would not
-fit."""
-
-
-def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
-  unknown = ~np.isfinite(seconds)
-  fitting = np.clip(np.where(unknown, 0, seconds).astype(np.float64), -_LONGEST, _LONGEST)
-  return null(np.rint(fitting * 1e9).astype(np.int64), unknown)
-
-
 def _measured(seconds: np.ndarray) -> np.ndarray:
   """Nanoseconds of what `jaxpace.core.durations.elapsed_seconds` makes float32 seconds of again, to
   the last bit, where the seconds are a difference of timestamps below four seconds."""
-  nearest = _nanoseconds(seconds)
+  nearest = nanoseconds(seconds)
   whole = np.ma.getdata(nearest)
   found = whole.copy()
   rounded = whole.astype(np.float32)

@@ -285,10 +285,10 @@ class Intake(StepTables):
       self.add(self._source.plan_of(steps, self._detail), steps)
 
   def _meet(self) -> Any:
-    """Takes note of programs; returns the numbers of those to read."""
+    """Takes note of programs; returns the numbers of those whose events to read."""
     if self._source.meet(self._collector):
       self._write_plan()
-    return self._source.by_number
+    return {*self._source.by_number, *self._source.paced.values()}
 
   def _write_plan(self) -> None:
     """Says beside the ring what its timestamps mean."""
@@ -342,7 +342,13 @@ class Intake(StepTables):
     for step in steps:
       for one in step.ranges:
         ends[one.program] = max(ends.get(one.program, 0), one.end)
-    return {number: self._collector.take(buffer, number, end) for number, end in ends.items()}
+    found = {number: self._collector.take(buffer, number, end) for number, end in ends.items()}
+    over: dict[int, int] = {}
+    for number, paced in self._source.paced.items():
+      if number in found:
+        over[paced] = max([over.get(paced, 0), *found[number].end_ns[-1:].tolist()])
+    return found | {paced: self._collector.take_begun(buffer, paced, end)
+                    for paced, end in over.items()}
 
 
 def _shared(steps: Sequence[StepCalls], rank: int) -> Columns:

@@ -12,10 +12,12 @@ import numpy as np
 from jaxpace.core.observed import ObservedFunction, ObservedProgram
 from jaxpace.record.columns import Columns, DeviceSteps, Range, StepCalls
 from jaxpace.record.ring.collect import Collector, Detail
+from jaxpace.record.ring.decisions import columns_of, decisions_of, nanoseconds, within
 from jaxpace.record.ring.executions import (
   BACKWARD,
   COMPUTE,
   FORWARD,
+  NOTHING,
   PHASES,
   UPDATE,
   Executions,
@@ -65,6 +67,12 @@ class PlannedPrograms:
   def micro_batches(self) -> Mapping[int, int] | None:
     """Of each rank of this process in the step that was called last. In the loop's thread."""
     return next((one.micro_batches for one in self._observed if one.micro_batches), None)
+
+  @property
+  def paced(self) -> dict[int, int]:
+    """By number of a program with an instrumented step in it, that of the step's own events."""
+    return {number: paced for number, each in list(self.by_number.items())
+            if (paced := each.program.paced) is not None}
 
   def ranks(self, collector: Collector) -> dict[int, int]:
     """Rank of each device buffer's device, as far as the steps run there."""
@@ -152,7 +160,9 @@ class PlannedPrograms:
             "marks": [], "unstamped": [vars(one) for each in planned
                                        for one in each.program.unstamped],
             "share": False, "share_reason": "", "carrier": None,
-            "decisions": list(self._decisions), "overflow": 0, "source": "observe"}
+            "decisions": list(dict.fromkeys([*self._decisions, *(
+                name for each in planned for name in each.program.decisions)])),
+            "overflow": 0, "source": "observe"}
     settings = {"mesh": mesh, "axis": list(mesh)} if mesh else {}
     return StepPlan(planned, told, detail, {**settings, **({"step": self._step} if self._step
                                                            else {})})
@@ -212,6 +222,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   last = np.zeros(count, np.int64)
   earlier = [calls_before(step.ranges, programs) for step in steps]
   sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
+  columns: Columns = {}
   for number in sorted({one.program for step in steps for one in step.ranges}):
     program = programs.by_number.get(number)
     if program is None or program.program.bare or rank not in program.program.ranks:
@@ -235,8 +246,15 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
                    ] if len(ran.iteration) else ran.iteration
     counted = inside[ran.execution]
     np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
-    total = sums(all_of_it.start_ns, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns,
-                 phase)
+    begun = all_of_it.start_ns
+    if program.program.paced is not None:
+      decided = decisions_of(within(all_of_it, executions.get(program.program.paced, NOTHING)))
+      for name, values in columns_of(decided, program.program.decisions).items():
+        column = columns.setdefault(name, np.ma.masked_all(count, values.dtype))
+        column[step[inside]] = values[inside]
+      # What a delay takes is nothing that the device computes.
+      begun = begun + np.ma.filled(nanoseconds(decided.applied), 0)
+    total = sums(begun, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns, phase)
     np.add.at(sync, step[inside], total.sync[inside])
     for kind in range(4):
       known = inside & (total.computed[:, kind] >= 0)
@@ -247,7 +265,7 @@ def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
   joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
       np.empty(0, np.int64)] * 4
   order = np.lexsort((joined[1], joined[2], joined[0]))
-  columns: Columns = {"sync_ns": sync, "last_exit_ns": np.ma.masked_array(last, last == 0)}
+  columns |= {"sync_ns": sync, "last_exit_ns": np.ma.masked_array(last, last == 0)}
   for name, kind in _PHASES:
     values = computed[:, kind]
     columns[name] = np.ma.masked_array(np.maximum(values, 0), values < 0)
