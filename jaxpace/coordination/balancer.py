@@ -36,6 +36,9 @@ _KEEPS = 2
 _CHANGED = np.float32(2.5)
 """Standard errors by which a window differs from what was known, where the rank's speed has
 changed."""
+_SURE = np.float32(4)
+"""Standard errors of a window's step time that are no difference between counts: one bad window of
+steps that hang together would keep a healthy job from going back to even counts."""
 
 
 class SpeedShares(NamedTuple):
@@ -43,11 +46,15 @@ class SpeedShares(NamedTuple):
 
   times: jax.Array  # [W, R] float32 s, arrivals of the last steps, in no order
   ran: jax.Array  # [W, R] int32, micro-batches that were run in those
+  took: jax.Array  # [W] float32 s, the job's step times in those; NaN where not known
   seen: jax.Array  # [] int32, steps seen since the start
   counts: jax.Array  # [R] int32, wanted
   since: jax.Array  # [] int32, steps seen since they were last changed
   was: jax.Array  # [R] float32 s, median arrivals before that change
   had: jax.Array  # [R] int32, counts before that change; 0 where there was none
+  # [] float32, what a step took with those beyond the busy time of its last rank, in micro-batches
+  # of the median rank
+  beyond: jax.Array
   fixed: jax.Array  # [2] float32, sums that give the rest of a step, see `_learnt`
   # [R] float32, a rank's time for a micro-batch relative to the others', over some windows
   slowness: jax.Array
@@ -56,7 +63,7 @@ class SpeedShares(NamedTuple):
   between: jax.Array
   age: jax.Array  # [R] int32, looks since the rank's speed was last seen to change
   apart: jax.Array  # [R] bool, whether the last look took its speed for another than the others'
-  # [] float32, predicted of the last look: 1 - time with new counts / time with these
+  # [] float32, predicted of the last look: 1 - step time with new counts / step time with these
   gain: jax.Array
   knobs: Knobs  # [] threshold: the least gain to act on, where it was changed while the job ran
 
@@ -79,12 +86,15 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
-  by chance. So that noise does not move work, a rank counts as different from the median of all
-  ranks only if it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within
-  one: the way back to even counts needs evidence, too. Who stands out by z standard errors does so
-  by chance, too, and is taken to differ by 1 / z^2 less (James and Stein); ranks that do not differ
-  are all taken to have the median's speed. After a change a whole window passes before the next,
-  and no count is more than doubled or halved at once.
+  by chance. What a step takes beyond the busy time of its last rank is taken to stay; with the
+  counts before the last change, to be what it was with them, by more than chance: a slow rank may
+  be slow in its collectives, too, which only the whole step shows. Those counts are gone back to
+  where they promise more than any others. So that noise does not move work, a rank counts as
+  different from the median of all ranks only if it is so by `noise` + sqrt(2 ln R) standard errors;
+  once it does, until it is within one: the way back to even counts needs evidence, too. Who stands
+  out by z standard errors does so by chance, too, and is taken to differ by 1 / z^2 less (James and
+  Stein); ranks that do not differ are all taken to have the median's speed. After a change a whole
+  window passes before the next, and no count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -141,8 +151,10 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     none = jnp.zeros((), jnp.int32)
     return SpeedShares(
         times=jnp.zeros((width, ranks), jnp.float32), ran=jnp.zeros((width, ranks), jnp.int32),
+        took=jnp.zeros((width,), jnp.float32),
         seen=none, counts=jnp.asarray(even(total, ranks)), since=none,
         was=jnp.zeros((ranks,), jnp.float32), had=jnp.zeros((ranks,), jnp.int32),
+        beyond=jnp.zeros((), jnp.float32),
         fixed=jnp.zeros((2,), jnp.float32), slowness=jnp.zeros((ranks,), jnp.float32),
         error=jnp.zeros((ranks,), jnp.float32), between=jnp.zeros((ranks,), jnp.float32),
         age=jnp.zeros((ranks,), jnp.int32), apart=jnp.zeros((ranks,), jnp.bool_),
@@ -163,6 +175,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     one = known.astype(jnp.int32)
     state = state._replace(
         times=jnp.where(place, seen, state.times), ran=jnp.where(place, ran, state.ran),
+        took=jnp.where(place[:, 0], observation.job_step_time, state.took),
         seen=state.seen + one, since=state.since + one)
     full = known & (state.seen >= np.int32(width)) & (state.since >= np.int32(width))
     due = full & (state.since % np.int32(_EVERY) == np.int32(0))
@@ -179,12 +192,13 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
     # them.
     common = jax.vmap(_median)(each, state.ran > 0)
-    relative = jnp.roll(each / jnp.where(common > _ZERO, common, _ONE)[:, None],
-                        -(state.seen % np.int32(width)), axis=0)
+    relative = jnp.roll(
+        jnp.column_stack([each, state.took]) / jnp.where(common > _ZERO, common, _ONE)[:, None],
+        -(state.seen % np.int32(width)), axis=0)
     # The first and the last half, each in order, and then the whole.
     halves = _sorted(relative, width // 2)
     ordered = _merged(halves, width // 2)
-    first, last, middle = (_inner(jnp.stack(lines)) for lines in (
+    first, last, whole = (_inner(jnp.stack(lines)) for lines in (
         halves[:width // 2], halves[width // 2:], ordered))
     quartiles = ordered[3 * width // 4] - ordered[width // 4 - 1]
     works = state.counts > 0
@@ -192,6 +206,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     # 1.09 / sqrt(W) of it. Halves differ by more where steps hang together.
     error = jnp.maximum(np.float32(0.7413 * 1.0911 / math.sqrt(width)) * quartiles,
                         _HALF * jnp.abs(first - last))
+    middle, took, error, unsure = whole[:-1], whole[-1], error[:-1], error[-1]
     state, relative = _followed(state, middle, works, width // _EVERY,
                                 jnp.where(middle > _ZERO, error / middle, _ZERO))
     middle = state.slowness
@@ -206,11 +221,20 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     low = jnp.maximum(np.int32(fewest), (state.counts + np.int32(1)) // np.int32(2))
     high = jnp.minimum(np.int32(most), jnp.maximum(np.int32(2) * state.counts, np.int32(1)))
     counts = apportion(speed, fixed, total, low, high, state.counts)
-    longest, shortest = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
-                         for n in (state.counts, counts))
-    promised = _ONE - shortest / longest
+    longest, shortest, earlier = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
+                                  for n in (state.counts, counts, state.had))
+    beyond = jnp.where(valid(took), jnp.maximum(took - longest, _ZERO), _ZERO)
+    # As much of what it was more with the counts before as chance does not explain.
+    more, chance = state.beyond - beyond, _SURE * unsure
+    earlier += beyond + jnp.where(valid(took), more - jnp.clip(more, -chance, chance), _ZERO)
+    returns = jnp.all(counts == state.had) | (
+        jnp.any(state.had > np.int32(0)) & (earlier < shortest + beyond))
+    counts = jnp.where(returns, state.had, counts)
+    after = jnp.where(returns, earlier, shortest + beyond)
+    promised = _ONE - after / (longest + beyond)
     # The last of many ranks whose speeds differ is the one that noise has made the last.
-    by_chance = np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
+    by_chance = (np.float32(math.sqrt(2 * math.log(max(ranks, 2)))) * _median(relative, works)
+                 * longest / (longest + beyond))
     enough = (knobs.chosen(state.knobs.threshold, worth)
               + jnp.where(jnp.any(uneven), by_chance, _ZERO))
     changes = (valid(longest) & (typical > _ZERO) & (promised >= enough)
@@ -223,7 +247,8 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
                       jnp.minimum(state.age, np.int32((_KEEPS + 1) * (width // _EVERY) - 1)),
                       state.age),
         was=jnp.where(changes, _middle_of(state.times, state.ran, state.counts, width), state.was),
-        had=jnp.where(changes, state.counts, state.had))
+        had=jnp.where(changes, state.counts, state.had),
+        beyond=jnp.where(changes, beyond, state.beyond))
 
   return Balancer(init, update, total)
 

@@ -1,4 +1,5 @@
-"""How long devices were busy in each call of an observed step, from the ring on the host."""
+"""How long devices were busy in each call of an observed step, and the call took, from the ring on
+the host."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ _PATIENCE = 60.0
 """Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
 _MOMENT = 1e-3
 _ALL = 1 << 62
-_NAN = np.float32(np.nan)
+_UNKNOWN = (np.nan, np.nan)
 
 
 class BusyTimes:
@@ -33,12 +34,13 @@ class BusyTimes:
     # By device and program: executions that have started so far, as far as they were read.
     self._started = [{number: host_ring.executions(buffer, number) for number in step.runs}
                      for buffer in self._buffers]
-    self._busy: list[dict[int, float]] = [{} for _ in devices]
+    self._busy: list[dict[int, tuple[float, float]]] = [{} for _ in devices]
     self._latest = [-1] * len(self._buffers)
     self._patience = _PATIENCE
 
   def of(self, calls: Sequence[int | None]) -> np.ndarray:
-    """Returns how long each device was busy in these calls, and waits until they are over.
+    """Returns how long each device was busy in these calls, and how long they took, and waits until
+    they are over.
 
     Busy is what an execution takes less what it waits in collectives.
 
@@ -46,7 +48,7 @@ class BusyTimes:
       calls: numbers of calls of the step, rising; None for one that nothing is known of.
 
     Returns:
-      [devices, calls] float32 s; NaN where not known.
+      [devices, 2, calls] float32 s, busy and in all; NaN where not known.
     """
     wanted = [call for call in calls if call is not None]
     until = time.monotonic() + self._patience
@@ -61,8 +63,8 @@ class BusyTimes:
     else:
       # They came, however late: a process that stood still for minutes goes on.
       self._patience = _PATIENCE if wanted else self._patience
-    found = np.array([[_NAN if call is None else own.get(call, _NAN) for call in calls]
-                      for own in self._busy], np.float32)
+    found = np.array([[_UNKNOWN if call is None else own.get(call, _UNKNOWN) for call in calls]
+                      for own in self._busy], np.float32).swapaxes(1, 2)
     for own in self._busy:
       for call in [call for call in own if wanted and call <= wanted[-1]]:
         del own[call]
@@ -77,8 +79,9 @@ class BusyTimes:
       for number in self._step.runs:
         ran = self._collector.take(buffer, number, _ALL)
         busy = busy_seconds(ran, programs[number].collectives)
-        ended += [(int(start), number, int(at), float(seconds)) for start, at, seconds in zip(
-            ran.start_ns, ran.number, busy, strict=True)]
+        ended += [(int(start), number, int(at), (float(seconds), 1e-9 * float(end - start)))
+                  for start, end, at, seconds in zip(
+                    ran.start_ns, ran.end_ns, ran.number, busy, strict=True)]
       for _, number, at, seconds in sorted(ended):
         # The k-th execution of any of the step's programs is of the k-th call.
         call = at + sum(count for other, count in started.items() if other != number)

@@ -111,7 +111,7 @@ class SharedCounts:
     mesh."""
     self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, MOST + 1)
+    self._gathered = Gathered(mesh, 2 * MOST + 1)
     self._busy: BusyTimes | None = None
     self._warned = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
@@ -134,8 +134,8 @@ class SharedCounts:
     with _beside():
       try:
         lowered = jax.jit(self._updates).lower(
-            np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32), ran,
-            self._even, self._inner, _NAN)
+            np.arange(MOST, dtype=np.int32), np.full(ran.shape, _NAN, np.float32),
+            np.full(MOST, _NAN, np.float32), ran, self._even, self._inner, _NAN)
       except Exception as error:
         _LOG.warning("The balancer can't be asked, so work stays shared evenly. Its update must "
                      "return ([%d] int32 counts, a state like the one it was given): %s: %s",
@@ -247,7 +247,7 @@ class SharedCounts:
     rows = self._gathered.received()
     if sent is None or rows is None:
       return
-    rows, prints = rows[:, :-1], rows[:, -1]
+    busy, took, prints = rows[:, :MOST], rows[:, MOST:-1].max(axis=0), rows[:, -1]
     # All processes see the same, and end together.
     self._exchanges = bool(np.all(prints == prints[0]) and prints[0])
     if not self._exchanges:
@@ -256,10 +256,10 @@ class SharedCounts:
                      "versions of jax: their counts would differ, so they stay as they are. Give "
                      "jaxpace.shares the same arguments in every process.")
       return
-    self._rarest = _rarest(rows, self._rarest)
+    self._rarest = _rarest(took, self._rarest)
     least = self._steered.threshold
     with _beside():
-      self._decided = self._update(sent.steps, self.by_rank(rows), sent.ran, self._counts,
+      self._decided = self._update(sent.steps, self.by_rank(busy), took, sent.ran, self._counts,
                                    self._inner, _NAN if least is None else np.float32(least))
 
   def _send(self, number: int) -> None:
@@ -282,14 +282,14 @@ class SharedCounts:
     self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
 
   def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
-    """[own devices, MOST + 1] float32: busy times in s, NaN where nothing is known, whatever went
-    wrong; and which balancer this process has."""
+    """[own devices, 2 MOST + 1] float32: busy times in s and what steps took, NaN where nothing is
+    known, whatever went wrong; and which balancer this process has."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), MOST + 1), _NAN, np.float32)
+    rows = np.full((len(self._gathered.own), 2 * MOST + 1), _NAN, np.float32)
     rows[:, -1] = self._print
     found = self._guarded(self._busy.of, calls)
     if found is not None:
-      rows[:, :len(calls)] = found
+      rows[:, :-1].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
     return rows
 
   @staticmethod
@@ -311,38 +311,38 @@ class SharedCounts:
                 and counts.max() <= self._capacity
                 and counts.sum() == self._balancer.micro_batches)
 
-  def _updates(self, steps: jax.Array, busy: jax.Array, ran: jax.Array, counts: jax.Array,
-               state: Any, threshold: jax.Array) -> tuple[jax.Array, Any]:
-    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST, R], [R]."""
+  def _updates(self, steps: jax.Array, busy: jax.Array, took: jax.Array, ran: jax.Array,
+               counts: jax.Array, state: Any, threshold: jax.Array) -> tuple[jax.Array, Any]:
+    """The balancer's `update` on each of some steps: [MOST], [MOST, R], [MOST], [MOST, R], [R]."""
     unknown, none = jnp.float32(_NAN), jnp.full((1,), _NAN)
     steered = Knobs(threshold, unknown)
     state = jax.tree.map(lambda node: steered if isinstance(node, Knobs) else node, state,
                          is_leaf=lambda node: isinstance(node, Knobs))
 
     def one(carried: Any, seen: Any) -> tuple[Any, None]:
-      step, times, ran = seen
+      step, times, took, ran = seen
 
       def updated(counts: jax.Array, state: Any) -> Any:
         # Steps that ran older counts say nothing of these.
         known = jnp.where(jnp.all(ran == counts), times, unknown)
         after = self._balancer.update(Observation(
             step=step, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(times), waits=none,
-            step_time=unknown, job_step_time=unknown, job_transfers=none, counts=ran), state)
+            step_time=took, job_step_time=took, job_transfers=none, counts=ran), state)
         return jnp.asarray(after[0], jnp.int32), after[1]
 
       return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
-    return jax.lax.scan(one, (counts, state), (steps, busy, ran))[0]
+    return jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
 
 
-def _rarest(busy: np.ndarray, before: int) -> int:
+def _rarest(took: np.ndarray, before: int) -> int:
   """Steps between exchanges that fill `RARELY` seconds, a power of two: the same on all processes.
 
   Args:
-    busy: [devices, steps] float32 s, NaN where not known.
+    took: [steps] float32 s, NaN where not known.
     before: what it was: it stays where no step is known.
   """
-  known = busy[:, ~np.isnan(busy).any(axis=0)].max(axis=0)
+  known = took[~np.isnan(took)]
   if not known.size:
     return before
   steps = RARELY / max(float(np.median(known)), 1e-9)

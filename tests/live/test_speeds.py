@@ -124,15 +124,13 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
 
 
 def test_an_exchange_costs_the_same_part_of_short_and_long_steps():
-  def rarest(*busy):
-    return speeds._rarest(np.array(busy, np.float32), before=32)
+  def rarest(*took):
+    return speeds._rarest(np.array(took, np.float32), before=32)
 
-  assert rarest([0.03] * 16, [0.035] * 16) == 256, "10 s / 0.035 s is 285"
-  assert rarest([2.5] * 16, [0.1] * 16) == 4 and rarest([70.0], [1.0]) == 4, "by the slowest rank"
-  assert rarest([1e-5] * 16, [0.0] * 16) == 1024
-  unknown = np.nan
-  assert rarest([0.1, unknown, 9.0], [0.1, 0.1, unknown]) == 64, "by the steps that all know"
-  assert rarest([unknown, 0.1], [0.1, unknown]) == 32, "as before where no step is known"
+  assert rarest(*[0.035] * 16) == 256, "10 s / 0.035 s is 285"
+  assert rarest(2.5) == rarest(70.0) == 4 and rarest(1e-5) == rarest(0.0) == 1024
+  assert rarest(0.1, np.nan, 9.0, 0.1) == 64, "one long step is no step time"
+  assert rarest(np.nan, np.nan) == 32, "as before where no step is known"
 
 
 def test_work_is_shared_evenly_while_control_says_off(tmp_path):
@@ -274,8 +272,9 @@ def test_a_restart_on_hosts_of_other_speed_is_followed(monkeypatch):
   seconds = np.array([1e-3, 3e-3, 1e-3, 1e-3])
 
   def of(times, calls):
-    return np.array([[seconds[r] * job.ran[call][r] if call is not None else np.nan
+    busy = np.array([[seconds[r] * job.ran[call][r] if call is not None else np.nan
                       for call in calls] for r in range(RANKS)], np.float32)
+    return np.stack([busy, np.broadcast_to(busy.max(axis=0), busy.shape)], axis=1)
 
   monkeypatch.setattr(BusyTimes, "of", of)
   job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
