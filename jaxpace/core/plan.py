@@ -35,7 +35,7 @@ class Loop:
   """A loop of the program that a collective runs in."""
 
   name: str
-  """Name of the loop: "while.12" in a compiled program, "scan.0" in a traced one."""
+  """Name of the loop in the compiled program: "while.12"."""
   trips: int | None
   """Turns of the loop each time it is entered; None where the compiler does not know it."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 _VIEWS = frozenset({"pvary", "pcast", "reshape", "squeeze", "expand_dims", "stop_gradient"})
 _LOOPS = frozenset({"scan", "while", "cond"})
 _CALLS = frozenset({"pure_callback", "io_callback", "ffi_call", "custom_call"})
-REMAT = frozenset({"remat", "remat2", "checkpoint"})
+_REMAT = frozenset({"remat", "remat2", "checkpoint"})
 """`jax.checkpoint`, by the names it has had."""
 
 SUMS = frozenset({"psum", "psum_invariant"})
@@ -35,7 +35,7 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated"})
 IN_MEMORY = _LOOPS | _CALLS | {"sort"}
 """XLA fuses nothing into these or after them."""
 
-UNKNOWN_WORK = _LOOPS | _CALLS | REMAT | {
+UNKNOWN_WORK = _LOOPS | _CALLS | _REMAT | {
     "shard_map", "pallas_call", "debug_callback", "xla_call", "run_state", "core_call"}
 """Inside one of these anything may happen: a loop, a kernel, a call to the host."""
 
@@ -53,7 +53,7 @@ OPENABLE = {
 opening them changes nothing that is computed."""
 
 NOT_STAMPED = {
-    **dict.fromkeys(REMAT, "inside jax.checkpoint: a timestamp would change what is recomputed"),
+    **dict.fromkeys(_REMAT, "inside jax.checkpoint: a timestamp would change what is recomputed"),
     "scan": "inside jax.lax.scan: it runs many times per step",
     "while": "inside jax.lax.while_loop: it runs an unknown number of times per step",
     "cond": "inside jax.lax.cond: it may not run on every step",
