@@ -302,6 +302,13 @@ class Everywhere(Watcher):
     # Of programs that were there before and have not run since: how often they had.
     self._earlier: dict[int, int] = {}
     self._left: tuple[ObservedProgram, ...] = ()
+    self.none = False
+    """Whether no program can have timestamps, which has been said."""
+
+  @property
+  def left_any(self) -> bool:
+    """Whether a program with collectives runs unmodified, which has been said."""
+    return bool(self._left)
 
   @property
   def known(self) -> tuple[ObservedProgram, ...]:
@@ -353,9 +360,10 @@ class Everywhere(Watcher):
       reason = host_ring.unavailable()
     except Exception as error:
       reason = in_a_line(error)
+    self.none = bool(reason)
     if reason:
       self.say(f"Nothing is recorded: {reason}")
-    return bool(reason)
+    return self.none
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""

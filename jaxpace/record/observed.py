@@ -41,6 +41,8 @@ _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
 
+_GIVES_WAY = "This program opens a recorder of its own: that alone records."
+
 Say = Callable[[str], None]
 
 
@@ -122,14 +124,23 @@ class observed:
     self._closed = True
     atexit.unregister(self._at_exit)
     if self._opener is None:
-      self._warn("Nothing was recorded: no program with collectives over several devices was "
-                 "compiled meanwhile.")
+      self._say_nothing("was compiled meanwhile")
       return
     self._over.set()
     self._opener.join(_OPEN_SECONDS)
     if not self._recording.anything:
-      self._warn("Nothing was recorded: no program with collectives over several devices ran.")
+      self._say_nothing("ran")
     self._recording.__exit__(type(error) if error else None, error, None)
+
+  def _say_nothing(self, happened: str) -> None:
+    """Says that nothing was recorded, unless that has been said: what no program did."""
+    which = "program with collectives over several devices"
+    if self.gives_way and Recording.opened:
+      self._say(_GIVES_WAY)
+    elif self._programs.left_any:
+      self._warn(f"Nothing was recorded: every {which} ran unmodified, for the reasons above.")
+    elif not self._programs.none:
+      self._warn(f"Nothing was recorded: no {which} {happened}.")
 
   def _begin(self) -> None:
     """Begins to look for timestamps, in a thread of its own: to open a recording is to wait for
@@ -150,7 +161,7 @@ class observed:
       wait_for_dispatched()
     if self.gives_way and Recording.opened:
       self._closed = True
-      self._say("This program opens a recorder of its own: that alone records.")
+      self._say(_GIVES_WAY)
     elif self._recording.anything:
       self._recording.open()
 
@@ -214,6 +225,7 @@ def attach() -> None:
   _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""),
                             exact=os.environ.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].gives_way = True
+  _LOG.addHandler(_Unheard(logging.WARNING))
   _attached[0].open()
 
 
@@ -225,6 +237,15 @@ def _is_a_worker() -> bool:
 
 
 _attached: list[observed] = []
+
+
+class _Unheard(logging.Handler):
+  """Says whose warnings are where the program keeps no log: Python writes them without a name."""
+
+  def emit(self, record: logging.LogRecord) -> None:
+    """See `logging.Handler`."""
+    if not logging.getLogger().handlers:
+      _print(self.format(record))
 
 
 def _print(sentence: str) -> None:

@@ -1,6 +1,7 @@
 """Recording around whatever trains: no function is named, none is wrapped."""
 
 import gc
+import logging
 import threading
 import time
 
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files.schemas import ProcessFile
-from jaxpace.observation import comparing
+from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling
 from jaxpace.record import observed, writer
@@ -311,12 +312,45 @@ def test_without_collectives_nothing_is_touched_and_that_is_said(tmp_path, caplo
   assert "no program with collectives" in caplog.text and not inside.step
 
 
-def test_a_program_that_records_itself_is_left_to_it(tmp_path):
-  inside = observed.observed(tmp_path / "run")
-  inside.gives_way = True
-  with inside, jaxpace.Recorder(tmp_path / "own", jaxpace.observe(jax.jit(jnp.sum))):
-    train()
+def test_nothing_is_said_to_be_recorded_for_the_reason_that_was_said_before(tmp_path, monkeypatch,
+                                                                             caplog):
+  def left(reason):
+    caplog.clear()
+    with jaxpace.observed(tmp_path / "run"):
+      jax.jit(lambda w, x: (x @ w).sum() * len(reason))(*arrays())
+    return [record.message for record in caplog.records]
+
+  monkeypatch.setattr(everywhere, "_compiled", [].__getitem__)
+  said = left("first")
+  assert len(said) == 2 and "runs unmodified and is not recorded" in said[0]
+  assert said[1] == ("Nothing was recorded: every program with collectives over several devices "
+                     "ran unmodified, for the reasons above.")
+  monkeypatch.setattr(host_ring, "unavailable", lambda clock="auto": "There is no clock.")
+  assert left("no clock") == ["Nothing is recorded: There is no clock."]
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("recorder", [
+    lambda run: jaxpace.Recorder(run, jaxpace.observe(jax.jit(jnp.sum))), jaxpace.observed])
+def test_a_program_that_records_itself_is_left_to_it(tmp_path, recorder):
+  said = []
+  inside = observed.observed(tmp_path / "run", say=said.append)
+  inside.gives_way = True
+  with inside, recorder(tmp_path / "own"):
+    train()
+  assert not (tmp_path / "run").exists() and (tmp_path / "own").exists()
+  assert said == ["This program opens a recorder of its own: that alone records."]
+
+
+def test_warnings_say_whose_they_are_where_a_program_keeps_no_log(monkeypatch, capsys):
+  handler, log = observed._Unheard(), logging.getLogger("jaxpace")
+  monkeypatch.setattr(log, "handlers", [handler])
+  monkeypatch.setattr(logging.getLogger(), "handlers", [])
+  log.warning("It is %d o'clock.", 5)
+  assert capsys.readouterr().err == "jaxpace: It is 5 o'clock.\n"
+  monkeypatch.setattr(logging.getLogger(), "handlers", [logging.NullHandler()])
+  log.warning("It is late.")
+  assert capsys.readouterr().err == ""
 
 
 def test_what_fails_to_compile_fails_as_without(tmp_path, monkeypatch):
