@@ -20,13 +20,12 @@ from jaxpace.files.documents import read_document
 from jaxpace.files.reading import UnreadableError
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
-from jaxpace.runs import dense
+from jaxpace.runs import dense, ring_file
 from jaxpace.runs.cells import StepAxis
 from jaxpace.runs.collectives import choose
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unreadable
-from jaxpace.runs.ring_file import read_plan
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
@@ -140,6 +139,9 @@ def check_directory(path: pathlib.Path) -> None:
   if not any(path.iterdir()):
     raise RunError(f"{path} is empty: nothing was recorded there. A Recorder writes its first rows "
                    "a few seconds after the first step.")
+  if any((path / ring_file.FOLDER).glob("*.ring")):
+    raise RunError(f"{path} holds a run that has only begun: its job ended within half a second of "
+                   "its first step, before anything was written, or has not run for as long yet.")
   raise RunError(f"{path} holds no recorded run: it has neither run.json nor a folder 'steps'. "
                  "Give the directory a Recorder wrote to.")
 
@@ -281,7 +283,7 @@ def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:
   """What an observed step had no timestamps for, where none of its programs has any; else empty."""
   for process in processes:
     with contextlib.suppress(OSError, UnreadableError):
-      programs = read_plan(path, process.process).plan.programs
+      programs = ring_file.read_plan(path, process.process).plan.programs
       if programs and all(program.bare for program in programs):
         last = programs[-1]
         return f"{last.name[:80]} ran unmodified: {last.bare[:400]}"

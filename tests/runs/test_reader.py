@@ -203,6 +203,10 @@ def test_directories_without_a_run(tmp_path, run_dir):
   (tmp_path / "photos" / "cat.jpg").touch()
   with pytest.raises(RunError, match="holds no recorded run"):
     read_run(tmp_path / "photos")
+  (tmp_path / "begun" / "marks").mkdir(parents=True)
+  (tmp_path / "begun" / "marks" / "0.ring").touch()
+  with pytest.raises(RunError, match="has only begun: its job ended within half a second"):
+    read_run(tmp_path / "begun")
   with pytest.raises(RunError, match=f"give {path}"):
     read_run(tmp_path)
   with pytest.raises(RunError, match=f"Give its directory: {path}"):
