@@ -25,8 +25,8 @@ from experiments.labs.faults.judge import Labelled
 from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import STRAGGLER
 from experiments.lib import measured
-from jaxpace.diagnose.codes import Evidence
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.runs.links import read_links
 from jaxpace.runs.reader import read_run
 

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> running.Answer:
 def _render(found: Comparison, console: Console, most: int | None) -> None:
   from rich.text import Text
 
-  from jaxpace.diagnose.codes import milliseconds, signed
+  from jaxpace.diagnose.words.names import milliseconds, signed
   from jaxpace.runs.problems import plural
   from jaxpace.show.console import make_table
 

@@ -8,16 +8,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy import special
 
-from jaxpace.diagnose import codes
-from jaxpace.diagnose.codes import Note, Sentence, milliseconds, signed
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, LOCALITY, PERSISTENT
 from jaxpace.diagnose.selected_steps import mean_known, ratio
+from jaxpace.diagnose.words.codes import ChangeCode, Sentence, codes
+from jaxpace.diagnose.words.names import milliseconds, signed
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
 
@@ -76,7 +76,7 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
       a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
-      Sentence(codes.ChangeCode.NONE, ""), tuple(_notes(a, b)))
+      Sentence(ChangeCode.NONE, ""), tuple(_notes(a, b)))
   return found._replace(verdict=_verdict(found))
 
 
@@ -97,12 +97,12 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
       hidden = (sorted(ranks & set(other.unseen))
                 or (list(other.unseen) if not ranks and mode in _OF_RANKS else []))
       if hidden:
-        said = (say(Note.RANKS_UNSEEN, mode=mode.replace("_", " ").capitalize(), one=letters[0],
-            other=letters[1], rank="ranks" if len(hidden) > 1 else "rank",
-            numbers=list_ranks(hidden)))
+        said = Note.RANKS_UNSEEN.say(
+            mode=mode.replace("_", " ").capitalize(), one=letters[0], other=letters[1],
+            rank="ranks" if len(hidden) > 1 else "rank", numbers=list_ranks(hidden))
       elif other.inconclusive and mode in _OF_RANKS:
-        said = (say(Note.UNTOLD, mode=mode.replace("_", " ").capitalize(), one=letters[0],
-            other=letters[1]))
+        said = Note.UNTOLD.say(mode=mode.replace("_", " ").capitalize(), one=letters[0],
+                               other=letters[1])
       else:
         sure.append(mode)
         continue
@@ -162,10 +162,10 @@ def _verdict(found: Comparison) -> Sentence:
       f"{100 * relative[2]:+.1f} %)")
   said = f"A step takes {milliseconds(whole.b)} instead of {milliseconds(whole.a)}: {amount}"
   if not whole.sure:
-    code = codes.ChangeCode.NONE
+    code = ChangeCode.NONE
     sentence = f"No sure change. {said}."
   else:
-    code = codes.ChangeCode.SLOWER if whole.difference > 0 else codes.ChangeCode.FASTER
+    code = ChangeCode.SLOWER if whole.difference > 0 else ChangeCode.FASTER
     moved = {name: c for name, c in found.shares.items() if c.sure
              and c.difference * whole.difference > 0}
     name = max(moved, key=lambda n: abs(moved[n].difference), default=None)
@@ -192,28 +192,28 @@ def _verdict(found: Comparison) -> Sentence:
 def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   if a.run.id == b.run.id and a.run.window == b.run.window:
-    notes.append(say(Note.SAME_RUN))
+    notes.append(Note.SAME_RUN.say())
   hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
   if a.run.ranks != b.run.ranks:
-    notes.append(say(Note.RANKS_DIFFER, a=plural(a.run.ranks_in_all, "rank"), b=b.run.ranks_in_all))
+    notes.append(Note.RANKS_DIFFER.say(a=plural(a.run.ranks_in_all, "rank"), b=b.run.ranks_in_all))
   if hosts[0] != hosts[1]:
-    notes.append(say(Note.HOSTS_DIFFER, "devices" if a.run.ranks == b.run.ranks else "hosts",
+    notes.append(Note.HOSTS_DIFFER.say("devices" if a.run.ranks == b.run.ranks else "hosts",
                      a=_listed(hosts[0]), b=_listed(hosts[1])))
   short, long = sorted((a.selected.size, b.selected.size))
   if short * 4 < long:
-    notes.append(say(Note.STEPS_DIFFER, a=a.selected.size, b=b.selected.size))
+    notes.append(Note.STEPS_DIFFER.say(a=a.selected.size, b=b.selected.size))
   plans = [[(c.name, c.bytes) for c in d.run.collectives] for d in (a, b)]
   if plans[0] != plans[1]:
-    notes.append(say(Note.COLLECTIVES_DIFFER, a=_collectives(plans[0]), b=_collectives(plans[1])))
+    notes.append(Note.COLLECTIVES_DIFFER.say(a=_collectives(plans[0]), b=_collectives(plans[1])))
   elif (any(d.floor.known for d in (a, b)) != all(d.floor.known for d in (a, b))
         or not a.floor.known):
-    notes.append(say(Note.OWN_FLOOR))
+    notes.append(Note.OWN_FLOOR.say())
   clocks = [d.run.info.get("clock") or d.run.plan.get("clock") for d in (a, b)]
   if clocks[0] != clocks[1]:
-    notes.append(say(Note.CLOCKS_DIFFER, a=clocks[0], b=clocks[1]))
+    notes.append(Note.CLOCKS_DIFFER.say(a=clocks[0], b=clocks[1]))
   if differing := _settings(a.run, b.run):
-    notes.append(say(Note.SETTINGS_DIFFER, settings="; ".join(differing)))
-  notes.append(say(Note.BETWEEN_STARTS))
+    notes.append(Note.SETTINGS_DIFFER.say(settings="; ".join(differing)))
+  notes.append(Note.BETWEEN_STARTS.say())
   return notes
 
 
@@ -269,10 +269,10 @@ def to_json(found: Comparison) -> dict[str, Any]:
                  **late.to_json()} for rank, late in found.ranks.items()],
       "findings": {"new": list(found.new), "gone": list(found.gone),
                    "untold": [str(said) for said in found.inconclusive],
-                   "untold_codes": codes.codes(found.inconclusive)},
+                   "untold_codes": codes(found.inconclusive)},
       "fail_above": found.limit, "failed": found.failed, "verdict": str(found.verdict),
       "verdict_code": str(found.verdict.code), "notes": [str(note) for note in found.notes],
-      "note_codes": codes.codes(found.notes)}
+      "note_codes": codes(found.notes)}
 
 
 def _run(diagnosis: Diagnosis) -> dict[str, Any]:

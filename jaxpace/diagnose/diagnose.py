@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnose.codes import Evidence, percent, some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.findings import find, hold_back
 from jaxpace.diagnose.floor import find_floor, shares_of
@@ -25,7 +24,6 @@ from jaxpace.diagnose.inconclusive import (
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import (
   AMPLIFICATION,
   CONTENTION,
@@ -47,6 +45,8 @@ from jaxpace.diagnose.selected_steps import (
 from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.diagnose.verdict import mended, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, where_waits_are
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import percent, some_ranks
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
 from jaxpace.runs.links import ProbedLinks
 from jaxpace.runs.run import Run
@@ -169,7 +169,7 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   the same."""
   if finding.mode != CONTENTION or not never or len(never) == run.ranks:
     return finding
-  said = say(Evidence.ROWS_MISSING, ranks=some_ranks(never),
+  said = Evidence.ROWS_MISSING.say(ranks=some_ranks(never),
       them="them" if len(never) > 1 else "it")
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))
 
@@ -181,6 +181,6 @@ def _explained(facts: Diagnosis, finding: Finding) -> Finding:
     return finding
   late = ("the late rank itself waits" if len(finding.ranks) == 1
           else "the late ranks themselves wait")
-  said = (say(Evidence.SAVES_MORE, part=percent(finding.share), late=late,
-      saving=percent(after.saving), speedup=after.speedup))
+  said = Evidence.SAVES_MORE.say(part=percent(finding.share), late=late,
+                                 saving=percent(after.saving), speedup=after.speedup)
   return dataclasses.replace(finding, evidence=(*finding.evidence, said))

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import kind_in
-from jaxpace.diagnose.codes import Sentence, Verdict, codes
 from jaxpace.diagnose.floor import by_host, by_rank
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.limits import LISTED, SCHEMA
@@ -18,6 +17,8 @@ from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime
 from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
 from jaxpace.diagnose.what_if import Alternative
+from jaxpace.diagnose.words.codes import Sentence, codes
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.concerns import WARNING

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxpace.diagnose import tcp
-from jaxpace.diagnose.advice import advise
-from jaxpace.diagnose.codes import Evidence, Note, Sentence, joined, milliseconds, named
 from jaxpace.diagnose.episodes import change_points
 from jaxpace.diagnose.lateness import attributed_wait, rank_change
 from jaxpace.diagnose.limits import (
@@ -25,7 +23,6 @@ from jaxpace.diagnose.limits import (
   TWICE,
 )
 from jaxpace.diagnose.mechanism import crowded_processors
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
 from jaxpace.diagnose.modes.inputs import (
   AMPLIFICATION,
@@ -36,6 +33,11 @@ from jaxpace.diagnose.modes.inputs import (
   Finding,
 )
 from jaxpace.diagnose.modes.straggler import excess
+from jaxpace.diagnose.words.advice import advise
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import joined, milliseconds, named
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.runs.run import MISSING, Run
 
@@ -64,14 +66,14 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
   if late and slow and transfers and _one_fault(case, late[0], transfers[0], slow):
     if slow.queued and late[0].share < PART * transfers[0].share:
       # What its processors do for a crowded network makes a host late by a little.
-      said = say(Evidence.LATE_AS_WELL, who=named(late[0].hosts) or "A rank",
+      said = Evidence.LATE_AS_WELL.say(who=named(late[0].hosts) or "A rank",
           evidence=late[0].evidence[0])
       transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
       late = late[1:]
     else:
       # A host whose processors are taken is late and slow to send: one fault, and its contention is
       # no fabric's.
-      said = say(Evidence.SLOW_AS_WELL, evidence=transfers[0].evidence[0])
+      said = Evidence.SLOW_AS_WELL.say(evidence=transfers[0].evidence[0])
       late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
       transfers = []
   findings = [*late, *_turns(case), *transfers]
@@ -203,7 +205,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
   if apart:
     named = joined([*apart[:3], f"{len(apart) - 3} more"] if len(apart) > 3 else apart)
     return (), "ranks don't all wait for each other", (
-        say(Note.NEVER_MEET, collectives=named),)
+        Note.NEVER_MEET.say(collectives=named),)
   rounds, devices, cores = turns(case.run)
   if not rounds:
     return findings, "", ()
@@ -221,7 +223,7 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
                  for f in kept)
   if observed and len(kept) == len(findings):
     return kept, "", ()
-  note = say(Note.TURNS, devices=devices, cores=cores, least=milliseconds(least))
+  note = Note.TURNS.say(devices=devices, cores=cores, least=milliseconds(least))
   return (kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
           else "", (note,))
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from jaxpace.diagnose import codes
-from jaxpace.diagnose.codes import NAMED, Sentence
+from jaxpace.diagnose.words.codes import HangCode, Sentence
+from jaxpace.diagnose.words.names import NAMED
 from jaxpace.hang.describe import CauseInWords, Flight, describe
 from jaxpace.runs.problems import plural
 
@@ -37,11 +37,11 @@ class Hang:
   @property
   def sentences(self) -> tuple[Sentence, ...]:
     """All of it in words, each with the code of its cause."""
-    said = [Sentence(codes.HangCode(each.code), each.text) for one in self.causes[:NAMED]
+    said = [Sentence(HangCode(each.code), each.text) for one in self.causes[:NAMED]
             for each in one.said]
     more = len(self.causes) - NAMED
     if more > 0:
-      said.append(Sentence(codes.HangCode(self.causes[NAMED].cause.kind),
+      said.append(Sentence(HangCode(self.causes[NAMED].cause.kind),
                            f"{plural(more, 'more cause')} not listed, with at most as many ranks."))
     return tuple(said)
 

@@ -9,21 +9,15 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jaxpace.diagnose.codes import (
-  Note,
-  Sentence,
-  Verdict,
-  hosts_of,
-  milliseconds,
-  named,
-  some_ranks,
-)
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.diagnose.totals import RunTotals, Totals
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.names import hosts_of, milliseconds, named, some_ranks
+from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Process, Run
 
@@ -99,7 +93,7 @@ def unrecorded(run: Run) -> Sentence | None:
     return None
   rows = [int(worst.info.get(name) or 0) // max(1, len(worst.ranks))
           for name in ("lost_rows", "rows_written")]
-  return say(Verdict.TOO_FEW_STEPS, "lost", process=worst.process, recorded=rows[1], lost=rows[0],
+  return Verdict.TOO_FEW_STEPS.say("lost", process=worst.process, recorded=rows[1], lost=rows[0],
       steps=plural(sum(rows), "step"))
 
 
@@ -152,7 +146,7 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
 def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
   """Says what is unknown there."""
   several = len(ranks) > 1
-  return say(Note.RANKS_AWAY, ranks=some_ranks(ranks).capitalize(),
+  return Note.RANKS_AWAY.say(ranks=some_ranks(ranks).capitalize(),
       steps=plural(len(steps), "step"), numbers=list_ranks(steps), them="them" if several else "it")
 
 
@@ -234,13 +228,13 @@ def stages(run_totals: RunTotals) -> tuple[Sentence, ...]:
     transfer = float(np.nan_to_num(took).sum(axis=0).mean()) if took.size else 0.0
     are = ("are point-to-point transfers" if alone.sum() > 1
            else "is a point-to-point transfer")
-    said.append(say(Note.POINT_TO_POINT, number=alone.sum(),
+    said.append(Note.POINT_TO_POINT.say(number=alone.sum(),
         collectives=plural(len(alone), "collective"), are=are, transfer=milliseconds(transfer)))
   if apart:
     shown = "; ".join(list_ranks(ranks, 4) for ranks in apart[:4])
     more = f"; and {len(apart) - 4} more groups" if len(apart) > 4 else ""
-    said.append(say(Note.STAGES, ranks=shown, more=more))
-  return (*said, say(Note.BUBBLES))
+    said.append(Note.STAGES.say(ranks=shown, more=more))
+  return (*said, Note.BUBBLES.say())
 
 
 def _keep_step(totals: Totals) -> tuple[tuple[int, ...], ...]:

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, name_process, percent
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import milliseconds, name_process, percent
 from jaxpace.runs.run import MISSING, HostSamples, Run
 from jaxpace.runs.step_causes import PAUSES
 
@@ -73,7 +74,7 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
       excess[name] = float(mean[row]) - usual
   for name, cause in PAUSES.items():
     if excess.get(name, 0.0) >= PART * lateness:
-      found.append(say(Evidence(name), "late", who=who, pauses=cause.pauses,
+      found.append(Evidence(name).say("late", who=who, pauses=cause.pauses,
                        mean=milliseconds(float(means[name][row])),
                        more=milliseconds(excess[name])))
   if found:
@@ -85,12 +86,12 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
   explained = min(switches * SLICE, computing) >= PART * lateness
   if explained and float(means["nivcsw"][row]) >= 2 * (
       float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
-    found.append(say(Evidence.PREEMPTED, "switches" if work is None else "cpu_time", who=who,
+    found.append(Evidence.PREEMPTED.say("switches" if work is None else "cpu_time", who=who,
                      switches=float(means["nivcsw"][row]), more=switches))
   elif work is not None and work >= 0.5 * lateness:
-    found.append(say(Evidence.WORK, who=who, work=milliseconds(work)))
+    found.append(Evidence.WORK.say(who=who, work=milliseconds(work)))
   elif work is not None and len(causes.processes) > 1:
-    found.append(say(Evidence.ASLEEP, who=who))
+    found.append(Evidence.ASLEEP.say(who=who))
   return found
 
 
@@ -104,12 +105,12 @@ def _samples(case: EvidenceInputs, process: int, begin: int, end: int,
     others = [value for other, value in rise.items() if other != process]
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
-      found.append(say(code, who=who, more=milliseconds(own)))
+      found.append(code.say(who=who, more=milliseconds(own)))
   clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
   others = [value for other, value in clocks.items() if other != process]
   if (process in clocks and others
       and clocks[process] < (1 - COSTLY) * float(np.median(others))):
-    found.append(say(Evidence.GPU_CLOCK, who=who, mhz=clocks[process],
+    found.append(Evidence.GPU_CLOCK.say(who=who, mhz=clocks[process],
         usual=float(np.median(others))))
   return found
 
@@ -173,9 +174,9 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
       struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
       part = min(held / pause, 1.0)
-      found.append((-part, say(
-          Evidence(name), "pauses", pauses=cause.pauses, held=milliseconds(held),
-          part=percent(part), often=percent(float(struck.mean())), longest=milliseconds(longest))))
+      found.append((-part, Evidence(name).say(
+          "pauses", pauses=cause.pauses, held=milliseconds(held), part=percent(part),
+          often=percent(float(struck.mean())), longest=milliseconds(longest))))
   return [said for _, said in sorted(found, key=lambda entry: entry[0])]
 
 

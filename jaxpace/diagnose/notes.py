@@ -9,25 +9,18 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.accounting import account
-from jaxpace.diagnose.codes import (
-  Note,
-  Sentence,
-  joined,
-  milliseconds,
-  name_rank,
-  percent,
-  some_ranks,
-)
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import CROWDED
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import PERSISTENT
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percent, some_ranks
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.alarms import where
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
@@ -46,40 +39,40 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
   run, unfinished = facts.run, facts.selected.unfinished
   notes: list[Sentence] = []
   if facts.selected.impossible:
-    notes.append(say(Note.IMPOSSIBLE_STEPS, steps=plural(facts.selected.impossible, "step")))
+    notes.append(Note.IMPOSSIBLE_STEPS.say(steps=plural(facts.selected.impossible, "step")))
   if facts.selected.warmup.size:
     steps = facts.selected.warmup
-    notes.append(say(Note.WARMUP, s="s" if steps.size > 1 else "", steps=list_ranks(steps),
+    notes.append(Note.WARMUP.say(s="s" if steps.size > 1 else "", steps=list_ranks(steps),
         first=WARMUP_STEPS, factor=WARMUP_FACTOR))
   if unfinished.size:
-    notes.append(say(Note.UNFINISHED, steps=plural(unfinished.size, "step"), first=unfinished[0]))
+    notes.append(Note.UNFINISHED.say(steps=plural(unfinished.size, "step"), first=unfinished[0]))
   if run.aggregated is not None and facts.step_time:
-    notes.append(say(Note.IN_FULL, detailed=facts.selected.size,
+    notes.append(Note.IN_FULL.say(detailed=facts.selected.size,
         steps=plural(facts.counted, "step")))
   uncounted = facts.selected.recorded - facts.counted - facts.selected.warmup.size - unfinished.size
   if facts.step_time and uncounted > 1:
-    notes.append(say(Note.UNMEASURED, steps=plural(uncounted, "step")))
+    notes.append(Note.UNMEASURED.say(steps=plural(uncounted, "step")))
   if facts.step_time:
     notes += _measured(facts)
   if facts.inconclusive and facts.findings:  # without any the verdict says it
     notes.append(Sentence(Note.UNTOLD, facts.inconclusive))
   notes += _groups(facts)
   if fabric is not None and run.collectives and facts.floor.source == RUNNING_MINIMUM:
-    notes.append(say(Note.FABRIC_UNUSED, source=fabric.source,
+    notes.append(Note.FABRIC_UNUSED.say(source=fabric.source,
         ranks=plural(joined_ranks(run), "rank")))
   jumped = np.flatnonzero(facts.totals.jumped)
   if jumped.size:
     number = plural(int(facts.totals.jumped.sum()), "step")
-    notes.append(say(Note.CLOCK_JUMPED, ranks=some_ranks(jumped), steps=number))
+    notes.append(Note.CLOCK_JUMPED.say(ranks=some_ranks(jumped), steps=number))
   if facts.preempted >= CROWDED:
-    notes.append(say(Note.CROWDED_PROCESSORS, switches=facts.preempted))
+    notes.append(Note.CROWDED_PROCESSORS.say(switches=facts.preempted))
   plan = run.plan
   for (name, reason), times in untimed(run).items():
     if reason == NO_SLOT:
-      notes.append(say(Note.NO_SLOT, collectives=plural(times, "collective")))
+      notes.append(Note.NO_SLOT.say(collectives=plural(times, "collective")))
       continue
     many = f"{times} of {name}" if times > 1 else name
-    notes.append(say(Note.NOT_STAMPED, many=many, reason=reason,
+    notes.append(Note.NOT_STAMPED.say(many=many, reason=reason,
         their="their" if times > 1 else "its"))
   noticed = once(notice for notice in plan.get("notices") or () if isinstance(notice, str))
   notes += [Sentence(Note.PLAN_NOTICE, notice) for notice in noticed]
@@ -98,14 +91,14 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   assert facts.step_time is not None
   if run.collectives and not facts.floor.known:
-    notes.append(say(Note.LOWER_BOUND, width=facts.floor.width, source=facts.floor.source))
+    notes.append(Note.LOWER_BOUND.say(width=facts.floor.width, source=facts.floor.source))
   whole = totals.earliness.sum(axis=0)
   if np.isfinite(whole).any() and facts.selected.size >= 100:
     worst = int(np.nanargmax(whole))
     share = float(whole[worst]) / (facts.step_time.mean * facts.selected.size)
     if share > LEAST:
       lost = milliseconds(_waited(run, worst))
-      notes.append(say(Note.ONE_OFF, step=run.steps[worst], lost=lost,
+      notes.append(Note.ONE_OFF.say(step=run.steps[worst], lost=lost,
           rank=name_rank(run, int(totals.last_rank[worst])).replace("Rank", "rank", 1),
           part=100 * share))
   unnamed = facts.unnamed if not facts.inconclusive else None
@@ -115,18 +108,18 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
               for name, words in _WAITING.items()
               if facts.waiting.get(name, 0.0) > 0]
     which = f": {list_ranks(unnamed.steps)}" if unnamed.few else ""
-    notes.append(say(Note.WAITING_FOR, causes=joined(causes), few=len(unnamed.steps),
+    notes.append(Note.WAITING_FOR.say(causes=joined(causes), few=len(unnamed.steps),
         steps=plural(facts.selected.size, "step"), which=which))
   for pauses in facts.few_pauses:
-    notes.append(say(Note.FEW_PAUSES, cause=pauses.cause, seconds=milliseconds(pauses.seconds),
+    notes.append(Note.FEW_PAUSES.say(cause=pauses.cause, seconds=milliseconds(pauses.seconds),
         part=percent(pauses.share), steps=plural(len(pauses.steps), "step"),
         numbers=list_ranks(pauses.steps)))
   notes += _slow_for_good(facts)
   staged = totals.groups.staged  # then it is their bubbles
   if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
-    notes.append(say(Note.SPREAD, spread=milliseconds(abs(facts.spread))))
+    notes.append(Note.SPREAD.say(spread=milliseconds(abs(facts.spread))))
   if totals.delayed:
-    notes.append(say(Note.PACED, "report"))
+    notes.append(Note.PACED.say("report"))
   return notes
 
 
@@ -140,7 +133,7 @@ def _slow_for_good(facts: Diagnosis) -> list[Sentence]:
   if (not for_good or shared is None or mended is None or facts.work_moved is not None
       or shared.saving < LEAST):
     return []
-  return [say(Note.SLOW_FOR_GOOD, ranks=some_ranks(facts.lateness.late), mended=_step(mended),
+  return [Note.SLOW_FOR_GOOD.say(ranks=some_ranks(facts.lateness.late), mended=_step(mended),
               shared=_step(shared), total=8 * facts.run.ranks)]
 
 
@@ -158,9 +151,9 @@ def _groups(facts: Diagnosis) -> list[Sentence]:
   found = facts.totals.groups
   if found.apart:
     number = int(found.joined.max()) + 1
-    notes.append(say(Note.GROUPS_APART, "report", groups=number))
+    notes.append(Note.GROUPS_APART.say("report", groups=number))
   elif found.all_meet and groups(run.info, run.ranks) is None:
-    notes.append(say(Note.MEETING_UNKNOWN, "report"))
+    notes.append(Note.MEETING_UNKNOWN.say("report"))
   return [*notes, *facts.stages]
 
 
@@ -189,7 +182,7 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
       taken[step] = max(taken.get(step, 0.0), seconds)
   said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
   rest = len(said) - LISTED
-  return (said[:LISTED] + ([say(Note.HUNG, "more", rest=rest)]
+  return (said[:LISTED] + ([Note.HUNG.say("more", rest=rest)]
                                 if rest > 0 else []))
 
 
@@ -203,7 +196,7 @@ def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
            else f"had not completed after {float(event['waited']):.0f} s")
   marks = event.get("marks")
   within = f" {marks[0]}" if isinstance(marks, list) and marks and isinstance(marks[0], str) else ""
-  return say(Note.HUNG, "step", step=event["step"], ended=ended, who=who, within=within)
+  return Note.HUNG.say("step", step=event["step"], ended=ended, who=who, within=within)
 
 
 def _process(late: Mapping[str, Any]) -> str:

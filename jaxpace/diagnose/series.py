@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
-from jaxpace.diagnose.codes import some_ranks
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import SHARES, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
@@ -22,6 +21,7 @@ from jaxpace.diagnose.pacing import compare, effect_of
 from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, after_typical, undelayed
+from jaxpace.diagnose.words.names import some_ranks
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-from jaxpace.diagnose.codes import (
-  Sentence,
-  Verdict,
-  joined,
-  milliseconds,
-  named,
-  percent,
-  some_ranks,
-)
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
 from jaxpace.diagnose.mechanism import CROWDED
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import (
   CONTENTION,
   JITTER,
@@ -26,6 +16,9 @@ from jaxpace.diagnose.modes.inputs import (
   Finding,
 )
 from jaxpace.diagnose.what_if import Alternative
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.names import joined, milliseconds, named, percent, some_ranks
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import plural
 
 
@@ -48,35 +41,35 @@ def verdict_on(facts: Diagnosis) -> Sentence:
     return Sentence(said.code, f"{said} {hidden}")
   # What may be waiting for them is no crowded fabric before they are seen.
   others = "As far as the others tell" if facts.findings else "Of the others"
-  return say(Verdict.UNSEEN_RANKS, unseen=hidden, others=others, said=_lower(said))
+  return Verdict.UNSEEN_RANKS.say(unseen=hidden, others=others, said=_lower(said))
 
 
 def _on_those_seen(facts: Diagnosis) -> Sentence:
   run, step_time, earliness = facts.run, facts.step_time, facts.lateness.earliness
   if step_time is None:
-    return say(Verdict.NO_STEPS, steps=plural(facts.selected.recorded, "step"))
+    return Verdict.NO_STEPS.say(steps=plural(facts.selected.recorded, "step"))
   if facts.findings:
     return _found(facts)
   if facts.inconclusive:
     return Sentence(Verdict.UNTOLD, facts.inconclusive)
   if not run.collectives:
-    return say(Verdict.NO_COLLECTIVES)
+    return Verdict.NO_COLLECTIVES.say()
   lasting = _lasting(facts)
   if run.ranks < 2:
-    said = lasting or say(Verdict.HEALTHY, "alone")
+    said = lasting or Verdict.HEALTHY.say("alone")
     return Sentence(said.code, f"{said} {_largest(facts)}")
   if facts.selected.size < MIN_STEPS:
-    return say(Verdict.TOO_FEW_STEPS, "counted", counted=facts.selected.size, needed=MIN_STEPS,
+    return Verdict.TOO_FEW_STEPS.say("counted", counted=facts.selected.size, needed=MIN_STEPS,
         waiting=100 * earliness / step_time.mean)
   hidden = untimed(run)
   if hidden:
     number = sum(hidden.values())
     what = joined([name if times == 1 else f"{times} of {name}"
                    for (name, _), times in hidden.items()])
-    return say(Verdict.UNTIMED, collectives=plural(number, "collective"),
+    return Verdict.UNTIMED.say(collectives=plural(number, "collective"),
         are="is" if number == 1 else "are", what=what, largest=_largest(facts))
   if facts.doubt:
-    return say(Verdict.DOUBT, doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
+    return Verdict.DOUBT.say(doubt=facts.doubt, waiting=percent(earliness / step_time.mean))
   pauses = facts.few_pauses
   if pauses:
     return Sentence(Verdict.FEW_PAUSES, _paused(pauses[0], facts.selected.size))
@@ -86,13 +79,13 @@ def _on_those_seen(facts: Diagnosis) -> Sentence:
              else "comes from few steps" if unnamed.few else
              f"is most of it for rank {unnamed.rank}, last in {percent(unnamed.often)} of the steps"
              if unnamed.rank is not None else "is for ranks in turn, without a cause that shows")
-    return say(Verdict.UNNAMED_WAITING, part=percent(unnamed.share), where=where,
+    return Verdict.UNNAMED_WAITING.say(part=percent(unnamed.share), where=where,
         lasting=f" {lasting}" if lasting else "")
   waiting = (f"no rank is persistently late, and waiting for late ranks takes "
              f"{100 * earliness / step_time.mean:.1f} % of the step")
   if lasting:
     return Sentence(lasting.code, f"{lasting} Besides, {waiting}.")
-  return say(Verdict.HEALTHY, "waiting", waiting=waiting, largest=_largest(facts))
+  return Verdict.HEALTHY.say("waiting", waiting=waiting, largest=_largest(facts))
 
 
 def _paused(pauses: FewPauses, counted: int) -> str:
@@ -117,7 +110,7 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   found: list[tuple[float, Sentence]] = []
   data = facts.for_data or 0.0
   if data >= COSTLY * step_time.mean:
-    found.append((data / step_time.mean, say(Verdict.DATA_WAITS, data=milliseconds(data),
+    found.append((data / step_time.mean, Verdict.DATA_WAITS.say(data=milliseconds(data),
         part=percent(data / step_time.mean))))
   slower = facts.no_contention
   if slower and facts.run.ranks > 1 and slower.saving >= COSTLY:
@@ -126,7 +119,7 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
         "the network"
         if facts.preempted >= CROWDED else
         "whether the network or waiting for processors makes them so does not show in this run")
-    found.append((slower.saving, say(Verdict.SLOW_TRANSFERS, saving=percent(slower.saving),
+    found.append((slower.saving, Verdict.SLOW_TRANSFERS.say(saving=percent(slower.saving),
         speedup=slower.speedup, why=why)))
   if not found:
     return None
@@ -142,7 +135,7 @@ def _found(facts: Diagnosis) -> Sentence:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
     return Sentence(Verdict(facts.findings[0].mode), said)
-  return say(Verdict.COSTS_LITTLE, largest=_largest(facts), said=said)
+  return Verdict.COSTS_LITTLE.say(largest=_largest(facts), said=said)
 
 
 def _worth(facts: Diagnosis, finding: Finding) -> float:

@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Evidence, Sentence, milliseconds, percent
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.limits import LISTED, MOST, TWICE
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.totals import Totals
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import milliseconds, percent
 from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.run import Run
 
@@ -148,17 +149,17 @@ def late_at(case: EvidenceInputs, episode: Episode) -> Sentence | None:
     return None
   top = int(by_slot.argmax())
   if by_slot[top] >= MOST * whole:
-    return say(Evidence.AT, "one", late=milliseconds(float(by_slot[top])), place=at[top])
+    return Evidence.AT.say("one", late=milliseconds(float(by_slot[top])), place=at[top])
   of = np.array([place.of for place in at])
   sums = {index: float(by_slot[of == index].sum()) for index in set(of.tolist())}
   best = max(sums, key=lambda index: sums[index])
   own = np.flatnonzero(of == best)
   place = at[int(own[0])]
   if sums[best] >= MOST * whole and len(own) > 1:
-    return say(Evidence.AT, "iterations", late=milliseconds(sums[best]), name=place.name,
+    return Evidence.AT.say("iterations", late=milliseconds(sums[best]), name=place.name,
         origin=place.origin, iterations=len(own), least=milliseconds(float(by_slot[own].min())),
         most=milliseconds(float(by_slot[own].max())))
-  return say(Evidence.AT, "spread", whole=milliseconds(whole), part=percent(sums[best] / whole),
+  return Evidence.AT.say("spread", whole=milliseconds(whole), part=percent(sums[best] / whole),
       name=place.name, origin=place.origin)
 
 
@@ -184,7 +185,7 @@ def most_waited(case: EvidenceInputs) -> Sentence | None:
   top = found[0]
   iteration = (f", {percent(top.worst / top.waiting)} of that in {top.place.iteration}"
                if top.stands_out else "")
-  return say(Evidence.MOST_WAITED, part=percent(top.waiting / whole), name=top.place.name,
+  return Evidence.MOST_WAITED.say(part=percent(top.waiting / whole), name=top.place.name,
       origin=top.place.origin, iteration=iteration)
 
 
@@ -203,7 +204,7 @@ def most_contended(case: EvidenceInputs) -> Sentence | None:
              for axis in axes}
   axis = max(by_axis, key=lambda name: by_axis[name])
   top = int(np.argmax([seconds[c] if place.axis == axis else -1.0 for c, place in enumerate(at)]))
-  return say(Evidence.MOST_CONTENDED, part=percent(by_axis[axis] / whole),
+  return Evidence.MOST_CONTENDED.say(part=percent(by_axis[axis] / whole),
       axis=axis.replace(",", " and ") or "no axis of the mesh", name=at[top].name,
       origin=at[top].origin)
 

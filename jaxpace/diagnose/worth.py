@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jaxpace.diagnose.codes import Evidence, codes, hosts_of
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import (
@@ -21,6 +20,9 @@ from jaxpace.diagnose.modes.inputs import (
 )
 from jaxpace.diagnose.phases import measures_pauses
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.files import UserError
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run, RunError

@@ -21,7 +21,7 @@ _MOST_BEHIND = 3
 Code = Literal["absent", "order", "stuck", "unknown", "in_call", "earlier_call", "other_program",
                "device_behind", "not_begun", "closed", "silent"]
 """What a sentence says: the kind of a cause, where a rank is instead, or how its process is; see
-`jaxpace.diagnose.codes.HangCode`."""
+`jaxpace.diagnose.words.codes.HangCode`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnose.codes import named
 from jaxpace.diagnose.lateness import spell
+from jaxpace.diagnose.words.names import named
 from jaxpace.runs.problems import clock_name, list_ranks, plural
 
 _GAIN = 1.0005

@@ -6,7 +6,7 @@ import os
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.codes import Silence
+from jaxpace.diagnose.words.codes import Silence
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 

@@ -11,8 +11,9 @@ import sys
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.codes import Evidence, Verdict
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.folders import Folder
 from jaxpace.runs import reader
 from tests.quick import long

@@ -1,5 +1,5 @@
 """Codes stand beside sentences: listed in the docs, each with a use, and left alone by copies.
-Their words are in one table."""
+Their words stand beside them."""
 
 import ast
 import copy
@@ -11,10 +11,12 @@ from typing import get_args
 
 import pytest
 
-from jaxpace.diagnose import codes, messages
-from jaxpace.diagnose.codes import ChangeCode, Evidence, HangCode, Note, Sentence, Silence, Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.modes import inputs
+from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence, codes
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hang import describe
 from tests.diagnose.synthetic import run_of
 from tests.synthetic.synthetic_faults import Fault
@@ -22,9 +24,10 @@ from tests.synthetic.synthetic_runs import SyntheticJob
 
 ROOT = pathlib.Path(__file__).parents[2]
 SOURCES = [path for path in (ROOT / "jaxpace" / "diagnose").rglob("*.py")
-           if path.name not in ("codes.py", "messages.py")]
+           if path.parent.name != "words"]
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
          "evidence": Evidence, "note": Note}
+BY_NAME = {kind.__name__: kind for kind in KINDS.values()}
 
 
 def test_every_code_says_what_it_means():
@@ -53,19 +56,18 @@ def said():
   """Code, wording (None: chosen as it runs) and values of every call of `say`."""
   for path in SOURCES:
     for node in ast.walk(ast.parse(path.read_text())):
-      if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "say":
-        code, *wording = node.args
-        yield (ast.unparse(code), "" if not wording else getattr(wording[0], "value", None),
-               {keyword.arg for keyword in node.keywords})
+      if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "say":
+        wording = [getattr(one, "value", None) for one in node.args] or [""]
+        yield (ast.unparse(node.func.value), *wording, {keyword.arg for keyword in node.keywords})
 
 
 def test_whoever_says_something_gives_the_values_that_its_words_ask_for():
   checked = 0
   for code, wording, values in said():
-    if not code.startswith(tuple(f"{kind.__name__}." for kind in KINDS.values())):
+    kind, _, name = code.partition(".")
+    if kind not in BY_NAME:
       continue  # of a code known as it runs only
-    kind, name = code.split(".")
-    words = messages._TABLES[getattr(codes, kind)][getattr(codes, kind)[name]]
+    words = BY_NAME[kind][name].wordings
     assert isinstance(words, str) == (wording == ""), code
     chosen = [words] if isinstance(words, str) else (
         words.values() if wording is None else [words[wording]])
@@ -80,14 +82,14 @@ def test_whoever_says_something_gives_the_values_that_its_words_ask_for():
 def test_no_words_of_the_table_are_left_over():
   used = {code.split(".")[-1] for code, _, _ in said()}
   by_value = {"GC", "DATA", "CHECKPOINT", "BETWEEN", "THROTTLED", "STEAL"}
-  assert {code.name for table in messages._TABLES.values() for code in table} <= used | by_value
+  assert {code.name for kind in KINDS.values() for code in kind if code.wordings} <= used | by_value
 
 
 def test_a_sentence_is_a_string_and_keeps_its_code():
   said = Sentence(Note.WARMUP, "Warm-up left out.")
   for one in (said, copy.deepcopy(said), pickle.loads(pickle.dumps(said))):
     assert one == "Warm-up left out." and one.code is Note.WARMUP
-  assert codes.codes([said, "somebody's own"]) == ["warmup", None]
+  assert codes([said, "somebody's own"]) == ["warmup", None]
 
 
 @pytest.mark.parametrize("fault", [
@@ -99,5 +101,5 @@ def test_every_sentence_of_a_diagnosis_has_a_code(fault):
   found = diagnose(run_of(job)[0])
   sentences = [found.verdict, *found.notes,
                *(s for finding in found.findings for s in finding.evidence)]
-  assert None not in codes.codes(sentences)
+  assert None not in codes(sentences)
   assert found.verdict.code == (found.findings[0].mode if fault else Verdict.HEALTHY)

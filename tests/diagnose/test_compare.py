@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.codes import ChangeCode, Note, codes
 from jaxpace.diagnose.compare import change, compare, from_blocks, series
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.codes import ChangeCode, codes
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import RunError
 from tests.diagnose.traces import make_run
 from tests.lib.said import numbers, only

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
-from jaxpace.diagnose.codes import Evidence, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.modes.inputs import CONTENTION, PERSISTENT
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_findings import job, with_bytes
 from tests.diagnose.test_tcp import sampled

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose import floor
-from jaxpace.diagnose.codes import Note
 from jaxpace.diagnose.diagnose import add, count, diagnose
 from jaxpace.diagnose.floor import find_floor, running_minimum
+from jaxpace.diagnose.words.notes import Note
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_contention import with_bytes
 from tests.lib.said import numbers, only

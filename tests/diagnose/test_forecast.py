@@ -11,11 +11,12 @@ from scipy import stats
 
 from jaxpace.costs import fabric_file as fabrics
 from jaxpace.costs.fabric_file import ALL_REDUCE, Cost, Estimate, Level, MeasuredFabric
-from jaxpace.diagnose.codes import Note, Silence, codes
 from jaxpace.diagnose.forecast import tails
 from jaxpace.diagnose.forecast.forecast import RESAMPLED, TAIL, forecast, to_json
 from jaxpace.diagnose.forecast.sample import correlation_time, take_sample
 from jaxpace.diagnose.forecast.tails import predict_offsets, separate
+from jaxpace.diagnose.words.codes import Silence, codes
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import MISSING, RunError
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only

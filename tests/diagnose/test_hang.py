@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from jaxpace.diagnose.codes import HangCode as Code
 from jaxpace.diagnose.hang import find_hang
+from jaxpace.diagnose.words.codes import HangCode as Code
 from jaxpace.hang.describe import Flight
 from jaxpace.hang.positions import ProgramsByKey, position
 from tests.hang.machine import MS, Machine, collective, program

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 
-from jaxpace.diagnose.codes import Note
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.notes import hung
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.alarms import Late, LateProcess, read_events
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers

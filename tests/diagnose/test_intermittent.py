@@ -6,10 +6,11 @@ import itertools
 import numpy as np
 import pytest
 
-from jaxpace.diagnose.codes import Evidence, percent
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION
 from jaxpace.diagnose.modes.jitter import LongGaps
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import percent
 from tests.diagnose.synthetic import case_of, run_of
 from tests.lib.said import only
 from tests.synthetic.synthetic_faults import Fault

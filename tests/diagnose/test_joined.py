@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnose import tcp
-from jaxpace.diagnose.codes import Evidence, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.worth import parse
 from jaxpace.runs.links import Culprit, ProbedLinks
 from tests.diagnose.synthetic import run_of

@@ -4,10 +4,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpace.diagnose.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.episodes import student_cdf
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, PERSISTENT
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.diagnose import stream
-from jaxpace.diagnose.codes import Note
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.live import follower as followers
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs import growing as parts
 from jaxpace.runs.growing import PartFollower
 from jaxpace.runs.reader import read_run

@@ -5,8 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxpace.diagnose.codes import Evidence, codes
 from jaxpace.diagnose.mechanism import of_lateness, of_pauses
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import case_of, run_of
 from tests.lib.said import numbers

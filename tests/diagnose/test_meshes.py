@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpace.diagnose.codes import Verdict
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.recurrence import Cause, Job, play, rank_groups, write
 from tests.diagnose.test_groups import check_shares, report
 

@@ -4,10 +4,13 @@ nor cleared."""
 import numpy as np
 import pytest
 
-from jaxpace.diagnose.codes import Evidence, Note, Verdict, codes
 from jaxpace.diagnose.compare import compare
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.modes.inputs import CONTENTION
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.reader import read_run
 from tests.diagnose import grouped
 from tests.runs.written import rewrite

@@ -12,11 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.core.detail import is_detailed
-from jaxpace.diagnose.codes import Evidence, Note, codes
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import collectives, rundir

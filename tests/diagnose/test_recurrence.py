@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from jaxpace.__main__ import main
-from jaxpace.diagnose.codes import Note, Verdict
+from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.recurrence import (
   STEP_GAP,
   Cause,

@@ -6,8 +6,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxpace.diagnose.codes import Note, codes
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import MISSING
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers, only

@@ -11,10 +11,11 @@ import pytest
 
 from jaxpace.cli import main as cli
 from jaxpace.diagnose import stream
-from jaxpace.diagnose.codes import Evidence, Verdict
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.limits import COSTLY
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.traces import make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples, long

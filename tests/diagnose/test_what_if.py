@@ -10,13 +10,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
-from jaxpace.diagnose.codes import Note
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.totals import add_up
 from jaxpace.diagnose.what_if import Without, alternative, saved
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.worth import parse, resolve
 from jaxpace.files import UserError
 from jaxpace.runs.run import MISSING, RunError

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from jaxpace.diagnose.codes import Verdict
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
 from tests.runs.written import JOB, parts, rewrite, said

@@ -17,7 +17,6 @@ import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
-from jaxpace.diagnose.codes import Note, Sentence, Silence, codes
 from jaxpace.diagnose.forecast.sample import MIN_STEPS, Sample, new_tier, transfers
 from jaxpace.diagnose.forecast.tails import (
   Noise,
@@ -30,7 +29,8 @@ from jaxpace.diagnose.forecast.tails import (
   with_tail,
 )
 from jaxpace.diagnose.limits import SCHEMA
-from jaxpace.diagnose.messages import say
+from jaxpace.diagnose.words.codes import Sentence, Silence, codes
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import Run
 
 DRAWS = 200
@@ -129,7 +129,7 @@ def _too_far(sample: Sample, ranks: int) -> Sentence | None:
   if units * _LEAST <= held:
     return None
   steps = math.ceil(units * _LEAST / sample.units)
-  return say(Silence.TOO_SHORT, ranks=ranks, units=units, recorded=sample.units, by=sample.steps,
+  return Silence.TOO_SHORT.say(ranks=ranks, units=units, recorded=sample.units, by=sample.steps,
       reach=held // _LEAST * sample.unit, needed=steps)
 
 
@@ -226,19 +226,19 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
   if lasting:
     worst = max(lasting, key=lambda n: n.offsets_spread)
     latest = float(worst.offsets.max())
-    notes.append(say(Note.RANKS_DIFFER_FOR_GOOD, spread=1000.0 * worst.offsets_spread,
+    notes.append(Note.RANKS_DIFFER_FOR_GOOD.say(spread=1000.0 * worst.offsets_spread,
         latest=1000.0 * latest, known=len(worst.offsets)))
   for collective, noise, pooled in zip(sample.collectives, noises, drawn.pooled, strict=True):
     whole = Pooled(pooled.values, pooled.counts[:1])
     if float(calibration(noise, whole, drawn.weights[:1], sample.units)[0]) <= 0.9:
-      notes.append(say(Note.NOT_INDEPENDENT, collective=collective.name))
+      notes.append(Note.NOT_INDEPENDENT.say(collective=collective.name))
   if any(p.transfer_source == "one size: bounds" for p in points):
-    notes.append(say(Note.ONE_SIZE))
+    notes.append(Note.ONE_SIZE.say())
   if sample.hosts > 1 and any(p.silent is None and p.ranks > sample.ranks for p in points):
-    notes.append(say(Note.SAME_TIER))
+    notes.append(Note.SAME_TIER.say())
   if any(p.method == TAIL for p in points):
     far = ", ".join(f"{p.ranks:,}" for p in points if p.method == TAIL)
-    notes.append(say(Note.TAIL, ranks=far))
+    notes.append(Note.TAIL.say(ranks=far))
   return notes
 
 

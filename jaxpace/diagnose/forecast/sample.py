@@ -18,14 +18,14 @@ from jaxpace.costs.fabric_file import (
   coefficients,
   kind_in,
 )
-from jaxpace.diagnose.codes import Note, Sentence, Silence
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.words.codes import Sentence, Silence
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
@@ -92,11 +92,11 @@ def take_sample(run: Run) -> Sample:
   laid_out: Sequence[np.ndarray] | np.ndarray | None = groups(run.info, run.ranks)
   if laid_out is None and len(parts) == 1:
     laid_out = np.arange(run.ranks)[None]
-    notes.append(say(Note.MEETING_UNKNOWN, "forecast"))
+    notes.append(Note.MEETING_UNKNOWN.say("forecast"))
   if laid_out is None or len(laid_out) != len(parts):
     laid_out = parts
   if len(laid_out) > 1:
-    notes.append(say(Note.GROUPS_APART, "forecast", groups=len(laid_out)))
+    notes.append(Note.GROUPS_APART.say("forecast", groups=len(laid_out)))
   ranks = laid_out[0]
   if len(ranks) < 2:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own "
@@ -116,7 +116,7 @@ def take_sample(run: Run) -> Sample:
   often = known.sum(axis=1) >= max(1, MOST * selected.size)
   if not often.all():
     left_out = ranks[~often]
-    notes.append(say(Note.RANKS_LEFT_OUT, rank="ranks" if len(left_out) > 1 else "rank",
+    notes.append(Note.RANKS_LEFT_OUT.say(rank="ranks" if len(left_out) > 1 else "rank",
         numbers=list_ranks(left_out)))
   if often.sum() < 2:
     raise RunError(f"{run.path} has fewer than 2 ranks with their times recorded: no forecast.")
@@ -127,7 +127,7 @@ def take_sample(run: Run) -> Sample:
                    "the job run on.")
   arrival, wait, step = arrival[:, often][:, :, use], wait[:, often][:, :, use], step[often][:, use]
   if delayed:
-    notes.append(say(Note.PACED, "forecast"))
+    notes.append(Note.PACED.say("forecast"))
   kept = ranks[often]
   if step.mean() <= 0:
     raise RunError(
@@ -137,7 +137,7 @@ def take_sample(run: Run) -> Sample:
   arrived = arrival.mean(axis=1).sum(axis=0)
   units, unit = _units(run, arrival, kept)
   if unit > 1:
-    notes.append(say(Note.LATE_TOGETHER, unit=unit))
+    notes.append(Note.LATE_TOGETHER.say(unit=unit))
   names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
@@ -212,18 +212,18 @@ def new_tier(sample: Sample, ranks: int, per_host: int | None,
     here, there = fabric.level(sample.ranks), fabric.level(ranks)
     if here is None or there is None:
       top = fabric.levels[-1]
-      return say(Silence.BEYOND_FABRIC, source=fabric.source, ranks=plural(top.ranks or 0, "rank"),
+      return Silence.BEYOND_FABRIC.say(source=fabric.source, ranks=plural(top.ranks or 0, "rank"),
           level=top.name)
     kinds = {c.kind for c in sample.collectives}
     lacking = [level.name for level in (here, there) if not kinds <= set(level.costs)]
     if lacking:
-      return say(Silence.NO_COST, source=fabric.source, kinds=", ".join(sorted(kinds)),
+      return Silence.NO_COST.say(source=fabric.source, kinds=", ".join(sorted(kinds)),
           level=lacking[0])
     return None
   own = math.ceil(sample.ranks / sample.hosts)
   hosts = math.ceil(ranks / (per_host or own))
   if sample.hosts == 1 and hosts > 1:
-    return say(Silence.NEW_TIER, per_host=plural(per_host or own, "rank"), ranks=ranks, hosts=hosts)
+    return Silence.NEW_TIER.say(per_host=plural(per_host or own, "rank"), ranks=ranks, hosts=hosts)
   return None
 
 

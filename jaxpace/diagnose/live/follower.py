@@ -12,12 +12,12 @@ import numpy as np
 
 from jaxpace.core.fields import is_whole
 from jaxpace.diagnose import stream
-from jaxpace.diagnose.codes import Note, Sentence
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.live.alive import Alert, EventFollower, ProcessFiles, judge
 from jaxpace.diagnose.live.look import Numbers, Snapshot, measure
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.selected_steps import WARMUP_STEPS
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.notes import Note
 from jaxpace.record.ring.plan import CLOCK as OBSERVED_CLOCK
 from jaxpace.runs import growing as windows
 from jaxpace.runs.columns import Columns, joined
@@ -202,25 +202,25 @@ class Follower:
     if window is not None and numbers is not None and window.high >= 0:
       behind = np.flatnonzero((window.last_of_rank < window.frontier) & (window.last_of_rank >= 0))
       if numbers.silent:
-        notes.append(say(Note.SILENT_RANKS, ranks=plural(len(numbers.silent), "rank"),
+        notes.append(Note.SILENT_RANKS.say(ranks=plural(len(numbers.silent), "rank"),
             silent=list_ranks(numbers.silent)))
-        notes.append(say(Note.NOT_CLEARED))
+        notes.append(Note.NOT_CLEARED.say())
       if numbers.inconclusive:
         notes.append(Sentence(Note.UNTOLD, numbers.inconclusive))
       late = sorted(set(behind.tolist()) - set(numbers.silent))
       if late:
-        notes.append(say(Note.STOPPED_EARLY, ranks=plural(len(late), "rank"),
+        notes.append(Note.STOPPED_EARLY.say(ranks=plural(len(late), "rank"),
             late=list_ranks(late)))
     if window is not None and window.left_out:
-      notes.append(say(Note.RANKS_NOT_SHOWN, first=window.left_out))
+      notes.append(Note.RANKS_NOT_SHOWN.say(first=window.left_out))
     for seen in self._processes.seen:
       stopped = seen.process.info.get("stopped")
       if stopped:
-        notes.append(say(Note.STOPPED_RECORDING, name=seen.name,
+        notes.append(Note.STOPPED_RECORDING.say(name=seen.name,
             stopped=str(stopped)[:300].rstrip(".")))
       not_copied = seen.process.info.get("not_copied")
       if not_copied:
-        notes.append(say(Note.LACKS_STEPS, name=seen.name,
+        notes.append(Note.LACKS_STEPS.say(name=seen.name,
             not_copied=str(not_copied)[:300].rstrip(".")))
     unnamed = [found.unnamed for found in (self._collectives, self._rows) if found.unnamed]
     return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])

@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnose.advice import advise
-from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import AMPLIFICATION, EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
+from jaxpace.diagnose.words.advice import advise
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import hosts_of, percent, some_ranks
 from jaxpace.runs.problems import plural
 
 
@@ -38,9 +39,9 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   stopping = _stopping(case) if worst > MOST else _mostly_last(case)
   alone = () if stopping is None else (stopping,)
   evidence = [
-      _last_rank(case) if stopping is None else say(Evidence.LAST_RANK, "one",
+      _last_rank(case) if stopping is None else Evidence.LAST_RANK.say("one",
           part=percent(float(totals.blame[stopping] / totals.blame.sum())), rank=stopping),
-      say(Evidence.WORST_TENTH, "pauses" if worst > MOST else "everyday", part=percent(worst))]
+      Evidence.WORST_TENTH.say("pauses" if worst > MOST else "everyday", part=percent(worst))]
   at = most_waited(case)
   evidence += [at] if at else []
   first = (None if begin == 0
@@ -48,19 +49,19 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   last = (None if end == case.selected.blocks
           else series_change(run, case.selected, _for_work(case), end) - 1)
   if first is not None or last is not None:
-    evidence.append(say(Evidence.SPELL, spell=spell(first, last)))
+    evidence.append(Evidence.SPELL.say(spell=spell(first, last)))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())
             for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   of_all = {name: percent(value / total) for name, value in causes.items()}
-  evidence.append(say(Evidence.WAITING_FOR, "delays" if causes["pacing"] > 0 else "no_delays",
+  evidence.append(Evidence.WAITING_FOR.say("delays" if causes["pacing"] > 0 else "no_delays",
                       **of_all))
   hosts = hosts_of(run, alone)
   by_host = _blame_by_host(case)
   if len(by_host) > 1 and not alone:
     host, part, expected = max(by_host, key=lambda entry: entry[1] / entry[2])
     if part > 2 * expected and part > 0.2:
-      evidence.append(say(Evidence.MOSTLY_HOST, part=percent(part), host=host,
+      evidence.append(Evidence.MOSTLY_HOST.say(part=percent(part), host=host,
           expected=percent(expected)))
       hosts = (host,) if part > 0.6 and not lateness.episodes else ()
   why = (("one_varies" if worst <= MOST else "one_stops") if alone
@@ -106,17 +107,17 @@ def _last_rank(case: EvidenceInputs) -> Sentence:
   waited = max(1, int(totals.last.sum()))
   if not late.size:
     often, chance = last / waited, 1 / max(1, int((totals.present > 0).sum()))
-    return say(Evidence.LAST_RANK, "changes", ranks=plural(len(others), "rank"),
+    return Evidence.LAST_RANK.say("changes", ranks=plural(len(others), "rank"),
         of_ranks=case.run.ranks, worst=int(often.argmax()), often=percent(often.max()),
         chance=percent(chance))
   beside = f"Beside {some_ranks(late)}"
   if not others.size:
-    return say(Evidence.LAST_RANK, "none_beside", beside=beside)
+    return Evidence.LAST_RANK.say("none_beside", beside=beside)
   worst = int(last.argmax())
   if others.size == 1:
-    return say(Evidence.LAST_RANK, "one_beside", beside=beside, worst=worst,
+    return Evidence.LAST_RANK.say("one_beside", beside=beside, worst=worst,
         worst_often=percent(last[worst] / waited))
-  return say(Evidence.LAST_RANK, "several_beside", beside=beside, others=len(others),
+  return Evidence.LAST_RANK.say("several_beside", beside=beside, others=len(others),
       often=percent(last.sum() / waited), worst=worst, worst_often=percent(last[worst] / waited))
 
 

@@ -8,24 +8,23 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose import tcp
-from jaxpace.diagnose.advice import advise
-from jaxpace.diagnose.codes import (
-  Evidence,
-  Sentence,
+from jaxpace.diagnose.episodes import change_points, confidence
+from jaxpace.diagnose.lateness import series_change, spell
+from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
+from jaxpace.diagnose.mechanism import crowded_processors, per_step
+from jaxpace.diagnose.modes.inputs import CONTENTION, EvidenceInputs, Finding
+from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.waiting_places import most_contended
+from jaxpace.diagnose.words.advice import advise
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import (
   hosts_of_processes,
   milliseconds,
   name_process,
   named,
   percent,
 )
-from jaxpace.diagnose.episodes import change_points, confidence
-from jaxpace.diagnose.lateness import series_change, spell
-from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
-from jaxpace.diagnose.mechanism import crowded_processors, per_step
-from jaxpace.diagnose.messages import say
-from jaxpace.diagnose.modes.inputs import CONTENTION, EvidenceInputs, Finding
-from jaxpace.diagnose.selected_steps import merged
-from jaxpace.diagnose.waiting_places import most_contended
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -233,18 +232,18 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   last = (None if slow.end == selected.blocks
           else series_change(run, selected, case.transfer, slow.end) - 1)
   if slow.bursts:
-    evidence = [say(Evidence.TWO_KINDS, part=percent(slow.bursts), level=milliseconds(slow.level),
+    evidence = [Evidence.TWO_KINDS.say(part=percent(slow.bursts), level=milliseconds(slow.level),
         quiet=milliseconds(slow.quiet))]
   elif first is None and last is None:
     wording, quiet = (("floor", float(case.floor.floor.sum())) if case.floor.known
                       else ("link" if slow.links.slow else "quickest", slow.quiet))
-    evidence = [say(Evidence.THROUGHOUT, wording, level=milliseconds(slow.level),
+    evidence = [Evidence.THROUGHOUT.say(wording, level=milliseconds(slow.level),
                     quiet=milliseconds(quiet), source=case.floor.source)]
   else:
-    evidence = [say(Evidence.STRETCH, level=milliseconds(slow.level), spell=spell(first, last),
+    evidence = [Evidence.STRETCH.say(level=milliseconds(slow.level), spell=spell(first, last),
         quiet=milliseconds(slow.quiet))]
   if not case.floor.known:
-    evidence.append(say(Evidence.NEEDS_FLOOR))
+    evidence.append(Evidence.NEEDS_FLOOR.say())
   at = most_contended(case)
   evidence += [at] if at else []
   evidence += _whose(case, slow)
@@ -264,10 +263,10 @@ def _probed(case: EvidenceInputs, slow: SlowTransfers) -> tuple[tuple[int, ...],
   """Processes with slow links, by the counters, else by a link probe; and what the probe says."""
   if case.links is None:
     return slow.links.slow, []
-  said = [say(Evidence.PROBE, says=culprit.sentence()) for culprit in case.links.culprits]
+  said = [Evidence.PROBE.say(says=culprit.sentence()) for culprit in case.links.culprits]
   if not said:
     why = case.links.cannot_tell
-    return slow.links.slow, [say(Evidence.PROBE_NOTHING, "why" if why else "none_slower", why=why)]
+    return slow.links.slow, [Evidence.PROBE_NOTHING.say("why" if why else "none_slower", why=why)]
   host_of = {p.process: p.host for p in case.run.processes}
   named = tuple(p for culprit in case.links.culprits for p in culprit.processes
                 if host_of.get(p) in culprit.hosts)
@@ -283,27 +282,27 @@ def _crowded(case: EvidenceInputs, slow: SlowTransfers) -> bool:
 def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
-    return [say(Evidence.NO_COUNTERS)]
+    return [Evidence.NO_COUNTERS.say()]
   said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))
   if slow.links.slow:
-    said.append(say(Evidence.SLOW_LINK, process=name_process(run, worst),
+    said.append(Evidence.SLOW_LINK.say(process=name_process(run, worst),
         busy=milliseconds(busy[worst]), others=milliseconds(others)))
   elif _crowded(case, slow):
-    said.append(say(Evidence.ALL_BUSY, least=milliseconds(min(busy.values())),
+    said.append(Evidence.ALL_BUSY.say(least=milliseconds(min(busy.values())),
         most=milliseconds(busy[worst])))
   elif len(busy) == 2:
-    said.append(say(Evidence.BOTH_BUSY, least=milliseconds(min(busy.values())),
+    said.append(Evidence.BOTH_BUSY.say(least=milliseconds(min(busy.values())),
         most=milliseconds(busy[worst])))
   else:
-    said.append(say(Evidence.NO_SINGLE_LINK, least=milliseconds(min(busy.values())),
+    said.append(Evidence.NO_SINGLE_LINK.say(least=milliseconds(min(busy.values())),
         most=milliseconds(busy[worst]), process=name_process(run, worst)))
   if slow.queued and slow.trips:
-    said.append(say(Evidence.QUEUE, then=milliseconds(slow.trips[0]),
+    said.append(Evidence.QUEUE.say(then=milliseconds(slow.trips[0]),
         otherwise=milliseconds(slow.trips[1])))
   resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
     most = max(resent, key=lambda p: resent[p])
-    said.append(say(Evidence.RESENT, segments=resent[most], process=name_process(run, most)))
+    said.append(Evidence.RESENT.say(segments=resent[most], process=name_process(run, most)))
   return said

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.codes import Sentence, codes
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.totals import RunTotals
+from jaxpace.diagnose.words.codes import Sentence, codes
 from jaxpace.runs.links import ProbedLinks
 
 PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"

@@ -7,8 +7,6 @@ import math
 
 import numpy as np
 
-from jaxpace.diagnose.advice import against_pauses
-from jaxpace.diagnose.codes import Evidence, Sentence, hosts_of, milliseconds, percent, some_ranks
 from jaxpace.diagnose.episodes import binomial_tail, confidence
 from jaxpace.diagnose.limits import (
   CONFIDENCE,
@@ -22,10 +20,13 @@ from jaxpace.diagnose.limits import (
   UNEXPLAINED,
 )
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
-from jaxpace.diagnose.messages import say
 from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.words.advice import against_pauses
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
 
 
 class LongGaps:
@@ -150,18 +151,18 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
            else 0.0)
   who = some_ranks(ranks).capitalize() if ranks else "Ranks"
   evidence = [
-      say(Evidence.PAUSES, who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
+      Evidence.PAUSES.say(who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
           mean=milliseconds(usual + mean)),
-      say(Evidence.PAUSES_COST, own=milliseconds(pauses.own), waiting=milliseconds(pauses.waiting))]
+      Evidence.PAUSES_COST.say(own=milliseconds(pauses.own), waiting=milliseconds(pauses.waiting))]
   if ranks:
     part = float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12))
-    evidence.append(say(Evidence.PAUSES_HELD, "rank" if len(ranks) == 1 else "ranks",
+    evidence.append(Evidence.PAUSES_HELD.say("rank" if len(ranks) == 1 else "ranks",
                         part=percent(part)))
   else:
-    evidence.append(say(Evidence.PAUSE_ALIKE))
+    evidence.append(Evidence.PAUSE_ALIKE.say())
   evidence += mechanisms
   if not mechanisms and run.host_causes.columns:
-    evidence.append(say(Evidence.NO_CAUSE))
+    evidence.append(Evidence.NO_CAUSE.say())
   causes = kinds(mechanisms)
   return Finding(
       mode=JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),

@@ -9,11 +9,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.advice import ADVICE, advise
-from jaxpace.diagnose.codes import (
+from jaxpace.diagnose.episodes import Episode
+from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
+from jaxpace.diagnose.limits import LEAST, MOST
+from jaxpace.diagnose.mechanism import kinds, of_lateness
+from jaxpace.diagnose.modes.contention import SlowTransfers
+from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
+from jaxpace.diagnose.selected_steps import MAX_COARSE
+from jaxpace.diagnose.waiting_places import late_at
+from jaxpace.diagnose.words.advice import ADVICE, advise
+from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.names import (
   NAMED,
-  Evidence,
-  Sentence,
   hosts_of,
   joined,
   milliseconds,
@@ -23,15 +31,6 @@ from jaxpace.diagnose.codes import (
   percent,
   some_ranks,
 )
-from jaxpace.diagnose.episodes import Episode
-from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
-from jaxpace.diagnose.limits import LEAST, MOST
-from jaxpace.diagnose.mechanism import kinds, of_lateness
-from jaxpace.diagnose.messages import say
-from jaxpace.diagnose.modes.contention import SlowTransfers
-from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
-from jaxpace.diagnose.selected_steps import MAX_COARSE
-from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
@@ -53,11 +52,11 @@ def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> 
   hosts = hosts_of(run, late)
   whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
   if whole:
-    evidence.append(say(Evidence.WHOLE_HOST, hosts=named(whole),
+    evidence.append(Evidence.WHOLE_HOST.say(hosts=named(whole),
         host="hosts" if len(whole) > 1 else "host"))
   elsewhere = [h for h in hosts if h not in whole]
   if whole and elsewhere:
-    evidence.append(say(Evidence.ELSEWHERE, hosts=named(elsewhere)))
+    evidence.append(Evidence.ELSEWHERE.say(hosts=named(elsewhere)))
   cost = max(e.lateness * e.steps for e in episodes)
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
   causes = kinds(mechanisms)
@@ -98,7 +97,7 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
     spells = [spell_of(case, [e]) for e in own[:3]]
     times = joined([spell(*found) for found in spells])
     chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
-    evidence.append(say(Evidence.LATE, rank=name_rank(run, rank),
+    evidence.append(Evidence.LATE.say(rank=name_rank(run, rank),
         lateness=milliseconds(longest.lateness), times=times, chronic=chronic,
         persistence=percent(longest.persistence), steps=steps, often=percent(often)))
     if rank == late[0] or len(late) < NAMED:
@@ -113,7 +112,7 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
       mechanisms += of_lateness(case, process, longest.begin, longest.end,
                                 max(compute + gap, 0.0), gap)
   if len(late) > NAMED:
-    evidence.append(say(Evidence.LATE_AND_LESS, late=list_ranks(late[NAMED:])))
+    evidence.append(Evidence.LATE_AND_LESS.say(late=list_ranks(late[NAMED:])))
   return [*evidence, *mechanisms], mechanisms
 
 
@@ -258,8 +257,9 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
   evidence, mechanisms = describe(case, episodes)
   # as many late ranks, picked blindly, are exactly those in a bad place once in so many times
   times = math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
-  head = (say(Evidence.IN_PLACE, "late", those=_those(bad), ranks=list_ranks(ranks),
-      s="s" if len(ranks) == 1 else "", lateness=milliseconds(lateness), times=times))
+  head = Evidence.IN_PLACE.say(
+      "late", those=_those(bad), ranks=list_ranks(ranks), s="s" if len(ranks) == 1 else "",
+      lateness=milliseconds(lateness), times=times)
   first, last = spell_of(case, episodes)
   return Finding(
       mode=LOCALITY, share=held.seconds / case.mean_step,
@@ -273,8 +273,8 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
 def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
-  head = (say(Evidence.IN_PLACE, "slow", those=_those(bad), ranks=list_ranks(ranks),
-      lost=milliseconds(slow.share * case.mean_step)))
+  head = Evidence.IN_PLACE.say("slow", those=_those(bad), ranks=list_ranks(ranks),
+                               lost=milliseconds(slow.share * case.mean_step))
   return dataclasses.replace(
       slow, mode=LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),

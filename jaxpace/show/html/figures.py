@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnose.codes import milliseconds, signed
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.names import milliseconds, signed
 from jaxpace.show import contents
 from jaxpace.show.html.markup import Markup, element
 

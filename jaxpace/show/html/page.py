@@ -15,8 +15,8 @@ import re
 from importlib import resources
 from typing import Any
 
-from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import plural
 from jaxpace.show.html import sections

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import MEANING, SHARES
+from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.problems import list_ranks
 from jaxpace.show.contents import answer_at, facts, might_have_been, whom

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.live.look import Snapshot
+from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.plain_text import plain, shortened
 from jaxpace.runs.problems import duration
 from jaxpace.runs.run import RunError

@@ -13,9 +13,9 @@ from rich.segment import Segment
 from rich.style import Style
 from rich.text import Text
 
-from jaxpace.diagnose.codes import milliseconds
 from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
+from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import duration, plural
 from jaxpace.show.console import draw_bar

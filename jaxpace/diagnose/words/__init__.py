@@ -1,0 +1,1 @@
+"""What the diagnosis says: codes with their words, names and numbers, advice."""

@@ -1,0 +1,171 @@
+"""What shows that a finding is one."""
+
+from __future__ import annotations
+
+from jaxpace.diagnose.words.codes import Code
+
+_PAUSE = {
+    "late": "{who} {pauses} for {mean} per step, {more} more than the others.",
+    "pauses":
+        "In its long gaps a process {pauses}: {held} per step, {part} of the pauses, in {often} "
+        "of the steps, up to {longest} at a time."}
+
+
+class Evidence(Code):
+  """What a sentence of a finding's evidence shows."""
+
+  LATE = ("late", "how late a rank arrives, and when",
+      "{rank} reaches the collectives {lateness} after the typical rank, {times}{chronic}: so "
+      "in {persistence} of the stretches of {steps} steps; the job waited for it in {often} "
+      "of all steps.")
+  AT = ("at", "at which collective, iteration and line of the model a rank is late", {
+      "spread":
+          "Its lateness is spread over the step: of {whole}, {part} is at {name}{origin}, the "
+          "most at any collective.",
+      "one":
+          "It is late by {late} at {place}: that is where it reaches a collective after the "
+          "others, and what it does since the one before is what takes long.",
+      "iterations":
+          "It is late by {late} at {name}{origin}, over all its {iterations} iterations: "
+          "{least} to {most} in each."})
+  MOST_WAITED = ("most_waited", "at which collective most of the waiting is",
+      "{part} of the waiting is at {name}{origin}{iteration}.")
+  MOST_CONTENDED = ("most_contended", "along which axis of the mesh, and where, transfers are slow",
+      "{part} of what transfers take beyond their floors is along {axis}, most at "
+      "{name}{origin}.")
+  WHERE = "where", "which part of the step is longer than the typical rank's"
+  LATE_AND_LESS = ("late_and_less", "more ranks of the finding, late by less",
+      "Late as well, and less: {late}.")
+  WHOLE_HOST = ("whole_host", "all ranks of a host are late",
+      "All ranks of {hosts} are late: the {host}, not a single device.")
+  ELSEWHERE = "elsewhere", "hosts with other ranks in time", "On {hosts} other ranks are in time."
+  SAVES_MORE = ("saves_more", "why mending it saves more than its share",
+      "{part} of the step is what the ranks wait for that, mean over all, of which {late} "
+      "little; the job as a whole would save {saving}: {speedup:.2f} times as fast.")
+  ROWS_MISSING = ("rows_missing",
+      "some ranks left no rows, and waiting for them looks like slow transfers",
+      "Rows of {ranks} are missing: what the others wait for {them} looks the same.")
+  SLOW_AS_WELL = ("slow_as_well", "transfers are slow by the same fault",
+      "Transfers are slower as well then, as this host's processors serve them: {evidence}")
+  LATE_AS_WELL = ("late_as_well", "a host is late by the same fault",
+      "{who} is late by a little since then: {evidence}")
+  IN_PLACE = ("in_place", "the slow ranks are those in a bad place", {
+      "late":
+          "{those} ({ranks}) lose{s} {lateness} per step against the others, and they are the "
+          "only ones there: by chance that is so once in {times:,}.",
+      "slow": "{those} ({ranks}) are those whose host's link is slow; each step loses {lost}."})
+  PLACE = "place", "what is bad about the place"
+  LAST_RANK = ("last_rank", "how the last rank changes", {
+      "several_beside":
+          "{beside} the last rank changes: {others} others were last, in {often} of the "
+          "steps, rank {worst} most often, in {worst_often}.",
+      "changes":
+          "The last rank changes: {ranks} of {of_ranks} were last; the most frequent, "
+          "{worst}, in {often} of the steps ({chance} by chance).",
+      "none_beside": "{beside} no rank is ever last: lateness varies from step to step.",
+      "one_beside": "{beside} it is rank {worst} that is last, in {worst_often} of the steps.",
+      "one": "{part} of the waiting is for rank {rank}."})
+  WORST_TENTH = ("worst_tenth", "whether rare pauses or everyday jitter hold the waiting", {
+      "pauses":
+          "The worst tenth of the steps holds {part} of the waiting: rare long pauses, not "
+          "everyday jitter.",
+      "everyday":
+          "The worst tenth of the steps holds {part} of the waiting: everyday jitter, not "
+          "rare pauses."})
+  SPELL = "spell", "from which step to which it is so", "It is so {spell}."
+  WAITING_FOR = ("waiting_for", "what the last ranks are longer busy with", {
+      "no_delays":
+          "Of all waiting, {compute} is for longer compute and {runtime} for longer gaps "
+          "between steps.",
+      "delays":
+          "Of all waiting, {compute} is for longer compute and {runtime} for longer gaps "
+          "between steps, {pacing} for delays."})
+  MOSTLY_HOST = ("mostly_host", "a host holds more of the waiting than its part of the ranks",
+      "{part} of the waiting is for {host}, which has {expected} of the ranks.")
+  PAUSES = ("pauses", "how long gaps are as a rule, and on average",
+      "{who} pause{s} between steps now and then: a gap takes {usual} as a rule, and {mean} "
+      "on average.")
+  PAUSES_COST = ("pauses_cost", "what a step loses in pauses, and in waiting for them",
+      "A step loses {own} in the pauses themselves, mean over ranks, and {waiting} in which "
+      "ranks wait for one that pauses.")
+  PAUSES_HELD = ("pauses_held", "the part of the pauses that the named ranks hold", {
+      "rank": "{part} of all pauses are on this rank.",
+      "ranks": "{part} of all pauses are on these ranks."})
+  PAUSE_ALIKE = ("pause_alike", "all ranks pause equally",
+      "All ranks pause equally; no single process is to blame.")
+  NO_CAUSE = ("no_cause", "no cause that the loop measures takes that long",
+      "Neither garbage collection nor data nor checkpoints, as far as the loop measures them, "
+      "take that long: logging, evaluation, or other load on the host's processors?")
+  GC = "gc", "a process collects garbage", _PAUSE
+  DATA = "data", "a process waits for data", _PAUSE
+  CHECKPOINT = "checkpoint", "a process writes checkpoints", _PAUSE
+  BETWEEN = "between", "a process is between two steps, and no column shows for what", _PAUSE
+  PREEMPTED = ("preempted", "something else runs on a process's processors", {
+      "switches":
+          "{who} is preempted: {switches:.1f} involuntary switches a step, {more:.1f} more "
+          "than the others: something else runs on its processors.",
+      "cpu_time":
+          "{who} is preempted: {switches:.1f} involuntary switches a step, {more:.1f} more "
+          "than the others, while its CPU time is not longer: something else runs on its "
+          "processors."})
+  WORK = ("work", "a process has more work",
+      "{who} has more work: its CPU time is {work} a step longer than the others'.")
+  ASLEEP = ("asleep", "a process sleeps or waits, and it doesn't show for what",
+      "{who} uses no more CPU time than the others, and is not preempted so often that it "
+      "would explain this: it sleeps, stands still or waits for a device, and the host's "
+      "columns don't say for what.")
+  THROTTLED = ("throttled", "a process is throttled by a CPU limit",
+      "{who} is throttled by a CPU limit of its control group: {more} per step more than the "
+      "others.")
+  STEAL = ("steal", "a hypervisor gives the processors to others",
+      "{who} runs on a host whose hypervisor gives its processors to others: {more} per step "
+      "more than the others.")
+  GPU_CLOCK = ("gpu_clock", "a GPU runs at a lower clock",
+      "{who}'s GPU runs at {mhz:.0f} MHz, the others' at {usual:.0f}: heat, power, or a limit "
+      "set on it.")
+  TWO_KINDS = ("two_kinds", "slow and quick transfers take turns",
+      "The collectives come in two kinds: {part} of the steps take {level} in them, the "
+      "others {quiet}.")
+  THROUGHOUT = ("throughout", "transfers are slow in every step", {
+      "floor":
+          "The collectives themselves take {level} per step throughout; on a quiet fabric "
+          "{quiet} ({source}).",
+      "link":
+          "The collectives themselves take {level} per step throughout; without that host's "
+          "link about {quiet}.",
+      "quickest":
+          "The collectives themselves take {level} per step throughout; the quickest about "
+          "{quiet}."})
+  STRETCH = ("stretch", "transfers are slow in a stretch of the run",
+      "The collectives themselves take {level} per step {spell}, {quiet} in the rest of the "
+      "run.")
+  NEEDS_FLOOR = ("needs_floor", "what is slow throughout shows against a known floor only",
+      "What is equally slow in every step of the run can't be seen without a known floor: "
+      "`--floor` takes what `jaxpace bench` measured.")
+  NO_COUNTERS = ("no_counters", "no counters tell a slow link from a crowded fabric",
+      "Whether one host's link is slow or a trunk that all share is crowded is unknown: no "
+      "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives "
+      "don't use TCP.")
+  SLOW_LINK = ("slow_link", "one host's connections are busy much longer",
+      "The link of {process} is the slow one: its connections had data on the way for {busy} "
+      "per step, the others' for {others}.")
+  ALL_BUSY = ("all_busy", "all hosts' connections are equally busy",
+      "All hosts' connections are equally busy, {least} to {most} per step: the fabric "
+      "between them is crowded, not one host's link.")
+  BOTH_BUSY = ("both_busy", "of two hosts, both are busy",
+      "Both hosts' connections are busy, {least} and {most} per step: of two hosts, one's "
+      "slow link and a crowded one between them look the same.")
+  NO_SINGLE_LINK = ("no_single_link", "the counters name no single link",
+      "The hosts' TCP counters name no single link: {least} to {most} per step with data on "
+      "the way, most on {process}.")
+  QUEUE = ("queue", "round trips are longer in the contended stretch",
+      "Data queue on the way: a round trip of the hosts' connections takes {then} then, "
+      "{otherwise} in the rest of the run.")
+  RESENT = ("resent", "segments are sent again",
+      "Segments are lost and sent again: up to {segments:.2f} per step on {process}.")
+  PROBE = "probe", "what the link probe names", "The link probe: {says}"
+  PROBE_NOTHING = ("probe_nothing", "the link probe names nothing", {
+      "why": "The link probe names nothing: {why}",
+      "none_slower":
+          "The link probe names nothing: no host or link was slower than the others when it "
+          "was made."})
