@@ -157,15 +157,34 @@ class InstrumentedFunction(Recordable):
   first_place: int = 0
   """Number of the first of these."""
 
-  def compiled(self, inside: Sequence[tuple[int, Collective]], reason: str = "") -> None:
-    """Takes note of how the traced step was compiled.
+  def note_traced(self, plan: Plan, left: Sequence[Untimed]) -> None:
+    """Takes note of a trace: its plan, and what it leaves to what compiles it. A plan that was
+    completed stays as it is until then: a step is traced for its shapes, too."""
+    self.traced, self.left = plan, tuple(left)
+    if self.plan is None or not self.left:
+      self.plan = self._untimed()
+
+  def note_compiled(self, inside: Sequence[tuple[int, Collective]], notice: str = "") -> None:
+    """Completes the plan of the trace.
 
     Args:
-      inside: the collectives in bodies of its equations that have got timestamps, each with the
-        number of slots before it.
-      reason: why these have none, as a sentence; empty where they have.
+      inside: what it left, with timestamps; each with the number of slots before it.
+      notice: why none of that has timestamps; empty where it has.
     """
-    raise NotImplementedError
+    assert self.traced is not None, "what is compiled has been traced"
+    before = {one.index: slots for slots, one in inside}
+    # What has n slots before it comes before slot n.
+    order = sorted(range(len(self.traced.collectives) + len(inside)),
+                   key=lambda index: before.get(index, index + 0.5))
+    self.plan = dataclasses.replace(
+        self._untimed(notice) if notice else self.traced, inside=tuple(one for _, one in inside),
+        order=tuple(order))
+
+  def _untimed(self, *notices: str) -> Plan:
+    """The plan of the trace where what it left has no timestamps."""
+    assert self.traced is not None, "it has been traced"
+    return dataclasses.replace(self.traced, unstamped=(*self.left, *self.traced.unstamped),
+                               notices=(*self.traced.notices, *notices))
 
 
 def observed_function(step: Any) -> ObservedFunction | None:

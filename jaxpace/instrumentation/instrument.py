@@ -18,7 +18,7 @@ from jaxpace.core import own_context, pacing, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.pace import PaceState
-from jaxpace.core.plan import Collective, Plan
+from jaxpace.core.plan import Plan
 from jaxpace.core.ring_layout import MAX_DECISIONS
 from jaxpace.core.types import Decision, Pacer, PacerState
 from jaxpace.core.varying import vary, varying
@@ -32,12 +32,11 @@ from jaxpace.instrumentation import (
 )
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
-from jaxpace.observation import everywhere
+from jaxpace.observation import everywhere, nested
 from jaxpace.observation.clocks import Clock, host_ring, resolve_clock, words
 from jaxpace.observation.clocks.operands import Event
 
 _LOG = logging.getLogger("jaxpace")
-_UNTIMED = "Collectives in loops, branches and jax.checkpoint are not timed: {}"
 
 
 def spec(mesh: Mesh, axes: Sequence[str] | None = None) -> PartitionSpec:
@@ -305,7 +304,7 @@ class Instrumented(InstrumentedFunction):
     checks.some_collective(flat, self.axis, self.step)
     events, silent = self._events(clock, one)
     unmarked = self._leave_nested(clock, bool(automatic), events) if flat.hidden else ""
-    self.left = () if unmarked else tuple(flat.hidden)
+    left = () if unmarked else tuple(flat.hidden)
     flat = dataclasses.replace(flat, hidden=flat.hidden if unmarked else [])
     untimed = checks.untimed_sums(flat, self.axis)
     if untimed and not self._warned:
@@ -328,17 +327,15 @@ class Instrumented(InstrumentedFunction):
     held = () if measured.holding is None else measured.holding.held
     with jax.named_scope("jaxpace"):
       state, names = self._after(one, measured, index, ranks)
-    self.traced = Plan(
+    self.note_traced(Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
         collectives=written.collectives, unstamped=written.unstamped, share=share,
         share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
         decisions=names, overflow=written.overflow, holds=holder is not None,
         program=None if events is None else self.number,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
-                 *silent, *((_UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
-                 *before_collective.notices(self.holds, written, held)))
-    if self.plan is None or not self.left:
-      self.plan = self.traced
+                 *silent, *((nested.UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
+                 *before_collective.notices(self.holds, written, held))), left)
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, measured.outputs
@@ -360,7 +357,7 @@ class Instrumented(InstrumentedFunction):
     if reason or self.number is None:
       return None, (f"Nothing of this step can be recorded. {reason}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
-    everywhere.instrumented[self.number] = self
+    nested.functions[self.number] = self
     return Event(self.number, clock.place(one.rank)), ()
 
   def _leave_nested(self, clock: Clock, automatic: bool, events: Event | None) -> str:
@@ -373,24 +370,10 @@ class Instrumented(InstrumentedFunction):
     if automatic:
       return "some axes of the mesh are the compiler's."
     try:
-      everywhere.time_nested()
+      everywhere.watch()
     except Exception as error:  # Whatever it is, the step runs.
       return str(error)
     return ""
-
-  def compiled(self, inside: Sequence[tuple[int, Collective]], reason: str = "") -> None:
-    """See `InstrumentedFunction`."""
-    assert self.traced is not None, "what is compiled has been traced"
-    plan, before = self.traced, {one.index: slots for slots, one in inside}
-    # What has n slots before it comes before slot n.
-    order = sorted(range(len(plan.collectives) + len(inside)),
-                   key=lambda index: before.get(index, index + 0.5))
-    if reason:
-      plan = dataclasses.replace(plan, unstamped=(*self.left, *plan.unstamped),
-                                 notices=(*plan.notices, _UNTIMED.format(reason)))
-      _LOG.warning("%s", plan.notices[-1])
-    self.plan = dataclasses.replace(plan, inside=tuple(one for _, one in inside),
-                                    order=tuple(order))
 
   def _numbers(self, one: PaceState) -> jax.Array:
     """What the ring gets as the step begins: its number, and what the pacer decided for it."""

@@ -3,13 +3,11 @@ collectives of a process, whoever calls it.
 
 One handler gets all that is compiled. A call of an observed function runs in a context of JAX's
 that is a part of the key of its caches: so its programs have a place of their own there, and the
-handler learns whose they are. Instrumented steps have timestamps of their own, and leave the
-collectives in loops to the handler, by the scope that these run in.
+handler learns whose they are. What instrumented steps leave to it comes first, see `nested`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -22,13 +20,8 @@ from typing import Any, Literal
 
 import jax
 
-from jaxpace.core.observed import (
-  InstrumentedFunction,
-  ObservedFunction,
-  ObservedPlan,
-  ObservedProgram,
-)
-from jaxpace.observation import comparing, phases
+from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
+from jaxpace.observation import comparing, nested
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
@@ -177,8 +170,6 @@ class Watcher(ObservedFunction):
 _recording: Everywhere | None = None
 """What gets the programs that are of no observed function."""
 _functions: weakref.WeakValueDictionary[int, Watcher] = weakref.WeakValueDictionary()
-instrumented: weakref.WeakValueDictionary[int, InstrumentedFunction] = weakref.WeakValueDictionary()
-"""Functions that write events of their own, by the number of their program."""
 _tokens = itertools.count()
 
 
@@ -188,15 +179,14 @@ def watched(function: Watcher) -> Any:
   Raises:
     RuntimeError: this JAX can't be watched.
   """
-  compiling.watch(_compile, _loaded)
+  watch()
   token = next(_tokens)
   _functions[token] = function
   return "jaxpace.observe", token
 
 
-def time_nested() -> None:
-  """Sees to it that collectives that instrumented functions leave get timestamps where these are
-  compiled, in the scope `phases.nested_scope`, and that they hear of it.
+def watch() -> None:
+  """Sees to it that what is compiled from now on is handed to those whose it is.
 
   Raises:
     RuntimeError: this JAX can't be watched.
@@ -212,32 +202,12 @@ def context() -> Any:
 
 def _compile(request: compiling.Request) -> Any:
   """Hands a program to those whose it is."""
-  if functions := [each for each in list(instrumented.items()) if each[1].left]:
-    executable, text = request.compile(), ""
-    with contextlib.suppress(Exception):  # Another platform's compiler may not say.
-      text = compiling.text_of(executable)
-    for number, function in functions:
-      if phases.nested_scope(number) in text:
-        _time_nested(request, text, function)
+  nested.put_timestamps(request)
   # A context is made with the first observed function: it is a part of the key of JAX's caches.
   value = context().value if _functions else None
   watcher: Watcher | None = _functions.get(value[1]) if isinstance(value, tuple) else None
   watcher = watcher or _recording
   return request.compile() if watcher is None else watcher.compile(request)
-
-
-def _time_nested(request: compiling.Request, text: str, function: InstrumentedFunction) -> None:
-  """Puts timestamps around the collectives that an instrumented function left to this."""
-  assert function.traced is not None, "what is compiled has been traced"
-  place_of = {device: place for place, device in enumerate(function.devices, function.first_place)}
-  # Under pmap partitions are places, and other processes' devices have no place of their own.
-  ranks = [place_of.get(device.id, place) for place, device in enumerate(request.devices)]
-  try:
-    function.compiled(program.nested(request, text, function.traced, ranks))
-  except Exception as error:
-    # What goes wrong here is nothing to the program.
-    _LOG.debug("nested", exc_info=True)
-    function.compiled([], in_a_line(error))
 
 
 def _loaded(name: str, devices: Sequence[Any]) -> None:
@@ -255,11 +225,7 @@ def _compiled(request: compiling.Request, name: str, clock: str) -> program.Time
   if reason := host_ring.unavailable(clock):
     raise RuntimeError(reason)
   made = program.timestamped(request, numbered, name, host_ring.ranks(), clock)
-  paced = None if made is None else instrumented.get(made.program.paced or 0)
-  if made is None or paced is None or paced.traced is None:
-    return made
-  return made._replace(program=dataclasses.replace(
-      made.program, decisions=paced.traced.decisions))
+  return None if made is None else made._replace(program=nested.with_decisions(made.program))
 
 
 def add(made: ObservedProgram) -> None:
@@ -341,7 +307,7 @@ class Everywhere(Watcher):
     """
     self._earlier = {one.number: _executions(one.number) for one in _programs}
     global _recording
-    compiling.watch(_compile, _loaded)
+    watch()
     _recording = self
     if self.runs:
       self._begin()

@@ -164,6 +164,16 @@ def test_where_and_how_often_they_run(name, mapped):
     assert "jaxpace" not in one.operation, "processes number their programs each by itself"
 
 
+def test_what_is_not_compiled_has_no_timestamps():
+  paced, run, pace = instrumented(training(scanned), mesh_of(data=2), P(), P("data"))
+  jax.eval_shape(run, pace, params(), batches(1)[0])
+  assert not paced.plan.inside and len(paced.plan.unstamped) == 6
+  run.lower(pace, params(), batches(1)[0]).compile()
+  plan = paced.plan
+  jax.eval_shape(run, pace, params(), jnp.concatenate(batches(2)))
+  assert paced.plan is plan and len(plan.inside) == 6 and not plan.unstamped
+
+
 def failing(*_args):
   raise RuntimeError("It can't.")
 
