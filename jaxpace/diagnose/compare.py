@@ -13,15 +13,15 @@ from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, LOCALITY, PERSISTENT
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Sentence, codes
 from jaxpace.diagnose.words.names import milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
 
-_OF_RANKS = (PERSISTENT, LOCALITY, AMPLIFICATION)
+_OF_RANKS = (Verdict.PERSISTENT, Verdict.LOCALITY, Verdict.AMPLIFICATION)
 
 
 class Comparison(NamedTuple):
@@ -34,8 +34,8 @@ class Comparison(NamedTuple):
   # by how much later each rank arrives than those of which it changed as usual; empty where ranks
   # can't be set beside each other
   ranks: dict[int, Change]
-  new: tuple[str, ...]  # modes of findings that only B has
-  gone: tuple[str, ...]  # that only A has
+  new: tuple[Verdict, ...]  # modes of findings that only B has
+  gone: tuple[Verdict, ...]  # that only A has
   # on findings of one run that the other can't tell: the ranks left no rows there
   inconclusive: tuple[Sentence, ...]
   limit: float | None  # share of A's step time that B may be longer
@@ -80,15 +80,14 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   return found._replace(verdict=_verdict(found))
 
 
-def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[str, ...]]
-                 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[Sentence, ...]]:
+def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[Verdict, ...]]
+                 ) -> tuple[tuple[Verdict, ...], tuple[Verdict, ...], tuple[Sentence, ...]]:
   """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it
   has them."""
   inconclusive: list[Sentence] = []
 
-  def only(one: Diagnosis, other: Diagnosis, own: tuple[str, ...], others: tuple[str, ...],
-           letters: str
-           ) -> tuple[str, ...]:
+  def only(one: Diagnosis, other: Diagnosis, own: tuple[Verdict, ...],
+           others: tuple[Verdict, ...], letters: str) -> tuple[Verdict, ...]:
     sure = []
     for mode in own:
       if mode in others:
@@ -267,7 +266,8 @@ def to_json(found: Comparison) -> dict[str, Any]:
       "ranks": [{"rank": rank, "host_a": found.a.run.host_of_rank(rank) or None,
                  "host_b": found.b.run.host_of_rank(rank) or None, "notable": rank in notable,
                  **late.to_json()} for rank, late in found.ranks.items()],
-      "findings": {"new": list(found.new), "gone": list(found.gone),
+      "findings": {"new": [str(mode) for mode in found.new],
+                   "gone": [str(mode) for mode in found.gone],
                    "untold": [str(said) for said in found.inconclusive],
                    "untold_codes": codes(found.inconclusive)},
       "fail_above": found.limit, "failed": found.failed, "verdict": str(found.verdict),

@@ -24,13 +24,7 @@ from jaxpace.diagnose.inconclusive import (
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
-from jaxpace.diagnose.modes.inputs import (
-  AMPLIFICATION,
-  CONTENTION,
-  EvidenceInputs,
-  Finding,
-  Reasons,
-)
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding, Reasons
 from jaxpace.diagnose.no_finding import few_pauses, unnamed_waiting
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
@@ -47,6 +41,7 @@ from jaxpace.diagnose.verdict import mended, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, where_waits_are
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent, some_ranks
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
 from jaxpace.runs.links import ProbedLinks
 from jaxpace.runs.run import Run
@@ -125,7 +120,7 @@ def why(case: EvidenceInputs) -> Reasons:
     findings, doubt, notes = hold_back(case, find(case))
   # who is last intermittently shows in the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in findings
-                if not doubted or finding.mode != AMPLIFICATION)
+                if not doubted or finding.mode != Verdict.AMPLIFICATION)
   reasons = Reasons(**vars(case), findings=() if unrecorded(run) else found, doubt=doubt,
                     on_sampling=notes, inconclusive=doubted, unseen=never)
   return dataclasses.replace(reasons, few_pauses=few_pauses(reasons),
@@ -167,7 +162,7 @@ def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str,
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   """Slow transfers with a word on the ranks without rows, if there are any: waiting for them looks
   the same."""
-  if finding.mode != CONTENTION or not never or len(never) == run.ranks:
+  if finding.mode != Verdict.CONTENTION or not never or len(never) == run.ranks:
     return finding
   said = Evidence.ROWS_MISSING.say(ranks=some_ranks(never),
       them="them" if len(never) > 1 else "it")

@@ -24,20 +24,14 @@ from jaxpace.diagnose.limits import (
 )
 from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes import amplification, contention, jitter, straggler
-from jaxpace.diagnose.modes.inputs import (
-  AMPLIFICATION,
-  CONTENTION,
-  LOCALITY,
-  PERSISTENT,
-  EvidenceInputs,
-  Finding,
-)
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.modes.straggler import excess
 from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import joined, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.runs.run import MISSING, Run
 
@@ -129,10 +123,10 @@ def _one_fault(case: EvidenceInputs, late: Finding, contended: Finding,
   the lateness.
   """
   processes = {int(case.run.process_of_rank[r]) for r in late.ranks}
-  if (contended.mode == CONTENTION and contended.share < late.share
+  if (contended.mode == Verdict.CONTENTION and contended.share < late.share
       and tcp.waits_for(slow.links, processes)):
     return True
-  if (contended.mode != CONTENTION or set(contended.hosts) - set(late.hosts)
+  if (contended.mode != Verdict.CONTENTION or set(contended.hosts) - set(late.hosts)
       or "slow_host" in contended.causes):
     return False
   if ("preempted" in late.causes and (late.first_step or 0) <= (contended.first_step or 0)
@@ -212,14 +206,15 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
   least = rounds * _busy(case)
   # Timestamps tell who waits for whom: of an observed run, only who is late for good, or in most of
   # the steps, may be whose turn comes last.
-  kept = tuple(f for f in findings if (observed and f.mode not in (PERSISTENT, LOCALITY)
-                                       and not (f.mode == AMPLIFICATION and f.ranks))
+  by_rank = (Verdict.PERSISTENT, Verdict.LOCALITY)
+  kept = tuple(f for f in findings if (observed and f.mode not in by_rank
+                                       and not (f.mode == Verdict.AMPLIFICATION and f.ranks))
                or _told(case, f, least, rounds))
   if observed and devices > cores and crowded_processors(case):
     # Of devices with equal work that run one after another, the mean one waits for at most that.
     most = (1 - cores / devices) / 2
     kept = tuple(_by_the_machine(f, devices, cores)
-                 if f.mode == AMPLIFICATION and not f.ranks and f.share <= most else f
+                 if f.mode == Verdict.AMPLIFICATION and not f.ranks and f.share <= most else f
                  for f in kept)
   if observed and len(kept) == len(findings):
     return kept, "", ()
@@ -233,7 +228,7 @@ def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
     their work."""
   return dataclasses.replace(
       finding, causes=("shared_cores",),
-      advice=advise(AMPLIFICATION, "shared_cores", devices=devices, cores=cores))
+      advice=advise(Verdict.AMPLIFICATION, "shared_cores", devices=devices, cores=cores))
 
 
 def never_grouped(run: Run) -> list[str]:
@@ -302,7 +297,7 @@ def _by_work(case: EvidenceInputs, rank: int, rounds: int) -> bool:
 
 def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> bool:
   """Whether a finding is more than turns may make."""
-  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+  if finding.mode not in (Verdict.PERSISTENT, Verdict.LOCALITY) or not finding.ranks:
     return finding.share * case.mean_step > least
   lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
               for rank in finding.ranks]

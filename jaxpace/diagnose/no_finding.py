@@ -10,9 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
-from jaxpace.diagnose.modes.inputs import CONTENTION, JITTER, FewPauses, Reasons, Unnamed
+from jaxpace.diagnose.modes.inputs import FewPauses, Reasons, Unnamed
 from jaxpace.diagnose.phases import beyond_usual
 from jaxpace.diagnose.what_if import has_gaps
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.step_causes import PAUSES
 
 _UNMEASURED = {
@@ -28,7 +29,7 @@ def few_pauses(case: Reasons) -> tuple[FewPauses, ...]:
   hides costs nothing.
   """
   run, selected = case.run, case.selected
-  if not selected.size or any(finding.mode == JITTER for finding in case.findings):
+  if not selected.size or any(finding.mode == Verdict.JITTER for finding in case.findings):
     return ()
   step_time = float(case.steps.mean())
   own = "runtime" if has_gaps(run) else "compute"  # which then holds the gaps
@@ -60,7 +61,7 @@ def _long_transfers(case: Reasons) -> np.ndarray:
   lost = np.nan_to_num(case.floor.contention).sum(axis=0)
   lost = np.maximum(lost - np.median(lost[mask]), 0.0)
   often = (lost[mask] >= MOST * float(case.steps.mean())).mean() > SELDOM
-  known = any(finding.mode == CONTENTION for finding in case.findings)
+  known = any(finding.mode == Verdict.CONTENTION for finding in case.findings)
   return np.zeros_like(lost) if often or known else lost
 
 

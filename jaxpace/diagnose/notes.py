@@ -14,13 +14,13 @@ from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
 from jaxpace.diagnose.mechanism import CROWDED
-from jaxpace.diagnose.modes.inputs import PERSISTENT
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percent, some_ranks
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.alarms import where
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
@@ -129,7 +129,7 @@ def _slow_for_good(facts: Diagnosis) -> list[Sentence]:
   shared, mended = facts.work_shared, facts.without_late or next(
       iter(facts.without_rank.values()), None)
   for_good = [finding for finding in facts.findings
-              if finding.mode == PERSISTENT and finding.last_step is None]
+              if finding.mode == Verdict.PERSISTENT and finding.last_step is None]
   if (not for_good or shared is None or mended is None or facts.work_moved is not None
       or shared.saving < LEAST):
     return []

@@ -16,12 +16,13 @@ from jaxpace.diagnose.forecast.sample import take_sample
 from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, JITTER, LOCALITY, PERSISTENT, Finding
+from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.pacing import compare, effect_of
 from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, after_typical, undelayed
 from jaxpace.diagnose.words.names import some_ranks
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines
@@ -241,14 +242,14 @@ def _cost(diagnosis: Diagnosis, finding: Finding) -> np.ndarray:
   for them, contention."""
   lateness, selected, totals = diagnosis.lateness, diagnosis.selected, diagnosis.totals
   own = [e for e in lateness.episodes if e.rank in finding.ranks]
-  if finding.mode == PERSISTENT or (finding.mode == LOCALITY and own):
+  if finding.mode == Verdict.PERSISTENT or (finding.mode == Verdict.LOCALITY and own):
     # Block by block, not the mean of an episode: a rank that is late by more for a while shows.
     return attributed_wait(totals, selected,
                 [e._replace(begin=b, end=b + 1) for e in own
                  for b in range(e.begin, e.end)]).by_block
-  if finding.mode == AMPLIFICATION:
+  if finding.mode == Verdict.AMPLIFICATION:
     return lateness.intermittent.by_block
-  if finding.mode == JITTER:
+  if finding.mode == Verdict.JITTER:
     return selected.means(totals.per_step["runtime"] + totals.per_step["waiting_runtime"])
   return selected.means(diagnosis.floor.contention.sum(axis=0))
 

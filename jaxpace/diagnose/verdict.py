@@ -7,14 +7,7 @@ from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
 from jaxpace.diagnose.mechanism import CROWDED
-from jaxpace.diagnose.modes.inputs import (
-  CONTENTION,
-  JITTER,
-  LOCALITY,
-  PERSISTENT,
-  FewPauses,
-  Finding,
-)
+from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.names import joined, milliseconds, named, percent, some_ranks
@@ -29,7 +22,7 @@ def verdict_on(facts: Diagnosis) -> Sentence:
     return missing
   said = _on_those_seen(facts)
   # What names a rank does not clear it.
-  named_ranks = {rank for finding in facts.findings if finding.mode != CONTENTION
+  named_ranks = {rank for finding in facts.findings if finding.mode != Verdict.CONTENTION
                  for rank in finding.ranks}
   unseen = [rank for rank in facts.unseen if rank not in named_ranks]
   if not unseen or facts.step_time is None or not facts.run.collectives:
@@ -37,7 +30,7 @@ def verdict_on(facts: Diagnosis) -> Sentence:
   hidden = unseen_sentence(facts.run, unseen)
   if len(unseen) == facts.run.ranks:
     return Sentence(Verdict.UNSEEN_RANKS, hidden)
-  if facts.findings and facts.findings[0].mode != CONTENTION:
+  if facts.findings and facts.findings[0].mode != Verdict.CONTENTION:
     return Sentence(said.code, f"{said} {hidden}")
   # What may be waiting for them is no crowded fabric before they are seen.
   others = "As far as the others tell" if facts.findings else "Of the others"
@@ -134,7 +127,7 @@ def _found(facts: Diagnosis) -> Sentence:
   if others:
     said = f"{said} Then: {joined(others)}."
   if sum(_worth(facts, finding) for finding in facts.findings) >= COSTLY:
-    return Sentence(Verdict(facts.findings[0].mode), said)
+    return Sentence(facts.findings[0].mode, said)
   return Verdict.COSTS_LITTLE.say(largest=_largest(facts), said=said)
 
 
@@ -146,7 +139,7 @@ def _worth(facts: Diagnosis, finding: Finding) -> float:
 
 def mended(facts: Diagnosis, finding: Finding) -> Alternative | None:
   """The step without the ranks of a finding being late; None for other findings."""
-  if finding.mode not in (PERSISTENT, LOCALITY) or not finding.ranks:
+  if finding.mode not in (Verdict.PERSISTENT, Verdict.LOCALITY) or not finding.ranks:
     return None
   everyone = set(finding.ranks) == set(facts.lateness.late.tolist())
   return (facts.without_late if everyone else None) or facts.without_rank.get(finding.ranks[0])
@@ -156,14 +149,14 @@ def _of_mode(facts: Diagnosis, finding: Finding) -> str:
   assert facts.step_time is not None
   cost = f"{milliseconds(finding.share * facts.step_time.mean)} ({100 * finding.share:.0f} % of it)"
   subject = _subject(finding)
-  if finding.mode == PERSISTENT:
+  if finding.mode == Verdict.PERSISTENT:
     return _persistent(facts, finding)
-  if finding.mode == LOCALITY:
+  if finding.mode == Verdict.LOCALITY:
     return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
-  if finding.mode == CONTENTION:
+  if finding.mode == Verdict.CONTENTION:
     whose = f"the link of {named(finding.hosts)}" if finding.hosts else "a crowded fabric"
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
-  if finding.mode == JITTER:
+  if finding.mode == Verdict.JITTER:
     return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
             f"{_lower(finding.advice)}")
   if finding.ranks:

@@ -9,20 +9,13 @@ from typing import Any, NamedTuple
 
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.modes import contention
-from jaxpace.diagnose.modes.inputs import (
-  AMPLIFICATION,
-  CONTENTION,
-  LOCALITY,
-  PERSISTENT,
-  EvidenceInputs,
-  Finding,
-  Reasons,
-)
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding, Reasons
 from jaxpace.diagnose.phases import measures_pauses
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files import UserError
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run, RunError
@@ -51,7 +44,7 @@ class Worth:
 def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   """The late ranks, if a finding is about them."""
   modes = {finding.mode for finding in findings}
-  return case.lateness.late.tolist() if modes & {PERSISTENT, LOCALITY} else []
+  return case.lateness.late.tolist() if modes & {Verdict.PERSISTENT, Verdict.LOCALITY} else []
 
 
 def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
@@ -83,7 +76,8 @@ def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
                                  "contention": Without(contention=True)}
   without |= {rank: Without(ranks=(rank,)) for rank in late}
   without |= {("asked", place): resolve(request, run, case.floor)._replace(
-      together=CONTENTION in modes & request.findings) for place, request in enumerate(asked)}
+      together=Verdict.CONTENTION in modes & request.findings)
+      for place, request in enumerate(asked)}
   without |= {("host", host): Without(ranks=tuple(r for r, name in enumerate(of_rank)
                                                   if name == host)) for host in hosts}
   if run.collectives and has_gaps(run):
@@ -135,7 +129,7 @@ def saves_nothing(case: EvidenceInputs, ranks: Sequence[int], least: float) -> b
 
 _SWITCHES = {"skew": "skew", "contention": "contention", "jitter": "runtime_jitter",
              "runtime_jitter": "runtime_jitter", "pauses": "pauses", "pacing": "pacing"}
-_FINDINGS = (PERSISTENT, LOCALITY, AMPLIFICATION, CONTENTION)
+_FINDINGS = (Verdict.PERSISTENT, Verdict.LOCALITY, Verdict.AMPLIFICATION, Verdict.CONTENTION)
 FORMS = ("rank:3, rank:4-7, host:NAME, skew, contention, jitter, pauses, pacing or a finding of "
          f"the report ({', '.join(_FINDINGS)})")
 

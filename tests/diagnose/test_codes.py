@@ -12,7 +12,6 @@ from typing import get_args
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.modes import inputs
 from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
@@ -39,12 +38,10 @@ def test_every_code_says_what_it_means():
 def test_every_code_has_a_use(kind):
   """A code that nothing says, or a cause without a code, is a mistake in the table."""
   source = "".join(path.read_text() for path in SOURCES)
-  modes = {inputs.PERSISTENT, inputs.AMPLIFICATION, inputs.CONTENTION, inputs.LOCALITY,
-           inputs.JITTER}
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
-  # A mechanism's kind, and a finding's mode, become codes by their values.
-  by_value = (modes if kind is Verdict else set(re.findall(r'"([a-z_]+)"', source))
-              if kind is Evidence else set(get_args(describe.Code)) if kind is HangCode else set())
+  # a mechanism's kind becomes a code by its value
+  by_value = (set(re.findall(r'"([a-z_]+)"', source)) if kind is Evidence
+              else set(get_args(describe.Code)) if kind is HangCode else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
 
 

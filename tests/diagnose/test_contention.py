@@ -8,9 +8,9 @@ import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.modes.inputs import CONTENTION, PERSISTENT
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_findings import job, with_bytes
 from tests.diagnose.test_tcp import sampled
@@ -31,7 +31,7 @@ def test_slow_steps_now_and_then_cost_their_mean(hosts):
   """Of 9, 22 and 31 ms: the mean of their logarithms would be 1.2 points of the step less."""
   run, truth = run_of(job(*BURSTS, steps=600, host_columns=hosts))
   (finding,) = diagnose(run).findings
-  assert finding.mode == CONTENTION and finding.evidence[0].code == Evidence.TWO_KINDS
+  assert finding.mode == Verdict.CONTENTION and finding.evidence[0].code == Evidence.TWO_KINDS
   assert finding.share == pytest.approx(cost(truth), abs=0.006)
 
 
@@ -43,15 +43,15 @@ def test_transfers_between_two_hosts_that_vary_are_the_fabric_s_unless_processor
   columns = {**run.host_causes.columns,
              "nivcsw": np.full_like(run.host_causes.columns["nivcsw"], switches)}
   run = dataclasses.replace(run, host_causes=dataclasses.replace(run.host_causes, columns=columns))
-  assert [f.mode for f in diagnose(run).findings] == ([] if switches else [CONTENTION])
+  assert [f.mode for f in diagnose(run).findings] == ([] if switches else [Verdict.CONTENTION])
 
 
 def test_slow_steps_beside_a_late_rank_are_its_own_where_no_connections_tell():
   late = Fault("compute", 6e-3, (5,))
   both = diagnose(run_of(job(*BURSTS, late, steps=600))[0]).findings
-  assert {f.mode for f in both} == {CONTENTION, PERSISTENT}
+  assert {f.mode for f in both} == {Verdict.CONTENTION, Verdict.PERSISTENT}
   (finding,) = diagnose(run_of(job(*BURSTS, late, steps=600, host_columns=False))[0]).findings
-  assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+  assert (finding.mode, finding.ranks) == (Verdict.PERSISTENT, (5,))
   assert Evidence.SLOW_AS_WELL in codes(finding.evidence)
 
 
@@ -61,17 +61,17 @@ def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_becaus
   def queued(process, at):
     return 0.3e-3 if at < 0.5 else 3e-3
   (finding,) = diagnose(sampled(run, queued)).findings
-  assert (finding.mode, finding.ranks) == (CONTENTION, ())
+  assert (finding.mode, finding.ranks) == (Verdict.CONTENTION, ())
   assert finding.share == pytest.approx(cost(truth), abs=0.02)
   assert "host2" in only(finding.evidence, Evidence.LATE_AS_WELL)
   # Where no data queue on the way, or nobody knows, it is the host that is slow.
   for known in (run, sampled(run, lambda process, at: 0.3e-3)):
     (finding,) = diagnose(known).findings
-    assert (finding.mode, finding.ranks) == (PERSISTENT, (5,))
+    assert (finding.mode, finding.ranks) == (Verdict.PERSISTENT, (5,))
   # As much as a quarter of the contention is no little.
   alike = run_of(job(Fault("contention", 4e-3,
                            begin=0.5), Fault("compute", 4e-3, (5,), begin=0.5)))[0]
-  assert [f.mode for f in diagnose(sampled(alike, queued)).findings] == [PERSISTENT]
+  assert [f.mode for f in diagnose(sampled(alike, queued)).findings] == [Verdict.PERSISTENT]
 
 
 def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():

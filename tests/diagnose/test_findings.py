@@ -10,7 +10,6 @@ import pytest
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
@@ -41,20 +40,22 @@ TRUNK = Fault("contention", 8e-3, begin=0.5)
 SLOW_HOST = Fault("contention", 6e-3, (6, 7), begin=0.3)
 
 CASES = {
-    "straggler": (job(STRAGGLER), {PERSISTENT: ((5,), ("host2",), "work")}),
-    "later": (job(LATER), {PERSISTENT: ((2, 3), ("host1",), "preempted")}),
-    "turns": (job(TURNS), {AMPLIFICATION: ((), (), None)}),
-    "wanders": (job(WANDERS), {AMPLIFICATION: ((), (), None)}),
-    "collects": (job(COLLECTS), {JITTER: ((4, 5), ("host2",), "gc")}),
-    "checkpoints": (job(CHECKPOINTS), {JITTER: ((), (), "checkpoint")}),
-    "trunk": (job(TRUNK), {CONTENTION: ((), (), "trunk")}),
-    "slow host": (job(SLOW_HOST), {CONTENTION: ((6, 7), ("host3",), "slow_host")}),
+    "straggler": (job(STRAGGLER), {Verdict.PERSISTENT: ((5,), ("host2",), "work")}),
+    "later": (job(LATER), {Verdict.PERSISTENT: ((2, 3), ("host1",), "preempted")}),
+    "turns": (job(TURNS), {Verdict.AMPLIFICATION: ((), (), None)}),
+    "wanders": (job(WANDERS), {Verdict.AMPLIFICATION: ((), (), None)}),
+    "collects": (job(COLLECTS), {Verdict.JITTER: ((4, 5), ("host2",), "gc")}),
+    "checkpoints": (job(CHECKPOINTS), {Verdict.JITTER: ((), (), "checkpoint")}),
+    "trunk": (job(TRUNK), {Verdict.CONTENTION: ((), (), "trunk")}),
+    "slow host": (job(SLOW_HOST), {Verdict.CONTENTION: ((6, 7), ("host3",), "slow_host")}),
     "two at once": (job(STRAGGLER, TRUNK),
-                    {PERSISTENT: ((5,), ("host2",), "work"), CONTENTION: ((), (), "trunk")}),
-    "another two": (job(LATER, COLLECTS), {PERSISTENT: ((2, 3), ("host1",), "preempted"),
-                                           JITTER: ((4, 5), ("host2",), "gc")}),
+                    {Verdict.PERSISTENT: ((5,), ("host2",), "work"),
+                     Verdict.CONTENTION: ((), (), "trunk")}),
+    "another two": (job(LATER, COLLECTS), {Verdict.PERSISTENT: ((2, 3), ("host1",), "preempted"),
+                                           Verdict.JITTER: ((4, 5), ("host2",), "gc")}),
     "turns and pauses": (job(TURNS, CHECKPOINTS),
-                         {AMPLIFICATION: ((), (), None), JITTER: ((), (), "checkpoint")}),
+                         {Verdict.AMPLIFICATION: ((), (), None),
+                          Verdict.JITTER: ((), (), "checkpoint")}),
 }
 
 
@@ -86,21 +87,22 @@ def means(truth) -> tuple[np.ndarray, float]:
   return arrival, float((arrival.max(axis=0) + truth.transfer.sum(axis=0)[1:] * 1e-9).mean())
 
 
-@pytest.mark.parametrize(("name", "mode"), [("straggler", PERSISTENT), ("later", PERSISTENT),
-                                            ("turns", AMPLIFICATION), ("wanders", AMPLIFICATION),
-                                            ("trunk", CONTENTION), ("collects", JITTER),
-                                            ("slow host", CONTENTION), ("checkpoints", JITTER)])
+@pytest.mark.parametrize(("name", "mode"), [
+    ("straggler", Verdict.PERSISTENT), ("later", Verdict.PERSISTENT),
+    ("turns", Verdict.AMPLIFICATION), ("wanders", Verdict.AMPLIFICATION),
+    ("trunk", Verdict.CONTENTION), ("collects", Verdict.JITTER),
+    ("slow host", Verdict.CONTENTION), ("checkpoints", Verdict.JITTER)])
 def test_the_share_of_a_finding_is_what_the_fault_costs(diagnosed, name, mode):
   """Against the definition, from the truth alone, and within two points."""
   diagnosis, truth = diagnosed[name]
   arrival, step = means(truth)
   fault = CASES[name][0].faults[0]
   ranks = len(arrival)
-  if mode == PERSISTENT:  # of all ranks, those in time wait, for as long as it lasts
+  if mode == Verdict.PERSISTENT:  # of all ranks, those in time wait, for as long as it lasts
     cost = fault.seconds * (1 - len(fault.ranks) / ranks) * (fault.end - fault.begin)
-  elif mode == CONTENTION:
+  elif mode == Verdict.CONTENTION:
     cost = truth.extra.transfer[1:].mean()
-  elif mode == AMPLIFICATION:
+  elif mode == Verdict.AMPLIFICATION:
     cost = (arrival.max(axis=0) - arrival.mean(axis=0)).mean()
   else:
     own = truth.extra.gap[:, 1:]
@@ -112,9 +114,10 @@ def test_the_share_of_a_finding_is_what_the_fault_costs(diagnosed, name, mode):
 def test_findings_are_disjoint(diagnosed):
   for diagnosis, _ in diagnosed.values():
     share = {f.mode: f.share for f in diagnosis.findings}
-    late = share.get(PERSISTENT, 0) + share.get(AMPLIFICATION, 0) + share.get(LOCALITY, 0)
+    late = sum(share.get(mode, 0) for mode in (Verdict.PERSISTENT, Verdict.AMPLIFICATION,
+                                               Verdict.LOCALITY))
     assert late <= diagnosis.lateness.earliness / diagnosis.step_time.mean + 1e-9
-    assert share.get(CONTENTION, 0) <= diagnosis.shares["contention"] + 1e-9
+    assert share.get(Verdict.CONTENTION, 0) <= diagnosis.shares["contention"] + 1e-9
     assert sum(share.values()) <= 1 - diagnosis.shares["compute"] + 1e-9
 
 
@@ -149,7 +152,7 @@ def test_a_mechanism_that_does_not_show_is_left_open():
 def test_without_the_hosts_counters_the_slow_link_can_not_be_named():
   run, _ = run_of(job(SLOW_HOST, host_columns=False))
   (finding,) = diagnose(run).findings
-  assert (finding.mode, finding.ranks, finding.hosts) == (CONTENTION, (), ())
+  assert (finding.mode, finding.ranks, finding.hosts) == (Verdict.CONTENTION, (), ())
   assert Evidence.NO_COUNTERS in codes(finding.evidence)
 
 
@@ -165,7 +168,7 @@ def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
                           "bench.json")
   diagnosis = diagnose(run, fabric=fabric)
   (finding,) = diagnosis.findings
-  assert finding.mode == CONTENTION
+  assert finding.mode == Verdict.CONTENTION
   assert finding.share == pytest.approx(6.2e-3 / diagnosis.step_time.mean, abs=0.01)
   assert diagnosis.floor.known
   assert "bench.json" in diagnosis.floor.source
@@ -201,13 +204,13 @@ def test_late_ranks_in_a_bad_place_are_a_matter_of_locality():
   run, _ = run_of(job(Fault("compute", 9e-3, (1, 3, 5, 7))))
   (finding,) = diagnose(placed(run, {1, 3, 5, 7})).findings
   assert ((finding.mode, tuple(sorted(finding.ranks)), finding.causes[0])
-          == (LOCALITY, (1, 3, 5, 7), "far_nic"))
+          == (Verdict.LOCALITY, (1, 3, 5, 7), "far_nic"))
   head = "The 4 ranks whose GPU sits across the socket from its NIC (1, 3, 5, 7) lose "
   assert finding.evidence[0].startswith(head)
   assert float(finding.evidence[0].removeprefix(head).split()[0]) == pytest.approx(9, abs=0.5)
   # The same lateness of others, or of only some of them, is not.
   for far in ({0, 2, 4, 6}, {1, 2}, set(), set(range(8))):
-    assert [f.mode for f in diagnose(placed(run, far)).findings] == [PERSISTENT]
+    assert [f.mode for f in diagnose(placed(run, far)).findings] == [Verdict.PERSISTENT]
 
 
 def test_a_bad_place_at_no_cost_is_no_finding():
@@ -217,10 +220,10 @@ def test_a_bad_place_at_no_cost_is_no_finding():
 def test_one_process_by_itself_that_pauses_often_is_named_though_no_cause_shows():
   pauses = Fault("pause", 25e-3, (4, 5), probability=0.1, aligned=True)
   (finding,) = diagnose(run_of(job(pauses, host_columns=False))[0]).findings
-  assert (finding.mode, finding.ranks, finding.causes) == (JITTER, (4, 5), ())
+  assert (finding.mode, finding.ranks, finding.causes) == (Verdict.JITTER, (4, 5), ())
   # The same on all processes, intermittently, may be load on the hosts as well.
   everywhere = Fault("pause", 8e-3, probability=0.1)
-  assert JITTER not in {f.mode
+  assert Verdict.JITTER not in {f.mode
                         for f in diagnose(run_of(job(everywhere, host_columns=False))[0]).findings}
 
 
@@ -231,21 +234,21 @@ def test_pauses_are_found_where_the_loop_is_known_to_stand_still_though_not_for_
   between = HostCauses(np.unique(run.process_of_rank).astype(np.int64),
                        {"between": (truth.gap[first] * 1e-9).astype(np.float32)})
   [finding] = diagnose(dataclasses.replace(run, host_causes=between)).findings
-  assert (finding.mode, finding.causes) == (JITTER, ("between",))
+  assert (finding.mode, finding.causes) == (Verdict.JITTER, ("between",))
   assert any("is between two steps" in said for said in finding.evidence)
 
 
 def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():
   run, _ = run_of(job(SLOW_HOST))
   (finding,) = diagnose(placed(run, {6})).findings
-  assert (finding.mode, finding.hosts) == (LOCALITY, ("host3",))
+  assert (finding.mode, finding.hosts) == (Verdict.LOCALITY, ("host3",))
 
 
 def test_one_in_a_bad_place_and_another_late_rank_share_what_is_waited():
   run, _ = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,))))
   findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
-  assert set(findings) == {LOCALITY, PERSISTENT}
-  assert findings[PERSISTENT].ranks == (6,)
+  assert set(findings) == {Verdict.LOCALITY, Verdict.PERSISTENT}
+  assert findings[Verdict.PERSISTENT].ranks == (6,)
   whole = diagnose(run)
   assert sum(f.share for f in findings.values()) == pytest.approx(whole.findings[0].share, abs=1e-9)
 
@@ -261,8 +264,8 @@ def test_a_gap_that_is_long_in_every_step_is_no_jitter():
   run, truth = run_of(job(Fault("gap", 6e-3, (2,), mechanism="data"), Fault("jitter", 3e-3)))
   diagnosis = diagnose(run)
   found = {f.mode: f for f in diagnosis.findings}
-  assert JITTER not in found
-  assert (found[PERSISTENT].ranks, found[PERSISTENT].causes) == ((2,), ("data",))
+  assert Verdict.JITTER not in found
+  assert (found[Verdict.PERSISTENT].ranks, found[Verdict.PERSISTENT].causes) == ((2,), ("data",))
   waiting = diagnosis.lateness.intermittent.seconds
   assert waiting > 0.02 * means(truth)[1]
   assert diagnosis.lateness.intermittent.for_gaps < 0.5 * waiting
@@ -277,7 +280,7 @@ def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
   # max of some ranks' mean less the mean of all
   both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8
   share = 1e-3 * (place + both - other) / 2 / means(truth)[1]
-  assert findings[LOCALITY].share == pytest.approx(share, abs=1e-3)
+  assert findings[Verdict.LOCALITY].share == pytest.approx(share, abs=1e-3)
 
 
 def test_a_clock_that_jumps_is_left_out_and_named():

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION
 from jaxpace.diagnose.modes.jitter import LongGaps
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.synthetic import case_of, run_of
 from tests.lib.said import only
 from tests.synthetic.synthetic_faults import Fault
@@ -37,7 +37,7 @@ def test_a_process_is_named_if_chance_would_not_give_any_one_so_many_pauses(stru
 def test_the_worst_tenth_of_the_steps_holds_what_is_said(fault):
   run, truth = run_of(SyntheticJob(ranks=8, steps=STEPS, processes=4, noise=0.02, faults=(fault,)))
   found = diagnose(run)
-  (finding,) = (f for f in found.findings if f.mode == AMPLIFICATION)
+  (finding,) = (f for f in found.findings if f.mode == Verdict.AMPLIFICATION)
   waited = np.sort((truth.busy[0].max(axis=0) - truth.busy[0].mean(axis=0))[found.selected.mask])
   worst = waited[-(len(waited) // 10):].sum() / waited.sum()
   assert percent(worst) in only(finding.evidence, Evidence.WORST_TENTH)

@@ -8,9 +8,9 @@ import pytest
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import parse
 from jaxpace.runs.links import Culprit, ProbedLinks
 from tests.diagnose.synthetic import run_of
@@ -43,7 +43,7 @@ def crowded():
 def test_a_link_probe_names_the_slow_host_or_link(crowded, culprits, hosts, ranks):
   diagnosis = diagnose(crowded, links=probe(*culprits))
   (found,) = diagnosis.findings
-  assert (found.mode, found.hosts, found.ranks) == (CONTENTION, hosts, ranks)
+  assert (found.mode, found.hosts, found.ranks) == (Verdict.CONTENTION, hosts, ranks)
   assert (Evidence.PROBE if culprits else Evidence.PROBE_NOTHING) in codes(found.evidence)
   document = to_json(diagnosis)["link_probe"]
   assert document["when_unix_ns"] == 12345 and len(document["culprits"]) == len(culprits)
@@ -60,7 +60,7 @@ def test_a_host_whose_processors_are_taken_is_late_and_slow_to_send_at_once():
   run, _ = run_of(SyntheticJob(**BASE, faults=(late, Fault("contention", 8e-3, begin=0.5))))
   report = diagnose(run, asked=[parse("rank:5"), parse("rank:5,contention"), parse("rank:4")])
   (found,) = report.findings
-  assert (found.mode, found.ranks) == (PERSISTENT, (5,))
+  assert (found.mode, found.ranks) == (Verdict.PERSISTENT, (5,))
   assert Evidence.SLOW_AS_WELL in codes(found.evidence)
   # One fault: mending the host mends its transfers, too. Another rank's mending doesn't.
   healthy = diagnose(run_of(SyntheticJob(**BASE))[0]).step_time.mean
@@ -78,7 +78,7 @@ def test_pauses_that_some_processes_hold_by_chance_name_nobody():
                                 faults=(Fault("pause", 40e-3 / probability / 10, ranks,
                                               mechanism="gc",
                                               probability=probability),)))
-      named += [(len(ranks), f.ranks) for f in diagnose(run).findings if f.mode == JITTER]
+      named += [(len(ranks), f.ranks) for f in diagnose(run).findings if f.mode == Verdict.JITTER]
   assert {found for number, found in named if number == 2} == {(4, 5)}
   assert {found for number, found in named if number == 8} == {()}
 
@@ -95,7 +95,8 @@ def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kin
   turns, step = float(diagnosis.lateness.intermittent.seconds), diagnosis.step_time.mean
   # neither work nor gaps alone
   assert turns >= 0.05 * step and turns - diagnosis.lateness.intermittent.for_gaps < 0.05 * step
-  assert {f.mode for f in diagnosis.findings} == ({AMPLIFICATION} if kind == "uneven" else set())
+  found = {f.mode for f in diagnosis.findings}
+  assert found == ({Verdict.AMPLIFICATION} if kind == "uneven" else set())
 
 
 def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
@@ -108,7 +109,7 @@ def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(m
     monkeypatch.setattr(tcp, "whose", lambda *_, slow=slow: tcp.BusyLinks(
         {slow: 17e-3, 1 - slow: 7e-3}, (slow,), 0.6, False))
     said[slow] = diagnose(run).findings
-  assert [(f.mode, set(f.ranks)) for f in said[0]] == [(PERSISTENT, {2, 3})]
+  assert [(f.mode, set(f.ranks)) for f in said[0]] == [(Verdict.PERSISTENT, {2, 3})]
   assert Evidence.SLOW_AS_WELL in codes(said[0][0].evidence)
-  assert ({f.mode for f in said[1]} == {PERSISTENT,
-                                        CONTENTION}), "the late host's own link is another matter"
+  assert ({f.mode for f in said[1]} == {Verdict.PERSISTENT, Verdict.CONTENTION}
+          ), "the late host's own link is another matter"

@@ -6,7 +6,6 @@ from scipy import stats
 
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.episodes import student_cdf
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, PERSISTENT
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
@@ -37,7 +36,8 @@ def test_one_late_rank_is_named_with_its_lateness(ranks, late):
   busy[late] += 5 * MS
   diagnosis = diagnose_busy(busy)
   finding = diagnosis.findings[0]
-  assert (finding.mode, finding.ranks, finding.hosts) == (PERSISTENT, (late,), (f"host{late}",))
+  assert finding.mode == Verdict.PERSISTENT
+  assert (finding.ranks, finding.hosts) == ((late,), (f"host{late}",))
   assert diagnosis.lateness.mean[late] == pytest.approx(5e-3, abs=0.2e-3)
   assert finding.confidence > 0.99
   assert f"rank {late} " in diagnosis.verdict
@@ -63,8 +63,8 @@ def test_shares_of_the_findings_are_the_two_parts_of_earliness():
   share = {f.mode: f.share for f in diagnosis.findings}
   arrivals, step = busy[:, 1:] * 1e-9, diagnosis.step_time.mean
   persistent = arrivals.mean(axis=1).max() - arrivals.mean()
-  assert share[PERSISTENT] == pytest.approx(persistent / step)
-  assert (share[AMPLIFICATION]
+  assert share[Verdict.PERSISTENT] == pytest.approx(persistent / step)
+  assert (share[Verdict.AMPLIFICATION]
           == pytest.approx((arrivals.max(axis=0).mean() - arrivals.mean(axis=1).max()) / step))
 
 
@@ -97,7 +97,7 @@ def test_wandering_noise_names_no_rank():
   for k in range(1, 600):
     walk[:, k] = 0.95 * walk[:, k - 1] + random.normal(0, 0.5, 16)
   diagnosis = diagnose_busy(((20 + walk).clip(1) * MS).astype(np.int64))
-  assert PERSISTENT not in modes(diagnosis)
+  assert Verdict.PERSISTENT not in modes(diagnosis)
 
 
 def test_one_long_pause_is_a_one_off_not_a_straggler():
@@ -125,7 +125,7 @@ def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
   busy = noise(4, 400, deviation=0.1)
   busy[2, 100:100 + length] += 20 * MS
   (finding,) = diagnose_busy(busy).findings
-  assert (finding.mode, finding.ranks) == (PERSISTENT, (2,))
+  assert (finding.mode, finding.ranks) == (Verdict.PERSISTENT, (2,))
   assert finding.first_step in range(98, 103)
   assert finding.last_step in range(97 + length, 102 + length)
   assert finding.evidence[0].code == Evidence.LATE
@@ -134,7 +134,7 @@ def test_late_for_a_stretch_of_the_run_is_named_with_its_steps(length):
 
 @pytest.mark.parametrize("seed", range(examples(12)))
 def test_chance_among_many_ranks_and_few_steps_names_nobody(seed):
-  assert PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
+  assert Verdict.PERSISTENT not in modes(diagnose_busy(noise(64, 25, deviation=3.0, seed=seed)))
 
 
 def test_lateness_below_the_effect_is_no_finding():
@@ -142,7 +142,7 @@ def test_lateness_below_the_effect_is_no_finding():
   busy[1] += 44 * MS // 100 - MS // 50
   assert diagnose_busy(busy).findings == ()
   busy[1] += MS // 10
-  assert modes(diagnose_busy(busy)) == [PERSISTENT]
+  assert modes(diagnose_busy(busy)) == [Verdict.PERSISTENT]
 
 
 def test_lateness_is_by_undelayed_arrival():

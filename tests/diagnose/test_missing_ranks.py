@@ -6,7 +6,6 @@ import pytest
 
 from jaxpace.diagnose.compare import compare
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.modes.inputs import CONTENTION
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
@@ -36,7 +35,7 @@ def written(path, late, gone=None):
                          [((300, 400), (300, 390)), ((0, 150), (0, 150))])
 def test_a_rank_that_is_late_while_its_rows_are_missing_is_not_cleared(tmp_path, late, gone):
   found = diagnose(written(tmp_path / "run", late, gone))
-  assert CONTENTION not in [finding.mode for finding in found.findings]
+  assert Verdict.CONTENTION not in [finding.mode for finding in found.findings]
   assert found.unseen == (LATE,)
   assert found.verdict.code == Verdict.UNSEEN_RANKS and "host3" in found.verdict
   assert Note.RANKS_AWAY in codes(found.notes)
@@ -64,4 +63,4 @@ def test_slow_transfers_beside_a_rank_that_never_left_rows_may_be_waiting(tmp_pa
   found = diagnose(written(tmp_path / "run", (200, 400)))
   assert found.verdict.code == Verdict.UNSEEN_RANKS and found.unseen == (LATE,)
   for finding in found.findings:
-    assert finding.mode == CONTENTION and finding.evidence[-1].code == Evidence.ROWS_MISSING
+    assert finding.mode == Verdict.CONTENTION and finding.evidence[-1].code == Evidence.ROWS_MISSING

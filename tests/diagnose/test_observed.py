@@ -15,10 +15,10 @@ from jaxpace.core.detail import is_detailed
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, PERSISTENT
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import collectives, rundir
@@ -77,7 +77,7 @@ def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase,
   job = faulty(LayerFault("late", 6e-3, (5,), layer=layer, phase=phase), norm=norm)
   diagnosis, truth = told(tmp_path, job)
   (finding,) = diagnosis.findings
-  assert (finding.mode, finding.ranks, finding.first_step) == (PERSISTENT, (5,), None)
+  assert (finding.mode, finding.ranks, finding.first_step) == (Verdict.PERSISTENT, (5,), None)
   assert diagnosis.lateness.mean[5] == pytest.approx(truth.late[5], rel=0.05)
   assert collective in at(diagnosis)
   assert diagnosis.totals.blame.argmax() == 5
@@ -98,17 +98,17 @@ def test_when_it_began_is_told_by_steps_that_are_not_in_full(tmp_path):
 
 
 @pytest.mark.parametrize(("fault", "mode"), [
-    (LayerFault("jitter", 14e-3), AMPLIFICATION),
-    (LayerFault("rotating", 14e-3, layer=1), AMPLIFICATION),
-    (LayerFault("pause", 70e-3, probability=0.08), JITTER),
-    (LayerFault("contention", 15e-3, axis="fsdp", begin=0.3, end=0.7), CONTENTION)])
+    (LayerFault("jitter", 14e-3), Verdict.AMPLIFICATION),
+    (LayerFault("rotating", 14e-3, layer=1), Verdict.AMPLIFICATION),
+    (LayerFault("pause", 70e-3, probability=0.08), Verdict.JITTER),
+    (LayerFault("contention", 15e-3, axis="fsdp", begin=0.3, end=0.7), Verdict.CONTENTION)])
 def test_other_modes(tmp_path, fault, mode):
   diagnosis, _ = told(tmp_path, faulty(fault, processes=4, every=1))
   assert diagnosis.findings[0].mode == mode
   assert diagnosis.findings[0].ranks == ()
   said = codes(diagnosis.findings[0].evidence)
-  assert (Evidence.MOST_WAITED in said) == (mode == AMPLIFICATION)
-  if mode == CONTENTION:
+  assert (Evidence.MOST_WAITED in said) == (mode == Verdict.AMPLIFICATION)
+  if mode == Verdict.CONTENTION:
     (where,) = [s for s in diagnosis.findings[0].evidence if s.code == Evidence.MOST_CONTENDED]
     assert "along fsdp" in where
     assert (diagnosis.shares["contention"]
@@ -123,7 +123,7 @@ def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm
   lost = diagnosis.step_time.mean - (quiet.busy + quiet.wait).sum(axis=0)[:, 1:].mean()
   share = (lost + JOB.gap) / diagnosis.step_time.mean
   assert diagnosis.shares["runtime"] == pytest.approx(share, rel=0.03)
-  (finding,) = [f for f in diagnosis.findings if f.mode == JITTER]
+  (finding,) = [f for f in diagnosis.findings if f.mode == Verdict.JITTER]
   assert finding.share == pytest.approx(lost / diagnosis.step_time.mean, rel=0.05)
 
 
@@ -143,7 +143,7 @@ def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_wor
                    devices=tuple(Device(platform="cpu") for _ in range(job.ranks)))
   found = diagnose(dataclasses.replace(
       run, locality=(place,), host_causes=dataclasses.replace(run.host_causes, columns=columns)))
-  assert found.findings[0].mode == AMPLIFICATION
+  assert found.findings[0].mode == Verdict.AMPLIFICATION
   assert ("shared_cores" in found.findings[0].causes) == machine
   assert (numbers(found.findings[0].advice)[:2] == [4, 2]) == machine
   assert ("sequence lengths" in found.verdict) != machine

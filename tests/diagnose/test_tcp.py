@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.mechanism import per_step, per_window
-from jaxpace.diagnose.modes.inputs import CONTENTION
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.tcp import BusyConnections
+from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_findings import job
 from tests.synthetic.synthetic_faults import Fault
@@ -131,12 +131,12 @@ def test_processes_of_one_host_have_no_network_between_them():
   run, _ = run_of(SyntheticJob(ranks=4, steps=960, processes=4, hosts=4, noise=0.02,
                             transfer_noise=0.2, host_columns=True, faults=crowded))
   (finding,) = diagnose(run).findings
-  assert finding.mode == CONTENTION
+  assert finding.mode == Verdict.CONTENTION
   together = tuple(dataclasses.replace(p, host="a") for p in run.processes)
   assert diagnose(dataclasses.replace(run, processes=together)).findings == ()
   unknown = tuple(dataclasses.replace(p, host="") for p in run.processes)
   assert ([f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings]
-          == [CONTENTION])
+          == [Verdict.CONTENTION])
 
 
 def with_trips(busy: BusyConnections, *stretches: np.ndarray, noise: float = 0.1,

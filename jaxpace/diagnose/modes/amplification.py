@@ -8,13 +8,14 @@ import numpy as np
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, percent, some_ranks
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import plural
 
 
@@ -68,9 +69,9 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
          else "pauses" if worst > MOST else "everyday")
   sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
-      mode=AMPLIFICATION, share=seconds / case.mean_step, confidence=sure, ranks=alone, hosts=hosts,
-      evidence=tuple(evidence), advice=advise(AMPLIFICATION, why), causes=(), first_step=first,
-      last_step=last)
+      mode=Verdict.AMPLIFICATION, share=seconds / case.mean_step, confidence=sure, ranks=alone,
+      hosts=hosts, evidence=tuple(evidence), advice=advise(Verdict.AMPLIFICATION, why), causes=(),
+      first_step=first, last_step=last)
 
 
 def _stopping(case: EvidenceInputs) -> int | None:

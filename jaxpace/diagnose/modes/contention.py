@@ -12,7 +12,7 @@ from jaxpace.diagnose.episodes import change_points, confidence
 from jaxpace.diagnose.lateness import series_change, spell
 from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import crowded_processors, per_step
-from jaxpace.diagnose.modes.inputs import CONTENTION, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
 from jaxpace.diagnose.words.advice import advise
@@ -25,6 +25,7 @@ from jaxpace.diagnose.words.names import (
   named,
   percent,
 )
+from jaxpace.diagnose.words.verdicts import Verdict
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -251,11 +252,11 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   evidence += sentences
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.mean_step
-  advice = advise(CONTENTION, "link" if hosts else "fabric", hosts=named(hosts))
+  advice = advise(Verdict.CONTENTION, "link" if hosts else "fabric", hosts=named(hosts))
   ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
   kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
   return Finding(
-      mode=CONTENTION, share=share, confidence=slow.confidence, ranks=ranks, hosts=hosts,
+      mode=Verdict.CONTENTION, share=share, confidence=slow.confidence, ranks=ranks, hosts=hosts,
       evidence=tuple(evidence), advice=advice, causes=kinds, first_step=first, last_step=last)
 
 

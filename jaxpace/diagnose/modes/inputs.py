@@ -11,17 +11,15 @@ from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.totals import RunTotals
 from jaxpace.diagnose.words.codes import Sentence, codes
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.links import ProbedLinks
-
-PERSISTENT, AMPLIFICATION = "persistent_straggler", "synchronization_amplification"
-CONTENTION, LOCALITY, JITTER = "fabric_contention", "locality", "runtime_jitter"
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
   """One failure mode. Shares of a run's findings are disjoint parts of its step time."""
 
-  mode: str
+  mode: Verdict
   share: float
   confidence: float
   ranks: tuple[int, ...]
@@ -39,8 +37,8 @@ class Finding:
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`,
     in their order."""
-    return {**dataclasses.asdict(self), "evidence": [str(s) for s in self.evidence],
-            "evidence_codes": codes(self.evidence)}
+    return {**dataclasses.asdict(self), "mode": str(self.mode),
+            "evidence": [str(s) for s in self.evidence], "evidence_codes": codes(self.evidence)}
 
 
 class SilentStretches(NamedTuple):

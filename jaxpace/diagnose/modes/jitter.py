@@ -20,13 +20,14 @@ from jaxpace.diagnose.limits import (
   UNEXPLAINED,
 )
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
-from jaxpace.diagnose.modes.inputs import JITTER, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.words.advice import against_pauses
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
+from jaxpace.diagnose.words.verdicts import Verdict
 
 
 class LongGaps:
@@ -165,6 +166,6 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
     evidence.append(Evidence.NO_CAUSE.say())
   causes = kinds(mechanisms)
   return Finding(
-      mode=JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),
+      mode=Verdict.JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),
       ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=against_pauses(causes),
       causes=causes)

@@ -14,7 +14,7 @@ from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, s
 from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
-from jaxpace.diagnose.modes.inputs import LOCALITY, PERSISTENT, EvidenceInputs, Finding
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import MAX_COARSE
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.diagnose.words.advice import ADVICE, advise
@@ -31,6 +31,7 @@ from jaxpace.diagnose.words.names import (
   percent,
   some_ranks,
 )
+from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
@@ -61,7 +62,7 @@ def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> 
   first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
   causes = kinds(mechanisms)
   return Finding(
-      mode=PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
+      mode=Verdict.PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
       ranks=tuple(late), hosts=hosts, evidence=tuple(evidence),
       advice=_advice(case, episodes, causes), causes=causes, first_step=first, last_step=last)
 
@@ -154,12 +155,12 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
   late = costliest_first(episodes)
   hosts = hosts_of(case.run, late)
   subject = some_ranks(late) + (f" on {named(hosts)}" if hosts else "")
-  for kind in ADVICE[PERSISTENT]:
+  for kind in ADVICE[Verdict.PERSISTENT]:
     # CPU time that a process takes between its steps is Python's, not that of longer sequences.
     if kind in causes and not (kind == "work" and gap > compute):
-      return advise(PERSISTENT, kind, subject=subject)
+      return advise(Verdict.PERSISTENT, kind, subject=subject)
   measured = "data" in case.run.host_causes.columns
-  return advise(PERSISTENT, "compute" if gap <= compute else "gap" if measured
+  return advise(Verdict.PERSISTENT, "compute" if gap <= compute else "gap" if measured
                 else "gap_unmeasured", subject=subject)
 
 
@@ -262,7 +263,7 @@ def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episod
       lateness=milliseconds(lateness), times=times)
   first, last = spell_of(case, episodes)
   return Finding(
-      mode=LOCALITY, share=held.seconds / case.mean_step,
+      mode=Verdict.LOCALITY, share=held.seconds / case.mean_step,
       confidence=min(e.confidence for e in episodes), ranks=tuple(ranks),
       hosts=hosts_of(case.run, ranks),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence),
@@ -276,7 +277,7 @@ def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   head = Evidence.IN_PLACE.say("slow", those=_those(bad), ranks=list_ranks(ranks),
                                lost=milliseconds(slow.share * case.mean_step))
   return dataclasses.replace(
-      slow, mode=LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
+      slow, mode=Verdict.LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
       evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
       causes=(bad.kind, *slow.causes))
 
@@ -287,4 +288,4 @@ def _those(bad: Bad) -> str:
 
 
 def _advice_for_place(bad: Bad) -> str:
-  return advise(LOCALITY, bad.kind if bad.kind in ADVICE[LOCALITY] else "")
+  return advise(Verdict.LOCALITY, bad.kind if bad.kind in ADVICE[Verdict.LOCALITY] else "")

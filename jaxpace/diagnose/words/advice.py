@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from jaxpace.diagnose.modes.inputs import AMPLIFICATION, CONTENTION, JITTER, LOCALITY, PERSISTENT
+from jaxpace.diagnose.words.verdicts import Verdict
 
 ADVICE: Mapping[str, Mapping[str, str]] = {
-    PERSISTENT: {
+    Verdict.PERSISTENT: {
         "preempted":
             "Find what else runs on the processors of {subject}, and move it or pin the job to "
             "cores of its own.",
@@ -40,7 +40,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             "Compare {subject} with the others: clocks and throttling, other load on the host, a "
             "slower device; or more work than the others get (longer sequences, uneven shards). "
             "Replace or relieve what is slow."},
-    LOCALITY: {
+    Verdict.LOCALITY: {
         "cpu_limit":
             "Raise the CPU limit of the control group, or give all processes the same one.",
         "clock_source":
@@ -51,7 +51,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "":
             "Move the GPU or the NIC so that both hang on the same switch or socket, or tell the "
             "collective library which NIC to use; `jaxpace doctor` shows the tree."},
-    AMPLIFICATION: {
+    Verdict.AMPLIFICATION: {
         "one_varies":
             "See what it does that varies from step to step: data that it loads, work that it gets "
             "more of than the others.",
@@ -69,7 +69,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             "{devices} devices take turns on {cores} cores, so that another one is last in each "
             "step: that is the machine, whatever the job's work. Give each device a core of its "
             "own, and see what waiting is left."},
-    CONTENTION: {
+    Verdict.CONTENTION: {
         "link":
             "Look at the link of {hosts}: its rate and errors, its cable and port, other traffic "
             "on it.",
@@ -77,7 +77,7 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
             "Look for other traffic on the links that all hosts share (other jobs, storage, "
             "checkpoints): place the job under one switch, shift the jobs' phases "
             "(`jaxpace.interleave_jobs`), or send less."},
-    JITTER: {
+    Verdict.JITTER: {
         "gc":
             "collect garbage in the same step everywhere and freeze what lives for good "
             "(gc.freeze)",
@@ -95,13 +95,13 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def advise(mode: str, why: str, **values: object) -> str:
+def advise(mode: Verdict, why: str, **values: object) -> str:
   """What to do about a finding of a mode, by a cause that the table has."""
   return ADVICE[mode][why].format(**values)
 
 
 def against_pauses(causes: Iterable[str]) -> str:
   """What to do about pauses of several causes at once."""
-  words = ADVICE[JITTER]
+  words = ADVICE[Verdict.JITTER]
   text = "; ".join([words[cause] for cause in causes if cause in words] or [words[""]])
   return f"{text[0].upper()}{text[1:]}."
