@@ -9,7 +9,7 @@ import numpy as np
 from scipy import special
 
 from jaxpace.diagnose.diagnosis import Diagnosis
-from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.floor import SHARES, seconds_of
 from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
@@ -120,10 +120,7 @@ def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:
   floor = diagnosis.floor
   quiet, contention = (np.nan_to_num(x[:, use]).sum(axis=0)
                        for x in (floor.quiet, floor.contention))
-  return {"step": part["step"], "compute": part["compute"], "skew": part["waiting_compute"],
-          "transfer": quiet + part["spread"], "contention": contention,
-          "runtime": part["runtime"] + part["waiting_runtime"],
-          "pacing": part["pacing"] + part["waiting_pacing"]}
+  return {"step": part["step"], **seconds_of(part, quiet, contention)}
 
 
 def _ranks(a: Diagnosis, b: Diagnosis) -> dict[int, Change]:

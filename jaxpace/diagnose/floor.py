@@ -4,7 +4,7 @@ the run itself."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from jaxpace.runs.run import CollectiveTimes, Run
 RUNNING_MINIMUM = "running minimum"
 MEASURED = "measured fabric"
 _SHORTEST, _LONGEST = 5, 33
+_T = TypeVar("_T", float, np.ndarray)
 
 
 class Floor(NamedTuple):
@@ -169,9 +170,21 @@ MEANING = {
 """What the time of each share is spent on, in a few words."""
 
 
+def seconds_of(parts: Mapping[str, _T], quiet: _T, contention: _T) -> dict[str, _T]:
+  """Seconds by share, of parts by name in `jaxpace.diagnose.totals.PARTS`: one step's, or arrays of
+  many; waiting for a rank that computes longer is skew, other is at its cause."""
+  return {
+      "compute": parts["compute"],
+      "skew": parts["waiting_compute"],
+      "transfer": quiet + parts["spread"],
+      "contention": contention,
+      "runtime": parts["runtime"] + parts["waiting_runtime"],
+      "pacing": parts["pacing"] + parts["waiting_pacing"],
+  }
+
+
 def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> dict[str, float]:
-  """Shares of a step, of one rank or a mean; waiting for a rank that computes longer is skew, other
-  is at its cause.
+  """Shares of a step, of one rank or a mean.
 
   All are 0 or more. `spread` averages out where ranks leave a collective apart from each other by
   turns; should it be so negative that it eats the whole transfer, what is missing is taken from the
@@ -182,14 +195,7 @@ def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> di
     quiet: seconds of the transfers up to their floor.
     contention: seconds beyond it.
   """
-  seconds = {
-      "compute": parts["compute"],
-      "skew": parts["waiting_compute"],
-      "transfer": quiet + parts["spread"],
-      "contention": contention,
-      "runtime": parts["runtime"] + parts["waiting_runtime"],
-      "pacing": parts["pacing"] + parts["waiting_pacing"],
-  }
+  seconds = seconds_of(parts, quiet, contention)
   lacking = -min(seconds["transfer"], 0.0)
   if lacking:
     waited = {"skew": parts["waiting_compute"], "runtime": parts["waiting_runtime"],

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpace.diagnose.limits import COSTLY, EFFECT, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import StepTimes, busy, chunks
+from jaxpace.diagnose.step_times import StepTimes, counted
 from jaxpace.diagnose.totals import RunTotals, Totals
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, named, some_ranks
@@ -26,11 +26,7 @@ def find_inconclusive(run: Run, selected: SelectedSteps) -> str:
   """Says why nobody can say who is late; nothing where it can."""
   if not any(map(any, _doubted(run))):
     return ""
-  part = next((part for part in chunks(run) if selected.mask[part].any()), None)
-  if part is None:
-    return ""
-  work = busy(run, part)
-  return inconclusive_of(run, work._replace(valid=work.valid & selected.mask[part]))
+  return next((inconclusive_of(run, work) for _, work in counted(run, selected.mask)), "")
 
 
 def _doubted(run: Run) -> tuple[list[bool], list[bool]]:

@@ -21,7 +21,7 @@ from jaxpace.diagnose.episodes import (
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.totals import RunTotals, Totals, late_in, undelayed
+from jaxpace.diagnose.totals import RunTotals, Totals, late_in
 from jaxpace.runs.run import Run
 
 
@@ -244,7 +244,7 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
     return selected.first_step(run, block)
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
-  arrival, joined = undelayed(work).sum(axis=0), work.meetings.joined
+  arrival, joined = work.undelayed.sum(axis=0), work.meetings.joined
   valid = work.valid & (joined == joined[rank])[:, None]
   others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
   values = (arrival[rank] - others)[steps - part.start]

@@ -7,8 +7,7 @@ import numpy as np
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import busy, chunks
-from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.step_times import counted
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
 
@@ -87,10 +86,8 @@ def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
   """
   pause = pauses_by_rank(run, selected)
   total = np.zeros(2)
-  for part in chunks(run):
-    work = busy(run, part)
-    work = work._replace(valid=work.valid & selected.mask[part])
-    arrival = undelayed(work)
+  for part, work in counted(run, selected.mask):
+    arrival = work.undelayed
     most = work.runtime if "gap" in run.durations else arrival[0]
     now = np.where(work.valid, np.minimum(pause[:, part], most), np.nan)
     split = account(work._replace(arrival=arrival, runtime=now, compute=arrival[0] - now,

@@ -15,8 +15,8 @@ import numpy as np
 
 from jaxpace.diagnose.groups import RunGroups
 from jaxpace.diagnose.limits import CELLS, SAME
-from jaxpace.diagnose.step_times import busy, chunks
-from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.step_times import counted
+from jaxpace.diagnose.totals import typical
 from jaxpace.runs.run import Run
 
 _LEAST = 256
@@ -75,18 +75,16 @@ def repair(run: Run, mask: np.ndarray, found: RunGroups, ranks: Sequence[int]) -
   for rank in np.flatnonzero(there).tolist():
     quantiles[:, rank] = np.quantile(times[:, rank, known[rank]], at, axis=1,
                                      method="inverted_cdf").T
-  typical = np.concatenate([_typical(quantiles[:1], joined, there),
-                            _typical(quantiles[1:], roles, there)])
+  usual = np.concatenate([_typical(quantiles[:1], joined), _typical(quantiles[1:], roles)])
   chosen = tuple(rank for rank in ranks if there[rank])
   whole = np.full(run.ranks, np.nan)
   whole[there] = np.nanmean(times[1:, there].sum(axis=0), axis=1)
-  usual = _typical(whole[None, :, None], joined, there)[0, :, 0]
-  rest = np.ones(len(chosen))
+  typical_whole, rest = typical(whole, joined), np.ones(len(chosen))
   for i, rank in enumerate(chosen):
     own = times[:, rank, known[rank]]
-    left = float(_mended(own, quantiles[:, rank], typical[:, rank])[1:].sum(axis=0).mean())
-    rest[i] = min(1.0, usual[rank] / left) if left > 0 else 1.0
-  return Repaired(chosen, quantiles[:, chosen], typical[:, chosen], rest)
+    left = float(_mended(own, quantiles[:, rank], usual[:, rank])[1:].sum(axis=0).mean())
+    rest[i] = min(1.0, typical_whole[rank] / left) if left > 0 else 1.0
+  return Repaired(chosen, quantiles[:, chosen], usual[:, chosen], rest)
 
 
 def sampled(run: Run, mask: np.ndarray) -> np.ndarray:
@@ -102,13 +100,9 @@ def _sampled(run: Run, mask: np.ndarray) -> np.ndarray:
   """[1 + C, R, K] gaps and busy times, s, of counted steps evenly spread over the run; NaN where
   not known."""
   some = sampled(run, mask)
-  seen = []
-  for part in chunks(run):
-    if some[part].any():
-      work = busy(run, part)
-      seen.append(np.where(work.valid, _rows(undelayed(work), work.runtime),
-                           np.nan)[..., some[part]])
-  return np.concatenate(seen, axis=2)
+  return np.concatenate([
+      np.where(work.valid, _rows(work.undelayed, work.runtime), np.nan)[..., some[part]]
+      for part, work in counted(run, some)], axis=2)
 
 
 def _rows(arrival: np.ndarray, gap: np.ndarray) -> np.ndarray:
@@ -118,13 +112,9 @@ def _rows(arrival: np.ndarray, gap: np.ndarray) -> np.ndarray:
   return rows
 
 
-def _typical(values: np.ndarray, of_rank: np.ndarray, there: np.ndarray) -> np.ndarray:
-  """[..., R, Q] lower median over those ranks that have the same number and are there."""
-  result = np.full(values.shape, np.nan)
-  for number in np.unique(of_rank[there]):
-    own = np.flatnonzero((of_rank == number) & there)
-    result[:, own] = np.sort(values[:, own], axis=1)[:, [(len(own) - 1) // 2]]
-  return result
+def _typical(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+  """[1 + C, R, Q] of the typical rank of each one's group."""
+  return np.moveaxis(typical(np.moveaxis(values, 1, 0), group), 0, 1)
 
 
 def _mended(rows: np.ndarray, own: np.ndarray, typical: np.ndarray) -> np.ndarray:

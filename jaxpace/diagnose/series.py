@@ -20,7 +20,7 @@ from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.pacing import compare, effect_of
 from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
 from jaxpace.diagnose.step_times import busy, chunks
-from jaxpace.diagnose.totals import PARTS, after_typical, undelayed
+from jaxpace.diagnose.totals import PARTS, typical
 from jaxpace.diagnose.words.names import some_ranks
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.plain import to_plain
@@ -128,7 +128,8 @@ def skew_map(diagnosis: Diagnosis,
     column = columns.block[part]
     at = np.flatnonzero(column >= 0)
     if at.size:
-      late = after_typical(undelayed(busy(run, part)).sum(axis=0), joined)[:, at]
+      arrival = busy(run, part).undelayed.sum(axis=0)
+      late = (arrival - typical(arrival, joined))[:, at]
       begin = np.flatnonzero(np.diff(column[at], prepend=-1))
       into = column[at][begin]
       known = np.isfinite(late)

@@ -52,6 +52,13 @@ class StepTimes(NamedTuple):
     """[R, K] parts of the first collective's arrival, each a cause of being late."""
     return self.compute, self.runtime, self.pacing
 
+  @property
+  def undelayed(self) -> np.ndarray:
+    """[C, R, K] arrivals with the rank's own delay taken out."""
+    arrival = self.arrival.copy()
+    arrival[0] -= self.pacing
+    return arrival
+
 
 class InFlight(NamedTuple):
   """From when to when collectives were under way, where some were at the same time; int64 ns.
@@ -75,6 +82,15 @@ def chunks(run: Run) -> Iterator[slice]:
   width = max(1, CELLS // max(1, run.ranks * max(1, len(run.collectives))))
   for begin in range(0, len(run.steps), width):
     yield slice(begin, min(begin + width, len(run.steps)))
+
+
+def counted(run: Run, mask: np.ndarray) -> Iterator[tuple[slice, StepTimes]]:
+  """The chunks that hold steps of `mask`, [K] bool, and what ranks do in these: of the other steps
+  nothing is valid."""
+  for part in chunks(run):
+    if mask[part].any():
+      work = busy(run, part)
+      yield part, work._replace(valid=work.valid & mask[part])
 
 
 def busy(run: Run, part: slice) -> StepTimes:

@@ -36,7 +36,7 @@ from jaxpace.diagnose.lateness import split_series
 from jaxpace.diagnose.limits import COSTLY, FEWEST, MOST, NEARLY_ALL, PART, SHOWS, UNEXPLAINED
 from jaxpace.diagnose.selected_steps import mean_known
 from jaxpace.diagnose.step_times import busy
-from jaxpace.diagnose.totals import lower_median, undelayed
+from jaxpace.diagnose.totals import lower_median
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
 
@@ -191,7 +191,7 @@ def follow(state: StreamState, run: Run) -> tuple[StreamState, tuple[Alarm, ...]
   columns = [values for name, values in run.host_causes.columns.items() if name in PAUSES]
   pause = (np.nansum(np.stack(columns)[..., first:], axis=0, dtype=np.float64).max(axis=0)
            if columns else None)
-  arrival = undelayed(work).sum(axis=0)
+  arrival = work.undelayed.sum(axis=0)
   # nobody is reported late by timestamps that may say nothing of it
   if inconclusive_of(run, work):
     arrival = np.full_like(arrival, np.nan)

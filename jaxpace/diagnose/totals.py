@@ -79,16 +79,9 @@ class RunTotals:
     return len(self.steps)
 
 
-def undelayed(work: StepTimes) -> np.ndarray:
-  """[C, R, K] arrivals with the rank's own delay taken out."""
-  arrival = work.arrival.copy()
-  arrival[0] -= work.pacing
-  return arrival
-
-
 def lower_median(values: np.ndarray) -> np.ndarray:
-  """[K] median of what is known of [R, K] rows, the lower one of two, so that half of the ranks may
-  be late; NaN where nothing is."""
+  """[...] median of what is known of [R, ...] rows, the lower one of two, so that half of the ranks
+  may be late; NaN where nothing is."""
   number = np.isfinite(values).sum(axis=0)
   if number.size and (number == len(values)).all():
     middle = (len(values) - 1) // 2
@@ -97,12 +90,12 @@ def lower_median(values: np.ndarray) -> np.ndarray:
   return np.take_along_axis(order, np.maximum(number - 1, 0)[None] // 2, axis=0)[0]
 
 
-def after_typical(values: np.ndarray, joined: np.ndarray) -> np.ndarray:
-  """[R, K] values less the lower median of the ranks that each is joined with."""
-  after = values.copy()
-  for number in np.unique(joined):
-    after[joined == number] -= lower_median(values[joined == number])
-  return after
+def typical(values: np.ndarray, group: np.ndarray) -> np.ndarray:
+  """[R, ...] lower median of the ranks of each one's group."""
+  found = np.empty(values.shape)
+  for number in np.unique(group):
+    found[group == number] = lower_median(values[group == number])
+  return found
 
 
 def add_up(run: Run, selected: SelectedSteps,
@@ -169,7 +162,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   into(totals.lateness_runtime, _relative(split.runtime, valid, number))
   alone = split
   if (valid & (work.pacing > 0)).any():
-    alone = account(work._replace(arrival=undelayed(work), pacing=np.zeros_like(work.pacing)))
+    alone = account(work._replace(arrival=work.undelayed, pacing=np.zeros_like(work.pacing)))
   _add_groups(totals, part, alone)
   if work.synchronised:
     _add_lateness(totals, part, work, alone, number, into)
@@ -209,8 +202,7 @@ def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
   weight = ratio(1.0, number, 0.0)
   charged = np.zeros((ranks, size))
   joined = Grouped(groups.joined)
-  arrivals = undelayed(work)
-  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, arrivals, alone.for_whom,
+  for c, (waited, arrival, for_whom) in enumerate(zip(alone.waits, work.undelayed, alone.for_whom,
                                                       strict=True)):
     if not groups.grouped[c].size:
       continue

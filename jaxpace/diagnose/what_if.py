@@ -20,8 +20,7 @@ from jaxpace.diagnose.limits import CELLS, KEPT, MIN_STEPS
 from jaxpace.diagnose.phases import pauses_by_rank
 from jaxpace.diagnose.repaired import repair, sampled
 from jaxpace.diagnose.selected_steps import SelectedSteps
-from jaxpace.diagnose.step_times import StepTimes, busy, chunks
-from jaxpace.diagnose.totals import undelayed
+from jaxpace.diagnose.step_times import StepTimes, chunks, counted
 from jaxpace.runs.run import MISSING, Run
 
 
@@ -148,12 +147,10 @@ def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
   without gaps, scaled so that the parts of the ranks that are known add up to as many; 1 where
   nothing is known."""
   total, number = np.zeros(run.ranks), np.zeros(run.ranks)
-  for part in chunks(run):
-    work = busy(run, part)
-    valid = work.valid & selected.mask[part]
-    own = undelayed(work).sum(axis=0) - work.runtime
-    total += np.where(valid, own, 0.0).sum(axis=1)
-    number += valid.sum(axis=1)
+  for _, work in counted(run, selected.mask):
+    own = work.undelayed.sum(axis=0) - work.runtime
+    total += np.where(work.valid, own, 0.0).sum(axis=1)
+    number += work.valid.sum(axis=1)
   known = (number > 0) & (total > 0)
   parts = np.ones(run.ranks)
   parts[known] = number[known] / total[known]
@@ -254,14 +251,11 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
   shape = len(run.collectives), longest, run.ranks, lanes
   arrivals = np.full((len(scenarios), *shape), -np.inf, np.float32)
   transfers = np.zeros(shape, np.float32)
-  for part in chunks(run):
+  for part, work in counted(run, mask):
     own = np.flatnonzero((steps >= part.start) & (steps < part.stop))
     if not own.size:
       continue
-    work = busy(run, part)
-    work = work._replace(valid=work.valid & mask[part])
-    arrival = undelayed(work)
-    at = steps[own] - part.start
+    arrival, at = work.undelayed, steps[own] - part.start
     for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
       transfers[c, place[own], :, lane[own]] = np.nan_to_num(
           np.where(waited.takes, waited.transfer, 0.0))[:, at].T
@@ -276,12 +270,8 @@ def _by_themselves(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequ
   """[scenarios] sums over counted steps that each begin together. What transfers take is left out:
   where all meet it is the same in each scenario."""
   total = np.zeros(len(scenarios))
-  for part in chunks(run):
-    if not mask[part].any():
-      continue
-    work = busy(run, part)
-    work = work._replace(valid=work.valid & mask[part])
-    arrival = undelayed(work)
+  for part, work in counted(run, mask):
+    arrival = work.undelayed
     for i, number in enumerate(scenarios):
       changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
       total[i] += _play(found, changed[:, None])[mask[part]].sum()

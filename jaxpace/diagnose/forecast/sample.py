@@ -23,7 +23,6 @@ from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
-from jaxpace.diagnose.totals import undelayed
 from jaxpace.diagnose.words.codes import Sentence, Silence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.groups import groups
@@ -110,7 +109,7 @@ def take_sample(run: Run) -> Sample:
   for part in chunks(run):
     work = busy(run, part)
     delayed |= bool((np.nan_to_num(work.pacing) > 0).any())
-    arrival[:, :, part], wait[:, :, part] = undelayed(work)[:, ranks], work.wait[:, ranks]
+    arrival[:, :, part], wait[:, :, part] = work.undelayed[:, ranks], work.wait[:, ranks]
     step[:, part] = work.step[ranks]
   known = np.isfinite(step) & selected.mask
   often = known.sum(axis=1) >= max(1, MOST * selected.size)

@@ -17,7 +17,7 @@ from jaxpace.diagnose.selected_steps import (
   step_time_of,
   step_times,
 )
-from jaxpace.diagnose.totals import PARTS, Totals, add_up, after_typical
+from jaxpace.diagnose.totals import PARTS, Totals, add_up, typical
 from jaxpace.runs.run import Run
 
 
@@ -112,7 +112,7 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
     return ()
   joined = totals.groups.joined[known]
   mean = totals.lateness.sum(axis=(0, 2))[known] / totals.present[known]
-  lateness = after_typical(mean[:, None], joined)[:, 0]
+  lateness = mean - typical(mean, joined)
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
   for at in np.argsort(-lateness, kind="stable").tolist():
