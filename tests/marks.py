@@ -14,11 +14,10 @@ def mark(values: list[jax.Array], *waited: jax.Array, program: int, tag: int) ->
       MARK, [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
       vmap_method="sequential",
       input_output_aliases={i: i for i in range(len(values))})
-  return list(call(*values, *waited, program=np.int32(program), tag=np.int32(tag),
-                   values=np.int32(len(values))))
+  return list(call(*values, *waited, mark=np.int64(program << 32 | tag)))
 
 
 def start(program: int) -> jax.Array:
   """Writes the events that begin an execution, waiting for nothing; returns a word to wait for."""
   call = jax.ffi.ffi_call(MARK, jax.ShapeDtypeStruct((), jnp.uint32), vmap_method="sequential")
-  return call(program=np.int32(program), tag=np.int32(0), values=np.int32(0))
+  return call(mark=np.int64(program << 32))

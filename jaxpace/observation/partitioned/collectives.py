@@ -12,7 +12,6 @@ from jaxpace.core.observed import KINDS
 from jaxpace.core.plan import Loop
 from jaxpace.core.ring_layout import FIRST_TAG
 from jaxpace.observation.clocks import kernels
-from jaxpace.observation.clocks.native.library import MARK
 from jaxpace.observation.partitioned import groups, text
 
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
@@ -127,12 +126,7 @@ def _kind(one: text.Instruction) -> str | None:
 def _tag(one: text.Instruction | None) -> int | None:
   if one is None or one.opcode != "custom-call":
     return None
-  if f'custom_call_target="{MARK}"' in one.rest:
-    found = re.search(r"\btag\s*=\s*(\d+)", one.rest)
-  elif f'custom_call_target="{kernels.TARGET}"' in one.rest:
-    found = re.search(rf'\bname\s*=\s*"{kernels.MARK}(\d+)"', one.rest)
-  else:
-    return None
+  found = re.search(rf'\bname\s*=\s*"{kernels.MARK}(\d+)"', one.rest)
   return int(found[1]) if found else None
 
 

@@ -145,8 +145,7 @@ class _Lists:
     """A thunk that calls the handler; `info` is that of the thunk beside it."""
     said = [wire.text(_NAME, f"{MARK}.{tag}"),
             *(field for field in wire.read(info) if field.number != _NAME)]
-    config = (f"{{program = {self._program} : i32, tag = {tag} : i32, "
-              f"values = {len(handed_on)} : i32}}")
+    config = f"{{mark = {self._program << 32 | tag} : i64}}"
     operands = [wire.text(1, each) for each in (*handed_on, *waited)]
     call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK), wire.text(3, config),
             wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]

@@ -26,7 +26,7 @@ from tests.quick import long
 pytestmark = pytest.mark.optimized
 
 
-def mark_on_cpu(number, tag, operands, handed_on):
+def mark_on_cpu(name, number, tag, operands, handed_on):
   """What the kernel of a timestamp is here: a call of the CPU's handler, in the same place."""
   results = [value.type for value in operands[:handed_on]]
   aliases = [stablehlo.OutputOperandAlias.get(
@@ -37,8 +37,8 @@ def mark_on_cpu(number, tag, operands, handed_on):
           "call_target_name": ir.StringAttr.get(library.MARK), "api_version": mlir.integer(4),
           "has_side_effect": ir.BoolAttr.get(False),
           "backend_config": ir.DictAttr.get({
-              "program": mlir.integer(number), "tag": mlir.integer(tag),
-              "values": mlir.integer(handed_on)}),
+              "mark": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), number << 32 | tag),
+              "name": ir.StringAttr.get(name)}),
           "output_operand_aliases": ir.ArrayAttr.get(aliases),
           "operand_layouts": mlir.layouts([value.type for value in operands]),
           "result_layouts": mlir.layouts(results)})
@@ -60,7 +60,7 @@ def launched(monkeypatch):
     else:
       tag = int(name.removeprefix("mark_"))
       number = int(word[1]) >> 20
-    return mark_on_cpu(number, tag, operands, handed_on)
+    return mark_on_cpu(kernel.name, number, tag, operands, handed_on)
 
   def buffer():
     words = np.zeros(kernels.BLOCK_WORDS, np.uint32)

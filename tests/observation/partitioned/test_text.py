@@ -60,10 +60,10 @@ def test_lines(line, wanted):
 ELEMENTS = """
 %body (param: (s32[], f32[4,2])) -> (s32[], f32[4,2]) {
   %param = (s32[], f32[4,2]{1,0}) parameter(0)
-  %mark.1 = (f32[4,2]{1,0}) custom-call(%param#1), custom_call_target="jaxpace_mark", backend_config={tag = 2 : i32}
+  %mark.1 = (f32[4,2]{1,0}) custom-call(%param#1), custom_call_target="__gpu$xla.gpu.ptx", backend_config={name = "jaxpace_mark_2"}
   %all-gather.1 = f32[4,4]{1,0} all-gather(%mark.1#0), channel_id=1, replica_groups=[1,2]<=[2], dimensions={1}
   %nested = ((f32[4,4]{1,0}, s32[]), f32[]) custom-call(%all-gather.1, %nowhere#1, %param#9), custom_call_target="other"
-  %mark.2 = f32[4,4]{1,0} custom-call(%nested#0#0), custom_call_target="jaxpace_mark", backend_config={tag = 3 : i32}
+  %mark.2 = f32[4,4]{1,0} custom-call(%nested#0#0), custom_call_target="__gpu$xla.gpu.ptx", backend_config={name = "jaxpace_mark_3"}
   ROOT %tuple.1 = (s32[], f32[4,2]{1,0}) tuple(%param#0, %param#1)
 }
 

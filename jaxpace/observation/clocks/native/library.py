@@ -77,7 +77,7 @@ STAMP, DELAY, HOLD, NOTE, MARK = (
     "jaxpace_stamp", "jaxpace_delay", "jaxpace_hold", "jaxpace_note", "jaxpace_mark")
 """Names under which the handlers are known to XLA, and in the library."""
 
-HANDLERS = 4
+HANDLERS = 5
 """Version of the handlers' operands, as in clock.cc."""
 
 REINSTALL = (
