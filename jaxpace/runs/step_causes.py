@@ -1,6 +1,6 @@
 """What the host did in each step: CPU time, involuntary switches, garbage collection, data,
-checkpoints, time between steps, page faults. One table of its columns, `HOST_CAUSES`: all else that
-names them is made from it.
+checkpoints, other programs, time between steps, page faults. One table of its columns,
+`HOST_CAUSES`: all else that names them is made from it.
 
 Everything is per iteration of the process's loop, from one `sample` to the next. Devices run behind
 the loop: a value belongs to the step that the loop was dispatching, not to what the devices
@@ -21,7 +21,7 @@ import numpy as np
 
 Sample = tuple[int | None, ...]
 """One value for each of `HOST_CAUSES`, None where it isn't known: data and checkpoint where neither
-was measured, time between steps where the loop says what it does."""
+was measured, other programs and time between steps where the loop says what it does."""
 
 
 _MOST_PAUSES = 256
@@ -62,7 +62,7 @@ class StepCauseMeter:
     if self._used:
       data, checkpoint = map(self._take, ASKED.values())
     result = (cpu - self._cpu, switches - self._switches, collected - self._gc_seen, data,
-              checkpoint, None, faults - self._faults)
+              checkpoint, None, None, faults - self._faults)
     self._cpu, self._switches, self._gc_seen, self._faults = cpu, switches, collected, faults
     return result
 
@@ -157,8 +157,9 @@ HOST_CAUSES = (
     HostCause("gc_ns", "garbage collection", "collects garbage"),
     HostCause("data_ns", "waiting for data", "waits for data", asked=True),
     HostCause("checkpoint_ns", "checkpoints", "writes checkpoints", asked=True),
-    HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, an "
-              "evaluation, a program without collectives)"),
+    HostCause("others_ns", "other programs", "runs other programs (an evaluation, say)"),
+    HostCause("between_ns", "time between steps", "is between two steps (data, a checkpoint, a "
+              "program without collectives)"),
     HostCause("majflt", "major page faults"),
 )
 TIMES = tuple(cause.name for cause in HOST_CAUSES if cause.scale != 1)

@@ -17,6 +17,7 @@ from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hang import describe
+from jaxpace.runs.step_causes import PAUSES
 from tests.diagnose.synthetic import run_of
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -40,7 +41,7 @@ def test_every_code_has_a_use(kind):
   source = "".join(path.read_text() for path in SOURCES)
   said = set(re.findall(rf"\b{kind.__name__}\.([A-Z_]+)", source))
   # a mechanism's kind becomes a code by its value
-  by_value = (set(re.findall(r'"([a-z_]+)"', source)) if kind is Evidence
+  by_value = ({*PAUSES, *re.findall(r'"([a-z_]+)"', source)} if kind is Evidence
               else set(get_args(describe.Code)) if kind is HangCode else set())
   assert [c.name for c in kind if c.name not in said and c not in by_value] == []
 
@@ -78,7 +79,7 @@ def test_whoever_says_something_gives_the_values_that_its_words_ask_for():
 
 def test_no_words_of_the_table_are_left_over():
   used = {code.split(".")[-1] for code, _, _ in said()}
-  by_value = {"GC", "DATA", "CHECKPOINT", "BETWEEN", "THROTTLED", "STEAL"}
+  by_value = {*map(str.upper, PAUSES), "THROTTLED", "STEAL"}
   assert {code.name for kind in KINDS.values() for code in kind if code.wordings} <= used | by_value
 
 

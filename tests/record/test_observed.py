@@ -106,6 +106,8 @@ def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
   at = [cause.column for cause in step_causes.HOST_CAUSES].index("between_ns")
   # Gaps of 9, 5, 24 and 4 ms, from the second device's end or the evaluation's.
   assert samples[:, at].tolist() == [None, 9_000_000, 5_000_000, 14_000_000, None]
+  # From the end of the second step, on the second device, to the evaluation's.
+  assert samples[:, at - 1].tolist() == [None, 0, 14_000_000, 0, 0]
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])

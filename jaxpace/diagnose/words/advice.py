@@ -86,6 +86,8 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "checkpoint":
             "write checkpoints in the background, or less often (Young and Daly: every sqrt(2 C "
             "MTBF))",
+        "others":
+            "run evaluations less often, or on fewer examples, if they take more than is meant",
         "between":
             "see what the loop does between steps (`recorder.measure` names it): prefetch data, "
             "move logging and checkpoints off the loop",

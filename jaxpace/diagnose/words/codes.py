@@ -27,6 +27,10 @@ class Code(enum.StrEnum):
     member.meaning, member.wordings = meaning, words
     return member
 
+  def __repr__(self) -> str:
+    """As the string that it is to programs."""
+    return repr(self.value)
+
   def say(self, wording: str = "", /, **values: Any) -> Sentence:
     """Says it.
 

@@ -99,6 +99,7 @@ class Evidence(Code):
   GC = "gc", "a process collects garbage", _PAUSE
   DATA = "data", "a process waits for data", _PAUSE
   CHECKPOINT = "checkpoint", "a process writes checkpoints", _PAUSE
+  OTHERS = "others", "a process runs other programs than the step's", _PAUSE
   BETWEEN = "between", "a process is between two steps, and no column shows for what", _PAUSE
   PREEMPTED = ("preempted", "something else runs on a process's processors", {
       "switches":

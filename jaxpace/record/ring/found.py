@@ -110,6 +110,7 @@ class HostUse:
     before = np.searchsorted(read["ns"], start) - 1
     begin = np.maximum(ended[:-1], np.where(before < 0, 0, _picked(read["ns"], before)))
     collected = np.diff(self._meter.collected(now["ns"]))
+    others = np.where(ended[:-1] >= 0, np.maximum(begin - ended[:-1], 0), 0)
     # What a busy machine takes is nothing that the loop does.
     between = np.maximum(start - begin, 0) - collected - np.diff(now["queued_ns"])
     measured = there[1:] & there[:-1]
@@ -120,7 +121,8 @@ class HostUse:
     found = np.ma.masked_all((len(start), len(HOST_CAUSES)), np.int64)
     for cause, (values, known) in {
         "cpu": (np.diff(now["cpu_ns"]), measured), "nivcsw": (np.diff(now["switches"]), measured),
-        "gc": (collected, measured), "between": (np.maximum(between, 0), counted),
+        "gc": (collected, measured), "others": (others, measured & (ended[:-1] >= 0)),
+        "between": (np.maximum(between, 0), counted),
         "majflt": (np.diff(now["faults"]), measured)}.items():
       found[known, _PLACES[cause]] = values[known]
     return found

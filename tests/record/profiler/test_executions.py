@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan
-from jaxpace.record.columns import Range, StepCalls
+from jaxpace.record.columns import UNKNOWN, Range, StepCalls
 from jaxpace.record.profiler import executions as trace
 from jaxpace.record.profiler.executions import (
   ANCHOR,
@@ -57,7 +57,7 @@ def tables(ran, numbers, each=1, rank=3):
   function.plan = ObservedPlan((one,))
   intake = _ProfiledIntake(0, 0, Losses(), PlannedPrograms([function]))
   intake.ready.append((
-      [StepCalls(number, (Range(7, at * each, (at + 1) * each),), (None,) * 7, {})
+      [StepCalls(number, (Range(7, at * each, (at + 1) * each),), UNKNOWN, {})
        for at, number in enumerate(numbers)], {rank: {7: trace.events(ran, one)}}))
   intake.poll()
   made = intake.take()
