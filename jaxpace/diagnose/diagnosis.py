@@ -14,9 +14,8 @@ from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Reasons
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
-from jaxpace.diagnose.selected_steps import StepTime
+from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
-from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, codes
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
@@ -143,24 +142,19 @@ def _missing(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _what_if(diagnosis: Diagnosis) -> dict[str, Any]:
   step = diagnosis.step_time
-  result: dict[str, Any] = {"no_skew": None, "no_contention": _optional(diagnosis.no_contention),
-                            "no_runtime_jitter": _optional(diagnosis.no_runtime_jitter),
-                            "work_shared": _optional(diagnosis.work_shared)}
+  result: dict[str, Any] = {
+      "no_skew": None, "no_contention": diagnosis.no_contention,
+      "no_runtime_jitter": diagnosis.no_runtime_jitter, "work_shared": diagnosis.work_shared,
+      "without_rank": diagnosis.without_rank, "without_host": diagnosis.without_host,
+      "stages": bool(diagnosis.stages),
+      "asked": [{"without": text, **a._asdict()} for text, a in diagnosis.asked]}
   if diagnosis.no_skew and step:
-    result["no_skew"] = {**diagnosis.no_skew.to_json(),
+    result["no_skew"] = {**diagnosis.no_skew._asdict(),
                          "skew": diagnosis.lateness.earliness / step.mean if step.mean else 0.0}
-  result["without_rank"] = {str(rank): _optional(a) for rank, a in diagnosis.without_rank.items()}
   if diagnosis.without_late:
     result["without_late_ranks"] = {"ranks": diagnosis.lateness.late.tolist(),
-                                    **diagnosis.without_late.to_json()}
-  result["without_host"] = {host: _optional(a) for host, a in diagnosis.without_host.items()}
-  result["stages"] = bool(diagnosis.stages)
-  result["asked"] = [{"without": text, **a.to_json()} for text, a in diagnosis.asked]
+                                    **diagnosis.without_late._asdict()}
   return result
-
-
-def _optional(value: Alternative | None) -> dict[str, float] | None:
-  return value.to_json() if value else None
 
 
 def _pacing(diagnosis: Diagnosis) -> dict[str, Any]:
@@ -206,10 +200,10 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
                  "kind": "point_to_point" if collective.point_to_point
                  else kind_in(diagnosis.run, collective),
                  "groups": kept.grouped[c].size,
-                 "transfer": _mean(diagnosis.totals.transfer[c][mask]),
+                 "transfer": mean_known(diagnosis.totals.transfer[c][mask]),
                  "floor": float(diagnosis.floor.floor[c]),
-                 "contention": _mean(diagnosis.floor.contention[c][mask]),
-                 "waiting": _mean(diagnosis.totals.earliness[c][mask])})
+                 "contention": mean_known(diagnosis.floor.contention[c][mask]),
+                 "waiting": mean_known(diagnosis.totals.earliness[c][mask])})
     if diagnosis.overlap is not None:
       one = diagnosis.overlap.each[c]
       rows[-1] |= {"in_flight": one.in_flight, "exposed": one.exposed, "hidden": one.hidden,
@@ -227,10 +221,6 @@ def _link_probe(diagnosis: Diagnosis) -> dict[str, Any] | None:
   return {"when_unix_ns": links.when_unix_ns,
           "culprits": [culprit.to_json() for culprit in links.culprits],
           "cannot_tell": links.cannot_tell or None}
-
-
-def _mean(values: np.ndarray) -> float | None:
-  return float(np.nanmean(values)) if np.isfinite(values).any() else None
 
 
 def hang_only(path: str, hang: Hang, problem: str) -> dict[str, Any]:

@@ -103,8 +103,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
                        arrival)
   blocks = Blocks(arrival, totals.block_steps, eligible, step_time, without_outages(arrival),
                   totals.groups.joined)
-  earliness = np.array([np.nanmean(row) if np.isfinite(row).any() else 0.0
-                        for row in totals.earliness])
+  earliness = np.nan_to_num(mean_known(totals.earliness))
   waiting = selected.means(totals.earliness.sum(axis=0))
   if eligible.sum() < 2 or not step_time > 0:
     every = WaitedFor(earliness, 0.0, waiting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -121,6 +122,22 @@ def ratio(total: np.ndarray | float, number: np.ndarray,
   """Total over number, element by element; `otherwise` where the number isn't above 0."""
   shape = np.broadcast_shapes(np.shape(total), number.shape)
   return np.divide(total, number, out=np.full(shape, otherwise), where=number > 0)
+
+
+def into_blocks(block: np.ndarray) -> Callable[..., None]:
+  """What adds [..., k] values of neighbouring steps to [..., B] sums of their blocks, [k]; or takes
+  their maximum, np.maximum.
+
+  Steps that don't count, of block -1, lie between or inside blocks: they hold 0, or nothing larger.
+  """
+  selected = np.flatnonzero(block >= 0)
+  first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
+
+  def into(total: np.ndarray, values: np.ndarray, how: np.ufunc = np.add) -> None:
+    own = (..., block[first])
+    total[own] = how(total[own], how.reduceat(values, first, axis=-1, dtype=total.dtype))
+
+  return into
 
 
 def mean_known(values: np.ndarray, axis: int = -1) -> np.ndarray:

@@ -18,7 +18,13 @@ from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.pacing import compare, effect_of
-from jaxpace.diagnose.selected_steps import SelectedSteps, ratio, step_times
+from jaxpace.diagnose.selected_steps import (
+  SelectedSteps,
+  into_blocks,
+  mean_known,
+  ratio,
+  step_times,
+)
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, typical
 from jaxpace.diagnose.words.names import some_ranks
@@ -71,10 +77,9 @@ def over_time(diagnosis: Diagnosis) -> dict[str, Any]:
   columns = diagnosis.selected.divided(MOST_COLUMNS)
   totals, floor = diagnosis.totals, diagnosis.floor
   means = {name: columns.means(totals.per_step[name]) for name in PARTS}
-  quiet, contention = (columns.means(floor.quiet.sum(axis=0)),
-                       columns.means(floor.contention.sum(axis=0)))
-  shares = [shares_of({name: float(means[name][i]) for name in PARTS}, _known(quiet[i]),
-                      _known(contention[i]))
+  quiet, contention = (np.nan_to_num(columns.means(values.sum(axis=0))).tolist()
+                       for values in (floor.quiet, floor.contention))
+  shares = [shares_of({name: float(means[name][i]) for name in PARTS}, quiet[i], contention[i])
             for i in range(columns.blocks)]
   steps, begin = totals.per_step["step"][columns.mask], np.cumsum(columns.number) - columns.number
   low, high = (of.reduceat(steps, begin).tolist() for of in (np.minimum, np.maximum))
@@ -87,10 +92,6 @@ def _spans(columns: SelectedSteps, run: Run) -> dict[str, Any]:
   """The blocks of neighbouring steps that the columns of a chart stand for."""
   first, last = columns.spans(run)
   return {"first": first.tolist(), "last": last.tolist(), "number": columns.number.tolist()}
-
-
-def _known(value: np.floating[Any]) -> float:
-  return float(value) if np.isfinite(value) else 0.0
 
 
 # How late each rank was over time: a map of ranks by columns of steps.
@@ -126,17 +127,13 @@ def skew_map(diagnosis: Diagnosis,
   joined = run_groups(run).joined
   for part in chunks(run):
     column = columns.block[part]
-    at = np.flatnonzero(column >= 0)
-    if at.size:
+    if (column >= 0).any():
       arrival = busy(run, part).undelayed.sum(axis=0)
-      late = (arrival - typical(arrival, joined))[:, at]
-      begin = np.flatnonzero(np.diff(column[at], prepend=-1))
-      into = column[at][begin]
-      known = np.isfinite(late)
-      total[:, into] += np.add.reduceat(np.where(known, late, 0.0), begin, axis=1)
-      number[:, into] += np.add.reduceat(known, begin, axis=1, dtype=np.int64)
-      most[:, into] = np.maximum(most[:, into],
-                                 np.maximum.reduceat(np.where(known, late, -np.inf), begin, axis=1))
+      late = arrival - typical(arrival, joined)
+      known, into = np.isfinite(late) & (column >= 0), into_blocks(column)
+      into(total, np.where(known, late, 0.0))
+      into(number, known)
+      into(most, np.where(known, late, -np.inf), np.maximum)
     if progress:
       progress(part.stop, len(run.steps))
   mean = ratio(total, number, -np.inf)
@@ -376,10 +373,5 @@ def _stretches(run: Run) -> list[dict[str, Any]] | None:
     return None
   end = np.append(begin[1:], len(at))
   return [{"first_step": int(run.steps[at[b]]), "last_step": int(run.steps[at[e - 1]]),
-           "on": bool(state[b]), "step_time": _mean(times[at[b:e]])}
+           "on": bool(state[b]), "step_time": mean_known(times[at[b:e]])}
           for b, e in zip(begin, end, strict=True)]
-
-
-def _mean(values: np.ndarray) -> float | None:
-  known = values[np.isfinite(values)]
-  return float(known.mean()) if known.size else None

@@ -10,7 +10,7 @@ import numpy as np
 from jaxpace.diagnose.accounting import Account, account, overlap_of
 from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
 from jaxpace.diagnose.limits import CELLS
-from jaxpace.diagnose.selected_steps import SelectedSteps, rank_steps, ratio
+from jaxpace.diagnose.selected_steps import SelectedSteps, into_blocks, rank_steps, ratio
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.runs.run import Run
 
@@ -157,7 +157,7 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   if work.jumped is not None:
     totals.jumped += (work.jumped & selected.mask[part]).sum(axis=1)
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
-  into = _adder(selected.block[part])
+  into = into_blocks(selected.block[part])
   into(totals.block_steps, valid)
   into(totals.lateness_runtime, _relative(split.runtime, valid, number))
   alone = split
@@ -170,23 +170,8 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
     totals.waiting_gap[part] = ratio(np.where(valid, waiting, 0.0).sum(axis=0), number, 0.0)
 
 
-_Adder = Callable[[np.ndarray, np.ndarray], None]
-
-
-def _adder(block: np.ndarray) -> _Adder:
-  """What adds [..., k] values of a chunk's steps to [..., B] sums of their blocks. Steps that don't
-  count lie between or inside blocks: they hold 0."""
-  selected = np.flatnonzero(block >= 0)
-  first = selected[np.flatnonzero(np.diff(block[selected], prepend=-1))]
-
-  def add(total: np.ndarray, values: np.ndarray) -> None:
-    total[..., block[first]] += np.add.reduceat(values, first, axis=-1, dtype=total.dtype)
-
-  return add
-
-
 def _add_lateness(totals: Totals, part: slice, work: StepTimes, alone: Account,
-                  number: np.ndarray, into: _Adder) -> None:
+                  number: np.ndarray, into: Callable[..., None]) -> None:
   """Adds who was late and what it cost, by undelayed arrival.
 
   Args:
@@ -271,10 +256,9 @@ def late_by_block(run: Run, selected: SelectedSteps) -> np.ndarray:
     part = slice(begin, min(begin + width, len(block)))
     late = _late(run, part)
     valid = np.isfinite(late) & selected.mask_of_all[part]
-    edges = np.flatnonzero(np.diff(block[part], prepend=-1))
-    own = block[part][edges]
-    total[:, own] += np.add.reduceat(np.where(valid, late, 0.0), edges, axis=1)
-    number[:, own] += np.add.reduceat(valid.astype(np.int64), edges, axis=1)
+    into = into_blocks(block[part])
+    into(total, np.where(valid, late, 0.0))
+    into(number, valid)
   return ratio(total, number)
 
 

@@ -35,10 +35,6 @@ class Alternative(NamedTuple):
     """Part of the step that is saved."""
     return 1 - 1 / self.speedup if self.speedup > 0 else 0.0
 
-  def to_json(self) -> dict[str, float]:
-    """Returns plain numbers; seconds."""
-    return self._asdict()
-
 
 class Without(NamedTuple):
   """What is taken out of a run, all of it at once."""

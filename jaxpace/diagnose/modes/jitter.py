@@ -22,7 +22,7 @@ from jaxpace.diagnose.limits import (
 from jaxpace.diagnose.mechanism import crowded_processors, held_by_causes, kinds, of_pauses, strikes
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
-from jaxpace.diagnose.selected_steps import merged
+from jaxpace.diagnose.selected_steps import mean_known, merged
 from jaxpace.diagnose.words.advice import against_pauses
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
@@ -148,8 +148,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   hosts = hosts_of(run, ranks)
   gap = case.phases.get("gap")
   mean = float(pauses.excess[struck].mean())
-  usual = (float(np.nanmean(gap[struck])) if gap is not None and np.isfinite(gap[struck]).any()
-           else 0.0)
+  usual = 0.0 if gap is None else float(np.nan_to_num(mean_known(gap[struck])))
   who = some_ranks(ranks).capitalize() if ranks else "Ranks"
   evidence = [
       Evidence.PAUSES.say(who=who, s="s" if len(ranks) == 1 else "", usual=milliseconds(usual),
