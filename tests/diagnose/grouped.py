@@ -5,6 +5,7 @@ import pathlib
 
 import numpy as np
 
+from jaxpace.__main__ import main
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import schema
 
@@ -100,6 +101,13 @@ def write(directory, enter, leave, *, settings=None, collectives=None, ranks=Non
         "axis": np.array([entry["axis"] for entry in entries])[slot],
         "bytes": np.full(len(slot), 4096, np.int64),
         "enter_ns": enter[slot, rank, step] + origin, "exit_ns": leave[slot, rank, step] + origin})
+
+
+def report(path, *arguments):
+  """The JSON report of a run directory, by the command."""
+  document = path.parent / f"{path.name}.json"
+  assert main(["report", str(path), "--json", str(document), *arguments]) == 0
+  return json.loads(document.read_text())
 
 
 def _keys(steps, rank, process):

@@ -10,6 +10,7 @@ from jaxpace.__main__ import main
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose import grouped
+from tests.diagnose.grouped import report
 from tests.lib.said import numbers
 
 STEPS = 240
@@ -22,12 +23,6 @@ def noisy(busy, seed=0, noise=0.01):
   """[C, R, K] of [C, R] seconds."""
   busy = np.repeat(np.asarray(busy, float)[..., None], STEPS, axis=-1)
   return busy * (1 + noise * np.random.default_rng(seed).standard_normal(busy.shape))
-
-
-def report(path, *arguments):
-  main_json = path.parent / f"{path.name}.json"
-  assert main(["report", str(path), "--json", str(main_json), *arguments]) == 0
-  return json.loads(main_json.read_text())
 
 
 def check_shares(document):

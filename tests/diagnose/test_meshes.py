@@ -6,8 +6,9 @@ from __future__ import annotations
 import pytest
 
 from jaxpace.diagnose.words.verdicts import Verdict
+from tests.diagnose.grouped import report
 from tests.diagnose.recurrence import Cause, Job, play, rank_groups, write
-from tests.diagnose.test_groups import check_shares, report
+from tests.diagnose.test_groups import check_shares
 
 MESH = {"data": 4, "tensor": 4}
 

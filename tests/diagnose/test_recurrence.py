@@ -1,14 +1,12 @@
 """The recurrence by itself, and reports of what it wrote held against it replayed without the
 causes."""
 
-import json
-
 import numpy as np
 import pytest
 
-from jaxpace.__main__ import main
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.words.verdicts import Verdict
+from tests.diagnose.grouped import report
 from tests.diagnose.recurrence import (
   STEP_GAP,
   Cause,
@@ -25,12 +23,10 @@ from tests.quick import long
 MESH = {"data": 2, "tensor": 2}
 
 
-def report(path, job, *arguments):
-  """What was played, and the report's JSON."""
-  played = write(path / "run", job)
-  target = path / "report.json"
-  assert main(["report", str(path / "run"), "--json", str(target), *arguments]) == 0
-  return played, json.loads(target.read_text())
+def told(path, job):
+  """The report of a job that was played."""
+  write(path / "run", job)
+  return report(path / "run")
 
 
 def even(mesh=MESH, **settings):
@@ -72,7 +68,7 @@ def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pa
   numbers = range(len(places)) if seed is None else np.random.default_rng(seed).permutation(
       len(places))
   job = Job(mesh, places, noise=0.01, steps=60, slots=tuple(int(n) for n in numbers))
-  document = report(tmp_path, job)[1]
+  document = told(tmp_path, job)
   compute = [row["shares"]["compute"] * row["step_time"] for row in document["per_rank"]]
   assert compute == pytest.approx([240e-3] * 8, rel=2e-3)
 
@@ -84,7 +80,7 @@ PIPELINES = pytest.mark.parametrize("as_pairs", [*long(True), False],
 @PIPELINES
 def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
   mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
-  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=60))[1]
+  document = told(tmp_path, Job(mesh, places, noise=0.01, steps=60))
   assert document["verdict_code"] == Verdict.HEALTHY and not document["findings"]
   assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 8, abs=1e-3)
   assert 1 <= document["what_if"]["no_skew"]["speedup"] < 1.01
@@ -95,7 +91,7 @@ def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
 def test_a_slow_last_stage_of_a_pipeline_is_named(tmp_path, as_pairs):
   slow = [10e-3, 10e-3, 10e-3, 15e-3]
   mesh, places = pipeline(4, 2, 8, slow, as_pairs=as_pairs)
-  document = report(tmp_path, Job(mesh, places, noise=0.01, steps=60))[1]
+  document = told(tmp_path, Job(mesh, places, noise=0.01, steps=60))
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler"
   assert sorted(finding["ranks"]) == [6, 7]
@@ -114,7 +110,7 @@ def test_rows_lost_at_random_change_nothing_that_is_said(tmp_path, mesh):
   """Of each rank 6 %: no rank is away, and what-if is that of the job with all rows."""
   late = Cause("late", 10e-3, (5,), 0)
   job = even(mesh, causes=(late,), noise=0.02, missing=0.06, steps=235)
-  document = report(tmp_path, job)[1]
+  document = told(tmp_path, job)
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [5]
   assert document["what_if"]["without_rank"]["5"]["speedup"] == pytest.approx(gain(job, late),
