@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
+from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
@@ -125,21 +126,19 @@ def held_by_causes(case: EvidenceInputs) -> np.ndarray | None:
   """[R] seconds per step that each rank's process spends now and then on what its columns measure;
   None: next to none."""
   causes, held = case.run.host_causes, np.zeros(case.run.ranks)
-  for name in PAUSES:
-    if name in causes.columns:
-      values = np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
-      own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
-      held += causes.by_rank(own, case.run.process_of_rank)
+  for seconds in pauses_in(case.run).values():
+    values = seconds[:, case.selected.mask]
+    own = np.maximum(values.mean(axis=1) - np.median(values, axis=1), 0.0)
+    held += causes.by_rank(own, case.run.process_of_rank)
   return held if held.max(initial=0.0) >= SHOWS / 2 * case.mean_step else None
 
 
 def strikes(case: EvidenceInputs) -> dict[int, int]:
   """By process, the steps in which it does much more than usual of what its columns measure."""
   causes, found = case.run.host_causes, dict.fromkeys(case.run.host_causes.processes.tolist(), 0)
-  own = [np.nan_to_num(causes.columns[name][:, case.selected.mask].astype(np.float64))
-         for name in PAUSES if name in causes.columns]
+  own = list(pauses_in(case.run).values())
   if own:
-    together = np.stack(own).sum(axis=0)
+    together = np.sum(own, axis=0)[:, case.selected.mask]
     beyond = together - np.median(together, axis=1, keepdims=True)
     long = beyond[beyond >= COSTLY * case.mean_step]
     number = (beyond >= (0.5 * np.median(long) if long.size else np.inf)).sum(axis=1)
@@ -159,23 +158,19 @@ def of_pauses(case: EvidenceInputs, processes: list[int],
   Returns:
     A sentence for each cause, those that hold most of the pauses first.
   """
-  causes = case.run.host_causes
-  rows = [row for row in (causes.row(p) for p in processes) if row is not None]
+  rows = [row for row in map(case.run.host_causes.row, processes) if row is not None]
   if not rows or not pause > 0:
     return []
   found = []
-  for name, cause in PAUSES.items():
-    if name not in causes.columns:
-      continue
-    values = causes.columns[name][rows][:, case.selected.mask].astype(np.float64)
-    values = np.where(np.isfinite(values), values, 0.0)
+  for name, seconds in pauses_in(case.run).items():
+    values = seconds[rows][:, case.selected.mask]
     held = float((values.mean(axis=1) - np.median(values, axis=1)).mean())
     if held >= PART * pause or held >= SHOWS * case.mean_step:
       struck = values > np.median(values, axis=1, keepdims=True) + 0.5 * held
       longest = float(values.max())
       part = min(held / pause, 1.0)
       found.append((-part, Evidence(name).say(
-          "pauses", pauses=cause.pauses, held=milliseconds(held), part=percent(part),
+          "pauses", pauses=PAUSES[name].pauses, held=milliseconds(held), part=percent(part),
           often=percent(float(struck.mean())), longest=milliseconds(longest))))
   return [said for _, said in sorted(found, key=lambda entry: entry[0])]
 
@@ -207,13 +202,8 @@ def per_step(run: Run, selected: SelectedSteps, name: str, begin: int,
     The rise by process, in the counter's unit; processes without enough samples are left out.
   """
   found: dict[int, float] = {}
-  for process, (samples, first, last, steps) in _windows(run, selected, begin, end).items():
-    values = samples.columns.get(name)
-    if values is None or steps < 1:
-      continue
-    known = np.isfinite(values)
-    times, values = samples.time_ns[known], values[known]
-    if np.count_nonzero((times >= first) & (times <= last)) < FEWEST:
+  for process, times, values, first, last, steps in _stretch(run, selected, name, begin, end):
+    if steps < 1:
       continue
     # Counters never fall, as far as the kernel goes; what is read torn must not count backwards.
     rise = np.maximum.accumulate(values)
@@ -306,15 +296,21 @@ def _first_steps(selected: SelectedSteps, edges: np.ndarray) -> np.ndarray:
 def mean_gauge(run: Run, selected: SelectedSteps, name: str, begin: int,
                end: int) -> dict[int, float]:
   """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
-  found: dict[int, float] = {}
-  for process, (samples, first, last, _) in _windows(run, selected, begin, end).items():
+  return {process: float(values[(times >= first) & (times <= last)].mean())
+          for process, times, values, first, last, _ in _stretch(run, selected, name, begin, end)}
+
+
+def _stretch(run: Run, selected: SelectedSteps, name: str, begin: int, end: int
+             ) -> Iterator[tuple[int, np.ndarray, np.ndarray, int, int, int]]:
+  """The processes that sampled a column `FEWEST` times or more in a stretch, with the times and
+  values of all their samples, first and last exit of the stretch, and the steps between these."""
+  for process, (samples, first, last, steps) in _windows(run, selected, begin, end).items():
     values = samples.columns.get(name)
-    if values is None:
-      continue
-    inside = np.isfinite(values) & (samples.time_ns >= first) & (samples.time_ns <= last)
-    if np.count_nonzero(inside) >= FEWEST:
-      found[process] = float(values[inside].mean())
-  return found
+    if values is not None:
+      known = np.isfinite(values)
+      times = samples.time_ns[known]
+      if np.count_nonzero((times >= first) & (times <= last)) >= FEWEST:
+        yield process, times, values[known], first, last, steps
 
 
 def _windows(run: Run, selected: SelectedSteps, begin: int,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS, MOST, SELDOM
 from jaxpace.diagnose.modes.inputs import FewPauses, Reasons, Unnamed
-from jaxpace.diagnose.phases import beyond_usual
+from jaxpace.diagnose.phases import beyond_usual, pauses_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.step_causes import PAUSES
@@ -38,12 +38,11 @@ def few_pauses(case: Reasons) -> tuple[FewPauses, ...]:
   alone = np.nan_to_num(case.totals.earliness.sum(axis=0))
   unmeasured = np.maximum(gap - np.median(gap[selected.mask]) - alone, 0.0)
   causes: list[tuple[str, np.ndarray]] = []
-  for name, cause in PAUSES.items():
-    if not len(run.host_causes.columns.get(name, ())):
-      continue
-    lost = np.minimum(beyond_usual(run, selected, name).mean(axis=0), gap)
-    unmeasured = np.maximum(unmeasured - lost, 0.0)
-    causes.append((cause.label, lost))
+  for name, paused in pauses_in(run).items():
+    if len(paused):
+      lost = np.minimum(beyond_usual(paused, selected).mean(axis=0), gap)
+      unmeasured = np.maximum(unmeasured - lost, 0.0)
+      causes.append((PAUSES[name].label, lost))
   found = []
   for label, lost in [*causes, (_UNMEASURED[own], unmeasured), (_TRANSFERS, _long_transfers(case))]:
     long = selected.mask & (lost >= MOST * step_time)

@@ -99,27 +99,26 @@ def paused(run: Run, selected: SelectedSteps) -> tuple[float, float]:
   return own, waiting
 
 
-def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
-  """[R, K] seconds that each rank's process collects garbage, waits for data and writes checkpoints
-  beyond its usual.
+def pauses_in(run: Run) -> dict[str, np.ndarray]:
+  """[P, K] seconds that each process collects garbage, waits for data and writes checkpoints, by
+  cause as far as recorded; 0 where a step's are missing."""
+  columns = run.host_causes.columns
+  return {name: np.nan_to_num(columns[name].astype(np.float64)) for name in PAUSES
+          if name in columns}
 
-  A process has them once: its ranks pause together, each for no longer than its own gap.
+
+def pauses_by_rank(run: Run, selected: SelectedSteps) -> np.ndarray:
+  """[R, K] seconds that each rank's process pauses beyond its usual.
+
+  A process has its pauses once: its ranks pause together, each for no longer than its own gap.
   """
   causes = run.host_causes
   whole = np.zeros((len(causes.processes), len(run.steps)))
-  for name in PAUSES:
-    if name in causes.columns:
-      whole += beyond_usual(run, selected, name)
+  for seconds in pauses_in(run).values():
+    whole += beyond_usual(seconds, selected)
   return causes.by_rank(whole, run.process_of_rank)
 
 
-def beyond_usual(run: Run, selected: SelectedSteps, cause: str) -> np.ndarray:
-  """[P, K] seconds that each process spends on a cause beyond its usual, the median step's."""
-  values = np.nan_to_num(run.host_causes.columns[cause].astype(np.float64))
-  usual = np.median(values[:, selected.mask], axis=1, keepdims=True)
-  return np.asarray(np.maximum(values - usual, 0.0))
-
-
-def measures_pauses(run: Run) -> bool:
-  """Whether any of the causes was recorded."""
-  return any(name in run.host_causes.columns for name in PAUSES)
+def beyond_usual(seconds: np.ndarray, selected: SelectedSteps) -> np.ndarray:
+  """[P, K] seconds beyond each process's usual, the median step's."""
+  return np.maximum(seconds - np.median(seconds[:, selected.mask], axis=1, keepdims=True), 0.0)

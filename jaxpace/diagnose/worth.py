@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding, Reasons
-from jaxpace.diagnose.phases import measures_pauses
+from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
@@ -203,7 +203,7 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
     raise RunError(
         f"{asked}: the gaps between steps were not recorded, so jitter of the runtime is part "
         "of compute.")
-  if "pauses" in request.switches and not (has_gaps(run) and measures_pauses(run)):
+  if "pauses" in request.switches and not (has_gaps(run) and pauses_in(run)):
     raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
                    "(`recorder.measure`), so nothing separates pauses from other gaps.")
   if "contention" in request.switches and floor is None:
