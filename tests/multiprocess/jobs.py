@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxpace.hosts.launch import environment
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LONGEST = 600.0
 """Seconds after which a process hangs that takes three on a quiet machine."""
@@ -27,17 +29,19 @@ def clean_environment(**extra: str) -> dict[str, str]:
   return {**kept, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **extra}
 
 
+_held: list[socket.socket] = []
+
+
 def free_high_port() -> int:
   """Returns a free port of 61440 to 65535, where JAX puts the coordinators of SLURM and Open MPI
-  jobs."""
+  jobs. It is held until the tests end: two coordinators can share a port, and mix up their jobs."""
   for offset in range(4096):
     port = 61440 + (os.getpid() * 37 + time.monotonic_ns() // 1000 + offset) % 4096
-    with socket.socket() as probe:
-      try:
-        probe.bind(("127.0.0.1", port))
-        return port
-      except OSError:
-        continue
+    try:
+      _held.append(environment.reserve_port(port))
+      return port
+    except OSError:
+      continue
   raise AssertionError("no free port")
 
 
