@@ -105,7 +105,8 @@ CLAIMS = (
     Claim(README, "{} of 35 ms beside {}.", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
                      for arm in ("shared", "again")]),
-    Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of four starts",
+    Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of three "
+                     "starts",
           "shared_quota.json", lambda f: [read.work_recovered(f, slow)
                                     for slow in ("1.5", "2", "3")]),
     Claim(SLOW_HOST, "1.5 and 3 times slower: {} and {};", "shared_quota_other.json",
@@ -245,7 +246,7 @@ CLAIMS = (
     *(Claim(PACING, f"| at most {{}} steps | {most} |", "guard_simulated.json",
             lambda f, steps=steps: [read.regret(f, steps)])
       for steps, most in (("1000", 100), ("10000", 100), ("50000", 500))),
-    Claim(OBSERVE, "are measured: {} to {} ms per step of 4 to 21 ms", "observed_overhead.json",
+    Claim(OBSERVE, "are measured: {} to {} ms per step of 4 to 20 ms", "observed_overhead.json",
           lambda f: read.ends([row["percent"]["recorded"][0] / 100 * row["bare_ms"][0]
                            for row in f["rows"] if row["target_ms"] <= 20], 2)),
     Claim(OBSERVE, "steps of 4 to 5 ms take {} to {} ms longer", "observed_overhead.json",
