@@ -37,8 +37,8 @@ _CHANGED = np.float32(2.5)
 """Standard errors by which a window differs from what was known, where the rank's speed has
 changed."""
 _SURE = np.float32(4)
-"""Standard errors of a window's step time that are no difference between counts: one bad window of
-steps that hang together would keep a healthy job from going back to even counts."""
+"""Standard errors of a window's step time within which counts do not differ. With fewer, one bad
+window of steps that hang together keeps a healthy job from going back to even counts."""
 
 
 class SpeedShares(NamedTuple):
@@ -86,15 +86,16 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   Every fourth step of a full window the counts that would end the step earliest are found (exactly,
   `jaxpace.coordination.apportion`). They are taken if they promise at least `gain`; where counts
   are uneven already, sqrt(2 ln R) standard errors more, for so much the last of many ranks is last
-  by chance. What a step takes beyond the busy time of its last rank is taken to stay; with the
-  counts before the last change, to be what it was with them, by more than chance: a slow rank may
-  be slow in its collectives, too, which only the whole step shows. Those counts are gone back to
-  where they promise more than any others. So that noise does not move work, a rank counts as
-  different from the median of all ranks only if it is so by `noise` + sqrt(2 ln R) standard errors;
-  once it does, until it is within one: the way back to even counts needs evidence, too. Who stands
-  out by z standard errors does so by chance, too, and is taken to differ by 1 / z^2 less (James and
-  Stein); ranks that do not differ are all taken to have the median's speed. After a change a whole
-  window passes before the next, and no count is more than doubled or halved at once.
+  by chance. What a step takes beyond the busy time of its last rank is assumed to stay the same
+  with other counts. For the counts before the last change it is known: what was measured then
+  counts, as far as it differs by more than chance, and they are taken again where they promise more
+  than all others. A slow rank may be slow in its collectives, too, which only the whole step shows.
+  So that noise does not move work, a rank counts as different from the median of all ranks only if
+  it is so by `noise` + sqrt(2 ln R) standard errors; once it does, until it is within one: the way
+  back to even counts needs evidence, too. Who stands out by z standard errors does so by chance,
+  too, and is taken to differ by 1 / z^2 less (James and Stein); ranks that do not differ are all
+  taken to have the median's speed. After a change a whole window passes before the next, and no
+  count is more than doubled or halved at once.
 
   A step in which an arrival is missing (or is no duration), or in which a rank that should work ran
   nothing, is not looked at: the counts stay. Arrivals must be shared, which `jaxpace.instrument`
@@ -224,7 +225,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     longest, shortest, earlier = (jnp.max(speed * (n.astype(jnp.float32) + fixed))
                                   for n in (state.counts, counts, state.had))
     beyond = jnp.where(valid(took), jnp.maximum(took - longest, _ZERO), _ZERO)
-    # As much of what it was more with the counts before as chance does not explain.
+    # With the counts before it was what it is now, and what it differed by beyond chance.
     more, chance = state.beyond - beyond, _SURE * unsure
     earlier += beyond + jnp.where(valid(took), more - jnp.clip(more, -chance, chance), _ZERO)
     returns = jnp.all(counts == state.had) | (
