@@ -18,6 +18,8 @@ from jaxpace.record.ring.executions import Executions, exposed, occurrences
 _PATIENCE = 60.0
 """Seconds to wait for a step that was dispatched long ago to end on this process's devices."""
 _MOMENT = 1e-3
+_PART = 0.25
+"""Of the ring. To read takes most of a millisecond, however few events are new."""
 _ALL = 1 << 62
 _UNKNOWN = (np.nan, np.nan)
 
@@ -52,14 +54,14 @@ class BusyTimes:
     """
     wanted = [call for call in calls if call is not None]
     until = time.monotonic() + self._patience
-    self.read()
+    self._read()
     while wanted and min(self._latest) < wanted[-1]:
       if time.monotonic() > until:
         # Their timestamps don't come: none are waited for until some have come by themselves.
         self._patience = 0.0
         break
       time.sleep(_MOMENT)
-      self.read()
+      self._read()
     else:
       # They came, however late: a process that stood still for minutes goes on.
       self._patience = _PATIENCE if wanted else self._patience
@@ -70,8 +72,13 @@ class BusyTimes:
         del own[call]
     return found
 
-  def read(self) -> None:
-    """Reads what is new in the ring, before it is written over."""
+  def keep_up(self) -> None:
+    """Reads the ring once a part of it is new, so that nothing is written over; else does
+    nothing."""
+    if self._collector.unread > _PART:
+      self._read()
+
+  def _read(self) -> None:
     self._collector.collect(lambda: self._step.runs)
     programs = {each.number: each for each in (self._step.plan.programs if self._step.plan else ())}
     for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):

@@ -209,7 +209,7 @@ class SharedCounts:
       elif number >= self._due:
         self._send(number)
       elif number % MOST == 0:
-        self._guarded(self._busy.read)
+        self._guarded(self._busy.keep_up)
     counts = self._counts if self._steered.allows(number) else self._even
     if self._exchanges:
       self._recent[number] = step.calls, counts

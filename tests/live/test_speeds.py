@@ -303,6 +303,19 @@ def test_a_process_that_stood_still_for_long_is_waited_for_again(monkeypatch):
   assert (busy.of([job.step.calls + 1]) > 0).all()
 
 
+def test_the_ring_is_read_once_a_part_of_it_is_new(monkeypatch):
+  job = Job()
+  job.run(1)
+  busy = BusyTimes(job.step, list(job.mesh.devices.flat))
+  job.run(2)
+  jax.block_until_ready(job.w)
+  busy.keep_up()
+  assert busy._collector.unread > 0, "little is new"
+  monkeypatch.setattr(busy_times, "_PART", 0.0)
+  busy.keep_up()
+  assert busy._collector.unread == 0
+
+
 def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
   monkeypatch.setattr(host_ring, "unavailable", lambda clock="auto": "There is no clock.")
   job = Job()

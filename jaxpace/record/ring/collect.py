@@ -124,6 +124,13 @@ class Collector:
     return bool(host_ring.current().heads().tolist() != self._begun)
 
   @property
+  def unread(self) -> float:
+    """What was written and not read, as a fraction of the ring, of the device buffer with most."""
+    heads = host_ring.current().heads()
+    return float(max(head - buffer.position for head, buffer in zip(
+        heads.tolist(), self._buffers, strict=True)) / self._ring.layout.capacity)
+
+  @property
   def lost(self) -> int:
     """Events that were written over before they were read."""
     return sum(buffer.lost for buffer in self._buffers)
