@@ -24,24 +24,15 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 _LOG = logging.getLogger("jaxpace")
-# Absent on Windows, where links need a privilege, there are no pipes in folders, and folders can't
-# be opened: there names are followed anew each time.
-_CAREFULLY = (getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-              | getattr(os, "O_CLOEXEC", 0))
-_HELD = (getattr(os, "O_PATH", os.O_RDONLY) | getattr(os, "O_DIRECTORY", 0)
-         | getattr(os, "O_CLOEXEC", 0))
-_CAN_HOLD = os.open in os.supports_dir_fd and hasattr(os, "O_DIRECTORY")
+_CAREFULLY = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+# macOS has no O_PATH.
+_HELD = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_CLOEXEC
 _TRIES = 3
 
 
 class ForeignFileError(OSError):
   """Something that isn't this user's own file stands where one is to be written: a sentence that
   says what."""
-
-
-def temporary_name(name: str) -> str:
-  """Returns the name under which this process writes what is to become the file `name`."""
-  return f".{name}.{os.getpid()}.tmp"
 
 
 class Folder:
@@ -62,10 +53,8 @@ class Folder:
     """
     self.path = pathlib.Path(path)
     """Where it was when it was opened."""
-    self._descriptor: int | None = None
     self._closing: weakref.finalize | None = None
-    if _CAN_HOLD:
-      self._hold(os.open(self.path, _HELD))
+    self._hold(os.open(self.path, _HELD))
     for name in inside:
       self._enter(name, make)
 
@@ -75,7 +64,7 @@ class Folder:
     Raises:
       OSError: it can't be opened.
     """
-    return os.open(self._at(name), flags | _CAREFULLY, 0o666, dir_fd=self._descriptor)
+    return os.open(name, flags | _CAREFULLY, 0o666, dir_fd=self._descriptor)
 
   def stat(self, name: str) -> os.stat_result:
     """Returns what stands under a name; of a link, the link.
@@ -83,7 +72,7 @@ class Folder:
     Raises:
       OSError: nothing does, or it is unknown.
     """
-    return os.stat(self._at(name), dir_fd=self._descriptor, follow_symlinks=False)
+    return os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
 
   def names(self) -> list[str]:
     """Returns what there is in the folder, sorted.
@@ -91,8 +80,6 @@ class Folder:
     Raises:
       OSError: it can't be listed.
     """
-    if self._descriptor is None:
-      return sorted(os.listdir(self.path))
     listed = os.open(".", os.O_RDONLY | os.O_CLOEXEC, dir_fd=self._descriptor)
     try:
       return sorted(os.listdir(listed))
@@ -105,9 +92,7 @@ class Folder:
     Raises:
       OSError: it can't be done.
     """
-    to = to or self
-    os.replace(self._at(name), to._at(new), src_dir_fd=self._descriptor,
-               dst_dir_fd=to._descriptor)
+    os.replace(name, new, src_dir_fd=self._descriptor, dst_dir_fd=(to or self)._descriptor)
 
   def unlink(self, name: str) -> None:
     """Removes a file, if there is one.
@@ -116,25 +101,23 @@ class Folder:
       OSError: it can't be removed.
     """
     with contextlib.suppress(FileNotFoundError):
-      os.unlink(self._at(name), dir_fd=self._descriptor)
+      os.unlink(name, dir_fd=self._descriptor)
 
   @contextlib.contextmanager
-  def replacing(self, name: str, written: str | None = None, *,
-                fsync: bool = False) -> Iterator[BinaryIO]:
+  def replacing(self, name: str, *, fsync: bool = False) -> Iterator[BinaryIO]:
     """Gives the body a new file to write to, which then takes the place of `name`; after an error
     nothing is left.
 
     Args:
-      name: the file to make or replace. A link there is replaced, not followed.
-      written: the temporary name; None takes `temporary_name(name)`. Where that is taken for good,
-        another that begins and ends alike.
+      name: the file to make or replace. A link there is replaced, not followed. What a crash
+        leaves is named `.<name>.<random>.tmp`.
       fsync: whether the data must have reached the disk before the file gets its name: that guards
         against a crash of the machine, and is not needed against one of the process.
 
     Raises:
       OSError: it can't be written.
     """
-    file, written = self._new(written or temporary_name(name))
+    file, written = self._new(name)
     try:
       with file:
         yield file
@@ -162,7 +145,7 @@ class Folder:
     Raises:
       OSError: it can't be.
     """
-    file, written = self._new(temporary_name(name))
+    file, written = self._new(name)
     file.close()
     self.unlink(written)
 
@@ -223,9 +206,6 @@ class Folder:
     finally:
       os.close(descriptor)
 
-  def _at(self, name: str) -> str:
-    return name if self._descriptor is not None else str(self.path / name)
-
   def _hold(self, descriptor: int) -> None:
     if self._closing is not None:
       self._closing()
@@ -235,29 +215,20 @@ class Folder:
     self._closing.atexit = False
 
   def _enter(self, name: str, make: bool) -> None:
-    at, path = self._at(name), self.path / name
+    path = self.path / name
     if make:
       with contextlib.suppress(FileExistsError):
-        os.mkdir(at, dir_fd=self._descriptor)
+        os.mkdir(name, dir_fd=self._descriptor)
     if stat.S_ISLNK(self.stat(name).st_mode):
       raise ForeignFileError(f"{path} is a link, and the folders of a run directory are not. "
                              "Remove it; to have the run elsewhere, record to a directory there.")
-    if self._descriptor is not None:
-      self._hold(os.open(at, _HELD | os.O_NOFOLLOW, dir_fd=self._descriptor))
+    self._hold(os.open(name, _HELD | os.O_NOFOLLOW, dir_fd=self._descriptor))
     self.path = path
 
-  def _new(self, written: str) -> tuple[BinaryIO, str]:
-    """Makes a file that was not there, as `written` or with a name that begins and ends alike."""
-    stem, dot, suffix = written.rpartition(".")
-    for name in (written, written, f"{stem}.{uuid.uuid4().hex[:8]}{dot}{suffix}"):
-      try:
-        return open(self.path / name, "xb", opener=self._open_named), name
-      except FileExistsError:
-        # left by a process that was killed, or put there: the name goes, and nothing that it leads
-        # to
-        with contextlib.suppress(OSError):
-          self.unlink(name)
-    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path / written))
+  def _new(self, name: str) -> tuple[BinaryIO, str]:
+    """Makes a file that is to become `name`, under a name that nobody can guess."""
+    written = f".{name}.{uuid.uuid4().hex[:12]}.tmp"
+    return open(self.path / written, "xb", opener=self._open_named), written
 
   def _open_named(self, path: str, flags: int) -> int:
     """For `open`, which shows the whole path in what it returns."""
@@ -276,10 +247,10 @@ class Folder:
   def _is_own(self, found: os.stat_result) -> bool:
     """Whether a file belongs to this user, or to whom files made in this folder belong (some file
     systems say so)."""
-    if not hasattr(os, "geteuid") or found.st_uid == os.geteuid():
+    if found.st_uid == os.geteuid():
       return True
     try:
-      file, name = self._new(temporary_name("owner"))
+      file, name = self._new("owner")
       with file:
         owner = os.fstat(file.fileno()).st_uid
       self.unlink(name)

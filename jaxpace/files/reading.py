@@ -86,5 +86,4 @@ def _size(status: os.stat_result) -> int:
 
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
   """Opens a regular file for reading. A FIFO without a writer opens at once, and is refused."""
-  return regular_file(os.open(
-      path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)))
+  return regular_file(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))

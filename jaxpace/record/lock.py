@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
 import pathlib
@@ -10,11 +11,6 @@ import socket
 import weakref
 
 from jaxpace.files.folders import Folder
-
-try:
-  import fcntl
-except ImportError:  # Windows
-  fcntl = None  # type: ignore[assignment]
 
 LOCK_FILE = ".lock"
 
@@ -33,8 +29,7 @@ class DirectoryLock:
 
   def __init__(self, folder: Folder):
     self._folder, self._descriptor = folder, -1
-    if hasattr(os, "register_at_fork"):
-      os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
+    os.register_at_fork(after_in_child=functools.partial(_let_go, weakref.ref(self)))
 
   @staticmethod
   def take(directory: pathlib.Path) -> DirectoryLock:
@@ -49,7 +44,7 @@ class DirectoryLock:
     """
     lock = DirectoryLock(Folder(directory))
     # Its last owner may remove the file between our opening and locking it.
-    while fcntl is not None and not lock._locked(directory):
+    while not lock._locked(directory):
       pass
     return lock
 

@@ -69,7 +69,7 @@ class PartStore:
   `OSError`."""
 
   def __init__(self, directory: pathlib.Path, table: str, run: str, process: int, *,
-               merge_parts: int = MERGE_PARTS, merge_rows: int = MERGE_ROWS, fsync: bool = False):
+               merge_parts: int = MERGE_PARTS, merge_rows: int = MERGE_ROWS):
     """Opens the store; parts of the same run and process already there are kept and counted on
     from.
 
@@ -80,12 +80,10 @@ class PartStore:
       process: process index.
       merge_parts: small parts that make a larger one.
       merge_rows: rows a merged part may have at most.
-      fsync: whether a part must have reached the disk before it gets its name; guards against a
-        crash of the machine, not needed against one of the process.
     """
     self._table = table
     self._run, self._process = run, process
-    self._merge_parts, self._merge_rows, self._fsync = merge_parts, merge_rows, fsync
+    self._merge_parts, self._merge_rows = merge_parts, merge_rows
     directory.mkdir(parents=True, exist_ok=True)
     self._folder = Folder(directory, table)
     self._parts = self._recover()
@@ -167,9 +165,7 @@ class PartStore:
 
   def _write(self, part: Part, data: pa.Table) -> None:
     """Writes a part under a temporary name, then gives it its own."""
-    # A name without the process's number: the next attempt finds what a crash has left.
-    with self._folder.replacing(part.file_name, f".{part.file_name}.tmp",
-                                fsync=self._fsync) as file:
+    with self._folder.replacing(part.file_name) as file:
       pq.write_table(data, file, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from jaxpace.files.folders import Folder, ForeignFileError, temporary_name, writing_named
+from jaxpace.files.folders import Folder, ForeignFileError, writing_named
 
 
 def test_it_is_replaced_as_a_whole(tmp_path):
@@ -19,7 +19,6 @@ def test_it_is_replaced_as_a_whole(tmp_path):
     written.write(b"new")
     written.flush()
     assert path.read_text() == "old\n" and os.path.dirname(written.name) == str(tmp_path)
-    assert str(os.getpid()) in os.path.basename(written.name)
   assert path.read_text() == "new" and os.listdir(tmp_path) == ["a.json"]
 
 
@@ -59,23 +58,6 @@ def planted(kind, path, victim):
 
 
 KINDS = ["link", "dangling", "second name", "pipe", "device"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_stands_under_a_temporary_name_is_not_written_to(tmp_path, kind):
-  path, victim = tmp_path / "a.json", tmp_path / "victim"
-  planted(kind, path.with_name(temporary_name(path.name)), victim)
-  Folder(path.parent).write_text(path.name, "text")
-  assert path.read_text() == "text" and not path.is_symlink() and victim.read_text() == "mine"
-  assert sorted(os.listdir(tmp_path)) == ["a.json", "victim"]
-
-
-def test_a_temporary_name_that_is_taken_for_good_is_no_obstacle(tmp_path):
-  path = tmp_path / "a.json"
-  path.with_name(temporary_name(path.name)).mkdir()
-  Folder(path.parent).write_text(path.name, "text")
-  Folder(path.parent).try_out(path.name)
-  assert path.read_text() == "text" and len(os.listdir(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,7 +129,7 @@ def test_a_name_that_the_user_gave_is_followed(tmp_path):
 
 
 PROGRAM = """
-import os, pathlib, sys
+import pathlib, sys
 import jax, jax.numpy as jnp
 import jaxpace
 from jaxpace.live import control_file
@@ -159,10 +141,8 @@ def plant(name):
   victim = victims / name.replace("/", "-")
   victim.write_text("mine")
   (directory / name).symlink_to(victim)
-pid = os.getpid()
 for name in (".lock", "control.applied.jsonl", "run.json", "process/0.json", "locality/0.json", "watchdog/0.jsonl",
-             "links.json", "control.json", f".control.json.{pid}.tmp", f".run.json.{pid}.tmp",
-             f"process/.0.json.{pid}.tmp", f"locality/.0.json.{pid}.tmp", f".links.json.{pid}.tmp"):
+             "links.json", "control.json"):
   plant(name)
 victims.joinpath("run.json").unlink(); (directory / "run.json").unlink()   # else it is no run's directory
 pacer = jaxpace.steerable(jaxpace.pace_early_ranks(window=8))
