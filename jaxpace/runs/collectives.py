@@ -18,7 +18,7 @@ import numpy as np
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
 from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.groups import RankGroups, read_groups, sends
+from jaxpace.runs.groups import read_groups, sends
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes
 from jaxpace.runs.table_reader import TableFiles
@@ -103,10 +103,7 @@ def _merged(chains: Sequence[Sequence[int]], size: int) -> list[int]:
 
 def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
   """The plan's entries, by slot."""
-  plan = info.get("plan")
-  return {entry.get("slot"): entry
-          for entry in (plan.get("collectives") or () if isinstance(plan, dict) else ())
-          if isinstance(entry, dict)}
+  return {entry.get("slot"): entry for entry in (info.get("plan") or {}).get("collectives") or ()}
 
 
 def unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
@@ -135,30 +132,18 @@ def name_collectives(info: dict[str, Any], cells: Cells,
     entry = planned.get(slot, {})
     name, size = names.get(slot, ("", None))
     times = {column: values[place] for column, values in cells.columns.items()}
+    point_to_point = sends(entry.get("primitives") or [entry.get("name") or name])
     held = HeldTimes(*(times[each] for each in HeldTimes._fields)) if "held_ns" in times else None
     result.append(CollectiveTimes(
         slot, str(entry.get("name") or name or f"collective {slot}"), entry.get("bytes", size),
         times["enter_ns"], times["exit_ns"], cells.attempt[place],
-        *_topology(info, entry, name, slot, cells.attempt.shape[1]), held=held))
+        read_groups(info, entry, cells.attempt.shape[1], point_to_point), point_to_point,
+        entry.get("may_begin_early") is True, held))
   if len(result) < 2:
     return tuple(result)
   order = in_order([c.enter_ns for c in result], [c.exit_ns for c in result],
                    [c.attempt for c in result], by_exit)
   return tuple(result[at] for at in order)
-
-
-def _topology(info: dict[str, Any], entry: dict[str, Any], name: str, slot: int, ranks: int
-              ) -> tuple[RankGroups | None, bool, bool]:
-  """Who meets in a collective, whether it is a point-to-point transfer, and whether its entry
-  timestamps may be late."""
-  point_to_point = sends(entry.get("primitives") or [str(entry.get("name") or name)])
-  plan = info.get("plan")
-  notices = plan.get("notices") if isinstance(plan, dict) else None
-  early = any(isinstance(notice, str)
-              and notice.startswith(f"Collective {slot} can start before its entry ")
-              for notice in (notices if isinstance(notices, list) else ()))
-  return (read_groups(info, entry, ranks, point_to_point), point_to_point,
-          early or entry.get("may_begin_early") is True)
 
 
 MOST_CELLS = 32 << 20
@@ -184,13 +169,10 @@ class Chosen(NamedTuple):
 
 def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
   """Program of each slot of an observed run; None where the run is not one."""
-  plan = info.get("plan")
-  entries = plan.get("collectives") if isinstance(plan, dict) else None
-  entries = [e for e in entries or () if isinstance(e, dict) and is_whole(e.get("slot"), 0)]
-  if not any(is_whole(entry.get("of"), 0) for entry in entries):
+  planned = _planned(info)
+  if all(entry.get("of") is None for entry in planned.values()):
     return None
-  return {entry["slot"]: entry["program"] if is_whole(entry.get("program"), 0) else 0
-          for entry in entries}
+  return {slot: entry.get("program") or 0 for slot, entry in planned.items() if slot is not None}
 
 
 def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
@@ -247,8 +229,7 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
 
 
 def _every(info: dict[str, Any]) -> int:
-  detail = info["plan"].get("detail")
-  value = detail.get("every") if isinstance(detail, dict) else 1
+  value = (info["plan"].get("detail") or {}).get("every")
   return value if is_whole(value, 1) else 1
 
 

@@ -1,5 +1,5 @@
 """Which ranks meet in a collective, by its groups or along axes of the mesh, and who waits for whom
-there."""
+there. What `run.json` holds is of its schema, `jaxpace.files.schemas`, when it gets here."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from jaxpace.core.fields import is_whole
 
 _SENDS = ("ppermute", "collective_permute", "collective-permute", "send", "recv")
 _MOST_SOURCES = 8
@@ -27,15 +25,14 @@ class RankGroups(NamedTuple):
   group."""
 
 
-def sends(names: Any) -> bool:
+def sends(names: Sequence[str]) -> bool:
   """Whether operations of these names are transfers from one rank to another, not collectives of
   many.
 
   >>> sends(["ppermute"]), sends(["psum", "ppermute"]), sends([])
   (True, False, False)
   """
-  names = [str(name).lower() for name in names] if isinstance(names, list | tuple) else []
-  return bool(names) and all(name.startswith(_SENDS) for name in names)
+  return bool(names) and all(name.lower().startswith(_SENDS) for name in names)
 
 
 def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
@@ -56,8 +53,7 @@ def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
   described = _described(entry.get("groups"), ranks)
   rows = None
   if described is None:
-    axis = entry.get("axis")
-    rows = laid_out(info, axis.split(",") if isinstance(axis, str) else None)
+    rows = laid_out(info, entry.get("axis"))
     rows = laid_out(info) if rows is None else rows
     described = np.zeros(ranks, np.int64)
     if rows is not None and rows.size >= ranks:
@@ -85,34 +81,27 @@ def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
   return RankGroups(described, sources)
 
 
-def _described(value: Any, ranks: int) -> np.ndarray | None:
-  """[R] groups of lists of ranks; None where they are not such."""
-  if not isinstance(value, list | tuple) or not value:
-    return None
+def _described(value: Sequence[Sequence[int]] | None, ranks: int) -> np.ndarray | None:
+  """[R] groups of lists of ranks; None where there are none, or a rank is in two."""
   of_rank = np.full(ranks, -1, np.int64)
-  for group, members in enumerate(value):
-    if not isinstance(members, list | tuple) or len(members) > 1 << 20:
+  for group, members in enumerate(value or ()):
+    inside = [rank for rank in members if rank < ranks]
+    if len(set(inside)) < len(inside) or (of_rank[inside] >= 0).any():
       return None
-    for rank in members:
-      if not is_whole(rank, 0) or (rank < ranks and of_rank[rank] >= 0):
-        return None
-      if rank < ranks:
-        of_rank[rank] = group
+    of_rank[inside] = group
   return of_rank if (of_rank >= 0).any() else None
 
 
-def _sources(pairs: Any, rows: np.ndarray, ranks: int) -> np.ndarray | None:
+def _sources(pairs: Sequence[Sequence[int]] | None, rows: np.ndarray, ranks: int
+             ) -> np.ndarray | None:
   """[M, R] sources of every rank; None where they are unknown."""
-  if not isinstance(pairs, list | tuple) or not pairs or len(pairs) * len(rows) > _MOST_PAIRS:
+  if not pairs or len(pairs) * len(rows) > _MOST_PAIRS or max(map(max, pairs)) >= rows.shape[1]:
     return None
   sources = np.full((_MOST_SOURCES, ranks), -1, np.int64)
-  for pair in pairs:
-    if not (isinstance(pair, list | tuple) and len(pair) == 2
-            and all(isinstance(at, int) and 0 <= at < rows.shape[1] for at in pair)):
-      return None
-    if pair[0] == pair[1]:
+  for one, other in pairs:
+    if one == other:
       continue
-    for source, target in zip(rows[:, pair[0]].tolist(), rows[:, pair[1]].tolist(), strict=True):
+    for source, target in zip(rows[:, one].tolist(), rows[:, other].tolist(), strict=True):
       if source >= ranks or target >= ranks or source in sources[:, target]:
         continue
       free = np.flatnonzero(sources[:, target] < 0)
@@ -140,34 +129,29 @@ def groups(info: dict[str, Any], ranks: int) -> np.ndarray | None:
   found = laid_out(info)
   if found is not None and found.size == ranks:
     return found
-  plan = info.get("plan")
-  declared = plan.get("ranks") if isinstance(plan, dict) else None
+  declared = (info.get("plan") or {}).get("ranks")
   return np.arange(ranks)[None] if declared in (None, ranks) else None
 
 
-def laid_out(info: dict[str, Any], axis: Sequence[str] | None = None) -> np.ndarray | None:
+def laid_out(info: dict[str, Any], axis: Sequence[str] | str | None = None) -> np.ndarray | None:
   """Lays all devices of the mesh out by some of its axes.
 
   Args:
     info: `run.json`.
-    axis: names of the axes; by default those in the run's settings.
+    axis: names of the axes, or these with commas between them; by default those in the run's
+      settings.
 
   Returns:
     [groups, R] int64 as `groups` does, of the whole mesh; None where mesh or axis are unknown.
   """
-  settings = info.get("settings")
-  mesh = settings.get("mesh") if isinstance(settings, dict) else None
-  if axis is None:
-    axis = settings.get("axis") if isinstance(settings, dict) else None
+  settings = info.get("settings") or {}
+  mesh, axis = settings.get("mesh"), axis or settings.get("axis")
   if isinstance(axis, str):
     axis = axis.split(",")
-  if not isinstance(mesh, dict) or not mesh or not isinstance(axis, list | tuple) or not axis:
-    return None
-  if not all(isinstance(size, int) and 0 < size <= _MOST for size in mesh.values()):
+  if not mesh or not axis:
     return None
   size = math.prod(mesh.values())
-  if (size > _MOST or not all(isinstance(name, str) and name in mesh for name in axis)
-      or len(set(axis)) < len(axis)):
+  if size > _MOST or not set(axis) <= set(mesh) or len(set(axis)) < len(axis):
     return None
   names = list(mesh)
   others = [place for place, name in enumerate(names) if name not in axis]

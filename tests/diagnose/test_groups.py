@@ -162,7 +162,8 @@ def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_pa
              "its operands can be held back without a risk to the last bits of the results."
              for c in range(slots)]
   grouped.write(tmp_path / "run", enter, leave, plan={"notices": notices}, collectives=[
-      {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]]}] * slots)
+      {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]],
+       "may_begin_early": True}] * slots)
   document = report(tmp_path / "run")
   capsys.readouterr()
   check_shares(document)
