@@ -128,12 +128,10 @@ class ProcessFile(Struct):
   attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
   process: Number | None = None
   hostname: Annotated[str, Meta(max_length=255)] | None = None
-  host: Annotated[str, Meta(max_length=255)] | None = None
   pid: Count | None = None
   ranks: Numbers = []
   lost_rows: Count = 0
   holes: Count = 0
-  dropped_batches: Count = 0
   rows_written: Count = 0
   closed_cleanly: bool | None = None
   ended_by: Line | None = None

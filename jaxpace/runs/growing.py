@@ -35,9 +35,8 @@ class PartFollower:
       run: run id; None takes that of most parts.
     """
     self._folder, self._table, self._run = folder, table, run
-    self._named: dict[str, Part | None] = {}  # all files there; None: no part
     self._read: dict[int, int] = {}  # by process, the number of the last part read
-    self._torn: dict[str, tuple[Part, tuple[int, int]]] = {}
+    self._torn: dict[str, tuple[int, int]] = {}  # by name, size and time of what can't be read
     self.problems: list[str] = []
     self.unnamed = ""
     """Says which files are no parts, if any are not."""
@@ -57,88 +56,62 @@ class PartFollower:
     Raises:
       PermissionError: the folder or a part can't be read.
     """
-    self._list()
+    self.newest_unix = None
+    parts, others, _ = table_reader.list_parts(self._folder)
+    self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
+    if self._run is None and (runs := Counter(part.run for part in parts)):
+      self._run = runs.most_common(1)[0][0]
+    self._torn = {part.path.name: self._torn[part.path.name] for part in parts
+                  if part.path.name in self._torn}
     pending: dict[int, list[Part]] = collections.defaultdict(list)
-    for part in self._named.values():
-      if part and part.run == self._run and part.last > self._read.get(part.process, -1):
+    for part in parts:
+      if part.run == self._run and self._is_new(part):
         pending[part.process].append(part)
-    for process, parts in sorted(pending.items()):
-      yield from self._catch_up(process, table_reader.outermost(parts), columns, steps)
-    yield from self._mended(columns)
+    for process, own in sorted(pending.items()):
+      yield from self._catch_up(process, table_reader.outermost(own), columns, steps)
 
   @property
   def refused(self) -> bool:
     """Whether files lie there that are no parts, or can't be read."""
     return bool(self.unnamed or self.problems)
 
-  def _list(self) -> None:
-    self.newest_unix = None
-    before, self._named = self._named, {}
-    for name in table_reader.names_in(self._folder):
-      if name in before:
-        self._named[name] = before[name]
-      else:
-        part = table_reader.parse_part_name(name)
-        self._named[name] = part and part._replace(path=self._folder / name)
-    others = [name for name, part in self._named.items()
-              if part is None and not table_reader.is_temporary(name)]
-    self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
-    if self._run is None and (runs := Counter(part.run for part in self._named.values() if part)):
-      self._run = runs.most_common(1)[0][0]
-    self._torn = {name: value for name, value in self._torn.items() if name in self._named}
+  def _is_new(self, part: Part) -> bool:
+    """Whether a part holds what was not read. One that could not be read is tried again once it has
+    changed: it was copied in pieces, or seen too early over a network."""
+    if part.path.name in self._torn:
+      return self._torn[part.path.name] != _timestamp(part.path)
+    return part.last > self._read.get(part.process, -1)
 
   def _catch_up(self, process: int, parts: list[Part], columns: Sequence[str],
                 steps: int) -> Iterator[Columns]:
     """Opens parts from the newest back, as far as is wanted, and reads them in their order."""
     opened: list[tuple[Part, TableFiles]] = []
-    read = self._read.get(process, -1)
-    newest: int | None = None
     for part in reversed(parts):
-      if part.last <= read:
-        break
       table = TableFiles(self._table, [part])
       if table.vanished:  # merged just now: what holds its rows is listed next time
         return
-      if not table.rows:
-        self._note(part, table)
-        continue
-      low, high = table.step_range
-      opened.append((part, table))
-      newest = high if newest is None else newest
-      if low <= newest - steps + 1:
-        break
+      self._note(part, table)
+      if table.rows:
+        opened.append((part, table))
+        if table.step_range[0] <= opened[0][1].step_range[1] - steps + 1:
+          break
     for part, table in reversed(opened):
       yield from table.read(columns)
       if table.vanished:
         return
       self._note(part, table)
-    if parts:
-      self._read[process] = max(read, parts[-1].last)
-      self._written(parts[-1])
+    self._read[process] = max(self._read.get(process, -1), parts[-1].last)
+    if written := _timestamp(parts[-1].path)[1] / 1e9:
+      self.newest_unix = max(written, self.newest_unix or 0.0)
 
   def _note(self, part: Part, table: TableFiles) -> None:
+    """Notes what is wrong with a part, in place of what was wrong before."""
+    name = part.path.name
+    self.problems = [problem for problem in self.problems if name not in problem]
+    self._torn.pop(name, None)
     if table.torn:
-      self.problems += [problem for problem in table.problems if problem not in self.problems]
-      self._torn[part.path.name] = part, _timestamp(part.path)
-
-  def _mended(self, columns: Sequence[str]) -> Iterator[Columns]:
-    """Parts that could not be read and have changed since: copied in pieces, or seen too early over
-    a network."""
-    for name, (part, timestamp) in list(self._torn.items()):
-      now = _timestamp(part.path)
-      if now == timestamp:
-        continue
-      del self._torn[name]
-      table = TableFiles(self._table, [part])
-      self._note(part, table)
-      if table.rows:
-        self.problems = [problem for problem in self.problems if name not in problem]
-        yield from table.read(columns)
-
-  def _written(self, part: Part) -> None:
-    written = _timestamp(part.path)[1] / 1e9
-    if written:
-      self.newest_unix = max(written, self.newest_unix or 0.0)
+      self.problems += table.problems
+      self._torn[name] = _timestamp(part.path)
 
 
 def _timestamp(path: pathlib.Path) -> tuple[int, int]:

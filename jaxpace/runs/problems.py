@@ -73,8 +73,7 @@ def _missing_ranks(run: Run) -> list[str]:
 def _silent_processes(run: Run) -> list[str]:
   declared = run.info.get("processes")
   known = {p.process for p in run.processes}
-  expected = (set(range(declared)) if isinstance(declared, int) and 0 < declared <= 1 << 16
-              else set())
+  expected = set(range(declared)) if declared and declared <= 1 << 16 else set()
   expected |= {int(p) for p in run.process_of_rank if p >= 0}
   silent = expected - known
   if not silent:
@@ -88,33 +87,24 @@ def _silent_processes(run: Run) -> list[str]:
 
 
 def _losses(process: Process) -> list[str]:
-  name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
   info, said = process.info, []
-  lost, holes, dropped = (_whole(info.get(key))
-                          for key in ("lost_rows", "holes", "dropped_batches"))
+  lost, holes = info.get("lost_rows"), info.get("holes")
   if lost:
-    said.append(f"{name} lost {plural(lost, 'row')}"
-                + (f" in {plural(holes, 'hole')}" if holes else "")
-                + (f", {plural(dropped, 'copy', 'copies')} dropped because the disk was too slow."
-                   if dropped else "."))
+    said.append(f"{_name(process)} lost {plural(lost, 'row')}"
+                + (f" in {plural(holes, 'hole')}." if holes else "."))
   if info.get("ended_by"):
-    said.append(f"{name} was ended by {str(info['ended_by']).rstrip('.')}.")
+    said.append(f"{_name(process)} was ended by {info['ended_by'].rstrip('.')}.")
   return said + kept_from_recording(process)
 
 
 def kept_from_recording(process: Process) -> list[str]:
   """Says what kept a process from recording all its steps, in its own words."""
-  name = f"Process {process.process}" + (f" ({process.host})" if process.host else "")
-  said = []
-  if process.info.get("not_copied"):
-    said.append(f"{name} lacks steps: {str(process.info['not_copied'])[:400].rstrip('.')}.")
-  if process.info.get("stopped"):
-    said.append(f"{name} stopped recording: {str(process.info['stopped']).rstrip('.')}.")
-  return said
+  stopped = process.info.get("stopped")
+  return [f"{_name(process)} stopped recording: {stopped.rstrip('.')}."] if stopped else []
 
 
-def _whole(value: object) -> int:
-  return value if isinstance(value, int) else 0
+def _name(process: Process) -> str:
+  return f"Process {process.process}" + (f" ({process.host})" if process.host else "")
 
 
 def clock_name(clock: str) -> str:

@@ -29,7 +29,7 @@ from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unr
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
-from jaxpace.runs.table_reader import TableFiles, names_in, open_table, outermost, parts_in
+from jaxpace.runs.table_reader import TableFiles, list_parts, open_table, outermost
 
 
 def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
@@ -69,9 +69,8 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
   processes = tuple(
-      Process(number, said.get("hostname") or said.get("host") or "",
-              tuple(said.get("ranks") or ()), said)
-      for number, said in read_processes(path, run_id, problems, denied=True))
+      Process(number, said.get("hostname") or "", tuple(said.get("ranks") or ()), said)
+      for number, said in read_processes(path, run_id, problems))
   tables = {name: open_table(path, name, run_id) for name in ("steps", "collectives")}
   steps_table, collectives_table = tables["steps"], tables["collectives"]
   if not steps_table.rows and not collectives_table.rows:
@@ -205,7 +204,7 @@ def _run_id(path: pathlib.Path, info: dict[str, Any], problems: list[str]) -> st
   if info.get("run"):
     return info["run"]
   ids = Counter(part.run for table in ("steps", "collectives")
-                for part in outermost(parts_in(path / table, names_in(path / table))))
+                for part in outermost(list_parts(path / table)[0]))
   if len(ids) > 1:
     problems.append(f"Parts of {len(ids)} runs lie here and no run.json says which one counts: "
                     f"the one with most parts, {ids.most_common(1)[0][0]}, was read.")

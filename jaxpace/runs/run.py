@@ -190,9 +190,7 @@ class Run:
   def observed(self) -> bool:
     """Whether the plan is that of an observed step: each occurrence of a collective has an entry of
     its own."""
-    entries = self.plan.get("collectives")
-    return any(isinstance(entry, dict) and entry.get("of") is not None
-               for entry in (entries if isinstance(entries, list) else ()))
+    return any(entry.get("of") is not None for entry in self.plan.get("collectives") or ())
 
   @property
   def all_steps(self) -> AllSteps:
@@ -255,8 +253,7 @@ class Run:
   @property
   def plan(self) -> dict[str, Any]:
     """The plan of the step as plain data; empty if it was not recorded."""
-    plan = self.info.get("plan")
-    return plan if isinstance(plan, dict) else {}
+    return self.info.get("plan") or {}
 
   def host_of_rank(self, rank: int) -> str:
     """Host that owns `rank`; empty if no process said."""

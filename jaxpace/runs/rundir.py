@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from jaxpace.files import documents
 from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
@@ -25,7 +24,8 @@ from jaxpace.runs.table_reader import parse_part_name
 
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
-_PROCESS_FILE = re.compile(r"^(\d+)\.json$")
+FOLDER = "process"
+_PROCESS_FILE = re.compile(r"^([0-9]{1,8})\.json$")
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
 _LONGEST = 200
 """Characters of a folder's name."""
@@ -52,13 +52,12 @@ class RunIdentity(NamedTuple):
     return RunIdentity(**json.loads(text))
 
 
-def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -> None:
+def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   """Replaces a JSON file as a whole: a reader sees the old one or the new one.
 
   Args:
     path: file to write; its folder is made if it is missing.
     value: plain lists, dicts and scalars; anything else is written as its `str`.
-    fsync: whether the data must have reached the disk before the file gets its name.
 
   Raises:
     OSError: it can't be written.
@@ -68,7 +67,7 @@ def write_json(path: pathlib.Path, value: dict[str, Any], fsync: bool = False) -
   else:
     path.parent.mkdir(exist_ok=True)
     folder = Folder(path.parent)
-  folder.write_text(path.name, json_text(value), fsync=fsync)
+  folder.write_text(path.name, json_text(value))
 
 
 def json_text(value: dict[str, Any]) -> str:
@@ -80,8 +79,8 @@ def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dic
   """Returns a JSON file's dict, without what is not of its schema; None if there is none, or it is
   no such file."""
   try:
-    return documents.read_document(path, schema).value
-  except (OSError, documents.UnreadableError):
+    return read_document(path, schema).value
+  except (OSError, UnreadableError):
     return None
 
 
@@ -139,39 +138,38 @@ def set_aside(directory: pathlib.Path, current: str, process: int | None = None)
   Returns:
     Number of files moved.
   """
-  moved = 0
-  for table in schema.TABLES:
-    for path in _files(directory, table):
-      part = parse_part_name(path.name)
-      if part and part.run != current and process in (None, part.process):
-        moved += _move(directory, path, part.run)
-  for path in _files(directory, "process"):
-    number = _PROCESS_FILE.match(path.name)
-    if number and process in (None, int(number[1])):
-      info = read_json(path, ProcessFile)
-      if _is_ours(info) and info["run"] != current:
-        moved += _move(directory, path, info["run"])
-  for path in _files(directory, ring_file.FOLDER):
-    owner = ring_file.process_of(path.name)
-    if owner is not None and process in (None, owner):
-      run = _run_of_marks(path)
-      if run and run != current:
-        moved += _move(directory, path, run)
+  found = [(path, run) for path, owner, run in _of_processes(directory)
+           if run not in (None, current) and process in (None, owner)]
   # `run.json` and what belongs to it go last: as long as it is there, the earlier run can be read.
   info = read_json(directory / RUN_FILE)
   if process is None and _is_ours(info) and info["run"] != current:
-    for path in _files(directory, "locality"):
-      if _PROCESS_FILE.match(path.name):
-        moved += _move(directory, path, info["run"])
-    moved += _move(directory, directory / RUN_FILE, info["run"])
-  return moved
+    found += [(path, info["run"]) for path in _files(directory, "locality")
+              if _PROCESS_FILE.match(path.name)]
+    found.append((directory / RUN_FILE, info["run"]))
+  for path, run in found:
+    _move(directory, path, run)
+  return len(found)
+
+
+def _of_processes(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, str | None]]:
+  """Files that one process of a run wrote, the process, and the run as far as it is known."""
+  for table in schema.TABLES:
+    for path in _files(directory, table):
+      if part := parse_part_name(path.name):
+        yield path, part.process, part.run
+  for path in _files(directory, FOLDER):
+    if number := _PROCESS_FILE.match(path.name):
+      info = read_json(path, ProcessFile)
+      yield path, int(number[1]), info["run"] if _is_ours(info) else None
+  for path in _files(directory, ring_file.FOLDER):
+    if (owner := ring_file.process_of(path.name)) is not None:
+      yield path, owner, _run_of_marks(path)
 
 
 def _run_of_marks(path: pathlib.Path) -> str | None:
   if path.suffix == ".ring":
     return ring_file.run_of(path)
-  info = read_json(path, ProcessFile)
-  return info.get("run") if info else None
+  return (read_json(path, ProcessFile) or {}).get("run") or None
 
 
 def _files(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -184,47 +182,36 @@ def _is_ours(info: dict[str, Any] | None) -> TypeGuard[dict[str, Any]]:
   return info is not None and isinstance(info.get("run"), str) and "schema_version" in info
 
 
-def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> int:
+def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> None:
   inside = path.parent.relative_to(directory).parts
   # The run's id may be anything: a damaged file says it.
   aside = _NO_NAME.sub("_", pathlib.Path(run).name).strip(".")[:_LONGEST] or "_"
   Folder(directory, *inside).rename(
       path.name, path.name, Folder(directory, PREVIOUS, aside, *inside))
-  return 1
 
 
-FOLDER = "process"
-_NAME = re.compile(r"^p?([0-9]{1,8})$")
-
-
-def read_processes(directory: pathlib.Path, run: str | None, problems: list[str], *,
-                   denied: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
+                   ) -> Iterator[tuple[int, dict[str, Any]]]:
   """Reads `process/*.json` of a run.
 
   Args:
     directory: run directory.
     run: id of the run; files of other runs are left out. None takes all.
     problems: gets a sentence for each file that is left out, or parts of it.
-    denied: whether a file that may not be read is an error, not a problem.
 
   Yields:
     Index of a process, and its file's values.
-
-  Raises:
-    PermissionError: with `denied`, a file may not be read.
   """
   folder = directory / FOLDER
   for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
     try:
       document = read_document(file, ProcessFile)
     except (OSError, UnreadableError) as error:
-      if denied and isinstance(error, PermissionError):
-        raise
       problems.append(f"process/{file.name} {why_unreadable(error)}: its host name is unknown.")
       continue
     problems.extend(f"process/{file.name}: {sentence}." for sentence in document.left_out)
     info = document.value
-    named = _NAME.match(file.stem)
+    named = _PROCESS_FILE.match(file.name)
     number = info.get("process", int(named[1]) if named else None)
     if number is None:
       problems.append(f"process/{file.name} does not say which process it is of: left out.")

@@ -8,6 +8,7 @@ go.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import os
 import pathlib
@@ -324,6 +325,7 @@ class Part(NamedTuple):
     return schema.PART_NAME.format(**self._asdict())
 
 
+@functools.lru_cache(1 << 16)
 def parse_part_name(name: str) -> Part | None:
   """Inverse of `Part.file_name`; None for a name that is not a part's."""
   match = schema.PART_PATTERN.match(name)
@@ -332,22 +334,22 @@ def parse_part_name(name: str) -> Part | None:
   return Part(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
 
 
-def names_in(folder: pathlib.Path) -> list[str]:
-  """Names of what lies in a table's folder, which may be missing.
+def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str], int]:
+  """Lists a table's folder, which may be missing.
+
+  Returns:
+    The parts, of any run, by name; names of other files; and how many temporary ones there are.
 
   Raises:
     PermissionError: it can't be listed.
   """
   try:
-    return sorted(os.listdir(folder))
+    names = sorted(os.listdir(folder))
   except (FileNotFoundError, NotADirectoryError):
-    return []
-
-
-def parts_in(folder: pathlib.Path, names: Iterable[str]) -> list[Part]:
-  """The parts, of any run, among what lies in a table's folder."""
-  named = ((name, parse_part_name(name)) for name in names if not is_temporary(name))
-  return [part._replace(path=folder / name) for name, part in named if part]
+    return [], [], 0
+  found = [(name, parse_part_name(name)) for name in names if not is_temporary(name)]
+  return ([part._replace(path=folder / name) for name, part in found if part],
+          [name for name, part in found if not part], len(names) - len(found))
 
 
 def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFiles:
@@ -361,19 +363,16 @@ def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFile
   Raises:
     PermissionError: the folder can't be listed, or a part may not be read.
   """
-  names = names_in(directory / name)
-  found = parts_in(directory / name, names)
+  found, others, temporary = list_parts(directory / name)
   parts = outermost(part for part in found if run in (None, part.run))
   foreign = sum(run not in (None, part.run) for part in found)
-  temporary, known = {*filter(is_temporary, names)}, {part.path.name for part in found}
-  others = [each for each in names if each not in temporary and each not in known]
   problems = []
   if foreign:
     problems.append(f"{plural(foreign, 'part')} of other runs in '{name}' left out.")
   if others:
     problems.append(others_left_out(name, others))
   return TableFiles(name, parts, problems, {
-      "temporary": len(temporary), "foreign": foreign, "unknown": len(others),
+      "temporary": temporary, "foreign": foreign, "unknown": len(others),
       "leftover": sum(len(part.inside) for part in parts)})
 
 
