@@ -154,7 +154,8 @@ def _of_mode(facts: Diagnosis, finding: Finding) -> str:
   if finding.mode == Verdict.LOCALITY:
     return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
   if finding.mode == Verdict.CONTENTION:
-    whose = f"the link of {named(finding.hosts)}" if finding.hosts else "a crowded fabric"
+    whose = (f"the link of {named(finding.hosts)}" if finding.hosts else
+             "a crowded host" if "shared_host" in finding.causes else "a crowded fabric")
     return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
   if finding.mode == Verdict.JITTER:
     return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "

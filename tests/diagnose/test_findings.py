@@ -156,6 +156,16 @@ def test_without_the_hosts_counters_the_slow_link_can_not_be_named():
   assert Evidence.NO_COUNTERS in codes(finding.evidence)
 
 
+def test_on_one_host_slow_transfers_are_the_hosts_not_a_networks():
+  run, _ = run_of(job(TRUNK, processes=1, hosts=1))
+  diagnosis = diagnose(run)
+  (finding,) = diagnosis.findings
+  assert (finding.mode, finding.causes) == (Verdict.CONTENTION, ("shared_host",))
+  assert Evidence.ONE_HOST in codes(finding.evidence)
+  assert Evidence.NO_COUNTERS not in codes(finding.evidence)
+  assert "switch" not in finding.advice and "a crowded host" in str(diagnosis.verdict)
+
+
 def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
   crowded = job(Fault("contention", 6e-3))
   run, _ = run_of(crowded)

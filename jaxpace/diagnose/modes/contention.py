@@ -252,9 +252,12 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   evidence += sentences
   hosts = hosts_of_processes(run, processes)
   share = slow.seconds / case.mean_step
-  advice = advise(Verdict.CONTENTION, "link" if hosts else "fabric", hosts=named(hosts))
+  inside = tcp.on_one_host(case)
+  advice = advise(Verdict.CONTENTION, "link" if hosts else "host" if inside else "fabric",
+                  hosts=named(hosts))
   ranks = tuple(r for r in range(run.ranks) if int(run.process_of_rank[r]) in processes)
-  kinds = ("slow_host",) if processes else ("trunk",) if _crowded(case, slow) else ()
+  kinds = (("slow_host",) if processes else ("trunk",) if _crowded(case, slow)
+           else ("shared_host",) if inside else ())
   return Finding(
       mode=Verdict.CONTENTION, share=share, confidence=slow.confidence, ranks=ranks, hosts=hosts,
       evidence=tuple(evidence), advice=advice, causes=kinds, first_step=first, last_step=last)
@@ -283,7 +286,7 @@ def _crowded(case: EvidenceInputs, slow: SlowTransfers) -> bool:
 def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
-    return [Evidence.NO_COUNTERS.say()]
+    return [Evidence.ONE_HOST.say() if tcp.on_one_host(case) else Evidence.NO_COUNTERS.say()]
   said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))

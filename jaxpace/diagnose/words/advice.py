@@ -73,6 +73,9 @@ ADVICE: Mapping[str, Mapping[str, str]] = {
         "link":
             "Look at the link of {hosts}: its rate and errors, its cable and port, other traffic "
             "on it.",
+        "host":
+            "Look for other programs on the host, and give each device a core of its own: what "
+            "else runs there takes processors and memory from the collectives.",
         "fabric":
             "Look for other traffic on the links that all hosts share (other jobs, storage, "
             "checkpoints): place the job under one switch, shift the jobs' phases "

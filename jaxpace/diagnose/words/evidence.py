@@ -147,6 +147,8 @@ class Evidence(Code):
       "Whether one host's link is slow or a trunk that all share is crowded is unknown: no "
       "TCP counters of the hosts were sampled (`Recorder(hosts=...)`), or the collectives "
       "don't use TCP.")
+  ONE_HOST = ("one_host", "all ranks are on one host",
+      "All ranks are on one host: its processors and memory carry the collectives, no network.")
   SLOW_LINK = ("slow_link", "one host's connections are busy much longer",
       "The link of {process} is the slow one: its connections had data on the way for {busy} "
       "per step, the others' for {others}.")
