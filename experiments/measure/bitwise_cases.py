@@ -170,7 +170,7 @@ def train(job: bitwise_models.Job, case: Case, way: Way | None, steps: int, more
                 bool(paced is not None and paced.plan is not None and paced.plan.share),
                 finite and after.keys() == before.keys() and after != before,
                 None if paced is None or paced.plan is None else np.stack([
-                    own.applied for own in held_in_ring(paced.plan)]))
+                    own.applied for own, _ in held_in_ring(paced.plan)]))
 
 
 @contextlib.contextmanager

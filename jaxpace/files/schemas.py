@@ -40,8 +40,6 @@ class CollectiveJson(Struct):
   primitives: Lines = []
   axis: Line = ""
   bytes: Count | None = None
-  operands: Count | None = None
-  dtypes: Lines = []
   phase: Line = ""
   groups: Groups | None = None
   index_groups: Groups | None = None
@@ -67,7 +65,6 @@ class PlanOfStep(Struct):
   collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
   unstamped: Annotated[list[Untimed], Meta(max_length=_MOST_OF_A_STEP)] = []
   share: bool | None = None
-  share_reason: Line | None = None
   carrier: Number | None = None
   decisions: Lines = []
   overflow: Number = 0
@@ -82,7 +79,6 @@ class SettingsJson(Struct):
   mesh: Annotated[dict[Line,
                        Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
   slots: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
-  rows: Count | None = None
   max_delay: Seconds | None = None
   pacer: Line | None = None
   clock: Line | None = None
@@ -111,11 +107,7 @@ class RunFile(Struct):
   axis: Line | None = None
   clock: Line | None = None
   pacer: Line | None = None
-  platform: Line | None = None
-  device_kind: Line | None = None
-  program: Text | None = None
   kind: Line | None = None
-  versions: dict[Line, Line] | None = None
   settings: SettingsJson | None = None
   plan: PlanOfStep | None = None
 

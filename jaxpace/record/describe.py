@@ -1,5 +1,4 @@
-"""What a run and its processes are, for `run.json` and `process/<process>.json`; how processes
-agree on it; and where they run.
+"""What a run and its processes are, for `run.json` and `process/<process>.json`; where they run.
 
 Trouble with where they run is one quiet line, no error.
 """
@@ -24,7 +23,6 @@ import jax
 
 from jaxpace.core.observed import Recordable
 from jaxpace.files.plain import to_plain
-from jaxpace.hosts import distributed
 from jaxpace.hosts.locality import job, nvml
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Locality
@@ -80,23 +78,6 @@ def run(identity: rundir.RunIdentity, paced: Recordable, config: Any,
       "config": _plain(config),
       "plan": None,
   }
-
-
-def share(name: str, text: str | None, timeout: float) -> str | None:
-  """Gives every process the text of process 0.
-
-  Args:
-    name: name of the text, the same in every process and used once.
-    text: the text in process 0, None in the others.
-    timeout: longest wait in seconds.
-
-  Returns:
-    The text; None if it did not come in time.
-  """
-  try:
-    return distributed.share_string(name, text, timeout)
-  except (TimeoutError, ConnectionError):
-    return None
 
 
 def _versions() -> dict[str, str]:

@@ -173,6 +173,7 @@ class FoundRecorder(Recorder):
   """Records a program whose steps are found."""
 
   loop_calls = False
+  share_name = "jaxpace/observed"
 
   def __init__(self, directory: str | os.PathLike[str], programs: Everywhere, match: str,
                config: Any, say: Say, hosts: bool | float = True):
@@ -196,11 +197,6 @@ class FoundRecorder(Recorder):
   def step(self) -> Step | None:
     """What was taken for the step."""
     return self._finder.found if self._finder else None
-
-  @property
-  def share_name(self) -> str:
-    """See `Recording`."""
-    return "jaxpace/observed"
 
   def closed(self) -> None:
     """See `Recording`."""

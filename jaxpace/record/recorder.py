@@ -20,12 +20,12 @@ from jaxpace.core.observed import (
   observed_function,
 )
 from jaxpace.files.schemas import ProcessFile
+from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter
 from jaxpace.record.recording import Recording
 from jaxpace.record.ring.collect import Collector, ExecutionOrder
-from jaxpace.record.ring.copier import RingCopier, copied_ring
+from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.found import Agreement, HostUse, StepFinder
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake
@@ -213,7 +213,8 @@ class Recorder(Recording):
     first = self._first or 0
     if self._observed and self._resume and self._first is None:
       first = _next_step(self.directory, identity)
-    self._copier = copied_ring(self.directory, identity)
+    self._copier = RingCopier(self.directory, identity)
+    self._copier.start()
     if self._match is not None:
       self._finder = StepFinder(self._recorded, self._order.collector, self._match, Agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
@@ -280,10 +281,12 @@ def wait_for_dispatched() -> None:
 
 def _next_step(directory: pathlib.Path, identity: rundir.RunIdentity) -> int:
   """The step after the last one that process 0 recorded in this run; 0 where it recorded none."""
-  text: Any = None
+  last: Any = None
   if jax.process_index() == 0:
     earlier = rundir.read_json(directory / "process" / "0.json", ProcessFile) or {}
     last = earlier.get("last_step") if earlier.get("run") == identity.run else None
-    text = str(-1 if last is None else last)
-  text = describe.share(f"jaxpace/observed/{identity.run}/{identity.attempt}", text, _SHARE_SECONDS)
-  return int(text) + 1 if text is not None else 0
+  with contextlib.suppress(TimeoutError, ConnectionError):
+    text = distributed.share_string("jaxpace/next_step", str(-1 if last is None else last),
+                                    _SHARE_SECONDS)
+    return int(text or -1) + 1
+  return 0

@@ -4,7 +4,6 @@ come from."""
 from __future__ import annotations
 
 import atexit
-import itertools
 import logging
 import os
 import pathlib
@@ -19,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram, Recordable
+from jaxpace.hosts import distributed
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler
@@ -32,8 +32,6 @@ from jaxpace.runs.step_causes import ASKED
 _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 120.0
 CLOSE_SECONDS = 60.0
-# Makes the names of successive recorders differ; the same in every process.
-_counter = itertools.count()
 
 
 class Recording:
@@ -46,6 +44,8 @@ class Recording:
 
   opened = False
   """Whether this process has opened any."""
+  share_name = "jaxpace/recorder"
+  """Under which process 0 says which run this is, to all processes in the same order."""
   loop_calls = True
   """Whether a loop calls `record`, and so reaches a step boundary after SIGTERM."""
 
@@ -240,11 +240,6 @@ class Recording:
     if dying:
       writer.termination.raise_again()
 
-  @property
-  def share_name(self) -> str:
-    """Under which process 0 says which run this is; the same in every process."""
-    return f"jaxpace/recorder/{next(_counter)}"
-
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """Before the writer starts: may say who reads the timestamps. For those that inherit."""
 
@@ -270,7 +265,10 @@ class Recording:
         text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
       except Exception as error:
         text = "!" + explain(error, self.directory)
-    text = describe.share(self.share_name, text, _SHARE_SECONDS)
+    try:
+      text = distributed.share_string(self.share_name, text, _SHARE_SECONDS)
+    except (TimeoutError, ConnectionError):
+      text = None
     if text is None:
       self._not_recording(
           "process 0 did not say which run this is. Every process must open the recorder.")

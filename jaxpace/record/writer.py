@@ -32,6 +32,8 @@ from jaxpace.record.signals import Termination
 from jaxpace.runs import rundir
 
 _LOG = logging.getLogger("jaxpace")
+_FLUSH_SECONDS, _FLUSH_ROWS = 2.0, 65536
+"""How long rows stay in memory, and how many of them, at most."""
 _HEARTBEAT_SECONDS = 5.0
 _SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
 _EXPORT_SECONDS = 5.0  # how long exporters may take to finish
@@ -47,7 +49,6 @@ class Writer:
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
                process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
-               flush_seconds: float = 2.0, flush_rows: int = 65536,
                grace_seconds: float | None = 5.0, hosts: HostSampler | None = None,
                feed: Feed | None = None):
     """Prepares; `start` starts the thread.
@@ -59,8 +60,6 @@ class Writer:
       process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
       run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but
         the first.
-      flush_seconds: rows stay in memory at most this long.
-      flush_rows: and at most this many of them.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary; None where no loop
         calls, so that the signal takes its course as soon as all is written.
       hosts: samples the host's counters, which are written as well; None for none.
@@ -68,7 +67,6 @@ class Writer:
     """
     self._directory, self._identity, self._process = directory, identity, process
     self._process_info, self._run_info = process_info, run_info
-    self._flush_seconds, self._flush_rows = flush_seconds, flush_rows
     self._grace_seconds = grace_seconds or 0.0
     self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
@@ -207,7 +205,7 @@ class Writer:
     now = time.monotonic()
     due = self._last_heartbeat + _HEARTBEAT_SECONDS
     if self._intake and self._intake.rows:
-      due = min(due, self._last_flush + self._flush_seconds)
+      due = min(due, self._last_flush + _FLUSH_SECONDS)
     if self._intake and self._intake.wait_seconds is not None:
       due = min(due, now + self._intake.wait_seconds)
     if self._die_at is not None:
@@ -226,7 +224,7 @@ class Writer:
   def _due(self) -> bool:
     now = time.monotonic()
     if self._intake and self._intake.rows and (
-        now - self._last_flush >= self._flush_seconds or self._intake.rows >= self._flush_rows):
+        now - self._last_flush >= _FLUSH_SECONDS or self._intake.rows >= _FLUSH_ROWS):
       return True
     if self._intake and self._intake.undecided and now >= self._guess_at:
       return True

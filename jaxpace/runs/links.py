@@ -76,27 +76,6 @@ class ProbedLinks:
             "median_seconds": to_plain(self.median_seconds),
             "culprits": [c.to_json() for c in self.culprits], "cannot_tell": self.cannot_tell}
 
-  @staticmethod
-  def from_json(data: dict[str, Any]) -> ProbedLinks:
-    """Inverse of `to_json`; what the times say is found anew.
-
-    Raises:
-      ValueError: it is no such document.
-    """
-    try:
-      hosts = tuple(str(host) for host in data["hosts"])
-      seconds, median = (np.array([[np.nan if x is None else float(x) for x in row]
-                                   for row in data[key]], np.float64)
-                         for key in ("seconds", "median_seconds"))
-      if (data["schema"] != SCHEMA or seconds.shape != (len(hosts),) * 2
-          or median.shape != seconds.shape):
-        raise ValueError("its shape does not fit")
-      return ProbedLinks(hosts, int(data["message_bytes"]), seconds, median,
-                         *infer(seconds, hosts), float(data["taken_seconds"]),
-                         int(data["when_unix_ns"]))
-    except (KeyError, TypeError, ValueError) as error:
-      raise ValueError(f"not a link probe's document: {type(error).__name__}: {error}") from error
-
 
 def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
   """Writes `links.json`, whole or not at all. Trouble is a warning, no error: the job goes on."""
@@ -111,12 +90,18 @@ def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
 
 
 def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:
-  """Returns what a probe left in a run directory; None if there is nothing that can be read.
-  Imports no JAX."""
+  """Returns what a probe left in a run directory, what its times say found anew; None if there is
+  nothing that can be read. Imports no JAX."""
   try:
-    document = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE)
-    return ProbedLinks.from_json(document.value)
-  except (OSError, ValueError):
+    data = read_document(pathlib.Path(directory) / FILE, LinksFile, most=_LARGEST_FILE).value
+    hosts = tuple(data["hosts"])
+    # What was not measured is null there, NaN here.
+    seconds, median = (np.array(data[key], np.float64) for key in ("seconds", "median_seconds"))
+    if data["schema"] != SCHEMA or not seconds.shape == median.shape == (len(hosts),) * 2:
+      return None
+    return ProbedLinks(hosts, data["message_bytes"], seconds, median, *infer(seconds, hosts),
+                       data["taken_seconds"], data["when_unix_ns"])
+  except (OSError, KeyError, ValueError):
     return None
 
 

@@ -16,7 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxpace
 from jaxpace.core.types import Decision, Pacer
-from jaxpace.record.ring.instrumented import TimestampedSteps, held_in_ring
+from jaxpace.record.ring.instrumented import Decisions, held_in_ring
 from tests.instrumentation import models
 
 P = PartitionSpec
@@ -222,27 +222,27 @@ def bytes_of(eqn: Any) -> int:
 # Timestamps.
 
 
-def seen(pace: Any, plan: Any) -> list[TimestampedSteps]:
+def seen(pace: Any, plan: Any) -> list[tuple[Decisions, np.ndarray]]:
   """What the ring holds of the steps of this process's ranks that led to a pace state, oldest
-  first."""
+  first, with their timestamps."""
   jax.block_until_ready(pace)
   mine = pace.step.addressable_shards[0].data if isinstance(pace.step, jax.Array) else pace.step
   done = int(np.asarray(mine).reshape(-1)[0])
-  found = [TimestampedSteps._make(each[max(0, len(own.step) - done):] for each in own)
-           for own in held_in_ring(plan)]
-  assert all(own.step[-1] == done - 1 and (np.diff(own.step) == 1).all() for own in found)
+  found = [(Decisions._make(each[max(0, len(times) - done):] for each in own),
+            times[max(0, len(times) - done):]) for own, times in held_in_ring(plan)]
+  assert all(own.step[-1] == done - 1 and (np.diff(own.step) == 1).all() for own, _ in found)
   return found
 
 
 def times(pace: Any, plan: Any) -> np.ndarray:
   """Timestamps of the steps in the ring, oldest first: [ranks, steps, timestamps] int64 ns."""
-  return np.stack([own.times for own in seen(pace, plan)])
+  return np.stack([times for _, times in seen(pace, plan)])
 
 
 def column(pace: Any, plan: Any, name: str) -> np.ndarray:
   """A float32 number of each step: "delay" or "applied", or a decision's name: [ranks, steps], in
   the order of `times`."""
-  every = seen(pace, plan)
+  every = [own for own, _ in seen(pace, plan)]
   if name in ("delay", "applied"):
     return np.stack([getattr(own, name) for own in every])
   return np.stack([own.decisions[:, plan.decisions.index(name)] for own in every])

@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.core import own_context
+from jaxpace.hosts import distributed
 from jaxpace.observation import comparing, everywhere, observe
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
@@ -35,7 +36,7 @@ BOTH = {
     "clock": (host_ring, "unavailable"), "ranks": (host_ring, "ranks"),
     "watch": (compiling, "watch"), "ring": (RingCopier, "__init__"),
     "copy ring": (RingCopier, "copy"), "run": (rundir, "claim"), "place": (describe, "read"),
-    "process": (describe, "process"), "share": (describe, "share"),
+    "process": (describe, "process"), "share": (distributed, "share_string"),
     "sample": (HostSampler, "__init__"), "intake": (intake.Intake, "__init__"),
     "begin": (ExecutionOrder, "__init__"), "collect": (collect.Collector, "collect"),
     "order": (ExecutionOrder, "settle"), "lay out": (programs, "device"),

@@ -121,7 +121,7 @@ def run(bench: Bench) -> None:
         pace, (state, value) = step(pace, state, batch, *pair)
       jax.block_until_ready(value)
       assert paced.plan is not None
-      times = held_in_ring(paced.plan)[0].times[-len(part):]
+      times = held_in_ring(paced.plan)[0][1][-len(part):]
       for name, found in (*readings(paced.plan, times).items(), ("kind", part[1:])):
         taken.setdefault(name, []).append(found[(WARM if not begin else 0):])
     every = {name: np.concatenate(parts) for name, parts in taken.items()}
@@ -161,8 +161,8 @@ def _pacer(bench: Bench, size: transformer.Size, state: Any, batch: jax.Array) -
     pace, (state, value) = step(pace, state, batch)
   jax.block_until_ready(value)
   assert paced.plan is not None
-  seen = held_in_ring(paced.plan)[0]
-  found = readings(paced.plan, seen.times)
+  seen, times = held_in_ring(paced.plan)[0]
+  found = readings(paced.plan, times)
   told, applied = seen.delay[1:].astype(np.float64), seen.applied[1:].astype(np.float64)
   wanted = np.asarray([asked[kind] for kind in kinds])[(seen.step[1:] - 1) % len(kinds)]
   bench.holds("what the pacer asked for is what the ring says it asked for",

@@ -33,20 +33,20 @@ class RingCopier:
   to cut short, write over or take away; the next copy makes it anew, with all that the ring holds.
   """
 
-  def __init__(self, folder: Folder, run: str, attempt: int):
-    """Prepares.
+  def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity):
+    """Prepares; what a process that was killed left in the run directory is kept.
 
-    Args:
-      folder: `ringfile.FOLDER` of the run directory.
-      run: id of the run.
-      attempt: attempt of the run.
+    Raises:
+      OSError: the directory can't be written.
     """
-    self._folder, self._name = folder, ring_file.name(jax.process_index())
-    self.path = folder.path / self._name
+    self._folder = Folder(directory, ring_file.FOLDER)
+    ring_file.keep_unclosed(self._folder, jax.process_index())
+    self._name = ring_file.name(jax.process_index())
+    self.path = self._folder.path / self._name
     """The file."""
     self._ring = host_ring.current()
     self._began = self._ring.heads().tolist()
-    self._header = self._labelled(run, attempt)
+    self._header = self._labelled(identity)
     self._written = self._began
     self._file: int | None = None
     self._left = b""
@@ -72,13 +72,13 @@ class RingCopier:
       os.close(self._file)
       self._file = None
 
-  def _labelled(self, run: str, attempt: int) -> np.ndarray:
+  def _labelled(self, identity: rundir.RunIdentity) -> np.ndarray:
     header = np.zeros((), layout.HEADER)
     where = self._ring.layout
     header["magic"], header["lanes"], header[
         "capacity"] = layout.MAGIC, where.buffers, where.capacity
     header["process"], header["pid"] = jax.process_index(), os.getpid()
-    header["run"], header["attempt"] = run.encode()[:255], attempt
+    header["run"], header["attempt"] = identity.run.encode()[:255], identity.attempt
     header["monotonic_ns"], header["wall_ns"] = time.monotonic_ns(), time.time_ns()
     return header
 
@@ -178,17 +178,3 @@ def _why(error: OSError) -> str:
   if error.errno in (errno.ENOSPC, errno.EDQUOT):
     return "there is no space left for it (disk or quota full)"
   return f"it can't be made ({os.strerror(error.errno) if error.errno else error})"
-
-
-def copied_ring(directory: pathlib.Path, identity: rundir.RunIdentity) -> RingCopier:
-  """Starts to copy the ring of this process to the run directory; what a killed process left there
-  is kept.
-
-  Raises:
-    OSError: the directory can't be written.
-  """
-  folder = Folder(directory, ring_file.FOLDER)
-  ring_file.keep_unclosed(folder, jax.process_index())
-  copier = RingCopier(folder, identity.run, identity.attempt)
-  copier.start()
-  return copier

@@ -147,68 +147,52 @@ class Taken(NamedTuple):
   tag: np.ndarray
   lost: int
   """Events before these that were written over, or never finished."""
-  position: int
-  """Where to go on."""
-
-
-def take(slots: np.ndarray, head: Callable[[], int], position: int, *, final: bool = False
-         ) -> Taken:
-  """Takes what was written since `position`.
-
-  A slot's `seq` says which event is in it. One that a timestamp is just writing ends what is
-  taken: the next call goes on there. One that was written over counts as lost.
-
-  Args:
-    slots: [capacity] `core.ring_layout.EVENT`, a device buffer's events; another thread may be
-      writing them.
-    head: returns how many events were begun so far.
-    position: events already dealt with.
-    final: nobody writes any more, or the event at `position` has been awaited long enough: it is
-      lost if it isn't there.
-  """
-  capacity = len(slots)
-  reached = head()
-  begin = max(position, reached - capacity)
-  if reached <= begin:
-    return Taken(np.empty(0, np.int64), np.empty(0, np.uint32), 0, max(position, 0))
-  count = reached - begin
-  offsets = np.arange(count)
-  copied = slots[(begin % capacity + offsets) % capacity]
-  # What was begun meanwhile may have been written into slots that were just copied.
-  doubtful = max(0, min(count, head() - capacity - begin))
-  expected = ((begin + 1) % 2**32 + offsets.astype(np.uint64)) % np.uint64(2**32)
-  good = copied["seq"] == expected
-  good[:doubtful] = False
-  skipped = doubtful
-  if final:
-    # Go on at the first that is there.
-    there = np.flatnonzero(good[doubtful:])
-    skipped += int(there[0]) if there.size else count - doubtful
-  bad = np.flatnonzero(~good[skipped:])
-  stop = skipped + (int(bad[0]) if bad.size else count - skipped)
-  chosen = copied[skipped:stop]
-  return Taken(chosen["ns"].astype(np.int64), chosen["tag"].astype(np.uint32),
-               begin - position + skipped, begin + stop)
 
 
 class DeviceBuffer:
-  """Follows one device buffer; a slot that stays unfinished for long is given up."""
+  """Follows one device buffer.
+
+  A slot's `seq` says which event is in it. One that a timestamp is just writing ends what is taken,
+  and is given up where it stays unfinished for long.
+  """
 
   def __init__(self, position: int = 0, patience: int = 8):
-    """Begins at a position; `patience` is how many calls in a row wait for the same slot."""
+    """Begins behind so many events; `patience` is how many calls in a row wait for one slot."""
     self.position = position
     self.lost = 0
     self._patience, self._waited = patience, 0
 
   def take(self, slots: np.ndarray, head: Callable[[], int], *, final: bool = False) -> Taken:
-    """Takes what is new; see `take`. Call again until nothing comes and nothing is lost."""
-    before = self.position
-    taken = take(slots, head, before, final=final or self._waited >= self._patience)
-    self.position = taken.position
-    self.lost += taken.lost
-    stuck = taken.position == before and head() > before
-    self._waited = self._waited + 1 if stuck else 0
-    return taken
+    """Takes what is new. Call again until nothing comes and nothing is lost.
+
+    Args:
+      slots: [capacity] `core.ring_layout.EVENT`, the buffer's events; another thread may be writing
+        them.
+      head: returns how many events were begun so far.
+      final: nobody writes any more, so what isn't there is lost.
+    """
+    capacity, reached = len(slots), head()
+    begin = max(self.position, reached - capacity)
+    count = max(reached - begin, 0)
+    offsets = np.arange(count)
+    copied = slots[(begin % capacity + offsets) % capacity]
+    # What was begun meanwhile may have been written into slots that were just copied.
+    skipped = max(0, min(count, head() - capacity - begin))
+    expected = ((begin + 1) % 2**32 + offsets.astype(np.uint64)) % np.uint64(2**32)
+    good = copied["seq"] == expected
+    good[:skipped] = False
+    if final or self._waited >= self._patience:
+      # Go on at the first that is there.
+      there = np.flatnonzero(good)
+      skipped = int(there[0]) if there.size else count
+    bad = np.flatnonzero(~good[skipped:])
+    stop = skipped + (int(bad[0]) if bad.size else count - skipped)
+    before, lost = self.position, (begin - self.position if count else 0) + skipped
+    self.position += lost + stop - skipped
+    self.lost += lost
+    self._waited = self._waited + 1 if self.position == before and head() > before else 0
+    chosen = copied[skipped:stop]
+    return Taken(chosen["ns"].astype(np.int64), chosen["tag"].astype(np.uint32), lost)
 
 
 class Occurrences(NamedTuple):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import dataclasses
 import fnmatch
-import json
 import re
 from collections.abc import Mapping, Sequence, Set
 
@@ -56,16 +55,6 @@ class Step:
   """What it is and why, for people: "train_step, which takes ..."."""
   fraction: float = 1.0
   """Of the time of all programs that may be the step, what these take."""
-
-  def to_json(self) -> str:
-    """Returns it as text; `from_json` reads it."""
-    return json.dumps(dataclasses.asdict(self))
-
-  @staticmethod
-  def from_json(text: str) -> Step:
-    """Inverse of `to_json`."""
-    fields = json.loads(text)
-    return Step(**{**fields, "programs": tuple(fields["programs"])})
 
   def steps(self, order: Sequence[str], last: bool = False) -> tuple[list[tuple[int, int]], int]:
     """Cuts executions into steps.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import msgspec
 import numpy as np
 
 from jaxpace.hosts import distributed
@@ -58,7 +59,7 @@ class Agreement:
         self._say(f"The step is {found.why}." if first == 0 else
                   f"From step {first:,} on the step is {found.why}.")
         if jax.process_count() > 1:
-          distributed.key_value_set(key, found.to_json())
+          distributed.key_value_set(key, msgspec.json.encode(found).decode())
       return found
     if not last and time.monotonic() - self._asked < _ASK_SECONDS:
       return None
@@ -66,7 +67,7 @@ class Agreement:
     with contextlib.suppress(TimeoutError, ConnectionError):
       text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
               distributed.key_value_directory(self._key).get(key))
-      return Step.from_json(text) if text else None
+      return msgspec.json.decode(text, type=Step) if text else None
     return found if last else None
 
 

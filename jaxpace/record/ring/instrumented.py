@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,7 +22,14 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDA
 from jaxpace.core.ring_layout import timestamp_tags
 from jaxpace.record.columns import Columns, DeviceSteps, StepCalls, null, picked
 from jaxpace.record.ring.collect import Collector, Detail
-from jaxpace.record.ring.decisions import by_tag, columns_of, decisions_of, floats, nanoseconds
+from jaxpace.record.ring.decisions import (
+  Decisions,
+  by_tag,
+  columns_of,
+  decisions_of,
+  floats,
+  nanoseconds,
+)
 from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import PlannedProgram, StepPlan
@@ -30,30 +37,6 @@ from jaxpace.runs.groups import read_groups, sends
 
 _ALL = 1 << 62
 _PHASES = (FORWARD, BACKWARD, COMPUTE, SYNC, UPDATE)
-
-
-class TimestampedSteps(NamedTuple):
-  """What one device's timestamps and numbers say of n steps, in the order in which they ran."""
-
-  # [n] int64, -1 where not known
-  step: np.ndarray
-  # [n, timestamps] int64 ns, in the order of the plan's timestamps; 0 where not taken
-  times: np.ndarray
-  # [n] float32 s, asked for and applied; NaN where not known
-  delay: np.ndarray
-  applied: np.ndarray
-  # [n, columns] float32
-  decisions: np.ndarray
-
-
-def steps_of(executions: Executions, plan: Plan) -> TimestampedSteps:
-  """Lays the events of executions out by timestamp and number, see `jaxpace.core.ring_layout`.
-
-  Args:
-    executions: n of an instrumented step's program, on one device.
-    plan: what the events mean.
-  """
-  return TimestampedSteps(times=_times(executions, plan), **decisions_of(executions)._asdict())
 
 
 def _times(executions: Executions, plan: Plan) -> np.ndarray:
@@ -70,8 +53,10 @@ def _times(executions: Executions, plan: Plan) -> np.ndarray:
   return times
 
 
-def held_in_ring(plan: Plan) -> list[TimestampedSteps]:
-  """Returns the steps that the ring still holds, of each of this process's devices that ran any.
+def held_in_ring(plan: Plan) -> list[tuple[Decisions, np.ndarray]]:
+  """Returns the steps that the ring still holds, of each of this process's devices that ran any: n
+  of them in the order in which they ran, and their times, [n, timestamps] int64 ns in the order of
+  the plan's; 0 where not taken.
 
   Args:
     plan: the instrumented function's, whose events are somewhere.
@@ -80,7 +65,7 @@ def held_in_ring(plan: Plan) -> list[TimestampedSteps]:
   number, collector = plan.program, Collector(before=True)
   collector.collect(lambda: (number,))
   ran = [collector.take(buffer, number, _ALL) for buffer in range(collector.buffers)]
-  return [steps_of(each, plan) for each in ran if len(each.number)]
+  return [(decisions_of(each), _times(each, plan)) for each in ran if len(each.number)]
 
 
 def read_steps(plan: Plan, program: PlannedProgram, numbers: np.ndarray, ran: Executions

@@ -7,12 +7,12 @@ import shutil
 import numpy as np
 import pytest
 
-from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring import copier
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file
+from jaxpace.runs.rundir import RunIdentity
 
 PROGRAM, TAG = host_ring.next_program(), 7
 EVENT = PROGRAM << 20 | TAG
@@ -26,7 +26,7 @@ def mark(buffer, count):
 def copied(tmp_path):
   """A ring that has been copied once; its thread does not run, so that each copy is the test's."""
   assert host_ring.unavailable() == ""
-  made = copier.RingCopier(Folder(tmp_path), "r", 3)
+  made = copier.RingCopier(tmp_path, RunIdentity("r", 3, 0))
   mark(0, 10)
   assert made.copy()
   yield made
@@ -37,8 +37,9 @@ def copied(tmp_path):
 def marked(path, buffer=0):
   """How many events of this test a device buffer of the file holds, in order and without a hole."""
   found = ring_file.read_ring(path)
-  taken = DeviceBuffer().take(found.events[buffer], lambda: int(found.heads[buffer]), final=True)
-  assert taken.position == int(found.heads[buffer])
+  follower = DeviceBuffer()
+  taken = follower.take(found.events[buffer], lambda: int(found.heads[buffer]), final=True)
+  assert follower.position == int(found.heads[buffer])
   assert set(taken.tag.tolist()) <= {EVENT}
   return len(taken.tag)
 
@@ -116,7 +117,7 @@ def test_whatever_is_done_to_it_the_next_copy_has_all_that_the_ring_holds(copied
 def test_a_later_start_of_the_process_keeps_the_file(copied, tmp_path, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(copier.os, "getpid", lambda: 1)
-    later = copier.RingCopier(Folder(tmp_path), "r", 4)
+    later = copier.RingCopier(tmp_path, RunIdentity("r", 4, 0))
   assert later.copy()
   mark(0, 10)
   # The process that was given up goes on to mark.
@@ -157,7 +158,7 @@ def test_a_folder_that_is_gone_ends_nothing(copied, caplog):
 
 def test_what_is_marked_last_is_in_the_file_once_it_is_closed(tmp_path):
   assert host_ring.unavailable() == ""
-  made = copier.RingCopier(Folder(tmp_path), "r", 0)
+  made = copier.RingCopier(tmp_path, RunIdentity("r", 0, 0))
   made.start()
   assert not ring_file.read_ring(made.path).closed
   mark(1, 30)

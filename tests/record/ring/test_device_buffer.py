@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jaxpace.core import ring_layout
 from jaxpace.observation.clocks import host_ring as execution
 from jaxpace.observation.clocks.native import library
-from jaxpace.record.ring.executions import DeviceBuffer, take
+from jaxpace.record.ring.executions import DeviceBuffer
 
 
 class Written:
@@ -34,19 +34,18 @@ class Written:
 @given(st.integers(1, 5).map(lambda bits: 1 << bits),
        st.lists(st.integers(0, 80), max_size=12))
 def test_every_event_is_taken_once_or_counted_as_lost(capacity, rounds):
-  ring, position, got, lost = Written(capacity), 0, [], 0
+  ring, buffer, got = Written(capacity), DeviceBuffer(), []
   for count in rounds:
     ring.write(count)
-    newest = len(ring.all)
-    taken = take(ring.slots, ring.head, position)
+    newest, position = len(ring.all), buffer.position
+    taken = buffer.take(ring.slots, ring.head)
     expected = [k for k in range(position, newest) if k >= newest - capacity]
     assert taken.ns.tolist() == [ring.all[k][0] for k in expected]
     assert taken.tag.tolist() == [ring.all[k][1] for k in expected]
     assert taken.lost == max(0, newest - capacity - position)
-    assert taken.position == position + taken.lost + len(taken.ns)
-    position, lost = taken.position, lost + taken.lost
+    assert buffer.position == position + taken.lost + len(taken.ns)
     got += taken.ns.tolist()
-  assert len(got) + lost == position
+  assert len(got) + buffer.lost == buffer.position
 
 
 @given(st.integers(0, 40), st.sets(st.integers(0, 39)), st.booleans())
@@ -55,19 +54,19 @@ def test_slots_that_are_not_finished_are_awaited_and_at_the_end_lost(count, torn
   ring.write(count)
   for index in torn:
     ring.slots["seq"][index] = 0
-  taken = take(ring.slots, ring.head, 0, final=final)
+  buffer = DeviceBuffer()
+  taken = buffer.take(ring.slots, ring.head, final=final)
   there = [k for k in range(count) if k not in torn]
   if not final:
     run = list(range(min([k for k in torn if k < count], default=count)))
     assert (taken.ns.tolist() == [1000 + k for k in run] and taken.lost == 0
-            and taken.position == len(run))
+            and buffer.position == len(run))
     return
-  got, lost, position = taken.ns.tolist(), taken.lost, taken.position
-  while position < count:
-    taken = take(ring.slots, ring.head, position, final=True)
-    assert taken.position > position
-    got, lost, position = got + taken.ns.tolist(), lost + taken.lost, taken.position
-  assert got == [1000 + k for k in there] and lost == count - len(there)
+  got = taken.ns.tolist()
+  while (position := buffer.position) < count:
+    got += buffer.take(ring.slots, ring.head, final=True).ns.tolist()
+    assert buffer.position > position
+  assert got == [1000 + k for k in there] and buffer.lost == count - len(there)
 
 
 def test_a_slot_that_stays_unfinished_is_given_up_and_what_follows_comes():
@@ -83,8 +82,8 @@ def test_a_slot_that_stays_unfinished_is_given_up_and_what_follows_comes():
 def test_what_is_written_over_while_it_is_copied_is_not_believed():
   ring = Written(8)
   ring.write(8)
-  heads = iter([8, 11])  # three more were begun between the copy and the second look
-  taken = take(ring.slots, lambda: next(heads), 0)
+  heads = iter([8, 11, 11])  # three more were begun between the copy and the second look
+  taken = DeviceBuffer().take(ring.slots, lambda: next(heads))
   assert taken.lost == 3 and taken.ns.tolist() == [1003, 1004, 1005, 1006, 1007]
 
 
@@ -92,17 +91,18 @@ def test_what_is_written_over_while_it_is_copied_is_not_believed():
        st.booleans())
 def test_any_content_is_read_in_bounds(head, position, content, final):
   slots = np.frombuffer(content, ring_layout.EVENT)
-  taken = take(slots, lambda: head, position, final=final)
+  buffer = DeviceBuffer(position)
+  taken = buffer.take(slots, lambda: head, final=final)
   assert len(taken.ns) <= len(slots) and len(taken.ns) == len(taken.tag)
-  assert position <= taken.position <= max(head, position)
-  assert taken.lost >= 0 and taken.lost + len(taken.ns) == taken.position - position
+  assert position <= buffer.position <= max(head, position)
+  assert taken.lost >= 0 and taken.lost + len(taken.ns) == buffer.position - position
 
 
 def test_numbers_beyond_32_bits_are_followed():
   slots = np.zeros(4, ring_layout.EVENT)
   for index in range(2**32 - 2, 2**32 + 2):
     slots[index % 4] = (index, 5, (index + 1) % 2**32)
-  taken = take(slots, lambda: 2**32 + 2, 2**32 - 2)
+  taken = DeviceBuffer(2**32 - 2).take(slots, lambda: 2**32 + 2)
   assert taken.ns.tolist() == list(range(2**32 - 2, 2**32 + 2))
 
 
@@ -126,5 +126,6 @@ def test_what_the_native_code_writes_meanwhile_is_taken_whole():
 
 @pytest.mark.parametrize("capacity", [2, 1024])
 def test_nothing_written_is_nothing(capacity):
-  taken = take(np.zeros(capacity, ring_layout.EVENT), lambda: 0, 0)
-  assert taken.ns.size == 0 and taken.lost == 0 and taken.position == 0
+  buffer = DeviceBuffer()
+  taken = buffer.take(np.zeros(capacity, ring_layout.EVENT), lambda: 0)
+  assert taken.ns.size == 0 and taken.lost == 0 and buffer.position == 0

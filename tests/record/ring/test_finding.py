@@ -103,8 +103,3 @@ def test_executions_are_cut_into_steps():
   many = Step(("grad", "update"), "update", True, "")
   assert many.steps(["grad", "grad", "update", "grad"]) == ([(0, 3)], 3)
   assert many.steps([]) == ([], 0)
-
-
-def test_what_was_found_is_sent_as_text():
-  step = find((["grad"] * 4 + ["update"]) * 4, {"grad": 4.0, "update": 1.0})
-  assert Step.from_json(step.to_json()) == step
