@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import ast
 import importlib
-import operator
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxpace.core.types import Balancer, Pacer
 from jaxpace.files import UserError
 
-_OWN = re.compile(r"^([A-Za-z_][\w.]*):([A-Za-z_]\w*)(\(.*\))?$", re.DOTALL)
-_BALANCER = "such as 'share_by_speed(total_micro_batches=32, capacity=16)'"
-_EXAMPLE = "such as 'pace_early_ranks(window=64, threshold=0.05)'"
+_EXAMPLES = {Balancer: "such as 'share_by_speed(total_micro_batches=32, capacity=16)'",
+             Pacer: "such as 'pace_early_ranks(window=64, threshold=0.05)'"}
 SWITCH = "--pacer-from"
 """The one switch that lets a command line name a module, which is imported and so run."""
 _ON_THE_HOST = ("balance", "fit_costs")
 """What the layer has besides: nothing that decides in a step."""
 _LONGEST, _MOST_RANKS = 10_000, 2**20
-_SIGNS: dict[type, Callable[[Any], Any]] = {ast.USub: operator.neg, ast.UAdd: operator.pos}
 
 
 class ExpressionError(UserError, ValueError):
@@ -35,7 +31,7 @@ def factories() -> dict[str, Callable[..., Any]]:
           if home.startswith("coordination.") and name[0].islower() and name not in _ON_THE_HOST}
 
 
-def make(text: str) -> Pacer:
+def make(text: str, kind: type[Any] = Pacer) -> Any:
   """Makes a pacer of an expression: data, which may come from a file. Nothing is imported for it,
   whatever it says.
 
@@ -47,28 +43,16 @@ def make(text: str) -> Pacer:
 
   Args:
     text: the expression.
+    kind: `Pacer`, or `Balancer`, of an expression such as `share_by_speed(total_micro_batches=32,
+      capacity=16)`.
 
   Raises:
-    ExpressionError: it isn't such an expression, or it makes no pacer.
+    ExpressionError: it isn't such an expression, or it makes something else.
   """
-  if _OWN.match(text.strip()):
+  if _split(text)[0]:
     raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting "
                           f"can't have that done. On the command line {SWITCH} does it.")
-  return _pacer(_value(_parsed(text.strip(), text, f"Give a pacer, {_EXAMPLE}.")), text)
-
-
-def make_balancer(text: str) -> Balancer:
-  """Makes a balancer of an expression, as `make`: `share_by_speed(total_micro_batches=32,
-  capacity=16)`.
-
-  Raises:
-    ExpressionError: it isn't such an expression, or it makes no balancer.
-  """
-  made = _value(_parsed(text.strip(), text, f"Give a balancer, {_BALANCER}."))
-  if not isinstance(made, Balancer):
-    raise ExpressionError(
-        f"{text!r} makes a {type(made).__name__}, not a Balancer. Give one, {_BALANCER}.")
-  return made
+  return _made(_parsed(text.strip(), kind), factories(), text, kind)
 
 
 def import_pacer(text: str) -> Pacer:
@@ -84,21 +68,38 @@ def import_pacer(text: str) -> Pacer:
   Raises:
     ExpressionError: it names none, the module can't be imported, or it makes no pacer.
   """
-  own = _OWN.match(text.strip())
-  if not own:
+  module, source = _split(text)
+  if not module:
     raise ExpressionError(f"{SWITCH} takes MODULE:ATTRIBUTE, such as "
                           f"'my_pacers:careful(rate=0.1)', not {text!r}. A pacer of jaxpace is "
                           "given without that switch.")
-  module, attribute, call = own.groups()
-  return _pacer(_from_module(module, attribute, _arguments(call) if call else None), text)
+  node = _parsed(source, Pacer)
+  name = ast.unparse(node.func if isinstance(node, ast.Call) else node)
+  if "" not in sys.path and "." not in sys.path:
+    sys.path.insert(0, "")
+  try:
+    found = getattr(importlib.import_module(module), name)
+  except Exception as error:
+    raise ExpressionError(f"{module}:{name} can't be imported: {type(error).__name__}: {error}. "
+                          "The module must be importable from here, and have that "
+                          "attribute.") from error
+  pacer: Pacer = _made(node, factories() | {name: found}, text, Pacer)
+  return pacer
 
 
-def _parsed(source: str, text: str, hint: str) -> ast.expr:
+def _split(text: str) -> tuple[str, str]:
+  """The module of `module:attribute(...)`, empty where it names none, and the rest."""
+  module, colon, rest = text.strip().partition(":")
+  named = colon and all(part.isidentifier() for part in module.split("."))
+  return (module, rest) if named and rest[:1].isidentifier() else ("", text)
+
+
+def _parsed(source: str, kind: type[Any]) -> ast.expr:
+  hint = f"Give a {kind.__name__.lower()}, {_EXAMPLES[kind]}."
   if len(source) > _LONGEST:
-    raise ExpressionError(
-        f"a pacer's expression has {len(source):,} characters; at most {_LONGEST:,} are "
-        f"read. {hint}")
-  shown = repr(text if len(text) < 200 else f"{text[:200]}...")
+    raise ExpressionError(f"the expression has {len(source):,} characters; at most {_LONGEST:,} "
+                          f"are read. {hint}")
+  shown = repr(source if len(source) < 200 else f"{source[:200]}...")
   try:
     parsed = ast.parse(source, mode="eval").body
     ast.unparse(parsed)  # what is said of a part of it later is no deeper
@@ -109,70 +110,43 @@ def _parsed(source: str, text: str, hint: str) -> ast.expr:
   return parsed
 
 
-def _pacer(made: Any, text: str) -> Pacer:
-  if not isinstance(made, Pacer) and callable(made):
+def _made(node: ast.expr, known: Mapping[str, Any], text: str, kind: type[Any]) -> Any:
+  made = _value(node, known)
+  if not isinstance(made, kind) and callable(made):
     made = _called(made, [], {}, text)
-  if not isinstance(made, Pacer):
-    raise ExpressionError(
-        f"{text!r} makes a {type(made).__name__}, not a Pacer. Give one, {_EXAMPLE}.")
+  if not isinstance(made, kind):
+    raise ExpressionError(f"{text!r} makes a {type(made).__name__}, not a {kind.__name__}. Give "
+                          f"one, {_EXAMPLES[kind]}.")
   return made
 
 
-def _from_module(module: str, attribute: str,
-                 arguments: tuple[list[Any], dict[str, Any]] | None) -> Any:
-  if "" not in sys.path and "." not in sys.path:
-    sys.path.insert(0, "")
-  try:
-    found = getattr(importlib.import_module(module), attribute)
-  except Exception as error:
-    raise ExpressionError(f"{module}:{attribute} can't be imported: {type(error).__name__}: "
-                          f"{error}. The module must be importable from here, and have that "
-                          "attribute.") from error
-  return found if arguments is None else _called(found, *arguments, f"{module}:{attribute}")
-
-
-def _arguments(call: str) -> tuple[list[Any], dict[str, Any]]:
-  tree = _parsed(f"f{call}", call, "Give arguments, such as '(rate=0.1)'.")
-  if not isinstance(tree, ast.Call) or not isinstance(tree.func, ast.Name):
-    raise ExpressionError(f"{call!r} is not the arguments of one call.")
-  return _given(tree)
-
-
-def _given(call: ast.Call) -> tuple[list[Any], dict[str, Any]]:
-  if (any(isinstance(value, ast.Starred) for value in call.args)
-      or any(word.arg is None for word in call.keywords)):
-    raise ExpressionError("* and ** can't be used here: write the arguments out.")
-  return ([_value(value) for value in call.args],
-          {str(word.arg): _value(word.value) for word in call.keywords})
-
-
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, known: Mapping[str, Any]) -> Any:
   match node:
-    case ast.Constant(value=value) if value is None or isinstance(value, (bool, int, float, str)):
-      return value
-    case ast.UnaryOp(op=op, operand=operand) if type(op) in _SIGNS:
-      value = _value(operand)
-      if isinstance(value, (int, float)):
-        return _SIGNS[type(op)](value)
+    case ast.Constant() | ast.UnaryOp():
+      try:
+        return ast.literal_eval(node)
+      except ValueError:
+        pass
     case ast.List(elts=items) | ast.Tuple(elts=items):
-      return [_value(item) for item in items]
-    case ast.Name(id=name):
-      return _named(name)
-    case ast.Attribute(value=ast.Name(id="jaxpace"), attr=name):
-      return _named(name)
-    case ast.Call(func=function):
-      called = _value(function) if isinstance(function, (ast.Name, ast.Attribute)) else None
-      if callable(called):
-        return _called(called, *_given(node), ast.unparse(function))
+      return [_value(item, known) for item in items]
+    case ast.Name(id=name) | ast.Attribute(value=ast.Name(id="jaxpace"), attr=name):
+      return _named(name, known)
+    case ast.Call(func=ast.Name() | ast.Attribute() as function):
+      if callable(called := _value(function, known)):
+        if (any(isinstance(value, ast.Starred) for value in node.args)
+            or any(word.arg is None for word in node.keywords)):
+          raise ExpressionError("* and ** can't be used here: write the arguments out.")
+        return _called(called, [_value(value, known) for value in node.args],
+                       {str(word.arg): _value(word.value, known) for word in node.keywords},
+                       ast.unparse(function))
   raise ExpressionError(f"{ast.unparse(node)!r} can't be used here: only jaxpace's pacers, "
                         "numbers, strings, lists and range. Put anything else into a module and "
                         f"name that with {SWITCH} MODULE:ATTRIBUTE.")
 
 
-def _named(name: str) -> Any:
-  known = factories()
-  if name in _NAMED:
-    return _NAMED[name]
+def _named(name: str, known: Mapping[str, Any]) -> Any:
+  if name == "range":
+    return _range
   if name not in known:
     raise ExpressionError(f"jaxpace has no pacer {name!r}; there are: {', '.join(sorted(known))}. "
                           f"One of your own is given with {SWITCH} MODULE:ATTRIBUTE.")
@@ -185,9 +159,6 @@ def _range(*bounds: int) -> range:
   if len(made) > _MOST_RANKS:
     raise ValueError(f"{len(made):,} are more ranks than there can be, {_MOST_RANKS:,}.")
   return made
-
-
-_NAMED = {"range": _range, "True": True, "False": False, "None": None}
 
 
 def _called(function: Callable[..., Any], args: list[Any], words: dict[str, Any], text: str) -> Any:

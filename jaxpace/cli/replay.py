@@ -60,9 +60,11 @@ def run(args: argparse.Namespace) -> running.Answer:
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
   args.progress.during("Starting")
   from jaxpace.cli import pacer_expression
+  from jaxpace.core.types import Balancer
   from jaxpace.runs.reader import read_run
 
-  balancer = pacer_expression.make_balancer(args.balancer) if args.balancer else None
+  balancer = (pacer_expression.make(args.balancer, Balancer) if args.balancer
+              else None)
   pacer = None
   if not balancer:
     pacer = (pacer_expression.import_pacer(args.pacer_from) if args.pacer_from
