@@ -12,8 +12,6 @@ if TYPE_CHECKING:
   from jaxpace.diagnose.diagnosis import Diagnosis
   from jaxpace.diagnose.forecast.forecast import Forecast
   from jaxpace.diagnose.hang import Hang
-  from jaxpace.runs.run import Run
-  from jaxpace.show.console import Progress
 
 EPILOG = """\
 A run is the directory that a Recorder wrote to. It can be reported on while the job still runs.
@@ -75,57 +73,45 @@ def run(args: argparse.Namespace) -> running.Answer | int:
 
   hang = find_hang(read_flight(args.run))
   try:
-    diagnosis, drawn = _diagnosed(args, args.progress)
-    found = _forecast(args, diagnosis.run) if args.forecast else None
+    return _report(args, hang)
   except RunError as error:
     if hang is None:
       raise
     return _hang_only(args, hang, str(error))
-  return _answer(args, diagnosis, drawn, hang, found)
 
 
-def _diagnosed(args: argparse.Namespace,
-               progress: Progress) -> tuple[Diagnosis, dict[str, Any] | None]:
-  """The diagnosis, and what charts show of the run, where they are wanted. All targets are checked
-  before the work."""
+def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
+  """The report. The page and the timeline that were asked for are written beside it; all targets
+  are checked before the work."""
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnose.diagnose import diagnose
   from jaxpace.diagnose.worth import parse
   from jaxpace.runs.alarms import read_events
   from jaxpace.runs.links import read_links
   from jaxpace.runs.reader import read_run
+  from jaxpace.show.json_file import check_target
 
-  # Charts and timelines are imported for those who ask for them.
-  if args.html is not None:
-    from jaxpace.show.html import page as html
-
-    html.check(args.html)
-  if args.chrome is not None:
-    from jaxpace.show.timeline import write as timeline
-
-    timeline.check(args.chrome)
+  for option, target in (("--html", args.html), ("--chrome", args.chrome)):
+    if target is not None:
+      check_target(target, only_files_for=option)
   asked = [parse(text) for text in args.without]
   fabric = read_fabric(args.floor) if args.floor else None
-  recorded = read_run(args.run, window=args.steps, progress=progress.counting("Reading"))
-  diagnosis = diagnose(recorded, progress.counting("Adding up"), asked=asked, fabric=fabric,
+  counting = args.progress.counting
+  recorded = read_run(args.run, window=args.steps, progress=counting("Reading"))
+  diagnosis = diagnose(recorded, counting("Adding up"), asked=asked, fabric=fabric,
                        links=read_links(args.run), events=read_events(args.run, recorded.id))
-  if not (args.html or (args.series and args.json)):
-    return diagnosis, None
-  # forecasts need scipy, which other reports don't wait for
-  from jaxpace.diagnose.series import series
-
-  return diagnosis, series(diagnosis, progress.counting("Drawing"), fabric)
-
-
-def _forecast(args: argparse.Namespace, run: Run) -> Forecast:
-  """Step times at other numbers of ranks."""
-  from jaxpace.costs.fabric_file import read_fabric
-  from jaxpace.diagnose.forecast.forecast import forecast
-  from jaxpace.diagnose.forecast.sample import take_sample
-
-  return forecast(take_sample(run), args.forecast, per_host=args.ranks_per_host,
-                  fabric=read_fabric(args.floor) if args.floor else None,
-                  algorithm=args.algorithm, progress=args.progress.counting("Adding up"))
+  drawn = forecast = None
+  # Both need scipy, which other reports don't wait for.
+  if args.html or (args.series and args.json):
+    from jaxpace.diagnose.series import series
+    drawn = series(diagnosis, counting("Drawing"), fabric)
+  if args.forecast:
+    from jaxpace.diagnose.forecast import forecast as forecasts
+    from jaxpace.diagnose.forecast.sample import take_sample
+    forecast = forecasts.forecast(take_sample(diagnosis.run), args.forecast,
+                                  per_host=args.ranks_per_host, fabric=fabric,
+                                  algorithm=args.algorithm, progress=counting("Adding up"))
+  return _answer(args, diagnosis, drawn, hang, forecast)
 
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
@@ -161,9 +147,10 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
       render_forecast(found, make_console())
 
   if args.html:
-    from jaxpace.show.html import page as html
+    from jaxpace.show.html.page import page
+    from jaxpace.show.json_file import write_file
 
-    html.write(document | {"series": drawn}, args.html)
+    write_file([page(document | {"series": drawn}).encode("utf-8")], args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
   if args.chrome:
     from jaxpace.show.timeline import write as timeline

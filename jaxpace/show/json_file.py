@@ -17,13 +17,19 @@ class UnwritableError(UserError):
   """The file can't be written; the message is a sentence that says why."""
 
 
-def check_target(target: str) -> None:
-  """Finds out, before the work is done, whether the document can be written there.
+def check_target(target: str, only_files_for: str = "") -> None:
+  """Finds out, before the work is done, whether a document can be written there.
+
+  Args:
+    target: the file, or "-" for standard output.
+    only_files_for: option that takes no "-"; empty where it may be one.
 
   Raises:
     UnwritableError: it can't.
   """
   path = pathlib.Path(target)
+  if target == "-" and only_files_for:
+    raise UnwritableError(f"{only_files_for} takes the name of a file, not '-'.")
   if target == "-" or is_special(path):
     return
   if path.is_dir():

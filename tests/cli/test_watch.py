@@ -1,7 +1,6 @@
 """`jaxpace watch` as a user meets it: mistakes, a picture, lines in a pipe, a terminal that changes
 its size."""
 
-import io
 import os
 import shutil
 import signal
@@ -12,7 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from rich.console import Console
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.live.follower import Follower
@@ -100,47 +98,26 @@ def test_a_pipe_ends_with_the_run(growing, capsys):
   assert len(said) == 3 and "has ended" in said[-1] and "has ended" not in said[0]
 
 
-def test_the_screen_follows_the_terminals_size_and_gives_it_back(growing):
-  file = io.StringIO()
-  console = Console(file=file, force_terminal=True, width=100, height=40, highlight=False,
-                    color_system=None, legacy_windows=False, _environ={})
-  sizes = iter([(40, 12), (200, 50), (1, 1), (80, 24)])
-  begins = []
-
-  def sleep(seconds):
-    begins.append(file.tell())
-    try:
-      console.size = next(sizes)
-    except StopIteration:
-      raise Ended from None
-
-  with pytest.raises(Ended):
-    live.on_terminal(Follower(growing.directory, 20), console, 1.0, sleep)
-  text = file.getvalue()
-  assert text.index("\x1b[?1049h") < text.index("Step time") < text.rindex("\x1b[?1049l")
-  # the last look stays, and the cursor
-  assert "Step time" in text[text.rindex("\x1b[?1049l"):] and "\x1b[?25h" in text
-  narrow = text[begins[0]:begins[1]].replace("\x1b[H", "")
-  assert max(map(len, narrow.splitlines())) <= 40 and len(narrow.splitlines()) <= 12
-
-
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs pseudo-terminals")
 def test_a_real_terminal_and_ctrl_c(growing):
   command = [sys.executable, "-m", "jaxpace", "watch", str(growing.directory), "--every", "60"]
   with Terminal(command, columns=100, lines=40, cwd=ROOT) as terminal:
     process, shown = terminal.process, terminal.shown
 
-    def wait_for(word, begin=0):
+    def wait_until(condition):
       until = time.monotonic() + 300
-      while word not in shown[begin:] and time.monotonic() < until and process.poll() is None:
+      while not condition() and time.monotonic() < until and process.poll() is None:
         time.sleep(0.02)
-      assert word in shown[begin:], bytes(shown)
+      assert condition(), bytes(shown)
 
-    wait_for(b"Who is late")
-    before = len(shown)
+    def heights():
+      """Rows of each picture that is complete."""
+      return [picture.count(b"\n") + 1 for picture in shown.split(b"\x1b[H")[1:-1]]
+
+    wait_until(lambda: b"Who is late" in shown and 40 in heights())
+    assert 20 not in heights()
     terminal.resize(60, 20)
-    process.send_signal(signal.SIGWINCH)
-    wait_for(b"Step time", before)  # drawn at once, a minute before the next look
+    wait_until(lambda: 20 in heights())  # a minute before the next look
     process.send_signal(signal.SIGINT)
     assert process.wait(300) == 130
     terminal.read_on(10)

@@ -23,7 +23,6 @@ from jaxpace.show.html import sections
 from jaxpace.show.html.figures import DocumentFigures, patterns, swatch
 from jaxpace.show.html.markup import Markup, element, joined, prose
 from jaxpace.show.html.sections import findings
-from jaxpace.show.json_file import UnwritableError, check_target, write_file
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"
 SCRIPTS = ("base.js", "chart.js", "steps.js", "skew.js", "ranks.js", "distribution.js", "pacing.js",
@@ -271,29 +270,3 @@ def _script() -> str:
 @functools.cache
 def _hash(content: str) -> str:
   return f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'"
-
-
-def check(target: str | None) -> None:
-  """Finds out, before the work is done, whether the page can be written; None is no page.
-
-  Raises:
-    UnwritableError: it can't.
-  """
-  if target is None:
-    return
-  if target == "-":
-    raise UnwritableError("--html takes the name of a file, such as report.html, not '-'.")
-  check_target(target)
-
-
-def write(document: dict[str, Any], target: str) -> None:
-  """Writes the page of a report to a file.
-
-  Args:
-    document: the JSON report with its section `series`.
-    target: the file to make or replace.
-
-  Raises:
-    UnwritableError: it can't be written.
-  """
-  write_file([page(document).encode("utf-8")], target)

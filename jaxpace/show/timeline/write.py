@@ -9,7 +9,7 @@ from typing import Any
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.run import Run
-from jaxpace.show.json_file import UnwritableError, check_target, write_file
+from jaxpace.show.json_file import write_file
 from jaxpace.show.timeline.build import build, latest
 from jaxpace.show.timeline.slices import Timeline, Track
 
@@ -49,18 +49,6 @@ def _events(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 def _place(track: Track) -> dict[str, int]:
   return {"pid": track.process, "tid": track.thread or 0}
-
-
-def check(target: str | None) -> None:
-  """Finds out, before the work is done, whether the timeline can be written.
-
-  Raises:
-    UnwritableError: it can't.
-  """
-  if target == "-":
-    raise UnwritableError("--chrome takes the name of a file, such as timeline.json, not '-'.")
-  if target is not None:
-    check_target(target)
 
 
 def write(run: Run, findings: tuple[Finding, ...], target: str) -> str:

@@ -16,7 +16,7 @@ import pytest
 from jaxpace.cli.main import main
 from jaxpace.show.html import figures, page
 from jaxpace.show.html.markup import element, text
-from jaxpace.show.json_file import UnwritableError
+from jaxpace.show.json_file import UnwritableError, write_file
 from tests.show.html.runs import NASTY, hostile, report, rich
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -258,7 +258,7 @@ def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, mo
 def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   target = tmp_path / "report.html"
   target.write_text("old")
-  page.write(made[2], str(target))
+  write_file([page.page(made[2]).encode()], str(target))
   assert (sorted(f.name for f in tmp_path.iterdir()) == ["report.html"]
           and target.read_text() == made[1])
 
@@ -268,7 +268,7 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   monkeypatch.setattr(os, "replace", full)
   target.write_text("old")
   with pytest.raises(UnwritableError, match="No space left"):
-    page.write(made[2], str(target))
+    write_file([page.page(made[2]).encode()], str(target))
   assert target.read_text() == "old" and [f.name for f in tmp_path.iterdir()] == ["report.html"]
 
 
@@ -277,7 +277,7 @@ def test_a_pipe_can_take_it(tmp_path, made):
   os.mkfifo(pipe)
   with concurrent.futures.ThreadPoolExecutor() as pool:
     read = pool.submit(pipe.read_text, encoding="utf-8")
-    page.write(made[2], str(pipe))
+    write_file([page.page(made[2]).encode()], str(pipe))
     assert read.result() == made[1]
   assert stat.S_ISFIFO(pipe.stat().st_mode)
 
