@@ -16,7 +16,7 @@ def test_a_terminal_sees_it_and_it_goes_away():
   stream = Terminal()
   progress = Progress(stream, quiet_seconds=0)
   progress.counting("Reading")(1, 4)
-  assert "Reading 25 %" in stream.getvalue()
+  wait_for(lambda: "Reading 25 %, 0 s" in stream.getvalue())
   progress.clear()
   assert stream.getvalue().endswith("\r\x1b[K")
 
