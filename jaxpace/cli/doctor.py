@@ -26,7 +26,7 @@ Without RUN it looks at this machine, as a process started like this one sees it
 examples:
   jaxpace doctor
   jaxpace doctor runs/demo --strict
-  jaxpace doctor --topology topology.xml --json doctor.json
+  jaxpace doctor --json doctor.json
 """  # noqa: E501
 
 
@@ -35,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("run", metavar="RUN", nargs="?",
                       help="run directory (default: look at this machine)")
   running.add_json(parser, "it")
-  parser.add_argument("--topology", metavar="FILE",
-                      help="file that describes the PCIe tree, for hosts that hide theirs: an NCCL "
-                           "topology (NCCL_TOPO_DUMP_FILE, NCCL_TOPO_FILE)")
   parser.add_argument("--root", metavar="DIR", default="/",
                       help="folder that holds a copy of another machine's /sys and /proc "
                            "(default: /)")
@@ -74,9 +71,9 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
   from jaxpace.hosts.locality.read import read_locality
 
   if args.run is not None:
-    if args.topology or args.devices or args.root != "/":
-      raise UserError("--topology, --root and --devices look at a machine; with RUN only what "
-                          "was recorded is shown. Leave RUN or them out.")
+    if args.devices or args.root != "/":
+      raise UserError("--root and --devices look at a machine; with RUN only what was recorded is "
+                      "shown. Leave RUN or them out.")
     directory = pathlib.Path(args.run)
     if not directory.is_dir():
       raise UserError(
@@ -92,7 +89,7 @@ def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
   if not os.path.isdir(args.root):
     raise UserError(f"--root {args.root} is not a directory.")
   devices = _devices() if args.devices else ()
-  return [read_locality(args.root, devices=devices, topology=args.topology)], []
+  return [read_locality(args.root, devices=devices)], []
 
 
 def _run_id(directory: pathlib.Path) -> str | None:

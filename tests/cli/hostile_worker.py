@@ -50,15 +50,13 @@ def commands(run: pathlib.Path, sound: pathlib.Path, scratch: pathlib.Path) -> d
       "control": ["control", str(run), "--nodes", "1"],
       "record": [],
       "floor": ["report", str(run), "--floor", str(run / "inputs" / "fabric.json")],
-      "topology": ["doctor", "--topology", str(run / "inputs" / "topology.xml")],
       "nccl": ["read-nccl", str(run / "inputs" / "nccl"), "--to", str(scratch / "nccl")],
   }
 
 
 WEIGHTS = {"report": 8, "page": 2, "watch": 8, "compare": 2, "compare to": 1, "forecast": 2,
-           "replay": 0.3, "doctor": 3, "control": 3, "record": 2, "floor": 2, "nccl": 5,
-           "topology": 4}
-OF_INPUTS = {"floor", "nccl", "topology"}
+           "replay": 0.3, "doctor": 3, "control": 3, "record": 2, "floor": 2, "nccl": 5}
+OF_INPUTS = {"floor", "nccl"}
 """Commands that read the inputs; for the others the run is damaged."""
 
 

@@ -9,7 +9,6 @@ import time
 
 from jaxpace.runs import ring_file
 from tests.hang.machine import Machine, collective, program
-from tests.hosts.locality import topologies
 from tests.record.nccl.dumps import Job, batches
 from tests.synthetic import synthetic_observed, synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
@@ -77,9 +76,8 @@ def write_observed(path: pathlib.Path) -> None:
 
 
 def write_inputs(path: pathlib.Path) -> None:
-  """What others write and commands read: a topology, a fabric, dumps of NCCL."""
+  """What others write and commands read: a fabric, dumps of NCCL."""
   path.mkdir()
-  (path / "topology.xml").write_text(topologies.DUMP)
   (path / "fabric.json").write_text(json.dumps({"levels": [
       {"level": "host", "ranks": 4, "alpha": 3e-6, "beta": 5e-12, "algorithm": "ring"}]}))
   job = Job(steps=30)

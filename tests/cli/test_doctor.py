@@ -79,7 +79,6 @@ def test_torn_files_of_a_run_are_named(tmp_path, capsys):
     (["."], "does not say where its processes ran"),
     ([".", "--devices"], "Leave RUN or them out"),
     (["--root", "none"], "--root none is not a directory"),
-    (["--topology", "none.xml"], "none.xml can't be read"),
     (["--json", "none/x.json"], "none"),
 ])
 def test_mistakes_are_sentences(tmp_path, capsys, monkeypatch, arguments, sentence):

@@ -2,6 +2,5 @@
 driver of decisions.
 
 Read from sysfs and procfs under a root, so that a tree copied from another machine or made by a
-test reads the same; from `nvidia-ml-py` where it is installed; and from an NCCL topology file where
-one is given. Needs no JAX and no device.
+test reads the same; from `nvidia-ml-py` where it is installed. Needs no JAX and no device.
 """

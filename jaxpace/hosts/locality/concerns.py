@@ -36,9 +36,6 @@ def find_concerns(place: Locality) -> list[Concern]:
   found = [*_far_nics(place), *_shared_nics(place), *_far_socket(place), *_links(place),
            *_limits(place), *_clock(place), *_memory(place)]
   found += [(NOTE, "unread", note) for note in place.notes]
-  if place.topology_ignored:
-    found.append((WARNING, "topology_file", place.topology_ignored))
-  found += [(NOTE, "topology_file", sentence) for sentence in place.topology_used]
   processes = () if place.process is None else (place.process,)
   concerns = [Concern(level, kind, sentence, place.hostname, processes)
               for level, kind, sentence in found]

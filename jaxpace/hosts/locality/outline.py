@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jaxpace.hosts.locality.job import host_name
 from jaxpace.hosts.locality.tree import parse_list
-from jaxpace.hosts.locality.types import FILE, Gpu, Link, Locality, Nic, NumaNode
+from jaxpace.hosts.locality.types import Gpu, Link, Locality, Nic, NumaNode
 
 _SHOWN = 16
 
@@ -56,9 +56,7 @@ def host_outline(names: Sequence[str], places: Sequence[Locality],
   """
   place = places[0]
   title = names[0] if len(names) == 1 else f"{len(names)} equal hosts: {_some(names)}"
-  lines = [Outline(_processor(place))]
-  if place.sources != (FILE,):
-    lines.append(Outline(_limits(place)))
+  lines = [Outline(_processor(place)), Outline(_limits(place))]
   cards: list[Gpu | Nic] = [*place.gpus, *place.nics]
   nodes = sorted({node.node for node in place.numa}
                  | {card.numa_node for card in cards if card.numa_node is not None})

@@ -32,35 +32,11 @@ def devices(tree: Tree) -> Iterator[tuple[str, str, int, int]]:
       yield address, tree.resolve(directory), cls, tree.number(f"{directory}/vendor") or 0
 
 
-def is_accelerator(cls: int, vendor: int | None) -> bool:
+def is_accelerator(cls: int, vendor: int) -> bool:
   """Whether a device of this class and maker computes: a GPU, or a processing accelerator (class
-  0x12).
-
-  Where the maker is left blank, as in topology files (none, 0 or 0xffff), a display is taken for a
-  GPU that does.
-  """
+  0x12)."""
   kind = cls >> 16
-  return kind == 0x12 or (kind == 0x03 and (vendor in GPU_VENDORS or vendor in (None, 0, 0xFFFF)))
-
-
-def is_network_class(cls: int) -> bool:
-  """Ethernet (0x0200), InfiniBand (0x0207), other networks (0x0280)."""
-  return cls >> 16 == 0x02
-
-
-def is_infiniband_class(cls: int) -> bool:
-  """InfiniBand, the one class of network that is RDMA by itself."""
-  return cls >> 8 == 0x0207
-
-
-def rdma_kind(cls: int | None) -> str:
-  """Kind of an RDMA device; cards that can be either say so by a class of neither."""
-  return {0x0207: "infiniband", 0x0200: "roce"}.get(-1 if cls is None else cls >> 8, "rdma")
-
-
-def is_bridge_class(cls: int | None) -> bool:
-  """A host bridge (0x0600) or a PCI bridge (0x0604), such as a port of a switch."""
-  return cls is not None and cls >> 8 in (0x0600, 0x0604)
+  return kind == 0x12 or (kind == 0x03 and vendor in GPU_VENDORS)
 
 
 def is_nvswitch(cls: int, vendor: int) -> bool:
@@ -87,10 +63,8 @@ def switch_of(path: tuple[str, ...]) -> str | None:
   """Upstream port of the PCIe switch a device hangs on; None where it hangs on a root port.
 
   A path reads host bridge, root port, then for each switch its upstream and downstream port, then
-  the device. A topology file leaves ports out: there it reads "cpu0", switch, device.
+  the device.
   """
-  if path and path[0].startswith("cpu"):
-    return path[-2] if len(path) > 2 else None
   return path[-3] if len(path) >= 5 else None
 
 
@@ -135,9 +109,8 @@ def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b:
   """
   common = _common(a, b)
   if common >= 2:
-    # the device; the switch's port above it, where ports are listed
-    below = 1 if a[0].startswith("cpu") else 2
-    return "PIX" if max(len(a), len(b)) - common <= below else "PXB"
+    # Below the switch that they share: its port, and the device.
+    return "PIX" if max(len(a), len(b)) - common <= 2 else "PXB"
   if common == 1:
     return "PHB"
   if node_a is None or node_b is None:

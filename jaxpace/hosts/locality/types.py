@@ -8,8 +8,6 @@ from typing import Any, Self
 import msgspec
 
 SCHEMA = 1
-FILE = "topology file"
-"""A topology file among a place's sources: the only one where another machine is shown."""
 
 
 class Known(msgspec.Struct, frozen=True, order=True):
@@ -52,7 +50,7 @@ class Nic(Known, frozen=True):
   """A network interface with hardware behind it."""
 
   name: str  # of the RDMA device if it is one ("mlx5_0"), else of the interface ("eth0")
-  kind: str = "ethernet"  # "ethernet", "roce" or "infiniband"; "rdma": one of the latter two
+  kind: str = "ethernet"  # "ethernet", "roce" or "infiniband"
   interfaces: tuple[str, ...] = ()  # network interfaces of the same PCI device
   pci: str | None = None
   rate_gbps: float | None = None
@@ -123,5 +121,3 @@ class Locality(Known, frozen=True):
   devices: tuple[Device, ...] = ()
   sources: tuple[str, ...] = ()
   notes: tuple[str, ...] = ()  # what could not be read, and why
-  topology_used: tuple[str, ...] = ()  # what was taken from a topology file, and what was left out
-  topology_ignored: str | None = None  # why nothing was taken from it
