@@ -6,19 +6,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core import ring_layout
-from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError
 from jaxpace.observation.clocks import host_ring as execution
 from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file
+from jaxpace.runs.rundir import RunIdentity
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
   assert execution.unavailable() == ""
-  copier = RingCopier(Folder(tmp_path_factory.mktemp("ring")), "r1", 2)
+  copier = RingCopier(tmp_path_factory.mktemp("ring"), RunIdentity("r1", 2, 0))
   copier.start()
   library.functions().jaxpace_mark_here(1, 5, 9, 40)
   copier.close()
