@@ -388,13 +388,16 @@ def is_nameless(name: str) -> bool:
 
 def _named(made: ObservedProgram) -> ObservedProgram:
   """The same by a name that no other program has: what JAX calls all functions under `pmap`, and
-  those without a name, gets the line of its largest collective."""
-  if not is_nameless(made.name):
-    return made
-  largest = max((one for one in made.collectives if one.source),
-                key=lambda one: one.bytes or 0, default=None)
-  return made if largest is None else dataclasses.replace(
-      made, name=f"{made.name} ({largest.source})")
+  those without a name, gets the line of its largest collective; one function on several submeshes,
+  such as a pipeline's stages, its first rank."""
+  name = made.name
+  if is_nameless(name):
+    largest = max((one for one in made.collectives if one.source),
+                  key=lambda one: one.bytes or 0, default=None)
+    name = name if largest is None else f"{name} ({largest.source})"
+  if any(one.name == name and set(one.ranks).isdisjoint(made.ranks) for one in _programs):
+    name = f"{name} (from rank {min(made.ranks)})"
+  return dataclasses.replace(made, name=name)
 
 
 def numbered() -> int:

@@ -198,6 +198,21 @@ def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
   assert "Nothing is known" not in diagnosis.verdict
 
 
+def test_one_function_on_several_submeshes_is_one_step_of_all_their_ranks(tmp_path):
+  @jax.jit
+  def stage(x):
+    return x / jnp.abs(x).max()
+
+  with jaxpace.observed(tmp_path / "run"):
+    for _ in range(20):
+      for first in (0, 2):
+        devices = jax.devices()[first:first + 2]
+        mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=devices)
+        stage(jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))).block_until_ready()
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 20 and run.ranks == 4 and not run.silent.size
+
+
 def test_training_that_is_one_program_has_no_step_and_that_is_said(tmp_path):
   with jaxpace.observed(tmp_path / "run"):
     train(1)
