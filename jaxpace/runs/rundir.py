@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import logging
 import os
 import pathlib
 import re
@@ -22,6 +23,7 @@ from jaxpace.runs import ring_file, schema
 from jaxpace.runs.problems import why_unreadable
 from jaxpace.runs.table_reader import parse_part_name
 
+_LOG = logging.getLogger("jaxpace")
 RUN_FILE = "run.json"
 PREVIOUS = ".previous"
 FOLDER = "process"
@@ -122,7 +124,8 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
     return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
   when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)
   identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)
-  set_aside(directory, identity.run)
+  if set_aside(directory, identity.run):
+    _LOG.warning("The earlier run in %s is kept in %s.", directory, directory / PREVIOUS)
   return identity
 
 
