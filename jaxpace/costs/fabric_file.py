@@ -21,8 +21,7 @@ from jaxpace.costs.alpha_beta import (
     TREE,
     coefficients,
 )
-from jaxpace.files.documents import LARGEST
-from jaxpace.files.reading import UnreadableError, read_bytes
+from jaxpace.files.reading import LARGEST, UnreadableError, read_bytes
 from jaxpace.runs.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1

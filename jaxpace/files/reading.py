@@ -1,10 +1,15 @@
-"""Reads files that may be anything: regular ones only, without waiting, up to a size."""
+"""Reads files that may be anything: regular ones only, without waiting, up to a size; and JSON
+against its schema. What does not fit is left out, key by key, and named."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import stat
-from typing import BinaryIO
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
 
 _KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a FIFO"), (stat.S_ISSOCK, "a socket"),
           (stat.S_ISCHR, "a device file"), (stat.S_ISBLK, "a device file"))
@@ -87,3 +92,129 @@ def _size(status: os.stat_result) -> int:
 def _opened(path: str | os.PathLike[str]) -> BinaryIO:
   """Opens a regular file for reading. A FIFO without a writer opens at once, and is refused."""
   return regular_file(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY))
+
+
+LARGEST = 16 << 20
+"""Bytes of a JSON file, unless its reader knows better: a run's own files are a thousandth of
+it."""
+DEEPEST = 40
+"""Objects and lists inside each other. A configuration is written with 20 at most."""
+_LARGE = 1 << 63
+_ONE_BY_ONE = 16
+_MOST_LEFT_OUT = 64
+_AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
+_TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+)\]|\[\.\.\.\]")
+
+
+class Document(NamedTuple):
+  """A JSON object whose known keys are as its schema says; keys that the schema does not know are
+  as they were."""
+
+  value: dict[str, Any]
+  left_out: tuple[str, ...]
+  """What did not fit, as ends of sentences: "'plan.ranks' is left out: Expected `int`, got
+  `str`"."""
+
+
+def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
+                  most: int = LARGEST) -> Document:
+  """Reads a file that should hold one JSON object.
+
+  Args:
+    path: the file.
+    schema: what the values of known keys must be; every key of it may be absent.
+    most: bytes that the file may have.
+
+  Raises:
+    UnreadableError: it is no regular file, too large, no JSON object, or nested too deeply; the
+      message is the end of a sentence that begins with the file's name.
+    OSError: there is no such file, or it can't be opened.
+  """
+  return check(parse(read_bytes(path, most)), schema)
+
+
+def parse(data: bytes) -> dict[str, Any]:
+  """Reads one JSON object. Numbers beyond 64 bits, NaN and infinities become text, and half
+  characters visible ones.
+
+  Raises:
+    UnreadableError: as `read_document`.
+  """
+  try:
+    value = json.loads(data.decode("utf-8"), parse_constant=str, parse_int=_whole,
+                       parse_float=_real)
+  except RecursionError:
+    raise UnreadableError(
+        f"nests more than {DEEPEST} objects and lists inside each other") from None
+  except ValueError:
+    raise UnreadableError("can't be read (torn or not JSON)") from None
+  if not isinstance(value, dict):
+    raise UnreadableError("can't be read (torn or not JSON: it holds no object)")
+  return _clean(value, 0)
+
+
+def check(value: dict[str, Any], schema: type[msgspec.Struct]) -> Document:
+  """Leaves out of an object what is not as its schema says. The object is changed.
+
+  Raises:
+    UnreadableError: hardly anything of it fits.
+  """
+  left_out: list[str] = []
+  while True:
+    try:
+      msgspec.convert(value, schema)
+      return Document(value, tuple(left_out))
+    except msgspec.ValidationError as error:
+      found = _AT.match(str(error))
+      what, path = (found["what"], found["path"] or "") if found else (str(error), "")
+    tokens = [name or int(index or -1) for name, index in _TOKEN.findall(path)]
+    # A key that is named by its object's path only, a name of the object's own: the object goes as
+    # a whole.
+    gone = _remove(value, tokens[:1] if len(left_out) >= _ONE_BY_ONE else tokens)
+    if not gone or len(left_out) >= _MOST_LEFT_OUT:
+      raise UnreadableError(f"is not of its format ({what})")
+    left_out.append(f"{gone!r} is left out: {what[:1].lower()}{what[1:]}")
+
+
+def _remove(value: Any, tokens: list[Any]) -> str:
+  """Takes the innermost named value on a path out; returns its path, empty where there is none."""
+  holder, key, name, at = None, "", "", value
+  path: list[str] = []
+  for token in tokens:
+    if isinstance(token, str) and isinstance(at, dict) and token in at:
+      path.append(token)
+      holder, key, name = at, token, ".".join(path)
+      at = at[token]
+    elif isinstance(token, int) and isinstance(at, list) and 0 <= token < len(at):
+      at = at[token]
+    else:
+      break
+  if holder is None:
+    return ""
+  del holder[key]
+  return name
+
+
+def _clean(value: Any, depth: int) -> Any:
+  if depth > DEEPEST:
+    raise UnreadableError(f"nests more than {DEEPEST} objects and lists inside each other")
+  if isinstance(value, dict):
+    return {_text(key): _clean(entry, depth + 1) for key, entry in value.items()}
+  if isinstance(value, list):
+    return [_clean(entry, depth + 1) for entry in value]
+  return _text(value) if isinstance(value, str) else value
+
+
+def _text(text: str) -> str:
+  """A half of a pair of surrogates can't be written anywhere: shown as its escape."""
+  return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _whole(text: str) -> int | str:
+  value = int(text) if len(text) < 21 else _LARGE
+  return value if -_LARGE <= value < _LARGE else text[:40]
+
+
+def _real(text: str) -> float | str:
+  value = float(text)
+  return value if abs(value) < float("inf") else text[:40]

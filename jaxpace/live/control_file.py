@@ -11,9 +11,8 @@ import queue
 import threading
 from typing import Any
 
-from jaxpace.files.documents import parse
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, read_bytes, read_end
+from jaxpace.files.reading import UnreadableError, parse, read_bytes, read_end
 from jaxpace.live.control_request import ControlRequest, RequestError
 
 NAME = "control.json"

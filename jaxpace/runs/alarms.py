@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from jaxpace.files.documents import check, parse
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, read_end
+from jaxpace.files.reading import UnreadableError, check, parse, read_end
 from jaxpace.files.schemas import Count, Line, Nanoseconds, Number, Numbers, Seconds, Step, Text
 from jaxpace.runs.problems import list_ranks
 

@@ -14,9 +14,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
 from jaxpace.files.plain import to_plain
+from jaxpace.files.reading import read_document
 from jaxpace.files.schemas import LinksFile
 
 _LOG = logging.getLogger("jaxpace")

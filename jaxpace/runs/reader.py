@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.files.documents import read_document
-from jaxpace.files.reading import UnreadableError
+from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, ring_file

@@ -18,9 +18,8 @@ import numpy as np
 
 from jaxpace.core import ring_layout
 from jaxpace.core.observed import TAG_BITS, ObservedPlan, ObservedProgram
-from jaxpace.files.documents import parse
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
+from jaxpace.files.reading import UnreadableError, check_regular, parse, read_bytes
 from jaxpace.files.schemas import RANKS, TIME, ProcessFile
 
 FOLDER = "marks"
@@ -42,8 +41,7 @@ class RingFile(NamedTuple):
   closed: bool
   """Whether a recorder closed it; else its process was killed, or still runs."""
   monotonic_ns: int
-  wall_ns: int
-  """Clocks when it was opened."""
+  """The clock when it was opened."""
   alive_ns: int
   """When the process last said that it lives, on the same clock; 0: not said."""
   capacity: int
@@ -150,7 +148,7 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
   return RingFile(
       label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),
       int(label["pid"]), bool(label["closed"]), int(label["monotonic_ns"]),
-      int(label["wall_ns"]), int(label["alive_ns"]), capacity, np.array(views.blocks["rank"]),
+      int(label["alive_ns"]), capacity, np.array(views.blocks["rank"]),
       np.array(views.blocks["head"]), views.events)
 
 

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
-from jaxpace.files.documents import read_document
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError
+from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
 from jaxpace.runs.problems import why_unreadable

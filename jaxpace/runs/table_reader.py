@@ -38,9 +38,6 @@ NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns",
           "hosts": ("time_ns", "process"),
           "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
 """Columns that a part of each table must have."""
-_LARGEST_FOOTER = 8 << 20
-_LARGEST_GROUP = 1 << 30
-"""Bytes of a row group when unpacked; a recorder's have a million rows at most."""
 _SMALL, _MOST_HELD = 1 << 18, 64 << 20
 """Bytes of a file that is read in one go, and of all that are held until their rows are read."""
 _LARGEST_BATCH = 1 << 20
@@ -252,7 +249,6 @@ def _opened(part: Part, table: str) -> _Opened | str | None:
                             page_checksum_verification=True)
       meta = held.metadata
     else:
-      _check_footer(part.path, size)
       meta = pq.read_metadata(part.path)
     fields = list(meta.schema.to_arrow_schema())
     names = [field.name for field in fields]
@@ -272,9 +268,6 @@ def _opened(part: Part, table: str) -> _Opened | str | None:
     return fault
   if meta.num_rows > _ROWS_ANYWAY + _ROWS_OF_A_BYTE * size:
     return f"it claims {meta.num_rows:,} rows in {size:,} bytes"
-  groups = [meta.row_group(group).total_byte_size for group in range(meta.num_row_groups)]
-  if groups and max(groups) > _LARGEST_GROUP:
-    return f"it has a row group of {max(groups):,} bytes, more than {_LARGEST_GROUP:,}"
   return _Opened(part, meta, size, held)
 
 
@@ -283,14 +276,6 @@ def _completed(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
     if name in ABSENT and name not in rows.column_names:
       rows = rows.append_column(name, pa.array(np.full(len(rows), ABSENT[name])))
   return rows
-
-
-def _check_footer(path: pathlib.Path, size: int) -> None:
-  with open(path, "rb") as file:
-    file.seek(max(0, size - 8))
-    length = int.from_bytes(file.read(4), "little")
-  if _LARGEST_FOOTER < length <= size:
-    raise UnreadableError(f"has a footer of {length:,} bytes, more than {_LARGEST_FOOTER:,}")
 
 
 def _statistics(meta: pq.FileMetaData, group: int, column: str) -> tuple[int, int] | None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from jaxpace.files.documents import read_document
-from jaxpace.files.reading import UnreadableError
+from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, Concern, find_concerns, sharing_of
 from jaxpace.hosts.locality.nics import fabric_of
 from jaxpace.hosts.locality.tree import parse_list

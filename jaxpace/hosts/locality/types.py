@@ -11,7 +11,7 @@ SCHEMA = 1
 
 
 class Known(msgspec.Struct, frozen=True, order=True):
-  """Values that `jaxpace.files.documents` checks against their types when they are read."""
+  """Values that `jaxpace.files.reading` checks against their types when they are read."""
 
   def replace(self, **changes: Any) -> Self:
     """Returns the same with some other values."""

@@ -130,11 +130,6 @@ class Collector:
     return float(max(head - buffer.position for head, buffer in zip(
         heads.tolist(), self._buffers, strict=True)) / self._ring.layout.capacity)
 
-  @property
-  def lost(self) -> int:
-    """Events that were written over before they were read."""
-    return sum(buffer.lost for buffer in self._buffers)
-
   def collect(self, programs: Callable[[], Container[int]]) -> None:
     """Reads what is new.
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from jaxpace.cli import doctor
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.files.documents import check, parse
 from jaxpace.files.plain import to_plain
+from jaxpace.files.reading import check, parse
 from jaxpace.hosts.locality import job
 from jaxpace.hosts.locality.concerns import NOTE, WARNING, find_concerns
 from jaxpace.hosts.locality.read import read_locality
