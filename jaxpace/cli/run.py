@@ -76,16 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--grace", type=number("the grace time", 0, whole=False), default=10.0,
                       metavar="S",
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
-  parser.add_argument("--tail", type=number("the number of lines", 0), default=20,
-                      metavar="LINES",
-                      help="lines of the failed process's log to print (default: 20)")
   parser.add_argument("--threads", type=number("the number of threads", 1, _MOST_THREADS),
                       metavar="T",
                       help="XLA CPU threads of each process (default: the cores shared out, at "
                            "least D + 1)")
-  parser.add_argument("--port", type=number("the port", 0, 65535), default=0, metavar="P",
-                      help="TCP port of the coordinator on the loopback interface (default: a "
-                           "free one)")
   parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND",
                       help=argparse.SUPPRESS)
 
@@ -193,7 +187,7 @@ def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:
                     f"at most {most:,}. Simulated devices are cheaper: --devices-per-process.")
   threads = args.threads or environment.threads_for(
       args.nproc, args.devices_per_process or 1, cores)
-  job = Launcher(command, args.nproc, logs, args.show, args.grace, args.tail,
-                 args.devices_per_process, threads, args.port)
+  job = Launcher(command, args.nproc, logs, args.show, args.grace, args.devices_per_process,
+                 threads)
   print(f"jaxpace run: {job.nproc} processes, logs in {logs}", file=sys.stderr, flush=True)
   return job.run()

@@ -2,7 +2,6 @@
 
 import io
 import os
-import socket
 import subprocess
 import sys
 import types
@@ -54,7 +53,6 @@ def test_an_unknown_command_is_one_sentence_and_status_2(capsys, arguments, word
     (["--nproc", "2", "--grace", "-1", "--", "true"], "at least 0"),
     (["--nproc", "2", "--grace", "nan", "--", "true"], "finite"),
     (["--nproc", "2", "--devices-per-process", "0", "--", "true"], "at least 1"),
-    (["--nproc", "2", "--port", "70000", "--", "true"], "at most 65535"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py", "--", "true"],
      "--logs takes a directory, but {tmp}/plain.py is a"),
     (["--nproc", "2", "--logs", "{tmp}/plain.py/a", "--", "true"],
@@ -76,16 +74,6 @@ def test_what_the_system_cannot_start_is_a_sentence(tmp_path, options):
              str(tmp_path / "noformat"))
   assert (done.returncode, done.stdout) == (2, "")
   assert "Exec format error" in done.stderr and "Traceback" not in done.stderr
-
-
-def test_a_taken_port_is_a_sentence(tmp_path, capsys):
-  with socket.socket() as taken:
-    taken.bind(("127.0.0.1", 0))
-    taken.listen()
-    port = taken.getsockname()[1]
-    assert cli.main(["run", "--no-record", "--nproc", "1", "--port", str(port), "--logs",
-                     str(tmp_path), "--", "true"]) == 2
-  assert f"port {port} cannot be used" in capsys.readouterr().err
 
 
 def test_options_of_the_script_are_the_scripts(tmp_path):

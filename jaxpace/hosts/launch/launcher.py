@@ -30,6 +30,8 @@ _LEFTOVER_GRACE_SECONDS = 2.0
 """Between SIGTERM and SIGKILL for what outlives the worker that started it, if not less."""
 _KILL_SECONDS = 1.0
 """Longest wait for what SIGKILL ends; one that forks meanwhile needs another round."""
+_TAIL_LINES = 20
+"""Of the log of the process that failed first; all of it is in its file."""
 _PR_SET_PDEATHSIG = 1
 _SIGNALS = {int(one): one.name for one in signal.Signals}
 _LOST_PEER = re.compile(
@@ -152,10 +154,8 @@ class Launcher:
   logs: Path  # directory of the logs; made if missing
   show: Literal["first", "all", "none"] = "first"  # whose output appears on the terminal
   grace: float = 10.0  # seconds between SIGTERM and SIGKILL
-  tail_lines: int = 20  # lines of the failed process's log to print
   devices: int | None = None  # devices per process; None leaves it to JAX
   threads: int | None = None  # XLA CPU threads per process; None leaves it to XLA
-  port: int = 0  # TCP port of the coordinator; 0 for a free one
 
   def __post_init__(self) -> None:
     self._id = uuid.uuid4().hex
@@ -177,12 +177,7 @@ class Launcher:
     """
     begun = time.monotonic()
     self._prepare_logs()
-    try:
-      port = environment.reserve_port(self.port)
-    except OSError as error:
-      raise UserError(f"the coordinator's port {self.port or '(any)'} cannot be used: "
-                      f"{error.strerror}") from error
-    with port, self._signals():
+    with environment.reserve_port() as port, self._signals():
       try:
         for index in range(self.nproc):
           self._workers.append(self._start(index, port.getsockname()[1]))
@@ -321,7 +316,7 @@ class Launcher:
                 "does (see `dmesg`, or the container's memory limit).")
     if killed := ", ".join(map(str, self._killed)):
       self._say(f"killed, as SIGTERM did not end them in {self.grace:g} s: process {killed}.")
-    last = tail(first.log, self.tail_lines)
+    last = tail(first.log, _TAIL_LINES)
     print(f"--- last lines of {first.log}" + ("" if last else " (empty)"), *last, sep="\n",
           file=sys.stderr, flush=True)
     return 128 - status if status < 0 else status
