@@ -153,10 +153,28 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
     write_file([page(document | {"series": drawn}).encode("utf-8")], args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
   if args.chrome:
-    from jaxpace.show.timeline import write as timeline
-
-    write_plain(timeline.write(diagnosis.run, diagnosis.findings, args.chrome), sys.stderr)
+    write_plain(_write_timeline(diagnosis, args.chrome), sys.stderr)
   return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
+
+
+def _write_timeline(diagnosis: Diagnosis, target: str) -> str:
+  """Writes the timeline of the run, of a very large one its last steps; says what is in it."""
+  from jaxpace.runs.dense import read_bounds
+  from jaxpace.show.json_file import write_file
+  from jaxpace.show.timeline.build import build, latest
+  from jaxpace.show.timeline.slices import encode_chrome
+
+  shown = latest(diagnosis.run)
+  timeline = build(shown, read_bounds(shown), diagnosis.findings)
+  write_file(encode_chrome(timeline), target)
+  steps = shown.steps[shown.inside]
+  left_out = "" if shown is diagnosis.run else (
+      ", the last ones that a browser can show: choose others with --steps A:B")
+  return (f"Timeline of {shown.ranks} ranks, steps {steps[0]} to {steps[-1]}{left_out}, in "
+          f"{target}. Once aligned, exits of a collective lie {timeline.spread * 1e3:.3f} ms from "
+          "their common one (median)."
+          + (" Groups of ranks that never meet have no time in common: each is shown from the "
+             "others' beginning on." if timeline.apart else ""))
 
 
 def _sizes(text: str) -> list[int]:

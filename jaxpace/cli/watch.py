@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
   from jaxpace.diagnose.live.follower import Follower
   from jaxpace.runs.reader import check_directory
-  from jaxpace.show.watch import live
+  from jaxpace.show import watch as live
 
   path = pathlib.Path(args.run)
   try:

@@ -14,7 +14,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.show.watch import live
+from jaxpace.show import watch as live
 from tests.cli.terminal import Terminal
 from tests.lib.said import numbers
 from tests.multiprocess.jobs import ROOT

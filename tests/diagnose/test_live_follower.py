@@ -19,7 +19,7 @@ from jaxpace.runs.growing import PartFollower
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from jaxpace.runs.table_reader import TableFiles
-from jaxpace.show.watch.live import line
+from jaxpace.show.watch import line
 from tests.lib.said import numbers, only
 from tests.quick import examples
 from tests.show.growing import Growing

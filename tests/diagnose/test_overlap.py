@@ -16,7 +16,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.step_times import InFlight, busy
 from jaxpace.runs.reader import read_run
-from jaxpace.show.html.figures import DocumentFigures
+from jaxpace.show.html.markup import DocumentFigures
 from jaxpace.show.html.sections import collectives
 from jaxpace.show.terminal import render
 from tests.diagnose.traces import barrier, make_run

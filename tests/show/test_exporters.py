@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from jaxpace.record.exporting import Feed
 from jaxpace.record.recorder import Recorder
-from jaxpace.show.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, prometheus
+from jaxpace.show.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, series
 from jaxpace.show.exporters.figures import figures
 from tests.multiprocess.jobs import ROOT
 from tests.record import fake_step as fake
@@ -215,7 +215,7 @@ def test_idle_connections_take_neither_the_endpoint_nor_the_recording(tmp_path):
 
 
 def test_the_endpoint_answers_what_is_asked_and_drops_the_rest(monkeypatch):
-  monkeypatch.setattr(prometheus._Handler, "timeout", 300.0)
+  monkeypatch.setattr(series._Handler, "timeout", 300.0)
   exporter = Prometheus(port=0)
   exporter.export(*synthetic())
 
@@ -247,7 +247,7 @@ def test_the_endpoint_answers_what_is_asked_and_drops_the_rest(monkeypatch):
 
 
 def test_who_says_nothing_is_hung_up_on(monkeypatch):
-  monkeypatch.setattr(prometheus._Handler, "timeout", 0.2)
+  monkeypatch.setattr(series._Handler, "timeout", 0.2)
   exporter = Prometheus(port=0)
   exporter.export(*synthetic())
   try:

@@ -19,9 +19,8 @@ from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from jaxpace.show.timeline.build import build, latest
-from jaxpace.show.timeline.slices import pour
+from jaxpace.show.timeline.slices import encode_chrome, pour
 from jaxpace.show.timeline.slices import text as slices_text
-from jaxpace.show.timeline.write import encode_chrome
 from tests.quick import examples
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault

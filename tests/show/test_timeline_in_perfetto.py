@@ -18,7 +18,7 @@ from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.reader import read_run
 from jaxpace.show.timeline.build import build
-from jaxpace.show.timeline.write import encode_chrome
+from jaxpace.show.timeline.slices import encode_chrome
 from tests.show import chromium
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob

@@ -12,8 +12,8 @@ from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.live.look import LateRank, Numbers, Snapshot
 from jaxpace.diagnose.pacing import GuardEstimate
 from jaxpace.diagnose.selected_steps import StepTime
-from jaxpace.show.watch import live
-from jaxpace.show.watch.screen import Screen, binned, sparkline
+from jaxpace.show import watch as live
+from jaxpace.show.watch import Screen, binned, sparkline
 from tests.show.growing import Growing
 from tests.synthetic.synthetic_runs import SyntheticJob
 

@@ -20,8 +20,15 @@ from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import plural
 from jaxpace.show.html import sections
-from jaxpace.show.html.figures import DocumentFigures, patterns, swatch
-from jaxpace.show.html.markup import Markup, element, joined, prose
+from jaxpace.show.html.markup import (
+  DocumentFigures,
+  Markup,
+  element,
+  joined,
+  patterns,
+  prose,
+  swatch,
+)
 from jaxpace.show.html.sections import findings
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"

@@ -9,8 +9,18 @@ from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.problems import list_ranks
 from jaxpace.show.contents import answer_at, facts, might_have_been, whom
-from jaxpace.show.html.figures import UNKNOWN, DocumentFigures, bar, escaped, swatch
-from jaxpace.show.html.markup import Markup, element, joined, prose, table
+from jaxpace.show.html.markup import (
+  UNKNOWN,
+  DocumentFigures,
+  Markup,
+  bar,
+  element,
+  escaped,
+  joined,
+  prose,
+  swatch,
+  table,
+)
 
 TITLES = {"persistent_straggler": "Persistent straggler",
           "synchronization_amplification": "Ranks late in turn",

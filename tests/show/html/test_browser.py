@@ -7,7 +7,7 @@ import re
 import pytest
 
 from jaxpace.diagnose.words.names import milliseconds
-from jaxpace.show.html.figures import late
+from jaxpace.show.html.markup import late
 from tests.show import chromium
 from tests.show.html.runs import hostile, report, rich
 

@@ -14,8 +14,8 @@ import stat
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.show.html import figures, page
-from jaxpace.show.html.markup import element, text
+from jaxpace.show.html import page
+from jaxpace.show.html.markup import element, find, text
 from jaxpace.show.json_file import UnwritableError, write_file
 from tests.show.html.runs import NASTY, hostile, report, rich
 from tests.synthetic import synthetic_runs
@@ -96,7 +96,7 @@ def test_every_figure_is_that_of_the_json(made):
   shown = document.all("data")
   assert len(shown) > 100
   for _, attributes, words in shown:
-    value = figures.find(report_json, attributes["data-json"])
+    value = find(report_json, attributes["data-json"])
     if value is None:
       assert words == "–" and attributes["value"] == ""
       continue

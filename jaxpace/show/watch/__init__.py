@@ -1,1 +1,0 @@
-"""The live view: a run that still grows, from its files alone."""
