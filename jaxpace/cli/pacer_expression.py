@@ -14,7 +14,7 @@ from jaxpace.files import UserError
 _EXAMPLES = {Balancer: "such as 'share_by_speed(total_micro_batches=32, capacity=16)'",
              Pacer: "such as 'pace_early_ranks(window=64, threshold=0.05)'"}
 SWITCH = "--pacer-from"
-"""The one switch that lets a command line name a module, which is imported and so run."""
+"""The one switch whose argument names a module, which is imported and so run."""
 _ON_THE_HOST = ("balance", "fit_costs")
 """What the layer has besides: nothing that decides in a step."""
 _LONGEST, _MOST_RANKS = 10_000, 2**20
@@ -31,7 +31,7 @@ def factories() -> dict[str, Callable[..., Any]]:
           if home.startswith("coordination.") and name[0].islower() and name not in _ON_THE_HOST}
 
 
-def make(text: str, kind: type[Any] = Pacer) -> Any:
+def make(text: str, kind: type[Any] = Pacer, *, imports: bool = False) -> Any:
   """Makes a pacer of an expression: data, which may come from a file. Nothing is imported for it,
   whatever it says.
 
@@ -45,13 +45,17 @@ def make(text: str, kind: type[Any] = Pacer) -> Any:
     text: the expression.
     kind: `Pacer`, or `Balancer`, of an expression such as `share_by_speed(total_micro_batches=32,
       capacity=16)`.
+    imports: whether it may name a module, see `import_pacer`.
 
   Raises:
     ExpressionError: it isn't such an expression, or it makes something else.
   """
   if _split(text)[0]:
+    if imports:
+      return import_pacer(text)
     raise ExpressionError(f"{text!r} would import a module, and so run it; a file or a setting "
-                          f"can't have that done. On the command line {SWITCH} does it.")
+                          f"can't have that done. {SWITCH} of `jaxpace replay` does it, and a "
+                          "Python config of `jaxpace simulate`.")
   return _made(_parsed(text.strip(), kind), factories(), text, kind)
 
 
@@ -59,8 +63,8 @@ def import_pacer(text: str) -> Pacer:
   """Imports `module:attribute`, a pacer of the user's or a factory of one, which may be called with
   literals.
 
-  Only for what somebody wrote on the command line behind `SWITCH`. The module is looked for in the
-  current directory too.
+  Only for what somebody wrote on the command line behind `SWITCH`, or in a program. The module is
+  looked for in the current directory too.
 
   Args:
     text: such as `my_pacers:careful(rate=0.1)`.

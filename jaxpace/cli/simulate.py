@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import os
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
   from jaxpace.simulation.settings import JobSettings, Scenario
 
 EPILOG = """\
-CONFIG is a Python file with a get_config() (it is run), or a JSON file, which is data: nothing in it is run.
-configs/simulate.py shows every field.
+CONFIG is a Python file with a get_config() (it is run, and may name a pacer of your own as MODULE:ATTRIBUTE), or a JSON
+file, which is data: nothing in it is run. configs/simulate.py shows every field.
 The pacers are the live ones, unchanged. Each job becomes a run directory, DIR itself or DIR/<job> with several jobs, on
 which `jaxpace report`, `replay` and the others work as on a real one.
 
@@ -40,9 +41,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
   parser.add_argument("--set", metavar="FIELD=VALUE", action="append", default=[],
                       help="change a field of the config, such as jobs.a.forward=0.02; may be "
                            "given often")
-  parser.add_argument("--pacer-from", metavar="[JOB=]MODULE:ATTRIBUTE", action="append", default=[],
-                      help="pace the job (or all) with a pacer of your own; imports MODULE, and so "
-                           "runs it")
   running.add_json(parser, "the figures")
 
 
@@ -64,10 +62,8 @@ def run(args: argparse.Namespace) -> running.Answer:
     if args.output == "":
       raise UserError("--output is empty: name a directory.")
     config = load(args.config, args.set)
-    named = _named(args.pacer_from, config)
-    scenario = settings.read(config,
-                             lambda text: pacer_expression.import_pacer(text) if text in named
-                             else pacer_expression.make(text))
+    scenario = settings.read(config, functools.partial(
+        pacer_expression.make, imports=args.config.endswith(".py")))
     for job in scenario.jobs if args.output else ():
       writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config),
                                scenario.seed))
@@ -158,25 +154,6 @@ def _set(config: dict[str, Any], change: str) -> None:
     place[last] = json.loads(text)
   except (ValueError, RecursionError):
     place[last] = text  # a word, or a pacer
-
-
-def _named(given: list[str], config: dict[str, Any]) -> set[str]:
-  """Puts the pacers of `--pacer-from` into the config; returns their names, which alone may be
-  imported."""
-  named = set()
-  jobs = config.get("jobs")
-  for one in given:
-    job, equals, text = one.partition("=")
-    if not equals or ":" in job:  # an equals sign of an argument, or none
-      job, text = "", one
-    if not isinstance(jobs, dict) or (job and job not in jobs):
-      raise UserError(f"--pacer-from {one}: the config has no job {job or 'at all'}.")
-    for name in [job] if job else list(jobs):
-      if not isinstance(jobs[name], dict):
-        raise UserError(f"jobs.{name} must be a dict of fields.")
-      jobs[name] = {**jobs[name], "pacer": text}
-    named.add(text)
-  return named
 
 
 def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> Any:

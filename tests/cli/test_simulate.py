@@ -156,13 +156,15 @@ def test_a_config_is_data_nothing_in_it_is_run(config, tmp_path, monkeypatch, ca
           and not sentinel.exists())
 
 
-def test_a_pacer_of_ones_own_has_a_switch_that_names_it(config, tmp_path, monkeypatch, capsys):
+def test_a_python_config_may_name_a_pacer_of_ones_own(tmp_path, monkeypatch, capsys):
   (tmp_path / "simulate_pacers.py").write_text(
       "import jaxpace\ndef own(window=16):\n  return jaxpace.pace_early_ranks(window=window)\n")
+  (tmp_path / "config.py").write_text(f"def get_config():\n  return {CONFIG!r}\n")
   monkeypatch.chdir(tmp_path)
   monkeypatch.syspath_prepend(str(tmp_path))
-  for given in ("simulate_pacers:own", "only=simulate_pacers:own(window=8)"):
-    assert main(["simulate", str(config), "--pacer-from", given]) == 0
-    assert f"only is paced by {given.removeprefix('only=')}" in capsys.readouterr().out
-  assert main(["simulate", str(config), "--pacer-from", "other=simulate_pacers:own"]) == 2
-  assert "no job other" in capsys.readouterr().err
+  for given in ("simulate_pacers:own", "simulate_pacers:own(window=8)"):
+    assert main(["simulate", "config.py", "--set", f"jobs.only.pacer={given}"]) == 0
+    assert f"only is paced by {given}" in capsys.readouterr().out
+  assert main(["simulate", "config.py", "--set", "jobs.only.pacer=simulate_pacers:other"]) == 2
+  assert "can't be imported" in capsys.readouterr().err
+
