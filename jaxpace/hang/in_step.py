@@ -3,6 +3,7 @@ and who keeps it."""
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import socket
 from collections.abc import Mapping, Sequence
@@ -48,17 +49,10 @@ def find(programs: Sequence[ObservedProgram], process: int, heard: Mapping[int, 
   if not programs:
     return ()
   own = own_flight(programs, process)
-  known = {process: own}
+  positions = dict(own.positions)
   for other, one in heard.items():
-    if other == process or not one.heartbeat.marks:
-      continue
-    positions = from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs,
-                          one.silence)
-    if positions:
-      known[other] = Flight({each.rank: each for each in positions}, own.programs)
-  flight = read_flight(directory, own=known) if directory is not None else None
-  if flight is None:
-    positions_of_all = {rank: where for one in known.values()
-                        for rank, where in one.positions.items()}
-    flight = Flight(positions_of_all, own.programs)
-  return describe(flight)
+    if other != process and one.heartbeat.marks:
+      sent = from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs, one.silence)
+      positions |= {each.rank: each for each in sent}
+  flight = read_flight(directory, own=dataclasses.replace(own, positions=positions))
+  return describe(flight) if flight is not None else ()

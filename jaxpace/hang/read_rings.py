@@ -33,19 +33,20 @@ _LONG, _GLANCE = 3.0, 0.1
 """Seconds; shorter waits are nobody's concern; between two looks."""
 
 
-def read_flight(directory: str | os.PathLike[str], *,
-                own: Mapping[int, Flight] | None = None) -> Flight | None:
+def read_flight(directory: str | os.PathLike[str] | None, *,
+                own: Flight | None = None) -> Flight | None:
   """Reads the rings of a run.
 
   Args:
-    directory: run directory, of a job that runs, has ended or was killed.
-    own: what is known of processes better than by their files, by process; their rings are not
-      read.
+    directory: run directory, of a job that runs, has ended or was killed; None where there is none.
+    own: what is known of ranks better than by their files; their processes' rings are not read.
 
   Returns:
     Where its ranks are; None where no process has a ring here, as in a run that was never observed.
     Where ranks have waited for seconds, it takes up to `WATCHED_SECONDS` to see who still writes.
   """
+  if directory is None:
+    return own
   directory = pathlib.Path(directory)
   rings = _rings(directory)
   if not rings and not own:
@@ -55,12 +56,11 @@ def read_flight(directory: str | os.PathLike[str], *,
   infos = dict(read_processes(directory, run, []))
   if rings and not own and _all_clean(rings, infos, info):
     return Flight({}, ProgramsByKey(), running=False, clean=True)
-  reading = _Reading(directory, run, attempt, infos)
+  reading = _Reading(directory, run, attempt, infos, own or Flight({}, ProgramsByKey()))
   for process, path in rings.items():
-    if process not in (own or {}):
-      reading.add(process, path)
+    reading.add(process, path)
   # A watchdog knows by their heartbeats how the others are.
-  return reading.flight(info, own or {}, 0.0 if own else reading.watch(WATCHED_SECONDS))
+  return reading.flight(info, 0.0 if own else reading.watch(WATCHED_SECONDS))
 
 
 def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
@@ -90,16 +90,17 @@ class _Reading:
   """What the files have shown so far."""
 
   def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
-               infos: Mapping[int, dict[str, Any]]):
+               infos: Mapping[int, dict[str, Any]], own: Flight):
     self._directory, self._run, self._attempt, self._infos = directory, run, attempt, infos
-    self._programs = ProgramsByKey()
-    self._positions: dict[int, Position] = {}
-    self._read: set[int] = set()
+    self._programs, self._positions = own.programs, dict(own.positions)
+    self._read = {one.process for one in self._positions.values()}
     self._open: dict[int, tuple[pathlib.Path, RingFile]] = {}
     self._faults: dict[str, list[int]] = {}
 
   def add(self, process: int, path: pathlib.Path) -> None:
-    """Reads a process's ring and plan."""
+    """Reads a process's ring and plan, unless it is known where its ranks are."""
+    if process in self._read:
+      return
     try:
       ring = read_ring(path)
     except (OSError, UnreadableError) as error:
@@ -186,14 +187,9 @@ class _Reading:
                   or int(pulse.heads[buffer]) != int(ring.heads[buffer]))
         self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
 
-  def flight(self, info: Mapping[str, Any], own: Mapping[int, Flight], watched: float) -> Flight:
+  def flight(self, info: Mapping[str, Any], watched: float) -> Flight:
     """Puts it together."""
     running = not watched or any(one.state == "running" for one in self._positions.values())
-    for process, known in own.items():
-      self._read.add(process)
-      self._positions |= known.positions
-      for key, program in known.programs.by_key.items():
-        self._programs.by_key.setdefault(key, program)
     declared = info.get("processes")
     missing = (sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int)
                else [])

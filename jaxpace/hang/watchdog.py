@@ -106,7 +106,6 @@ class Watchdog:
     if not first_timeout > 0:
       raise ValueError(f"first_timeout={first_timeout!r} must be a positive number of seconds.")
     self.timeout, self.first_timeout = timeout, first_timeout
-    self.alarms = 0
     self.latest: Late | None = None
     self._recorder, self._directory, self._on_late = recorder, directory, on_late
     self._progress = LoopProgress(time.monotonic)
@@ -346,7 +345,6 @@ class Watchdog:
       return
     self._told = found
     late = self._with_marks(late)
-    self.alarms += 1
     self.latest = late
     _LOG.warning("Watchdog: %s", late.text())
     if self._events is not None:
