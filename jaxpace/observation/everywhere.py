@@ -8,11 +8,9 @@ handler learns whose they are. What instrumented steps leave to it comes first, 
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -21,17 +19,12 @@ from typing import Any, Literal
 import jax
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
-from jaxpace.observation import comparing, nested
+from jaxpace.observation import comparing, nested, programs
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
 
 _LOG = logging.getLogger("jaxpace")
-_NAMELESS = ("fun", "lambda", "<lambda>", "fn", "wrapped", "wrapper", "inner")
-_lock = threading.Lock()
-_programs: tuple[ObservedProgram, ...] = ()
-"""All that this process compiled with timestamps: the ring is one per process, too."""
-
 
 Different = Literal["bare", "marked", "raise"]
 
@@ -224,23 +217,8 @@ def _compiled(request: compiling.Request, name: str, clock: str) -> program.Time
   """
   if reason := host_ring.unavailable(clock):
     raise RuntimeError(reason)
-  made = program.timestamped(request, numbered, name, host_ring.ranks(), clock)
+  made = program.timestamped(request, programs.next_number, name, host_ring.ranks(), clock)
   return None if made is None else made._replace(program=nested.with_decisions(made.program))
-
-
-def add(made: ObservedProgram) -> None:
-  """Takes note of a program that has timestamps."""
-  global _programs
-  with _lock:
-    _programs = (*_programs, made)
-
-
-def refuse(number: int, reason: str) -> None:
-  """Takes note that a program runs without its timestamps from now on."""
-  global _programs
-  with _lock:
-    _programs = tuple(dataclasses.replace(one, bare=reason) if one.number == number else one
-                      for one in _programs)
 
 
 class Everywhere(Watcher):
@@ -279,21 +257,21 @@ class Everywhere(Watcher):
   @property
   def known(self) -> tuple[ObservedProgram, ...]:
     """All programs of this process that have timestamps, those that don't run any more included."""
-    return _programs
+    return programs.known()
 
   @property
   def plan(self) -> ObservedPlan:  # type: ignore[override]
     """See `ObservedFunction`; without programs that have not run since `start`, such as another
     job's."""
     self._earlier = {number: times for number, times in self._earlier.items()
-                     if _executions(number) == times}
+                     if programs.executions(number) == times}
     return ObservedPlan((
-        *(one for one in _programs if one.number not in self._earlier), *self._left))
+        *(one for one in programs.known() if one.number not in self._earlier), *self._left))
 
   @property
   def runs(self) -> frozenset[int]:  # type: ignore[override]
     """See `ObservedFunction`."""
-    return frozenset(one.number for one in _programs if not one.bare)
+    return frozenset(one.number for one in programs.known() if not one.bare)
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how steps are observed, as plain JSON values."""
@@ -305,7 +283,7 @@ class Everywhere(Watcher):
     Raises:
       RuntimeError: this JAX can't be watched.
     """
-    self._earlier = {one.number: _executions(one.number) for one in _programs}
+    self._earlier = {one.number: programs.executions(one.number) for one in programs.known()}
     global _recording
     watch()
     _recording = self
@@ -333,7 +311,7 @@ class Everywhere(Watcher):
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""
-    add(_named(made))
+    programs.add(programs.named(made))
     self._begin()
 
   def left(self, request: compiling.Request, reason: str) -> None:
@@ -345,7 +323,7 @@ class Everywhere(Watcher):
     """Says that a program runs unmodified, here and in the run."""
     said = f"{name} runs unmodified and is not recorded: {reason}"
     if said not in self._warned and len(self._left) < _MOST_LEFT:
-      self._left = (*self._left, bare_program(name, devices, reason))
+      self._left = (*self._left, programs.bare(name, devices, reason))
     self.say(said)
 
   def _begin(self) -> None:
@@ -362,51 +340,7 @@ class Everywhere(Watcher):
 
   def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
     """See `Watcher`."""
-    refuse(made.number, reason)
-    self.say(f"{_named(made).name} runs unmodified from now on and is not recorded: {reason}")
+    programs.refuse(made.number, reason)
+    name = programs.named(made).name
+    self.say(f"{name} runs unmodified from now on and is not recorded: {reason}")
     return False
-
-
-def _executions(number: int) -> int:
-  """How often a program has started on the devices of this process, all together."""
-  return sum(host_ring.executions(buffer, number) for buffer in range(jax.local_device_count()))
-
-
-def bare_program(name: str, devices: Sequence[Any], reason: str) -> ObservedProgram:
-  """What a plan says of a program that runs unmodified."""
-  ranks = host_ring.ranks()
-  return ObservedProgram(
-      number=host_ring.next_program(), name=name,
-      ranks=tuple(ranks.get(device, 0) for device in devices), mesh_axes={}, collectives=(),
-      bare=reason)
-
-
-def is_nameless(name: str) -> bool:
-  """Whether a program's name is not its function's own, as under `pmap`."""
-  return name.strip("_") in _NAMELESS
-
-
-def _named(made: ObservedProgram) -> ObservedProgram:
-  """The same by a name that no other program has: what JAX calls all functions under `pmap`, and
-  those without a name, gets the line of its largest collective; one function on several submeshes,
-  such as a pipeline's stages, its first rank."""
-  name = made.name
-  if is_nameless(name):
-    largest = max((one for one in made.collectives if one.source),
-                  key=lambda one: one.bytes or 0, default=None)
-    name = name if largest is None else f"{name} ({largest.source})"
-  if any(one.name == name and set(one.ranks).isdisjoint(made.ranks) for one in _programs):
-    name = f"{name} (from rank {min(made.ranks)})"
-  return dataclasses.replace(made, name=name)
-
-
-def numbered() -> int:
-  """A number for a program that gets timestamps.
-
-  Raises:
-    ValueError: there is none left.
-  """
-  number = host_ring.next_program()
-  if number >= host_ring.MOST_PROGRAMS:
-    raise ValueError(f"this process has more than {host_ring.MOST_PROGRAMS - 1} observed programs.")
-  return number

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
-from jaxpace.observation import comparing, everywhere
+from jaxpace.observation import comparing, everywhere, programs
 from jaxpace.observation.everywhere import Different, Watcher
 from jaxpace.observation.partitioned import compiling, program
 
@@ -143,7 +143,7 @@ class Observed(Watcher):
 
   def _is_own(self, request: compiling.Request) -> bool:
     """Whether a program is the step's own, by its name: others cut its arguments up, say."""
-    return self.title in ("", request.name) or everywhere.is_nameless(request.name)
+    return self.title in ("", request.name) or programs.is_nameless(request.name)
 
   def marked(self, made: ObservedProgram, request: compiling.Request) -> None:
     """See `Watcher`."""
@@ -155,7 +155,7 @@ class Observed(Watcher):
         self.runs |= {made.number}
       self._add(made)
       self._counting = not any(one.bare for one in self.plan.programs)
-    everywhere.add(made)
+    programs.add(made)
     if not self.exact:
       for notice in made.notices:
         if program.ROUNDING in notice:
@@ -166,7 +166,7 @@ class Observed(Watcher):
     own = self._is_own(request)
     if not own and reason in ("", everywhere.ONE_DEVICE):
       return
-    made = everywhere.bare_program(self.name_of(request), request.devices, reason or _ALONE)
+    made = programs.bare(self.name_of(request), request.devices, reason or _ALONE)
     with _lock:
       self._add(made)
       self._counting = False
@@ -200,7 +200,7 @@ class Observed(Watcher):
           dataclasses.replace(one, bare=reason) if one.number == made.number else one
           for one in self.plan.programs))
       self.runs, self._counting = self.runs - {made.number}, False
-    everywhere.refuse(made.number, reason)
+    programs.refuse(made.number, reason)
     return False
 
   def _add(self, made: ObservedProgram) -> None:

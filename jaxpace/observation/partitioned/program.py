@@ -48,8 +48,10 @@ class Made(NamedTuple):
   """A program with timestamps, before what its collectives are of is looked up."""
 
   executable: Any
+  text: str
+  """Of the compiler."""
   found: Sequence[Found]
-  """Its collectives as the compiler's text has them, with the tags of their timestamps."""
+  """Its collectives as the text has them, with the tags of their timestamps."""
   facts: dict[str, Any]
   """Fields of its `ObservedProgram`."""
   differences: tuple[str, ...] = ()
@@ -82,6 +84,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   program = ObservedProgram(
       name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
       collectives=_described(made.found, axes, devices, rank_of),
+      differentiated=_GRADIENT in made.text,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)), **made.facts)
   return Timestamped(made.executable, program, made.differences)
@@ -99,10 +102,9 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
   data, enter_tags = thunks.timestamped(serialized, number)
   executable, tagged = request.load(data), _tagged(found, enter_tags)
   noted = _NOTED.search(text)
-  return Made(executable, tagged, {"number": number, "differentiated": _GRADIENT in text,
-                                   "paced": int(noted[1]) if noted else None,
-                                   "bare_compile_s": compiled - began,
-                                   "stamped_compile_s": time.monotonic() - compiled})
+  return Made(executable, text, tagged, {
+      "number": number, "paced": int(noted[1]) if noted else None,
+      "bare_compile_s": compiled - began, "stamped_compile_s": time.monotonic() - compiled})
 
 
 def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
@@ -177,10 +179,9 @@ def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
   found = collectives.found_in(text, request.partitions)
   notices = (*_rounding(parts.compiled, text),
              *_notices(found, collectives.timestamps_in(text), marked))
-  facts = {"number": number, "differentiated": _GRADIENT in text, "clock": "stream",
-           "notices": notices, "bare_compile_s": parts.seconds,
-           "stamped_compile_s": time.monotonic() - began}
-  return Made(executable, _named(found, bare), facts, differences(bare, found))
+  facts = {"number": number, "clock": "stream", "notices": notices,
+           "bare_compile_s": parts.seconds, "stamped_compile_s": time.monotonic() - began}
+  return Made(executable, text, _named(found, bare), facts, differences(bare, found))
 
 
 def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
