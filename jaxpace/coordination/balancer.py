@@ -186,7 +186,8 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
   def look(state: SpeedShares) -> SpeedShares:
     """Estimates speeds, and changes the counts where that pays."""
     ranks = state.counts.shape[0]
-    state = state._replace(fixed=_learnt(state, np.int32(width)))
+    now = _middle_of(state.times, state.ran, state.counts, width)
+    state = state._replace(fixed=_learnt(state, now, np.int32(width)))
     fixed = _rest(state, total / ranks)
     # [W, R]. A rank that ran nothing says nothing: as the median of the others.
     each = state.times / jnp.maximum(state.ran.astype(jnp.float32) + fixed, _HALF)
@@ -247,7 +248,7 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
         age=jnp.where(changes,
                       jnp.minimum(state.age, np.int32((_KEEPS + 1) * (width // _EVERY) - 1)),
                       state.age),
-        was=jnp.where(changes, _middle_of(state.times, state.ran, state.counts, width), state.was),
+        was=jnp.where(changes, now, state.was),
         had=jnp.where(changes, state.counts, state.had),
         beyond=jnp.where(changes, beyond, state.beyond))
 
@@ -302,14 +303,14 @@ def _errors(state: SpeedShares, works: jax.Array, looks: int) -> tuple[jax.Array
   return single / windows, single
 
 
-def _learnt(state: SpeedShares, width: np.int32) -> jax.Array:
+def _learnt(state: SpeedShares, now: jax.Array, width: np.int32) -> jax.Array:
   """Enters what the last change of the counts has shown of the rest of a step: [2] float32 sums.
 
   Of a rank's arrivals a at n micro-batches and a' at n' comes f = (a n' - a' n) / (a' - a), if a
   is in proportion to n + f. Over all ranks, by least squares: sum of x y over sum of x^2, with
   x = (a' - a) / a and y = n' - n (1 + x). Once, when a window has passed since the change.
+  `now` is [R] float32 s, the window's median arrivals at the counts.
   """
-  now = _middle_of(state.times, state.ran, state.counts, int(width))
   then = state.was
   due = (state.since >= width) & (state.since < width + np.int32(_EVERY)) & (now > _ZERO) & (
       then > _ZERO) & (state.had > 0) & (state.counts > 0) & (state.had != state.counts)
