@@ -36,6 +36,7 @@ _FLUSH_SECONDS, _FLUSH_ROWS = 2.0, 65536
 """How long rows stay in memory, and how many of them, at most."""
 _HEARTBEAT_SECONDS = 5.0
 _SAMPLE_SECONDS = 1.0  # how long the last sample of the host may take
+_TERMINATES_SECONDS = 60.0
 _EXPORT_SECONDS = 5.0  # how long exporters may take to finish
 _FIRST_SECONDS = 0.5
 """After so long it is written for the first time what the steps seem to be, and then whenever twice
@@ -93,6 +94,7 @@ class Writer:
     self._plan: StepPlan | None = None
     self._last_flush = self._last_heartbeat = time.monotonic()
     self._die_at: float | None = None
+    self._terminates_until: float | None = None
     self._thread = threading.Thread(target=self._run, name="jaxpace-writer", daemon=True)
 
   def start(self) -> None:
@@ -171,7 +173,7 @@ class Writer:
         self._wait()
         self._take_in()
         asked = self._flush_asked
-        terminating = self.termination.received or self._die_at is not None
+        terminating = self._terminates()
         if asked > self._flushed or terminating or self._due():
           self._flush(merge=not terminating)
           self._answer(asked)
@@ -220,6 +222,15 @@ class Writer:
       self.termination.tell_native()
       if self.termination.raises_again:
         self._die_at = time.monotonic() + self._grace_seconds
+
+  def _terminates(self) -> bool:
+    """Whether the process may be gone at any moment: for a minute after SIGTERM. A program that
+    lives on is recorded as before."""
+    if not self.termination.received:
+      return False
+    if self._terminates_until is None:
+      self._terminates_until = time.monotonic() + _TERMINATES_SECONDS
+    return time.monotonic() < self._terminates_until
 
   def _due(self) -> bool:
     now = time.monotonic()

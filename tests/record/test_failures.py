@@ -2,6 +2,8 @@
 step that is named, and of one that is found."""
 
 import threading
+import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,10 @@ import jaxpace
 from jaxpace.core import own_context
 from jaxpace.hosts import distributed
 from jaxpace.observation import comparing, everywhere, observe
+from jaxpace.observation import programs as registered
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
-from jaxpace.record import describe
+from jaxpace.record import describe, writer
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.observed import FoundRecorder
 from jaxpace.record.parts import PartStore
@@ -51,7 +54,7 @@ NAMED = BOTH | {
     "end": (Recorder, "bring_in_last"),
 }
 FOUND = BOTH | {
-    "note": (everywhere, "add"), "usage": (host_ring.Usage, "take"),
+    "note": (registered, "add"), "usage": (host_ring.Usage, "take"),
     "open": (FoundRecorder, "open"), "decide": (finding, "find"), "cut": (finding.Step, "steps"),
     "wait": (intake.Intake, "reached"), "end": (FoundRecorder, "bring_in_last"),
 }
@@ -120,3 +123,14 @@ def test_a_program_whose_step_is_found_runs_as_without(tmp_path, monkeypatch, fa
   assert found == wanted and times
   # Later programs are nobody's.
   assert everywhere._recording is None
+
+
+def test_a_program_that_lives_on_after_sigterm_is_recorded_as_before():
+  """For a while each turn of the writer goes to the disk by itself, not for the rest of the job."""
+  its = writer.Writer.__new__(writer.Writer)
+  its.termination, its._terminates_until = types.SimpleNamespace(received=False), None
+  assert not its._terminates()
+  its.termination.received = True
+  assert its._terminates() and its._terminates()
+  its._terminates_until = time.monotonic()
+  assert not its._terminates()
