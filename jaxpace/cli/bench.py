@@ -6,14 +6,11 @@ from __future__ import annotations
 import argparse
 import os
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
 from jaxpace.hosts.launch import environment
-
-if TYPE_CHECKING:
-  from jaxpace.runs.links import ProbedLinks
 
 _KINDS = ("all_reduce", "reduce_scatter", "all_gather", "shift")
 _SIZES = "1K,4K,16K,64K,256K,1M,4M,16M"
@@ -74,7 +71,10 @@ def run(args: argparse.Namespace) -> running.Answer | int:
   try:
     place = jaxpace.distributed.initialize()
     if args.links:
-      links = _probe(args, place.index == 0)
+      from jaxpace.live.probe import probe_links
+      links = probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
+                          seconds=args.seconds,
+                          progress=None if place.index else args.progress.counting("Probing"))
       return 0 if place.index else running.Answer(lambda: print(links.text()), links.to_json)
     devices = jax.devices()
   except (RuntimeError, TimeoutError, ValueError) as error:
@@ -86,15 +86,6 @@ def run(args: argparse.Namespace) -> running.Answer | int:
   document = _measure(args, sizes, devices, jax, first=place.index == 0)
   return 0 if place.index else running.Answer(lambda: print(_text(document), flush=True),
                                               lambda: document)
-
-
-def _probe(args: argparse.Namespace, first: bool) -> ProbedLinks:
-  """Measures the links of the job that this process was started in."""
-  from jaxpace.live.probe import probe_links
-
-  return probe_links(args.run, message_bytes=args.kib << 10, repeats=args.repeats,
-                     seconds=args.seconds,
-                     progress=args.progress.counting("Probing") if first else None)
 
 
 def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,

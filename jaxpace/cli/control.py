@@ -94,16 +94,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   """Ranks, by their index along the data axis, of the hosts of the first processes."""
-  from jaxpace.files.schemas import ProcessFile
   from jaxpace.runs import rundir
   from jaxpace.runs.groups import groups
   from jaxpace.runs.problems import plural
   hosts: dict[str, list[int]] = {}
-  processes = sorted((path for path in (directory / "process").glob("*.json")
-                      if path.stem.isdecimal()),
-                     key=lambda path: int(path.stem))
-  for path in processes:
-    info = rundir.read_json(path, ProcessFile) or {}
+  for _, info in sorted(rundir.read_processes(directory, None, []), key=lambda one: one[0]):
     hosts.setdefault(str(info.get("hostname")), []).extend(info.get("ranks") or [])
   devices = sum(map(len, hosts.values()))
   if not devices:

@@ -14,6 +14,8 @@ from jaxpace.hosts.locality.nics import nearest, read_nics
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
 
+_CLOCK = "/sys/devices/system/clocksource/clocksource0"
+
 
 def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = None,
                   devices: Iterable[Any] = (),
@@ -39,14 +41,15 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     gpus = _join_nvml(gpus, driven)
     sources.append("nvml")
   gpus = nearest(gpus, nics)
-  clock, clocks = host.read_clock(tree)
   return Locality(
       process=process,
       hostname=socket.gethostname() if tree.live else tree.text("/etc/hostname"),
       kernel=platform.release() if tree.live else tree.text("/proc/sys/kernel/osrelease"),
+      clock_source=tree.text(f"{_CLOCK}/current_clocksource") or None,
+      clock_sources=tuple((tree.text(f"{_CLOCK}/available_clocksource") or "").split()),
+      huge_pages=tree.match("/sys/kernel/mm/transparent_hugepage/enabled", r"\[(\w+)\]"),
       cpu=host.read_cpu(tree), numa=host.read_numa(tree), cgroup=host.read_cgroup(tree),
-      memory_bytes=host.read_memory(tree), clock_source=clock, clock_sources=clocks,
-      huge_pages=host.read_huge_pages(tree), allocator=host.read_allocator(tree), gpus=gpus,
+      memory_bytes=host.read_memory(tree), allocator=host.read_allocator(tree), gpus=gpus,
       nics=nics, sources=tuple(sources), notes=tuple(notes),
       devices=tuple(_place(describe_device(device), gpus, environment) for device in devices))
 

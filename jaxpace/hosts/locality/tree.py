@@ -7,6 +7,7 @@ What is missing, unreadable or not what it should be is None. Nothing here raise
 from __future__ import annotations
 
 import os
+import re
 
 
 class Tree:
@@ -34,6 +35,11 @@ class Tree:
         return file.read(1 << 20).strip()
     except (OSError, ValueError):
       return None
+
+  def match(self, path: str, pattern: str) -> str | None:
+    """The first group of a pattern in the file's text, of which `^` and `$` match at line ends."""
+    found = re.search(pattern, self.text(path) or "", re.MULTILINE)
+    return found[1] if found else None
 
   def number(self, path: str) -> int | None:
     """The file's first word as a whole number, decimal or 0x…"""

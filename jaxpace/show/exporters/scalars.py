@@ -4,19 +4,12 @@ process 0 only."""
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from jaxpace.record.columns import Columns
 from jaxpace.show.exporters.figures import BatchFigures, figures
-
-
-class ScalarWriter(Protocol):
-  """What `clu`'s metric writers, and this project's experiments, look like."""
-
-  def write_scalars(self, step: int, scalars: dict[str, float]) -> Any:
-    """Writes numbers by name."""
 
 
 class Scalars:
@@ -27,12 +20,13 @@ class Scalars:
   under the number of the newest step.
   """
 
-  def __init__(self, writer: ScalarWriter, *, prefix: str = "jaxpace/"):
+  def __init__(self, writer: Any):
     """Prepares.
 
     Args:
-      writer: is called by a thread of the recorder's: one that the loop uses too must bear that.
-      prefix: of all names.
+      writer: has a method `write_scalars(step, scalars)`, called with numbers by name, as `clu`'s
+        metric writers have. It is called by a thread of the recorder's: one that the loop uses too
+        must bear that.
 
     Raises:
       TypeError: the writer has no method `write_scalars`.
@@ -40,13 +34,13 @@ class Scalars:
     if not callable(getattr(writer, "write_scalars", None)):
       raise TypeError("Scalars takes an object with write_scalars(step, scalars), not "
                       f"{type(writer).__name__}. For TensorBoard files: TensorBoard(logdir).")
-    self._writer, self._prefix = writer, prefix
+    self._writer = writer
 
   def export(self, steps: Columns, collectives: Columns) -> None:
     """Writes the means of new rows; see `jaxpace.record.exporting.Exporter`."""
     found = figures(steps, collectives)
     if found is not None and found.process == 0:
-      scalars = {self._prefix + name: value for name, value in means(found).items()}
+      scalars = {f"jaxpace/{name}": value for name, value in means(found).items()}
       self._writer.write_scalars(found.last_step, scalars)
 
   def close(self) -> None:
@@ -56,7 +50,7 @@ class Scalars:
 class TensorBoard:
   """An exporter that writes TensorBoard files, by tensorboardX; see `Scalars` for the names."""
 
-  def __init__(self, logdir: str | os.PathLike[str], *, prefix: str = "jaxpace/"):
+  def __init__(self, logdir: str | os.PathLike[str]):
     """Prepares; the folder is made with the first rows, by process 0.
 
     Raises:
@@ -69,7 +63,7 @@ class TensorBoard:
           "TensorBoard() needs tensorboardX: pip install 'jaxpace[metrics]'.") from error
     self._make = lambda: tensorboardX.SummaryWriter(os.path.abspath(logdir))
     self._files: Any = None
-    self._scalars = Scalars(self, prefix=prefix)
+    self._scalars = Scalars(self)
 
   def export(self, steps: Columns, collectives: Columns) -> None:
     """Writes the means of new rows; see `jaxpace.record.exporting.Exporter`."""
