@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> running.Answer:
   """Runs the command; status 1 with --strict where there is a warning."""
+  from jaxpace.files.plain import to_plain
   from jaxpace.hosts.locality.concerns import WARNING
   from jaxpace.hosts.locality.job import job_concerns
   from jaxpace.show.console import make_console
@@ -54,48 +55,33 @@ def run(args: argparse.Namespace) -> running.Answer:
   concerns = job_concerns(places)
   return running.Answer(
       lambda: render(places, concerns, problems, make_console(), args.run),
-      lambda: document(places, concerns, problems),
+      lambda: {"schema": 1, "processes": [to_plain(place) for place in places],
+               "concerns": [concern.to_json() for concern in concerns], "problems": problems},
       int(args.strict and any(concern.level == WARNING for concern in concerns)))
-
-
-def document(places: list[Locality], concerns: list[Concern],
-             problems: list[str]) -> dict[str, Any]:
-  """The JSON document: every process's place, the concerns, and what could not be read."""
-  from jaxpace.files.plain import to_plain
-  return {"schema": 1, "processes": [to_plain(place) for place in places],
-          "concerns": [concern.to_json() for concern in concerns], "problems": problems}
 
 
 def _look(args: argparse.Namespace) -> tuple[list[Locality], list[str]]:
   from jaxpace.hosts.locality.job import FOLDER, read_places
   from jaxpace.hosts.locality.read import read_locality
+  from jaxpace.runs import rundir
+  from jaxpace.runs.reader import check_directory
 
   if args.run is not None:
     if args.devices or args.root != "/":
       raise UserError("--root and --devices look at a machine; with RUN only what was recorded is "
                       "shown. Leave RUN or them out.")
     directory = pathlib.Path(args.run)
-    if not directory.is_dir():
-      raise UserError(
-          f"there is no run at {args.run}: no such directory. Give the directory a Recorder "
-          "wrote to.")
-    places, problems = read_places(directory, _run_id(directory))
+    check_directory(directory)
+    info = rundir.read_json(directory / rundir.RUN_FILE) or {}
+    places, problems = read_places(directory, info.get("run"))
     if not places:
-      why = f" {' '.join(problems)}" if problems else ""
-      raise UserError(
-          f"{args.run} does not say where its processes ran: it has no readable "
-          f"{FOLDER}/*.json.{why}")
+      raise UserError(f"{args.run} does not say where its processes ran: it has no readable "
+                      f"{' '.join([f'{FOLDER}/*.json.', *problems])}")
     return places, problems
   if not os.path.isdir(args.root):
     raise UserError(f"--root {args.root} is not a directory.")
   devices = _devices() if args.devices else ()
   return [read_locality(args.root, devices=devices)], []
-
-
-def _run_id(directory: pathlib.Path) -> str | None:
-  from jaxpace.runs.rundir import RUN_FILE, read_json
-  run = (read_json(directory / RUN_FILE) or {}).get("run")
-  return run if isinstance(run, str) else None
 
 
 def _devices() -> list[Any]:

@@ -119,29 +119,22 @@ def window(text: str) -> tuple[int | None, int | None]:
   """
   begin, colon, end = text.partition(":")
   try:
-    found = (int(begin) if begin else None, int(end) if end else None)
+    first, stop = int(begin) if begin else None, int(end) if end else None
   except ValueError:
-    found = None
-  if not colon or found is None:
+    colon = ""
+  if not colon:
     raise argparse.ArgumentTypeError(
         f"{text!r} is not a range of steps: write A:B, such as 100:200, 100: or :200")
-  first, stop = found
-  if (first is not None and first < 0) or (stop is not None and stop < 0):
-    raise argparse.ArgumentTypeError(f"{text!r} has a negative step")
-  if first is not None and stop is not None and stop <= first:
+  if not 0 <= (first or 0) < (math.inf if stop is None else stop):
     raise argparse.ArgumentTypeError(
-        f"{text!r} is empty: B is one past the last step, so it must be above A")
-  return found
+        f"{text!r} is empty: steps begin at 0, and B is one past the last step, so above A")
+  return first, stop
 
 
 def ranks(text: str) -> int | None:
   """Parses a number of ranks from 1, or "all", which is None."""
   if text == "all":
     return None
-  try:
-    number = int(text)
-  except ValueError:
-    number = 0
-  if number < 1:
+  if not text.isdecimal() or int(text) < 1:
     raise argparse.ArgumentTypeError(f"{text!r} is not a number of ranks: give 1 or more, or 'all'")
-  return number
+  return int(text)

@@ -75,13 +75,15 @@ def test_torn_files_of_a_run_are_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("arguments, sentence", [
-    (["none"], "there is no run at none"),
-    (["."], "does not say where its processes ran"),
+    (["none"], "There is no run at none"),
+    (["empty"], "nothing was recorded there"), (["run"], "does not say where its processes ran"),
     ([".", "--devices"], "Leave RUN or them out"),
     (["--root", "none"], "--root none is not a directory"),
     (["--json", "none/x.json"], "none"),
 ])
 def test_mistakes_are_sentences(tmp_path, capsys, monkeypatch, arguments, sentence):
+  record(tmp_path / "run", [])
+  (tmp_path / "empty").mkdir()
   monkeypatch.chdir(tmp_path)
   status, out, err = doctor(capsys, *arguments)
   assert status == 2 and out == "" and err.startswith("jaxpace doctor: ") and sentence in err
