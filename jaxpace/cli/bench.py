@@ -34,10 +34,12 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds the arguments of `jaxpace bench`."""
   running.add_json(parser, "the result")
-  parser.add_argument("--sizes", type=_sizes, metavar="A,B,...", default=_SIZES,
+  parser.add_argument("--sizes", type=running.listed(_bytes, "4K,1M"), metavar="A,B,...",
+                      default=_SIZES,
                       help="bytes of the whole vector, with K, M or G for powers of 1,024 "
                            f"(default: {_SIZES})")
-  parser.add_argument("--kinds", type=_kinds, metavar="A,B,...", default=_KINDS,
+  parser.add_argument("--kinds", type=running.listed(_kind, ",".join(_KINDS)),
+                      metavar="A,B,...", default=_KINDS,
                       help=f"collectives to measure (default: {','.join(_KINDS)})")
   parser.add_argument("--repeats", type=running.number("samples", 1, 4096), metavar="N", default=9,
                       help="samples per size, or messages per pair of hosts (default: 9)")
@@ -64,7 +66,6 @@ def run(args: argparse.Namespace) -> running.Answer | int:
     os.environ["XLA_FLAGS"] = environment.with_device_count(os.environ.get("XLA_FLAGS", ""),
                                                             args.devices)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-  sizes = _sizes(args.sizes) if isinstance(args.sizes, str) else args.sizes
   import jax
 
   import jaxpace
@@ -83,12 +84,12 @@ def run(args: argparse.Namespace) -> running.Answer | int:
     raise UserError("there is one device, which has no other to exchange with. Start several "
                     "processes (`jaxpace run --nproc 2 -- jaxpace bench`, srun, mpirun), "
                     "or give --devices 8 to make 8 of this CPU.")
-  document = _measure(args, sizes, devices, jax, first=place.index == 0)
+  document = _measure(args, devices, jax, first=place.index == 0)
   return 0 if place.index else running.Answer(lambda: print(_text(document), flush=True),
                                               lambda: document)
 
 
-def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
+def _measure(args: argparse.Namespace, devices: Any, jax: Any,
              first: bool) -> dict[str, Any]:
   from jaxpace.costs.bench import fit, host_of_processes, levels, measure, to_json
 
@@ -102,7 +103,7 @@ def _measure(args: argparse.Namespace, sizes: list[int], devices: Any, jax: Any,
       what = f"{group.level}, {len(group.members[0])} ranks, {kind}"
       say = args.progress.counting(what) if first else None
       try:
-        measured = measure(kind, group, sizes, args.repeats, devices, say)
+        measured = measure(kind, group, sorted(args.sizes), args.repeats, devices, say)
       except jax.errors.JaxRuntimeError as error:
         notes.append(
             f"{kind} at level '{group.level}' could not be measured: {str(error).splitlines()[0]}")
@@ -160,26 +161,20 @@ def _size(size: int) -> str:
   return f"{size} B"
 
 
-def _sizes(text: str) -> list[int]:
-  """Parses sizes.
+def _bytes(text: str) -> int:
+  """Parses a size.
 
-  >>> _sizes("512,4K,1M")
-  [512, 4096, 1048576]
+  >>> _bytes("512"), _bytes("4K"), _bytes("1M")
+  (512, 4096, 1048576)
   """
-  found = []
-  for part in text.split(","):
-    number, unit = ((part[:-1], part[-1].upper()) if part[-1:].upper() in _UNITS
-                    and part else (part, ""))
-    if not number.isdecimal() or not 0 < int(number) * _UNITS.get(unit, 1) <= 2**34:
-      raise argparse.ArgumentTypeError(
-          f"{part!r} is not a size in bytes: write 4096, 4K or 1M, 16G at most")
-    found.append(int(number) * _UNITS.get(unit, 1))
-  return sorted(set(found))
+  unit = _UNITS.get(text[-1:].upper())
+  number = text[:-1] if unit else text
+  if not number.isdecimal() or not 0 < int(number) * (unit or 1) <= 2**34:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a size in bytes, of 16G at most")
+  return int(number) * (unit or 1)
 
 
-def _kinds(text: str) -> tuple[str, ...]:
-  kinds = tuple(dict.fromkeys(part.strip() for part in text.split(",")))
-  if wrong := [kind for kind in kinds if kind not in _KINDS]:
-    raise argparse.ArgumentTypeError(
-        f"{wrong[0]!r} is not a collective of bench: there are {', '.join(_KINDS)}")
-  return kinds
+def _kind(text: str) -> str:
+  if text not in _KINDS:
+    raise argparse.ArgumentTypeError(f"{text!r} is not a collective of bench")
+  return text

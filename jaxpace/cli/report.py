@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                       help="also say how long a step would be without WHAT: rank:3, rank:4-7, "
                            "host:NAME, skew, contention, jitter, pauses, pacing or a finding's "
                            "mode, or several joined by commas; may be given several times")
-  parser.add_argument("--forecast", type=_sizes, metavar="N,M,...",
+  parser.add_argument("--forecast", type=running.listed(_COUNT, "128,512,2048"), metavar="N,M,...",
                       help="also say how long a step would take at these numbers of ranks, each "
                            "with the same work as now; --floor says what collectives cost there")
   parser.add_argument("--ranks-per-host", type=_COUNT, metavar="N",
@@ -175,16 +175,3 @@ def _write_timeline(diagnosis: Diagnosis, target: str) -> str:
           "their common one (median)."
           + (" Groups of ranks that never meet have no time in common: each is shown from the "
              "others' beginning on." if timeline.apart else ""))
-
-
-def _sizes(text: str) -> list[int]:
-  """Parses numbers of ranks.
-
-  >>> _sizes("128,512")
-  [128, 512]
-  """
-  try:
-    return list(dict.fromkeys(_COUNT(part) for part in text.split(",")))
-  except argparse.ArgumentTypeError:
-    raise argparse.ArgumentTypeError(
-        f"{text!r} is no list of numbers of ranks: write them like 128,512,2048") from None

@@ -111,6 +111,21 @@ def number(what: str, least: float, most: float = math.inf, *, whole: bool = Tru
   return parse
 
 
+def listed(parse: Callable[[str], Any], example: str) -> Callable[[str], list[Any]]:
+  """Makes a parser of several values with commas between them; each counts once.
+
+  >>> listed(number("the number of ranks", 1), "128,512")("128,512,128")
+  [128, 512]
+  """
+  def parse_all(text: str) -> list[Any]:
+    try:
+      return list(dict.fromkeys(parse(part.strip()) for part in text.split(",")))
+    except argparse.ArgumentTypeError as error:
+      raise argparse.ArgumentTypeError(f"{error}: write them like {example}") from None
+
+  return parse_all
+
+
 def window(text: str) -> tuple[int | None, int | None]:
   """Parses "A:B".
 

@@ -18,8 +18,7 @@ _CLOCK = "/sys/devices/system/clocksource/clocksource0"
 
 
 def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = None,
-                  devices: Iterable[Any] = (),
-                  environment: Mapping[str, str] | None = None) -> Locality:
+                  devices: Iterable[Any] = ()) -> Locality:
   """Reads where this process runs. Missing sources leave fields empty; nothing is an error.
 
   Args:
@@ -27,11 +26,9 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
     process: index of this process in its job.
     devices: JAX devices of this process, or anything with their attributes; they are only looked
       at.
-    environment: variables such as CUDA_VISIBLE_DEVICES; None takes this process's own, or none for
-      another root.
   """
   tree = Tree(root)
-  environment = (os.environ if tree.live else {}) if environment is None else environment
+  environment = os.environ if tree.live else {}
   sources = ["sysfs"] if tree.exists("/sys") else []
   notes: list[str] = []
   gpus, nics = read_gpus(tree), read_nics(tree)

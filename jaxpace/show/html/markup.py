@@ -62,9 +62,9 @@ def prose(sentence: str) -> Markup:
   return joined([element("code", part) if i % 2 else text(part) for i, part in enumerate(parts)])
 
 
-def joined(parts: list[Markup], between: str = "") -> Markup:
+def joined(parts: list[Markup]) -> Markup:
   """Several elements, one after the other."""
-  return Markup(text(between).join(parts))
+  return Markup("".join(parts))
 
 
 Cell = Markup | str | int | None
