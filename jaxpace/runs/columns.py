@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from jaxpace.files.schemas import RANKS, TIME
-from jaxpace.runs import schema
 from jaxpace.runs.run import MISSING
-from jaxpace.runs.step_causes import HOST_CAUSES, PAUSES, TIMES
+from jaxpace.runs.step_causes import PAUSES
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
@@ -60,8 +59,6 @@ ABSENT = {"attempt": 0, "collective": 0}
 _USERS = ("host_", "decision_")
 """Begin the names of columns that users and pacers name as they like, `host_pauses_ns` say: they
 hold floats."""
-_COUNTS = ("bytes", *(cause.column for cause in HOST_CAUSES if cause.name not in TIMES))
-_OURS = {"name", "axis", *LIMITS, *_COUNTS, *schema.HOSTS.names}
 
 
 def is_whole(name: str) -> bool:
@@ -71,11 +68,8 @@ def is_whole(name: str) -> bool:
 
 def name_fault(names: Sequence[str]) -> str | None:
   """What is wrong about the names of a part's columns."""
-  counts = Counter(names)
-  twice = [name for name, number in counts.items() if number > 1
-           and (name in _OURS or is_whole(name)
-                or name.startswith("decision_"))]
-  return f"it has {counts[twice[0]]} columns {twice[0]!r}" if twice else None
+  (name, count), = Counter(names).most_common(1) or [("", 0)]
+  return f"it has {count} columns {name!r}" if count > 1 else None
 
 
 def type_fault(field: pa.Field) -> str | None:

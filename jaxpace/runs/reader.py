@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import pathlib
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from jaxpace.runs.cells import StepAxis
 from jaxpace.runs.collectives import choose
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
-from jaxpace.runs.problems import describe, kept_from_recording, plural, why_unreadable
+from jaxpace.runs.problems import describe, kept_from_recording, why_unreadable
 from jaxpace.runs.run import Process, Run, RunError
 from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
@@ -70,31 +71,31 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   processes = tuple(
       Process(number, said.get("hostname") or "", tuple(said.get("ranks") or ()), said)
       for number, said in read_processes(path, run_id, problems))
-  tables = {name: open_table(path, name, run_id) for name in ("steps", "collectives")}
-  steps_table, collectives_table = tables["steps"], tables["collectives"]
+  tables = [open_table(path, name, run_id) for name in ("steps", "collectives")]
+  steps_table, collectives_table = tables
   if not steps_table.rows and not collectives_table.rows:
-    problems += [problem for table in tables.values() for problem in table.problems]
-    raise RunError(nothing_read(path, run_id, _skipped(tables), processes, problems))
+    raise RunError(nothing_read(path, tables, processes))
 
-  axis = StepAxis.over([t.step_range for t in tables.values() if t.rows], window,
-                       lambda: np.concatenate([t.distinct("step") for t in tables.values()]),
-                       max(t.rows for t in tables.values()))
+  axis = StepAxis.over([t.step_range for t in tables if t.rows], window,
+                       lambda: np.concatenate([t.distinct("step") for t in tables]),
+                       max(t.rows for t in tables))
+  low, high = (pick(t.step_range[end] for t in tables if t.rows)
+               for end, pick in enumerate((min, max)))
   if axis.size == 0:
-    low, high = _span(tables.values())
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
   declared = _declared_ranks(info, processes)
-  ranks = dense.count_ranks(path, tuple(tables.values()), declared, axis, problems)
+  ranks = dense.count_ranks(path, tables, declared, axis, problems)
   chosen = choose(info, collectives_table, axis, ranks) if steps_table.rows else None
   run = dense.build(path, info, processes, steps_table, collectives_table, axis, ranks,
                     declared=declared, window=window, chosen=chosen, progress=progress)
-  skipped = _skipped(tables)
-  for table in tables.values():
+  skipped: Counter[str] = Counter()
+  for table in tables:
     problems.extend(table.problems)
+    skipped.update(table.skipped)
   if not any((attempt >= 0).any() for attempt in (run.attempt,
                                                   *(c.attempt for c in run.collectives))):
     if skipped["torn"]:
-      raise RunError(nothing_read(path, run_id, skipped, processes, problems))
-    low, high = _span(tables.values())
+      raise RunError(nothing_read(path, tables, processes))
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
   attempt = run.attempt
@@ -111,13 +112,6 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
                              problems=tuple(problems), locality=tuple(places),
                              host_samples=samples if samples.time_ns.size else None,
                              listening=listening if listening.step.size else None)
-
-
-def _skipped(tables: Mapping[str, TableFiles]) -> Counter[str]:
-  skipped: Counter[str] = Counter()
-  for table in tables.values():
-    skipped.update(table.skipped)
-  return skipped
 
 
 def check_directory(path: pathlib.Path) -> None:
@@ -221,54 +215,20 @@ def _declared_ranks(info: dict[str, Any], processes: Sequence[Process]) -> int:
   return max(filter(None, candidates), default=0)
 
 
-def _span(tables: Any) -> tuple[int, int]:
-  ranges = [t.step_range for t in tables if t.rows]
-  return min(r[0] for r in ranges), max(r[1] for r in ranges)
-
-
-_SPLIT = " left out: "
-
-
-def nothing_read(path: pathlib.Path, run: str | None, skipped: Mapping[str, int],
-                 processes: Sequence[Process], problems: Sequence[str]) -> str:
-  """Says it, and names the files that lie there.
-
-  Args:
-    path: run directory.
-    run: id of the run.
-    skipped: files left out, by reason.
-    processes: what the processes said of themselves.
-    problems: what was found while reading.
-  """
-  reasons = Counter(reason for problem in problems
-                    for name, found, reason in [problem.partition(_SPLIT)]
-                    if found and name.endswith(".parquet"))
-  if reasons:
-    (reason, number), *others = reasons.most_common()
-    first = next(problem.partition(_SPLIT)[0]
-                 for problem in problems if problem.endswith(_SPLIT + reason))
-    which = first if number == 1 else f"{number:,} parts, {first} the first of them,"
-    more = f" ({sum(count for _, count in others):,} more for other reasons)" if others else ""
-    torn = reason.startswith(("torn", "empty"))
-    because = f"{'it is ' if torn else ''}{reason.rstrip('.')}"
-    return (f"No row of {path} can be read: {which} left out because {because}{more}."
-            + (" Was it copied completely?" if torn else ""))
-  if skipped.get("torn"):
-    return (f"No row of {path} can be read: {plural(skipped['torn'], 'part')} torn or corrupt. "
-            "Was it copied completely?")
-  outside = [problem for problem in problems if "is not a number from" in problem
-             or "holds rows without" in problem]
-  if outside:
-    return f"No row of {path} can be used: {outside[0]}"
-  if skipped.get("foreign"):
-    return (f"{path} has no rows of its own run {run}, only {plural(skipped['foreign'], 'part')} "
-            "of other runs. Was run.json overwritten, or the directory used twice?")
+def nothing_read(path: pathlib.Path, tables: Sequence[TableFiles],
+                 processes: Sequence[Process]) -> str:
+  """Says it and why: what is wrong with the tables' files, else what the processes say."""
+  said = list(dict.fromkeys(problem for table in tables for problem in table.problems))
+  if said:
+    more = f" (and {len(said) - 1:,} more like this)" if len(said) > 1 else ""
+    hint = (" Was it copied completely?" if any(table.torn for table in tables)
+            and re.search("torn|empty|corrupt", said[0]) else
+            " Was run.json overwritten, or the directory used twice?"
+            if any(table.skipped["foreign"] for table in tables) else "")
+    return f"No row of {path} can be read: {said[0].rstrip('.')}{more}.{hint}"
   kept = [reason for process in processes for reason in kept_from_recording(process)]
   if kept:
     return f"{path} holds a run without a single recorded step. {' '.join(kept[:3])}"
-  named = [problem for problem in problems if "not named as parts" in problem]
-  if named:
-    return f"{path} holds no part of a run: {named[0]}"
   if why := _ran_bare(path, processes):
     return f"{path} holds a run without a single recorded step: {why}"
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
