@@ -24,7 +24,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, regular_file
 from jaxpace.record.columns import Columns
 from jaxpace.runs import schema
-from jaxpace.runs.table_reader import Part, parse_part_name
+from jaxpace.runs.table_reader import Part, outermost, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
@@ -144,12 +144,10 @@ class PartStore:
       named = parse_part_name(name)
       if named and (named.run, named.process) == (self._run, self._process):
         found.append(named)
-    found.sort(key=lambda p: (p.first, -p.last))
     parts: list[_Part] = []
-    for part in found:
-      if parts and part.last <= parts[-1].id.last:
-        self._folder.unlink(part.file_name)
-        continue
+    for part in outermost(found):
+      for leftover in part.inside:
+        self._folder.unlink(leftover.file_name)
       try:
         with self._open(part) as file:
           rows = pq.read_metadata(file).num_rows
@@ -195,12 +193,11 @@ class PartStore:
     self._parts = merged
 
   def _merge_group(self, group: list[_Part], level: int) -> list[_Part]:
-    """Merges parts into one; one that can't be read stays as it is, and those before and after it
-    are merged apart."""
+    """Merges parts into one; where one can't be read, they all stay as they are."""
     if len(group) == 1:
       return [group[0]._replace(level=level)]
     tables: list[pa.Table] = []
-    for at, part in enumerate(group):
+    for part in group:
       try:
         tables.append(self._read(part))
         data = pa.concat_tables(tables, promote_options="default")
@@ -208,10 +205,7 @@ class PartStore:
         _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
                      self._folder.path / part.id.file_name, str(error).partition("\n")[0][:200])
         # Too large to be merged with anything.
-        damaged = part._replace(rows=self._merge_rows, level=_NEVER_MERGED)
-        rest = group[at + 1:]
-        return [*(self._merge_group(group[:at], level) if at else []), damaged,
-                *(self._merge_group(rest, level) if rest else [])]
+        return [each._replace(rows=self._merge_rows, level=_NEVER_MERGED) for each in group]
     merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)
     self._write(merged.id, data.unify_dictionaries())
     for part in group:

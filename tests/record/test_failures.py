@@ -42,7 +42,7 @@ BOTH = {
     "process": (describe, "process"), "share": (distributed, "share_string"),
     "sample": (HostSampler, "__init__"), "intake": (intake.Intake, "__init__"),
     "begin": (ExecutionOrder, "__init__"), "collect": (collect.Collector, "collect"),
-    "order": (ExecutionOrder, "settle"), "lay out": (programs, "device"),
+    "order": (ExecutionOrder, "settle"), "lay out": (programs.PlannedPrograms, "device"),
     "meet": (intake.ring_file, "write_plan"), "write": (PartStore, "append"),
     "close ring": (RingCopier, "close"),
 }

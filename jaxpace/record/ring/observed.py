@@ -102,8 +102,71 @@ class PlannedPrograms:
 
   def device(self, steps: Sequence[StepCalls], executions: Mapping[int, Executions], rank: int
              ) -> DeviceSteps:
-    """Lays the executions of one device out by step."""
-    return device(steps, executions, self, rank)
+    """Lays the executions of one device out by step.
+
+    Args:
+      steps: in order.
+      executions: by number of the program; those of other steps are left out.
+      rank: the device's. Programs that don't run on it are not awaited.
+    """
+    count = len(steps)
+    found = np.zeros(count, np.int64)
+    expected = np.zeros(count, np.int64)
+    spans: list[tuple[np.ndarray, ...]] = []
+    rows: list[tuple[np.ndarray, ...]] = []
+    last = np.zeros(count, np.int64)
+    earlier = [calls_before(step.ranges, self) for step in steps]
+    sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
+    columns: Columns = {}
+    for number in sorted({one.program for step in steps for one in step.ranges}):
+      program = self.by_number.get(number)
+      if program is None or program.program.bare or rank not in program.program.ranks:
+        continue
+      own = [(at, one.begin, one.end, before) for at, step in enumerate(steps)
+             for one, before in zip(step.ranges, earlier[at], strict=True) if one.program == number]
+      at, begin, end, before = (np.array(column, np.int64) for column in zip(*own, strict=True))
+      np.add.at(expected, at, end - begin)
+      all_of_it = executions.get(number)
+      if all_of_it is None or not len(all_of_it.number):
+        continue
+      place = np.searchsorted(begin, all_of_it.number, side="right") - 1
+      inside = (place >= 0) & (all_of_it.number < end[np.maximum(place, 0)])
+      step, call = at[place], all_of_it.number - begin[place] + before[place]
+      np.add.at(found, step[inside], 1)
+      spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
+      collectives = program.program.collectives
+      ran = occurrences(all_of_it, collectives)
+      phases = np.array([PHASES.get(each.phase, COMPUTE) for each in collectives], np.int64)
+      phase = phases[np.searchsorted([each.index for each in collectives], ran.collective)
+                     ] if len(ran.iteration) else ran.iteration
+      counted = inside[ran.execution]
+      np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
+      begun = all_of_it.start_ns
+      if program.program.paced is not None:
+        decided = decisions_of(within(all_of_it, executions.get(program.program.paced, NOTHING)))
+        for name, values in columns_of(decided, program.program.decisions).items():
+          column = columns.setdefault(name, np.ma.masked_all(count, values.dtype))
+          column[step[inside]] = values[inside]
+        # What a delay takes is nothing that the device computes.
+        begun = begun + np.ma.filled(nanoseconds(decided.applied), 0)
+      total = sums(begun, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns, phase)
+      np.add.at(sync, step[inside], total.sync[inside])
+      for kind in range(4):
+        known = inside & (total.computed[:, kind] >= 0)
+        computed[step[known], kind] = np.maximum(computed[step[known], kind], 0)
+        np.add.at(computed[:, kind], step[known], total.computed[known, kind])
+      rows.append(_slots(number, program, self, ran, inside, step, call))
+    start, stop, idle = _spans(spans, count)
+    joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
+        np.empty(0, np.int64)] * 4
+    order = np.lexsort((joined[1], joined[2], joined[0]))
+    columns |= {"sync_ns": sync, "last_exit_ns": np.ma.masked_array(last, last == 0)}
+    for name, kind in _PHASES:
+      values = computed[:, kind]
+      columns[name] = np.ma.masked_array(np.maximum(values, 0), values < 0)
+    return DeviceSteps((found == expected) & (expected > 0), found < expected, start, stop, columns,
+                       dict(zip(("row", "slot", "enter_ns", "exit_ns"),
+                                (column[order] for column in joined), strict=True)), idle)
 
   def block(self, number: int, call: int) -> int:
     """First slot of the call-th execution of a program, or one like it, in a step; -1 where no
@@ -202,76 +265,6 @@ def calls_before(ranges: Sequence[Range], programs: PlannedPrograms) -> list[int
     before.append(seen.get(first, 0))
     seen[first] = before[-1] + one.end - one.begin
   return before
-
-
-def device(steps: Sequence[StepCalls], executions: Mapping[int, Executions],
-           programs: PlannedPrograms, rank: int) -> DeviceSteps:
-  """Lays the executions of one device out by step.
-
-  Args:
-    steps: in order.
-    executions: by number of the program; those of other steps are left out.
-    programs: what the timestamps mean.
-    rank: the device's. Programs that don't run on it are not awaited.
-  """
-  count = len(steps)
-  found = np.zeros(count, np.int64)
-  expected = np.zeros(count, np.int64)
-  spans: list[tuple[np.ndarray, ...]] = []
-  rows: list[tuple[np.ndarray, ...]] = []
-  last = np.zeros(count, np.int64)
-  earlier = [calls_before(step.ranges, programs) for step in steps]
-  sync, computed = np.zeros(count, np.int64), np.full((count, 4), -1, np.int64)
-  columns: Columns = {}
-  for number in sorted({one.program for step in steps for one in step.ranges}):
-    program = programs.by_number.get(number)
-    if program is None or program.program.bare or rank not in program.program.ranks:
-      continue
-    own = [(at, one.begin, one.end, before) for at, step in enumerate(steps)
-           for one, before in zip(step.ranges, earlier[at], strict=True) if one.program == number]
-    at, begin, end, before = (np.array(column, np.int64) for column in zip(*own, strict=True))
-    np.add.at(expected, at, end - begin)
-    all_of_it = executions.get(number)
-    if all_of_it is None or not len(all_of_it.number):
-      continue
-    place = np.searchsorted(begin, all_of_it.number, side="right") - 1
-    inside = (place >= 0) & (all_of_it.number < end[np.maximum(place, 0)])
-    step, call = at[place], all_of_it.number - begin[place] + before[place]
-    np.add.at(found, step[inside], 1)
-    spans.append((step[inside], all_of_it.start_ns[inside], all_of_it.end_ns[inside]))
-    collectives = program.program.collectives
-    ran = occurrences(all_of_it, collectives)
-    phases = np.array([PHASES.get(each.phase, COMPUTE) for each in collectives], np.int64)
-    phase = phases[np.searchsorted([each.index for each in collectives], ran.collective)
-                   ] if len(ran.iteration) else ran.iteration
-    counted = inside[ran.execution]
-    np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
-    begun = all_of_it.start_ns
-    if program.program.paced is not None:
-      decided = decisions_of(within(all_of_it, executions.get(program.program.paced, NOTHING)))
-      for name, values in columns_of(decided, program.program.decisions).items():
-        column = columns.setdefault(name, np.ma.masked_all(count, values.dtype))
-        column[step[inside]] = values[inside]
-      # What a delay takes is nothing that the device computes.
-      begun = begun + np.ma.filled(nanoseconds(decided.applied), 0)
-    total = sums(begun, all_of_it.end_ns, ran.execution, ran.enter_ns, ran.exit_ns, phase)
-    np.add.at(sync, step[inside], total.sync[inside])
-    for kind in range(4):
-      known = inside & (total.computed[:, kind] >= 0)
-      computed[step[known], kind] = np.maximum(computed[step[known], kind], 0)
-      np.add.at(computed[:, kind], step[known], total.computed[known, kind])
-    rows.append(_slots(number, program, programs, ran, inside, step, call))
-  start, stop, idle = _spans(spans, count)
-  joined = [np.concatenate(column) for column in zip(*rows, strict=True)] if rows else [
-      np.empty(0, np.int64)] * 4
-  order = np.lexsort((joined[1], joined[2], joined[0]))
-  columns |= {"sync_ns": sync, "last_exit_ns": np.ma.masked_array(last, last == 0)}
-  for name, kind in _PHASES:
-    values = computed[:, kind]
-    columns[name] = np.ma.masked_array(np.maximum(values, 0), values < 0)
-  return DeviceSteps((found == expected) & (expected > 0), found < expected, start, stop, columns,
-                     dict(zip(("row", "slot", "enter_ns", "exit_ns"),
-                              (column[order] for column in joined), strict=True)), idle)
 
 
 def _slots(number: int, program: PlannedProgram, programs: PlannedPrograms, ran, inside: np.ndarray,
