@@ -204,7 +204,8 @@ class FoundRecorder(Recorder):
     if self._intake is not None and jax.process_index() == 0 and self.lost["stopped"] is None:
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else
-                f"{self.directory} has no steps: no program with collectives ran three times.")
+                f"{self.directory} has no steps: no program with collectives ran three times, and "
+                "none that came to its end is a loop of 20 iterations.")
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

@@ -213,11 +213,47 @@ def test_one_function_on_several_submeshes_is_one_step_of_all_their_ranks(tmp_pa
   assert len(run.steps) == 20 and run.ranks == 4 and not run.silent.size
 
 
-def test_training_that_is_one_program_has_no_step_and_that_is_said(tmp_path):
+def test_a_program_that_ran_once_is_no_step_and_that_is_said(tmp_path):
   with jaxpace.observed(tmp_path / "run"):
     train(1)
   with pytest.raises(RunError, match="what ran three times"):
     read_run(tmp_path / "run")
+
+
+def whole_training(name, layers, steps):
+  """Training that is one program by this name: steps of so many layers, rank 2 late in each."""
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+
+  def step(w, _):
+    late = jnp.where(jax.lax.axis_index("data") == 2, 8e-3, 0.0)
+    def layer(w, _):
+      return jax.lax.pmean(jnp.tanh(w), "data"), None
+    w, _ = jax.lax.scan(layer, w, length=layers)
+    return jax.lax.psum(jaxpace.delay(w, late), "data"), None
+
+  def whole(w):
+    return jax.lax.scan(step, w, length=steps)[0]
+
+  whole.__name__ = name
+  return jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+
+def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
+  fit, w = whole_training("fit", 3, 40), jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    found = np.asarray(fit(fit(w)))
+  assert inside.step.programs == ("an iteration of fit",)
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 80 and len(run.collectives) == 3 + 1
+  assert any(2 in each.ranks for each in diagnose(run).findings)
+  np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
+
+
+@pytest.mark.parametrize("name, steps", [("train_step", 40), ("fit", 12)])
+def test_a_loop_in_a_step_or_a_short_one_is_no_training(tmp_path, name, steps):
+  with jaxpace.observed(tmp_path / "run") as inside:
+    whole_training(name, 3, steps)(jnp.ones((4, 4))).block_until_ready()
+  assert inside.step is None
 
 
 def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeypatch, capsys):

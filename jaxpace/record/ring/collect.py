@@ -21,7 +21,15 @@ from jaxpace.core.detail import every, is_detailed
 from jaxpace.core.observed import TAG_BITS
 from jaxpace.core.ring_layout import NUMBER, VALUES
 from jaxpace.observation.clocks import host_ring
-from jaxpace.record.ring.executions import NOTHING, DeviceBuffer, Executions, Splitter, join, part
+from jaxpace.record.ring.executions import (
+  NOTHING,
+  DeviceBuffer,
+  Executions,
+  Splitter,
+  iterations,
+  join,
+  part,
+)
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -88,6 +96,9 @@ class Detail:
 MOST_MARKS = 1 << 22
 """Timestamps of one program and device that wait for a `record` call, at most; the oldest are
 dropped."""
+_MANY, _MOSTLY = 20, 0.8
+"""Iterations and fraction of a program's time from which on its loop is training: a loop over
+layers, or over micro-batches, is a part of a step."""
 _OWN = np.uint32((1 << TAG_BITS) - 1)
 
 
@@ -169,6 +180,26 @@ class Collector:
                    for each in self._ended.get((buffer, program), ()))
                for buffer in range(self.buffers)) * 1e-9
 
+  def iterate(self, program: int, tag: int, other: int) -> int:
+    """Takes the iterations of a program's loop, which end with each timestamp that has a tag, for
+    executions of another program.
+
+    Returns:
+      How many there are on all its devices; 0, and nothing is taken, where the loop has few, or is
+      not most of what the program does.
+    """
+    cut = {}
+    for buffer in range(self.buffers):
+      ran = join(self._ended.get((buffer, program), [NOTHING]))
+      if len(ran.number):
+        cut[buffer] = iterations(ran, tag)
+        if not _is_most(cut[buffer], ran):
+          return 0
+    for buffer, each in cut.items():
+      self._ended[buffer, other] = [each]
+      self._pass(buffer, other, len(each.number))
+    return min((len(each.number) for each in cut.values()), default=0)
+
   def take(self, buffer: int, program: int, before: int) -> Executions:
     """Takes out the executions with numbers below `before`."""
     return self._take(buffer, program, lambda kept: np.searchsorted(kept.number, before))
@@ -238,9 +269,19 @@ class Collector:
       while len(kept) > 1 and sum(len(each.ns) for each in kept) > MOST_MARKS:
         kept.pop(0)
 
-
   def _pass(self, buffer: int, program: int, count: int) -> None:
     self._passed[buffer, program] = max(count, self.passed(buffer, program))
+
+
+def _is_most(cut: Executions, ran: Executions) -> bool:
+  """Whether a loop has many iterations, and they take most of the time of its program. What comes
+  before the loop is in the first one of each execution."""
+  count, begins = len(cut.number), len(ran.number)
+  if count < _MANY * begins:
+    return False
+  took = cut.end_ns - cut.start_ns
+  later = np.diff(np.searchsorted(ran.end_ns, cut.end_ns), prepend=-1) == 0
+  return bool(took[later].mean() * count >= _MOSTLY * (ran.end_ns - ran.start_ns).sum())
 
 
 def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> None:

@@ -71,6 +71,26 @@ def part(whole: Executions, begin: int, end: int) -> Executions:
                     whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])
 
 
+def iterations(ran: Executions, tag: int) -> Executions:
+  """Takes the iterations of a loop for executions: they end with each timestamp that has a tag.
+  What follows the last one of an execution is left out.
+
+  >>> at = np.arange(6)
+  >>> ran = Executions(np.array([0]), np.array([9]), np.array([20]), 0 * at,
+  ...                  np.array([2, 3, 2, 3, 2, 3], np.uint32), 10 + at)
+  >>> cut = iterations(ran, 3)
+  >>> cut.number.tolist(), cut.start_ns.tolist(), cut.end_ns.tolist(), cut.of.tolist()
+  ([0, 1, 2], [9, 11, 13], [11, 13, 15], [0, 0, 1, 1, 2, 2])
+  """
+  ends = np.flatnonzero(ran.tag == tag)
+  own, end_ns = ran.of[ends], ran.ns[ends]
+  begins = np.diff(own, prepend=-1) > 0
+  start_ns = np.where(begins, ran.start_ns[own], np.roll(end_ns, 1))
+  of = np.searchsorted(ends, np.arange(len(ran.tag)))
+  kept = np.append(own, -1)[of] == ran.of
+  return Executions(np.arange(len(ends)), start_ns, end_ns, of[kept], ran.tag[kept], ran.ns[kept])
+
+
 class Splitter:
   """Splits the events of one program and device as they come.
 

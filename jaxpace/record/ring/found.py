@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,7 +13,10 @@ import jax
 import msgspec
 import numpy as np
 
+from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.plan import Collective
 from jaxpace.hosts import distributed
+from jaxpace.observation import programs
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.columns import UNKNOWN, DeviceSteps, Range, StepCalls
 from jaxpace.record.ring import finding
@@ -156,18 +160,25 @@ class StepFinder:
     self._ran = 0.0
     self._others: list[tuple[int, int]] = []
     self._taken: list[dict[str, Any]] = []
-    self._next = first_step
+    self._next, self._iterates = first_step, True
+    # Programs that stand for the iterations of another one's loop.
+    self._iterated: set[int] = set()
     self.found: Step | None = None
     """What is taken for the step, once that is known."""
 
   def cut(self, fresh: list[tuple[int, int]], last: bool) -> list[StepCalls]:
     """Takes in what was executed, and returns the steps that are over; `last` says that nothing
     will be executed any more."""
+    # What was taken for executions by itself comes as such, too.
+    fresh = [each for each in fresh if each[0] not in self._iterated]
     self._order += fresh
     if self._order and self._since is None:
       self._since = time.monotonic()
     if self.found is None:
-      self._take(self._agree(self._find(self._order, last), last, 0))
+      found = self._find(self._order, last)
+      if found is None and last and self._iterates and self._iterate():
+        found = self._find(self._order, last)
+      self._take(self._agree(found, last, 0))
     self._note_others(fresh)
     if self.found is None:
       return []
@@ -190,6 +201,7 @@ class StepFinder:
     """
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _first: found if last else None, self._next)
+    other._iterates = False
     return other.cut(list(self._order), True)
 
   def _take(self, found: Step | None) -> bool:
@@ -201,6 +213,36 @@ class StepFinder:
                         "first_step": self._next})
     self._source.tell_step({**self._taken[-1], "before": self._taken[:-1]})
     return True
+
+  def _iterate(self) -> bool:
+    """Where training is one program, which ran once or twice, takes the iterations of its outermost
+    loop for what was executed; says whether it does. A program that is called a step is one."""
+    numbers = dict.fromkeys(number for number, _ in self._order)
+    main = self._name(max(numbers, key=self._collector.seconds)) if numbers else "step"
+    if "step" in main:
+      return False
+    # It may have been compiled twice, for what it is given first and for what it returns.
+    order = [each for number in numbers if self._name(number) == main
+             for each in self._iterations(self._source.by_number[number].program)]
+    self._order = order or self._order
+    return bool(order)
+
+  def _iterations(self, program: ObservedProgram) -> list[tuple[int, int]]:
+    """The iterations of a program's loop as executions of another program; [] where it has none
+    that is training."""
+    inside = _in_a_loop(program)
+    if not inside:
+      return []
+    iteration = dataclasses.replace(
+        program, number=programs.next_number(), name=f"an iteration of {program.name}",
+        collectives=tuple(dataclasses.replace(one, loops=one.loops[1:]) for one in inside))
+    last = [one for one in inside if _is_each_time(one)][-1]
+    count = self._collector.iterate(program.number, last.exit_tags[0], iteration.number)
+    if count:
+      self._iterated.add(iteration.number)
+      programs.add(iteration)
+      self._source.meet()
+    return [(iteration.number, at) for at in range(count)]
 
   def _cut(self, last: bool) -> list[StepCalls]:
     assert self.found is not None
@@ -276,3 +318,19 @@ class StepFinder:
       if number in self._source.by_number and self._name(number) not in steps:
         for buffer in range(self._collector.buffers):
           self._collector.take(buffer, number, kept.get(number, _ALL))
+
+
+def _in_a_loop(program: ObservedProgram) -> list[Collective]:
+  """A program's collectives in one of its outermost loops, the one that has most of those that run
+  once in each iteration; [] where none has."""
+  inside: dict[str, list[Collective]] = {}
+  for one in program.collectives:
+    if one.loops:
+      inside.setdefault(one.loops[0].name, []).append(one)
+  return max(inside.values(), key=lambda own: sum(map(_is_each_time, own)), default=[]) if any(
+      map(_is_each_time, program.collectives)) else []
+
+
+def _is_each_time(one: Collective) -> bool:
+  """Whether it runs once in each iteration of the loop that it is in."""
+  return len(one.loops) == 1 and not one.conditional
