@@ -262,7 +262,8 @@ class Recorder(Recording):
     # Of steps without timestamps nothing comes.
     bare = any(one.bare for one in self.programs)
     if left > 0 and (bare or intake.underway) and (ranks := len(intake.ranks)):
-      writer.add_lost(left, ranks)
+      writer.losses.lost_rows += left * ranks
+      writer.losses.holes += 1
     intake.last = True
 
   def closed(self) -> None:

@@ -38,7 +38,7 @@ class Recording:
   """What all recorders share. Those of one source of timestamps inherit, and say what `record`
   does.
 
-  For them are `takes`, `sample` and `terminate`, and some to make their own: `prepare`,
+  For them are `takes` and `terminate`, and some to make their own: `prepare`,
   `bring_in`, `bring_in_last` and `closed`.
   """
 
@@ -165,11 +165,7 @@ class Recording:
     except Exception:
       writer.release()
       raise
-    try:
-      describe.write(directory, identity.run, place)
-    except OSError as error:
-      _LOG.warning("Where process %d runs is not written down: %s", process,
-                   explain(error, directory))
+    describe.write(directory, identity.run, place)
     return writer
 
   def measure(self, cause: str) -> AbstractContextManager[None]:
@@ -212,15 +208,6 @@ class Recording:
       raise RuntimeError(
           "record() outside of the recorder's `with` block: open the recorder around the loop.")
     return None
-
-  def sample(self, columns: dict[str, float]) -> tuple[host.Sample, dict[str, float]]:
-    """What the host did since the last call, and the user's columns of this step.
-
-    Raises:
-      TypeError: a column is not a number.
-    """
-    extra = self._host_columns(columns) if columns else {}
-    return self._causes.sample(), extra
 
   def terminate(self, writer: Writer) -> None:
     """A step boundary after SIGTERM: gets everything to the disk, then lets the process go the way

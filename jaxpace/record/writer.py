@@ -123,11 +123,6 @@ class Writer:
     self._failure = error
     self.poke()
 
-  def add_lost(self, steps: int, ranks: int) -> None:
-    """Counts the last steps of a run as lost, on so many ranks of this process."""
-    self.losses.lost_rows += steps * ranks
-    self.losses.holes += 1
-
   def flush(self, timeout: float) -> bool:
     """Writes everything that has come so far.
 

@@ -154,7 +154,7 @@ class ProfiledRecorder(Recording, Recordable):
     if not self._checked:
       _waitable(result)
       self._checked = True
-    sample, extra = self.sample(host_columns)
+    extra, sample = self._host_columns(host_columns), self._causes.sample()
     self._step += 1
     if self._began is not None:
       self._steps.append(StepCalls(self._step - 1, (), sample, extra))

@@ -68,38 +68,6 @@ def held_in_ring(plan: Plan) -> list[tuple[Decisions, np.ndarray]]:
   return [(decisions_of(each), _times(each, plan)) for each in ran if len(each.number)]
 
 
-def read_steps(plan: Plan, program: PlannedProgram, numbers: np.ndarray, ran: Executions
-               ) -> DeviceSteps:
-  """Lays out what one device did in the executions with these numbers, each of which is a step.
-
-  A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
-  be separated are `compute_ns`. Phases that occur several times add up. A timestamp that is 0 was
-  not taken: what it bounds is null.
-
-  Args:
-    plan: of the step.
-    program: the slots of its collectives.
-    numbers: [K] rising.
-    ran: executions of the program on the device.
-  """
-  ran, whole = _aligned(ran, numbers)
-  times, own = _times(ran, plan), decisions_of(ran)
-  columns = _phases(times, times != 0, plan) | columns_of(own, plan.decisions)
-  each = occurrences(ran, program.program.collectives)
-  slot = program.slot(each.collective, each.iteration)
-  waits = picked({"row": each.execution, "slot": slot, "enter_ns": each.enter_ns,
-                  "exit_ns": each.exit_ns}, slot >= 0)
-  heard = _held(ran, len(plan.collectives), waits, columns) if plan.holds else {}
-  if plan.inside:
-    inside = each.collective >= len(plan.collectives)
-    _leave_phases(plan, times, each.execution[inside], each.enter_ns[inside],
-                  each.exit_ns[inside], columns)
-    last = np.zeros(len(numbers), np.int64)
-    np.maximum.at(last, each.execution, each.exit_ns)
-    columns["last_exit_ns"] = np.ma.masked_array(last, last == 0)
-  return DeviceSteps(whole, ~whole, ran.start_ns, ran.end_ns, columns, waits, 0, own.step, heard)
-
-
 def _leave_phases(plan: Plan, times: np.ndarray, execution: np.ndarray, enter: np.ndarray,
                   leave: np.ndarray, columns: Columns) -> None:
   """Time in collectives inside of others, which the step's timestamps can't tell from computing,
@@ -249,13 +217,33 @@ class InstrumentedStep(PlannedPrograms):
 
   def device(self, steps: Sequence[StepCalls], executions: Mapping[int, Executions], rank: int
              ) -> DeviceSteps:
-    """Lays the executions of one device out by step."""
+    """Lays the executions of one device out by step.
+
+    A phase the plan has no timestamp for is absent (null), never 0: forward and backward that can't
+    be separated are `compute_ns`. Phases that occur several times add up. A timestamp that is 0 was
+    not taken: what it bounds is null.
+    """
     del rank  # it runs each step
-    assert self._traced is not None, "a step that has run has been traced"
+    plan = self._traced
+    assert plan is not None, "a step that has run has been traced"
     [(number, program)] = self.by_number.items()
-    return read_steps(self._traced, program,
-                      np.array([step.ranges[0].begin for step in steps], np.int64),
-                      executions.get(number, NOTHING))
+    numbers = np.array([step.ranges[0].begin for step in steps], np.int64)
+    ran, whole = _aligned(executions.get(number, NOTHING), numbers)
+    times, own = _times(ran, plan), decisions_of(ran)
+    columns = _phases(times, times != 0, plan) | columns_of(own, plan.decisions)
+    each = occurrences(ran, program.program.collectives)
+    slot = program.slot(each.collective, each.iteration)
+    waits = picked({"row": each.execution, "slot": slot, "enter_ns": each.enter_ns,
+                    "exit_ns": each.exit_ns}, slot >= 0)
+    heard = _held(ran, len(plan.collectives), waits, columns) if plan.holds else {}
+    if plan.inside:
+      inside = each.collective >= len(plan.collectives)
+      _leave_phases(plan, times, each.execution[inside], each.enter_ns[inside],
+                    each.exit_ns[inside], columns)
+      last = np.zeros(len(numbers), np.int64)
+      np.maximum.at(last, each.execution, each.exit_ns)
+      columns["last_exit_ns"] = np.ma.masked_array(last, last == 0)
+    return DeviceSteps(whole, ~whole, ran.start_ns, ran.end_ns, columns, waits, 0, own.step, heard)
 
   def settle(self, detail: Detail) -> dict[str, Any]:
     """See `PlannedPrograms`."""
