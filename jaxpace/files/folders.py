@@ -39,24 +39,24 @@ class Folder:
   """A folder, held open until nobody refers to it. Names in it are those of files, without
   folders."""
 
-  def __init__(self, path: str | os.PathLike[str], *inside: str, make: bool = True):
+  def __init__(self, path: str | os.PathLike[str], *inside: str):
     """Opens a folder.
 
     Args:
       path: a folder that the user named: it must be there, and may be a link.
-      inside: names of folders one inside the other, from `path` on. None of them may be a link.
-      make: whether these are made where they are missing.
+      inside: names of folders one inside the other, from `path` on, made where they are missing.
+        None of them may be a link.
 
     Raises:
       ForeignFileError: one of `inside` is a link, which may lead anywhere.
-      OSError: a folder is missing or can't be opened.
+      OSError: `path` is missing, or a folder can't be opened or made.
     """
     self.path = pathlib.Path(path)
     """Where it was when it was opened."""
     self._closing: weakref.finalize | None = None
     self._hold(os.open(self.path, _HELD))
     for name in inside:
-      self._enter(name, make)
+      self._enter(name)
 
   def open(self, name: str, flags: int) -> int:
     """Opens a file, without following links and without waiting; returns its descriptor.
@@ -214,11 +214,10 @@ class Folder:
     # The system does it then, once no thread can be writing here.
     self._closing.atexit = False
 
-  def _enter(self, name: str, make: bool) -> None:
+  def _enter(self, name: str) -> None:
     path = self.path / name
-    if make:
-      with contextlib.suppress(FileExistsError):
-        os.mkdir(name, dir_fd=self._descriptor)
+    with contextlib.suppress(FileExistsError):
+      os.mkdir(name, dir_fd=self._descriptor)
     if stat.S_ISLNK(self.stat(name).st_mode):
       raise ForeignFileError(f"{path} is a link, and the folders of a run directory are not. "
                              "Remove it; to have the run elsewhere, record to a directory there.")

@@ -145,4 +145,3 @@ class LinksFile(Struct):
                                | None]], Meta(max_length=4096)] = []
   median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
                                       | None]], Meta(max_length=4096)] = []
-  cannot_tell: Line | None = None

@@ -14,7 +14,6 @@ import pathlib
 import platform
 import socket
 import sys
-import time
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -34,12 +33,10 @@ _PACKAGES = ("jaxpace", "jax", "jaxlib", "flax", "numpy", "pyarrow")
 
 
 def process(identity: rundir.RunIdentity, index: int) -> dict[str, Any]:
-  """Describes this process. Its two clocks are read together, so that absolute times can be shown
-  approximately."""
+  """Describes this process."""
   return {
       "schema_version": schema.SCHEMA_VERSION, "run": identity.run, "attempt": identity.attempt,
       "process": index, "hostname": socket.gethostname(), "pid": os.getpid(), "ranks": [],
-      "started": {"monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()},
   }
 
 

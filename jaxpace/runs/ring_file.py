@@ -11,7 +11,7 @@ import contextlib
 import json
 import pathlib
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -98,16 +98,13 @@ def read_pulse(path: pathlib.Path) -> Pulse | None:
   found = header(path)
   if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_BUFFERS:
     return None
-  buffers = int(found["lanes"])
+  blocks = np.zeros(int(found["lanes"]), ring_layout.BUFFER)
   try:
-    with open(path, "rb") as file:
-      file.seek(ring_layout.PAGE)
-      data = file.read(buffers * ring_layout.BLOCK)
+    there = np.fromfile(path, ring_layout.BUFFER, len(blocks), offset=ring_layout.PAGE)
   except OSError:
     return None
-  data = data.ljust(buffers * ring_layout.BLOCK, b"\0")
-  blocks = np.frombuffer(data, ring_layout.BUFFER, buffers)
-  return Pulse(int(found["alive_ns"]), np.array(blocks["head"]))
+  blocks[:len(there)] = there
+  return Pulse(int(found["alive_ns"]), blocks["head"])
 
 
 def header(path: pathlib.Path) -> np.void | None:
@@ -201,23 +198,13 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
   value = parse(read_bytes(path_of(directory, process), LARGEST))
   try:
     said = msgspec.convert(value, ProcessFile)
-    plan = plan_of(value["plan"])
+    programs = msgspec.convert(value["plan"]["programs"], tuple[ObservedProgram, ...])
   except (KeyError, TypeError, ValueError):
     raise UnreadableError("holds no plan of an observed step") from None
-  return ProcessPlan(said.run, said.attempt or 0,
-                     process if said.process is None else said.process, plan)
-
-
-def plan_of(data: dict[str, Any]) -> ObservedPlan:
-  """Makes a plan of its `to_json`; fields of a newer version are left out.
-
-  Raises:
-    KeyError, TypeError, ValueError: it is none.
-  """
-  programs = msgspec.convert(data["programs"], tuple[ObservedProgram, ...])
   if not all(map(_sound, programs)):
-    raise ValueError("it has numbers that no recorder writes")
-  return ObservedPlan(programs)
+    raise UnreadableError("has numbers that no recorder writes")
+  return ProcessPlan(said.run, said.attempt or 0,
+                     process if said.process is None else said.process, ObservedPlan(programs))
 
 
 def _sound(program: ObservedProgram) -> bool:

@@ -44,8 +44,7 @@ class StepCauseMeter:
     """Begins to watch the garbage collector, if it does not yet, and sets the counters' origin."""
     if self._on_gc not in gc.callbacks:
       gc.callbacks.append(self._on_gc)
-    self._cpu, self._switches, self._faults = _used()
-    self._gc_seen = self._gc_total
+    self.sample()
 
   def stop(self) -> None:
     """Leaves the garbage collector alone again."""
@@ -54,7 +53,7 @@ class StepCauseMeter:
 
   def sample(self) -> Sample:
     """Returns what happened since the last sample, in the order of `HOST_CAUSES`."""
-    # As `_used` does, without one more call: a step waits for each.
+    # All of one call: between two steps, when caches hold other things, a call takes 15 us.
     used = resource.getrusage(resource.RUSAGE_SELF)
     cpu, switches = round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw
     collected, faults = self._gc_total, used.ru_majflt
@@ -117,16 +116,6 @@ class StepCauseMeter:
       self._pauses.append((self._gc_start, now))
       self._gc_total += now - self._gc_start
       self._gc_start = 0
-
-
-def _used() -> tuple[int, int, int]:
-  """CPU time of this process, ns to the microsecond, its involuntary switches and major page
-  faults.
-
-  All of one call: between two steps, when caches hold other things, a call takes 15 us.
-  """
-  used = resource.getrusage(resource.RUSAGE_SELF)
-  return round((used.ru_utime + used.ru_stime) * 1e6) * 1000, used.ru_nivcsw, used.ru_majflt
 
 
 class HostCause(NamedTuple):

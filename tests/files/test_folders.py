@@ -90,8 +90,6 @@ def test_the_folders_of_a_run_are_no_links(tmp_path):
   for _ in range(2):
     assert Folder(tmp_path, "hosts", "more").path == tmp_path / "hosts" / "more"
   assert (tmp_path / "hosts" / "more").is_dir()
-  with pytest.raises(FileNotFoundError):
-    Folder(tmp_path, "none", make=False)
 
 
 def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_left(tmp_path):

@@ -5,6 +5,7 @@ import logging
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -12,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.core import ring_layout as layout
+from jaxpace.core.observed import ObservedPlan
 from jaxpace.observation.clocks import host_ring
-from jaxpace.runs.ring_file import plan_of
 from tests.observation import observed_steps as steps
 from tests.quick import long
 
@@ -82,7 +83,7 @@ def test_twenty_steps_have_the_same_bits_and_every_mark_is_there(make, caplog):
     assert max(ns for tag, ns in buffer if tag == program.end_tag) == max(ns for _, ns in buffer)
   assert not any(events[devices:])
   assert sum(host_ring.executions(0, one.number) for one in observed.plan.programs) == 21
-  assert plan_of(observed.plan.to_json()) == observed.plan
+  assert msgspec.convert(observed.plan.to_json(), ObservedPlan) == observed.plan
 
 
 def test_the_plan_says_kind_bytes_axes_groups_loop_and_line():

@@ -5,6 +5,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import pytest
 from jax.extend.mlir import ir
@@ -14,11 +15,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.core import ring_layout
+from jaxpace.core.observed import ObservedPlan
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native import library
 from jaxpace.observation.everywhere import DifferentError
 from jaxpace.observation.partitioned import collectives, dump, mlir, program, streaming
-from jaxpace.runs.ring_file import plan_of
 from tests.observation import observed_steps as steps
 from tests.observation.test_observe import events_of, expected_events
 from tests.quick import long
@@ -92,7 +93,7 @@ def test_steps_have_the_same_bits_and_every_mark_in_its_place(make):
     tags = [tag for tag, _ in buffers[rank]]
     assert {tag: tags.count(tag) for tag in set(tags)} == wanted
     assert tags[0] == made.start_tag and tags[-1] == made.end_tag
-  assert plan_of(observed.plan.to_json()) == observed.plan
+  assert msgspec.convert(observed.plan.to_json(), ObservedPlan) == observed.plan
 
 
 def test_an_all_reduce_that_is_cut_right_away_is_left_together(monkeypatch, launched):
