@@ -26,7 +26,7 @@ class Heartbeat(NamedTuple):
   process: int
   host: str
   pid: int
-  number: int  # counts up: a word that stays the same is an old one
+  number: int  # counts up: a heartbeat that stays the same is an old one
   entered: int  # steps whose function was called, the one it is in included
   completed: int  # steps known to have completed
   phase: str  # where the loop is: "step", "between steps", "compiling", "data", or a pause's name
@@ -34,7 +34,7 @@ class Heartbeat(NamedTuple):
   excused: float  # s since it last announced that it would take long; 0 while it does
   waiting: bool  # whether `age` is past its timeout
   stack: str = ""  # of the loop's thread, where it is asked for
-  left: bool = False  # whether its loop has ended: this is its last word
+  left: bool = False  # whether its loop has ended: this is its last heartbeat
   marks: str = ""  # where its devices are within the step, where that is asked for and known
 
   def to_text(self) -> str:
@@ -51,16 +51,16 @@ class Heartbeat(NamedTuple):
 
 
 class LastHeartbeat(NamedTuple):
-  """A process's last word and how long, by the listener's clock, nothing new has come from it."""
+  """A process's last heartbeat and how long, by the listener's clock, none has followed."""
 
   heartbeat: Heartbeat
   silence: float  # s
-  # whether its loop has ended, by its last word or because that is gone: it is not watched any more
+  # whether its loop has ended, as it says or because it is gone: it is not watched any more
   left: bool = False
 
 
 class Membership:
-  """Remembers the words heard and since when they have been the same. No I/O; `now` is the
+  """Remembers the heartbeats and since when they have been the same. No I/O; `now` is the
   listener's clock."""
 
   def __init__(self) -> None:
@@ -72,8 +72,8 @@ class Membership:
     """Takes in everything that is in the store at the moment.
 
     Args:
-      words: all of them; a process heard before that is not among them has left, as has one that
-        says so.
+      heartbeats: all of them; a process heard before that is not among them has left, as has one
+        that says so.
       now: seconds.
     """
     for heartbeat in heartbeats:
@@ -84,7 +84,7 @@ class Membership:
                   - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left})
 
   def last_heartbeats(self, now: float) -> dict[int, LastHeartbeat]:
-    """Returns the last word of every process that ever said one."""
+    """Returns the last heartbeat of every process that ever published one."""
     return {process: LastHeartbeat(heartbeat, now - self._since[process], process in self._left)
             for process, heartbeat in self._heartbeats.items()}
 
@@ -93,8 +93,8 @@ _CLOSE_SECONDS = 1.0
 
 
 class StoreThread:
-  """Carries this process's word to the store and the others' from there, so that nobody else waits
-  for the store. Methods may be called from any thread.
+  """Carries this process's heartbeat to the store and the others' from there, so that nobody else
+  waits for the store. Methods may be called from any thread.
 
   A call to the store can't be given a time limit, and where process 0 is stopped it returns only
   when that goes on. Then this thread waits, and the watchdog sees that it does.
@@ -106,7 +106,7 @@ class StoreThread:
     Args:
       name: the keys' directory, the same in every process.
       process: this process's index.
-      stale: directory of an earlier watchdog, from which this process's last word may go.
+      stale: directory of an earlier watchdog, from which this process's last heartbeat may go.
     """
     self._name, self._process, self._stale = name, process, stale
     self._lock = threading.Lock()
@@ -126,13 +126,13 @@ class StoreThread:
     self._thread.start()
 
   def carry(self, heartbeat: Heartbeat, read: bool) -> None:
-    """Has a word published, and the others' fetched if `read`. Does not wait."""
+    """Has a heartbeat published, and the others' fetched if `read`. Does not wait."""
     with self._lock:
       self._heartbeat, self._read = heartbeat, self._read or read
     self._wanted.set()
 
   def last_heartbeats(self) -> dict[int, LastHeartbeat]:
-    """Returns the last word of every process that was heard of."""
+    """Returns the last heartbeat of every process that was heard of."""
     with self._lock:
       return self._membership.last_heartbeats(time.monotonic())
 
@@ -142,10 +142,10 @@ class StoreThread:
       return 0.0 if self._began is None else time.monotonic() - self._began
 
   def close(self, last: Heartbeat) -> None:
-    """Leaves a last word behind and ends the thread; where the store does not answer, leaves them
-    as they are.
+    """Leaves a last heartbeat behind and ends the thread; where the store does not answer, leaves
+    both as they are.
 
-    The others know this process's newest step from it alone: its word before may be half a second,
+    The others know this process's newest step from it alone: the one before may be half a second,
     and many steps, old.
     """
     self._last = last

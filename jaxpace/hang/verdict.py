@@ -20,7 +20,7 @@ def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> flo
   one does.
 
   Args:
-    heard: words by process.
+    last_heartbeats: by process.
     silence: seconds after which a process counts as silent: its excuse no longer holds.
 
   Returns:
@@ -44,9 +44,9 @@ def judge(last_heartbeats: Mapping[int, LastHeartbeat], processes: int, silence:
   """Says who has not arrived.
 
   Args:
-    heard: words by process, this process's own included.
+    last_heartbeats: by process, this process's own included.
     processes: number of processes of the job.
-    silence: seconds without a new word after which a process counts as silent.
+    silence: seconds without a new heartbeat after which a process counts as silent.
     own: this process.
     waited: seconds since a step last completed here.
   """
@@ -80,8 +80,8 @@ def without_service(last_heartbeats: Mapping[int, LastHeartbeat], own: LastHeart
   itself.
 
   Args:
-    heard: words heard before.
-    own: this process's own.
+    last_heartbeats: those heard before, by process.
+    own: this process's.
     waited: seconds since a step last completed here.
   """
   inside = own.heartbeat.entered > own.heartbeat.completed

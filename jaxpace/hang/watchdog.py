@@ -38,13 +38,13 @@ R = TypeVar("R")
 
 _LOG = logging.getLogger("jaxpace")
 _LOOK_SECONDS = 0.2  # between two looks at the loop
-_BEAT_SECONDS = 0.4  # between two words, in a small job
+_BEAT_SECONDS = 0.4  # between two heartbeats, in a small job
 _BEATS_A_SECOND = 1000  # of all processes together: what process 0's store is asked to take
-_SILENCE_BEATS = 3  # a process is silent when so many of its words have not come
-# before the time is up the others' words are read, so that their silence is known then
+_SILENCE_BEATS = 3  # a process is silent when so many of its heartbeats have not come
+# before the time is up the others' heartbeats are read, so that their silence is known then
 _PRELUDE_SECONDS = 4.0
 _GRACE_SECONDS = 1.6  # after the time is up, at most, to hear everyone
-# processes that read all words at a time; in a large job the rest wait for their turn
+# processes that read all heartbeats at a time; in a large job the rest wait for their turn
 _READERS = 16
 _TURN_SECONDS = 2.0
 _SHORTEST, _SHORTEST_ADAPTIVE = 1.0, 10.0
@@ -68,7 +68,7 @@ class Watchdog:
 
   Two threads beside the loop; neither starts anything on a device. Each process publishes twice a
   second how far its loop is (one key of the store that `jax.distributed` runs, overwritten in
-  place, the last word when it leaves its loop). When a step does not complete in time, one process
+  place, a last time when it leaves its loop). When a step does not complete in time, one process
   logs a warning, and writes to the run directory, who has not arrived, where its loop is, and its
   Python stack if its own watchdog can still answer. The loop goes on: nothing is killed.
 
@@ -293,8 +293,8 @@ class Watchdog:
     return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))
 
   def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
-    """Publishes the word if it is time; reads the others' if they are few, or may soon be asked
-    for."""
+    """Publishes the heartbeat if it is time; reads the others' if they are few, or if they may soon
+    be asked for."""
     if self._store_thread is None:
       return
     first = heartbeat.waiting and self._overdue_since is None
@@ -325,7 +325,7 @@ class Watchdog:
       return
     over = now - self._overdue_since
     if self._store_thread.reads < self._reads_before + 2:
-      return  # the others' words are of before the time was up
+      return  # the others' heartbeats are of before the time was up
     if verdict.excused(last_heartbeats, self._silence) < limit:
       self._overdue_since, self._reads_before = now, self._store_thread.reads
       return

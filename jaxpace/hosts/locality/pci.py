@@ -89,15 +89,6 @@ def link(tree: Tree, directory: str) -> Link:
               _width(tree, f"{parent}/max_link_width"))
 
 
-def parse_speed(text: str | None) -> float | None:
-  """GT/s a lane of "16.0 GT/s PCIe"; None for "Unknown"."""
-  match = re.match(r"([\d.]+) GT/s", text or "")
-  try:
-    return float(match[1]) if match else None
-  except ValueError:
-    return None
-
-
 def distance(a: tuple[str, ...], b: tuple[str, ...], node_a: int | None, node_b: int | None) -> str:
   """How far apart two devices are, one of `DISTANCES`.
 
@@ -140,7 +131,9 @@ def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
 
 
 def _speed(tree: Tree, path: str) -> float | None:
-  return parse_speed(tree.text(path))
+  """GT/s a lane of "16.0 GT/s PCIe"; None for "Unknown"."""
+  speed = tree.match(path, r"^(\d+(?:\.\d+)?) GT/s")
+  return float(speed) if speed else None
 
 
 def _width(tree: Tree, path: str) -> int | None:
