@@ -4,7 +4,6 @@ lines for a pipe."""
 from __future__ import annotations
 
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Sequence
 
@@ -57,18 +56,19 @@ class Screen:
     def text(value: object) -> str:
       return plain(value, console.encoding)
 
-    def drawn(sentences: Sequence[Padding]) -> list[Row]:
-      return [row for sentence in sentences
-              for row in console.render_lines(sentence, room, pad=False)]
+    def drawn(lines: Sequence[Row | Padding]) -> list[Row]:
+      return [row for line in lines
+              for row in ([line] if isinstance(line, list)
+                          else console.render_lines(line, room, pad=False))]
 
     rows = [_title(self._look, text), *drawn(_head(self._look, text))]
     # The parts in the order in which they are seen, and how much of each is left where not all fit.
     happened = _happened(self._look, self._unix, text)
     left = height - 2 - len(drawn(happened[:1])) if happened else height
     for part in _parts(self._look, width, console.encoding, text):
-      more = part(_RANKS)
+      more = drawn(part(_RANKS))
       if len(rows) + len(more) > left:
-        more = part(max(_RANKS - (len(rows) + len(more) - left), 0))
+        more = drawn(part(max(_RANKS - (len(rows) + len(more) - left), 0)))
       if len(rows) + len(more) <= left:
         rows += more
     if happened and len(rows) + 3 <= height:
@@ -151,32 +151,28 @@ def _head(look: Snapshot, text: Callable[[object], str]) -> list[Padding]:
   return [state, _wrapped(", ".join(facts), "", 0)] if facts else [state]
 
 
-def _parts(look: Snapshot, width: int, encoding: str,
-           text: Callable[[object], str]) -> list[Callable[[int],
-                                                           list[Row]]]:
+def _parts(look: Snapshot, width: int, encoding: str, text: Callable[[object], str]
+           ) -> list[Callable[[int], Sequence[Row | Padding]]]:
   """What can be drawn with a number of table rows."""
   numbers = look.numbers
   if numbers is None:
     return []
-  parts: list[Callable[[int], list[Row]]] = [lambda _: _step_time(numbers, width, encoding)]
+  parts: list[Callable[[int], Sequence[Row | Padding]]] = [
+      lambda _: _step_time(numbers, width, encoding)]
   if numbers.shares is not None:
     parts.append(lambda _: _shares(numbers, width, encoding))
-  parts.append(lambda _: _pacing(numbers, width))
+  parts.append(lambda _: [[], Padding(Text.assemble(("Pacing", "bold"), "  ",
+                                                    pacing_words(numbers)))])
   if numbers.late:
     parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows
                  else _latest(numbers.late[0], text))
   return parts
 
 
-def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
+def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row | Padding]:
   mean, median, p99, cv = numbers.step_time
-  facts = [f"median {milliseconds(median)}", f"99th percentile {milliseconds(p99)}",
-           f"variation {100 * cv:.1f} %"]
-  lines: list[list[str]] = [[milliseconds(mean)]]
-  for fact in facts:
-    if len(", ".join([*lines[-1], fact])) + 3 > width:
-      lines.append([])
-    lines[-1].append(fact)
+  facts = (f"{milliseconds(mean)}, median {milliseconds(median)}, 99th percentile "
+           f"{milliseconds(p99)}, variation {100 * cv:.1f} %")
   columns = max(8, min(60, width - 26))
   means = binned(numbers.series, columns)
   known = means[np.isfinite(means)]
@@ -187,8 +183,7 @@ def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row]:
     span = f"  {low} to {high}"
   title = f"Step time, steps {numbers.first:,} to {numbers.last:,}" + (
       f" without {numbers.warmup} of warm-up" if numbers.warmup else "")
-  return [[], _row((title, "bold")),
-          *(_row((f"  {', '.join(line)}", "")) for line in lines if line),
+  return [[], _row((title, "bold")), _wrapped(facts),
           _row(("  " + sparkline(numbers.series, columns, encoding), "cyan"), (span, "dim"))]
 
 
@@ -203,12 +198,6 @@ def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
     rows.append(_row((f"  {name:<10}  ", quiet), (draw_bar(share, bar, encoding), COLOUR[name]),
                      (f"  {milliseconds(share * mean):>8}  {100 * share:5.1f} %", quiet)))
   return rows
-
-
-def _pacing(numbers: Numbers, width: int) -> list[Row]:
-  lines = textwrap.wrap(pacing_words(numbers), max(width - 8, 8))
-  return [[], *(_row(("Pacing  " if not at else " " * 8, "bold"), (line, ""))
-                for at, line in enumerate(lines))]
 
 
 def pacing_words(numbers: Numbers) -> str:
