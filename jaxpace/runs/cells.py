@@ -83,28 +83,26 @@ class Cells:
       where null.
     process_of_rank: [R] int32, -1 where not known.
     duplicates: rows of cells that had one.
-    left_out: slots for which there was no room.
   """
 
-  def __init__(self, ranks: int | np.ndarray, steps: int, slots: Iterable[int] = (0,),
-               room: int = 0):
+  def __init__(self, ranks: int | np.ndarray, steps: int, slots: Sequence[int] = (0,)):
     """Makes empty cells.
 
     Args:
       ranks: R; or the R ranks that are laid out, rising: rows of others are left out.
       steps: K.
-      slots: those that are known. A table without slots has one, 0.
-      room: others get cells as their rows come, as long as there are no more than these.
+      slots: those that are laid out, rising; rows of others are left out. A table without slots
+        has one, 0.
     """
     self.slots = {int(slot): place for place, slot in enumerate(slots)}
+    self._place_of = np.full(max(self.slots, default=-1) + 2, -1)
+    self._place_of[[*self.slots]] = range(len(self.slots))
     self._numbers = None if isinstance(ranks, int) else ranks
     size = ranks if isinstance(ranks, int) else len(ranks)
     self.attempt = np.full((len(self.slots), size, steps), -1, np.int16)
     self.columns: dict[str, np.ndarray] = {}
     self.process_of_rank = np.full(size, -1, np.int32)
     self.duplicates = 0
-    self.left_out: set[int] = set()
-    self._room = room
 
   def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> Self:
     """Makes room for columns, and returns itself: times are kept in ns; values become seconds, or
@@ -118,7 +116,9 @@ class Cells:
   def add(self, data: Columns, axis: StepAxis) -> None:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and
     those of the expected columns that there are."""
-    slot = self._places(data.get("collective"))  # may make room
+    slot = data.get("collective")
+    if slot is not None:
+      slot = self._place_of[np.minimum(slot, len(self._place_of) - 1)]
     ranks, known = self._rows_of(data["rank"])
     rows, at = self._place(data, axis, slot, ranks, known)
     if "process" in data and len(at):
@@ -168,32 +168,13 @@ class Cells:
     flat[at] = attempts
     return keep, at
 
-  def _places(self, slots: np.ndarray | None) -> np.ndarray | None:
-    """[n] place of each row's slot, -1 where it has none; those that are new get one."""
-    seen = [0] if slots is None else np.flatnonzero(np.bincount(slots)).tolist()
-    fresh = [slot for slot in seen if slot not in self.slots]
-    cells = max(1, self.attempt.shape[1] * self.attempt.shape[2])
-    count = min(len(fresh), max(0, self._room // cells + 1 - len(self.slots)) if self._room else 0)
-    self.left_out.update(fresh[count:])
-    if count:
-      self.slots.update({slot: len(self.slots) + at for at, slot in enumerate(fresh[:count])})
-      self.attempt = _longer(self.attempt, count, -1)
-      self.columns = {name: _longer(values, count, _nothing(values))
-                      for name, values in self.columns.items()}
-    if slots is None:
-      return None
-    places = np.full(max(seen, default=0) + 1, -1, np.int64)
-    for slot in seen:
-      places[slot] = self.slots.get(slot, -1)
-    return places[slots]
-
-
-def _longer(values: np.ndarray, more: int, nothing: float) -> np.ndarray:
-  return np.concatenate([values, np.full((more, *values.shape[1:]), nothing, values.dtype)])
-
-
-def _nothing(values: np.ndarray) -> float:
-  return MISSING if values.dtype == np.int64 else np.nan
+  def drop_empty(self) -> None:
+    """Forgets slots without a row."""
+    kept, slots = np.flatnonzero((self.attempt >= 0).any(axis=(1, 2))), list(self.slots)
+    if len(kept) < len(slots):
+      self.slots = {slots[at]: place for place, at in enumerate(kept.tolist())}
+      self.attempt = self.attempt[kept]
+      self.columns = {name: values[kept] for name, values in self.columns.items()}
 
 
 def seconds_of(name: str, values: np.ndarray) -> np.ndarray:

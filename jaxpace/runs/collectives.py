@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,11 @@ import numpy as np
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
 from jaxpace.runs.cells import Cells, StepAxis
+from jaxpace.runs.columns import whole_numbers
 from jaxpace.runs.groups import read_groups, sends
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes
-from jaxpace.runs.table_reader import TableFiles
+from jaxpace.runs.table_reader import Rows, TableFiles
 
 _RANKS, _CELLS = 8, 1 << 20
 """Ranks that are asked of those that take part in the same collectives, and times that are read of
@@ -106,27 +107,40 @@ def _planned(info: dict[str, Any]) -> dict[Any, dict[str, Any]]:
   return {entry.get("slot"): entry for entry in (info.get("plan") or {}).get("collectives") or ()}
 
 
-def unnamed(info: dict[str, Any], cells: Cells) -> set[int]:
-  """Slots whose name and size the plan does not say."""
-  planned = _planned(info)
-  return {slot for slot in cells.slots
-          if not planned.get(slot, {}).get("name") or "bytes" not in planned[slot]}
+def _read_names(table: TableFiles | Rows, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
+  """Name and bytes of each slot, from the first rows that have them; rows in memory have none."""
+  names: dict[int, tuple[str, int | None]] = {}
+  columns = ["collective", "name", "bytes"]
+  for data in table.tables(columns) if isinstance(table, TableFiles) and wanted else ():
+    if "name" not in data.column_names:
+      continue
+    slots = whole_numbers(data.column("collective"))
+    for slot in wanted - set(names):
+      hits = np.flatnonzero(slots == slot)
+      if hits.size:
+        size = data.column("bytes")[int(hits[0])].as_py() if "bytes" in data.column_names else None
+        size = size if isinstance(size, int) and size >= 0 else None
+        names[slot] = str(data.column("name")[int(hits[0])].as_py() or "")[:4096], size
+    if not wanted - set(names):
+      break
+  return names
 
 
-def name_collectives(info: dict[str, Any], cells: Cells,
-                     names: Mapping[int, tuple[str, int | None]], by_exit: bool = False
-                     ) -> tuple[CollectiveTimes, ...]:
+def name_collectives(info: dict[str, Any], cells: Cells, table: TableFiles | Rows,
+                     by_exit: bool = False) -> tuple[CollectiveTimes, ...]:
   """Collectives in the order in which a step goes through them.
 
   Args:
     info: `run.json`.
     cells: their rows.
-    names: name and bytes of slots of which the plan does not say them.
+    table: where these come from, with name and bytes of slots of which the plan does not say them.
     by_exit: whether the order is that of their exits, not of their entries. Of an observed step one
       may stay open while the device computes and goes through others: it is waited for after these,
       and only that time of it is exposed.
   """
   planned = _planned(info)
+  names = _read_names(table, {slot for slot in cells.slots if not planned.get(slot, {}).get("name")
+                              or "bytes" not in planned[slot]})
   result = []
   for slot, place in sorted(cells.slots.items()):
     entry = planned.get(slot, {})

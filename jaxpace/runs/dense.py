@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxpace.runs import schema
 from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.collectives import Chosen, name_collectives, unnamed
-from jaxpace.runs.columns import Columns, whole_numbers
+from jaxpace.runs.collectives import Chosen, name_collectives
+from jaxpace.runs.columns import Columns
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
@@ -75,8 +75,7 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
     `Run.detailed` makes of it the run over these.
   """
   of_steps, waits = _lay_out(steps, collectives, ranks, axis, chosen, progress)
-  found = name_collectives(info, waits, read_names(collectives, unnamed(info, waits)),
-                           by_exit=chosen is not None)
+  found = name_collectives(info, waits, collectives, by_exit=chosen is not None)
   attempt = of_steps.attempt[0]
   for collective in () if chosen is not None else found:
     np.maximum(attempt, collective.attempt, out=attempt)
@@ -176,13 +175,16 @@ def _read_collectives(table: Table, ranks: int, axis: StepAxis,
   """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
   can be of."""
   held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
-  cells = (Cells(ranks, axis.size, (), _ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY)
-           if slots is None else Cells(ranks, axis.size, slots))
-  keys = (*_KEYS, "collective") if table.highest_slot > 0 else _KEYS
+  highest = max(table.highest_slot, 0)
+  most = (_ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY) // max(1, ranks * axis.size)
+  if slots is None and highest > most:
+    table.problems.append("'collectives' numbers more collectives than its rows can be of: those "
+                          f"from {most + 1:,} on are left out.")
+  cells = Cells(ranks, axis.size, range(min(highest, most) + 1) if slots is None else slots)
+  keys = (*_KEYS, "collective") if highest else _KEYS
   _filled(cells.expect(times=("enter_ns", "exit_ns", *held)), table, axis, keys, count)
-  if cells.left_out and slots is None:
-    table.problems.append("'collectives' numbers more collectives than its rows can be of: "
-                          f"{len(cells.left_out):,} of them are left out.")
+  if slots is None:
+    cells.drop_empty()
   return cells
 
 
@@ -278,24 +280,6 @@ def read_bounds(run: Run) -> Bounds:
   same = cells.attempt[0] == run.attempt
   start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))
   return start, end
-
-
-def read_names(table: Table, wanted: set[int]) -> dict[int, tuple[str, int | None]]:
-  """Name and bytes of each slot, from the first rows that have them."""
-  names: dict[int, tuple[str, int | None]] = {}
-  for data in table.tables(["collective", "name", "bytes"]):
-    if "name" not in data.column_names:
-      continue
-    slots = whole_numbers(data.column("collective"))
-    for slot in wanted - set(names):
-      hits = np.flatnonzero(slots == slot)
-      if hits.size:
-        size = data.column("bytes")[int(hits[0])].as_py() if "bytes" in data.column_names else None
-        size = size if isinstance(size, int) and size >= 0 else None
-        names[slot] = str(data.column("name")[int(hits[0])].as_py() or "")[:4096], size
-    if not wanted - set(names):
-      break
-  return names
 
 
 def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples, list[str]]:

@@ -220,11 +220,6 @@ class Rows:
       if high >= keep[0] and low <= keep[1]:
         yield {name: data[name] for name in columns if name in data}
 
-  def tables(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """Yields nothing: texts are not kept."""
-    del columns
-    return iter(())
-
 
 class _Opened(NamedTuple):
   """A part that can be read, as far as its footer says."""
