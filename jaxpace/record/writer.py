@@ -184,8 +184,7 @@ class Writer:
         self._hosts.stop(_SAMPLE_SECONDS)
       self._flush()
       if self._guess is None:
-        for store in self._stores.values():
-          store.drop_preliminary()
+        self._drop_guess()
       if not self.termination.received:
         for store in self._stores.values():
           store.compact()
@@ -284,12 +283,19 @@ class Writer:
     self._guess_at = now + min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS)
     guess = intake.guess()
     if guess is None or guess.plan is None:
+      # Something else has run since: what was the step until then is none.
+      self._drop_guess()
       return
     tables = guess.take()
     for table, rows in tables.items():
       self._store(table).append(rows, preliminary=True)
     self._write_plan(guess.plan)
     self._guess, self._guessed_rows = guess, columns.length(tables.get("steps", {}))
+
+  def _drop_guess(self) -> None:
+    for store in self._stores.values():
+      store.drop_preliminary()
+    self._guess, self._guessed_rows = None, 0
 
   def _store(self, table: str) -> PartStore:
     if table not in self._stores:

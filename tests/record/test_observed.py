@@ -186,6 +186,29 @@ def test_steps_are_on_the_disk_before_it_is_sure_what_they_are(tmp_path, monkeyp
   assert len(list((directory / "steps").iterdir())) == 1
 
 
+def test_what_seemed_to_be_steps_is_gone_once_it_is_none(tmp_path, monkeypatch):
+  monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
+  directory, (w, x) = tmp_path / "run", arrays()
+
+  @jax.jit
+  def evaluate(w, x):
+    return (x @ w).sum()
+
+  @jax.jit
+  def fit(w, x):
+    return w + (x @ w).sum()
+
+  with jaxpace.observed(directory):
+    for _ in range(4):
+      evaluate(w, x).block_until_ready()
+    while rows_written(directory) < 4 * 4:
+      time.sleep(0.01)
+    fit(w, x).block_until_ready()
+  assert not list((directory / "steps").iterdir())
+  with pytest.raises(RunError, match="without a single recorded step"):
+    read_run(directory)
+
+
 def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
   mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,), devices=jax.devices()[1:4])
   x = jax.device_put(jnp.arange(36.0).reshape(6, 6), NamedSharding(mesh, P("data")))

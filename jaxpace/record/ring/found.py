@@ -160,7 +160,9 @@ class StepFinder:
     self._ran = 0.0
     self._others: list[tuple[int, int]] = []
     self._taken: list[dict[str, Any]] = []
-    self._next, self._iterates = first_step, True
+    self._next = first_step
+    # Not where the steps are a guess.
+    self._final = True
     # Programs that stand for the iterations of another one's loop.
     self._iterated: set[int] = set()
     self.found: Step | None = None
@@ -176,7 +178,7 @@ class StepFinder:
       self._since = time.monotonic()
     if self.found is None:
       found = self._find(self._order, last)
-      if found is None and last and self._iterates and self._iterate():
+      if found is None and last and self._final and self._iterate():
         found = self._find(self._order, last)
       self._take(self._agree(found, last, 0))
     self._note_others(fresh)
@@ -201,7 +203,7 @@ class StepFinder:
     """
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _first: found if last else None, self._next)
-    other._iterates = False
+    other._final = False
     return other.cut(list(self._order), True)
 
   def _take(self, found: Step | None) -> bool:
@@ -282,6 +284,8 @@ class StepFinder:
     differentiated = {each.program.name for each in self._source.by_number.values()
                       if each.program.differentiated}
     found = finding.find(names, seconds, self._match, differentiated)
+    if found is not None and not self._final and finding.is_jax(found.programs[0]):
+      return None
     if found is None or last:
       return found
     often = names.count(found.programs[0]) >= _SURE_STEPS
