@@ -19,6 +19,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
+from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import why_unreadable
 from jaxpace.runs.table_reader import parse_part_name
 
@@ -124,7 +125,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
   when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)
   identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)
   if set_aside(directory, identity.run):
-    _LOG.warning("The earlier run in %s is kept in %s.", directory, directory / PREVIOUS)
+    _LOG.warning("The earlier run in %s is kept in its folder %s.", plain(directory), PREVIOUS)
   return identity
 
 

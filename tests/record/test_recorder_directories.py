@@ -39,7 +39,7 @@ def test_an_earlier_run_is_set_aside_and_foreign_files_stay(tmp_path, caplog):
   (tmp_path / "locality" / "0.json").write_text("{}")
   with Recorder(tmp_path, fake.FakePaced()) as second:
     train(second, 7)
-  assert f"kept in {tmp_path / '.previous'}." in caplog.text
+  assert f"The earlier run in {tmp_path} is kept" in caplog.text
   old = tmp_path / ".previous" / str(first.run)
   # A table's rows may lie in one part or, where writing was slow, in a merged one of another
   # number.
