@@ -4,6 +4,7 @@ come from."""
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import pathlib
@@ -249,7 +250,7 @@ class Recording:
       try:
         rundir.prepare(self.directory)
         self._lock = DirectoryLock.take(self.directory)
-        text = rundir.claim(self.directory, self._resume, time.time_ns()).to_text()
+        text = json.dumps(rundir.claim(self.directory, self._resume, time.time_ns()))
       except Exception as error:
         text = "!" + explain(error, self.directory)
     try:
@@ -263,7 +264,7 @@ class Recording:
     if text.startswith("!"):
       self._not_recording(text[1:])
       return None
-    return rundir.RunIdentity.from_text(text)
+    return rundir.RunIdentity(*json.loads(text))
 
   def _not_recording(self, reason: str) -> None:
     self._unlock()

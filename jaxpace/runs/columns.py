@@ -101,7 +101,6 @@ class Soundness:
   def __init__(self, table: str, problems: list[str]):
     """Args: the table's name, and the list that sentences are added to."""
     self._table, self._problems = table, problems
-    self._said: set[str] = set()
 
   def rows(self, data: Columns) -> Columns:
     """Returns the rows that say what they are of, every time within its range or `MISSING`."""
@@ -143,8 +142,7 @@ class Soundness:
     return False
 
   def _say(self, sentence: str) -> None:
-    if sentence not in self._said:
-      self._said.add(sentence)
+    if sentence not in self._problems:
       self._problems.append(sentence)
 
 

@@ -44,15 +44,6 @@ class RunIdentity(NamedTuple):
   attempt: int
   started_unix_ns: int
 
-  def to_text(self) -> str:
-    """Returns it as one line of JSON."""
-    return json.dumps(self._asdict())
-
-  @staticmethod
-  def from_text(text: str) -> RunIdentity:
-    """Inverse of `to_text`."""
-    return RunIdentity(**json.loads(text))
-
 
 def write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   """Replaces a JSON file as a whole: a reader sees the old one or the new one.

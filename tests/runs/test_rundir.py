@@ -23,11 +23,6 @@ def test_what_is_no_json_object_reads_as_none(tmp_path, text):
   assert rundir.read_json(tmp_path / "missing.json") is None
 
 
-def test_identity_survives_the_way_to_other_processes():
-  identity = rundir.RunIdentity("20260102T030405-abcdef01", 3, 1_767_323_045_000_000_000)
-  assert rundir.RunIdentity.from_text(identity.to_text()) == identity
-
-
 def test_ids_differ_and_say_when(tmp_path):
   now = 1_767_323_045_000_000_000  # 2026-01-02 03:04:05 UTC
   first = rundir.claim(tmp_path / "a", False, now)
