@@ -14,7 +14,6 @@ import numpy as np
 from jaxpace.runs import schema
 from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.collectives import Chosen, name_collectives
-from jaxpace.runs.columns import Columns
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
@@ -229,9 +228,21 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
                       if np.isfinite(values).any()}))
 
 
-def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt: np.ndarray
-                   ) -> tuple[Listening, list[str]]:
-  """Reads what was heard in a run's steps.
+def _read_all(path: pathlib.Path, run: str | None, name: str, columns: Sequence[str],
+              problems: list[str], span: tuple[int, int] | None = None) -> dict[str, np.ndarray]:
+  """All rows of a small table, `MISSING` where a part lacks a column. Sentences about what was left
+  out are added to `problems`."""
+  table = open_table(path, name, run)
+  parts = list(table.read(columns, span))
+  problems += table.problems
+  return {column: np.concatenate([
+      part[column] if column in part else np.full(len(next(iter(part.values()))), MISSING)
+      for part in parts] or [np.zeros(0, np.int64)]) for column in columns}
+
+
+def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt: np.ndarray,
+                   problems: list[str]) -> Listening | None:
+  """Reads what was heard in a run's steps; None where nobody listened.
 
   Args:
     path: run directory.
@@ -239,29 +250,21 @@ def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt:
     axis: the step numbers wanted.
     attempt: [R, K] newest attempt of each rank and step, -1 where nothing is recorded; only the
       newest one's readings count.
-
-  Returns:
-    The readings, none where nobody listened; and sentences about what was left out.
+    problems: sentences about what was left out are added to it.
 
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = open_table(path, "listening", run)
-  newest = attempt.max(axis=0)
-  parts: list[list[np.ndarray]] = []
-  for data in table.read([*Listening._fields, "attempt"], axis.span):
-    at, inside = axis.index(data["step"])
-    keep = np.ones(len(at), bool) if inside is None else inside
-    keep = keep & (data["attempt"] == newest[np.where(keep, at, 0)])
-    parts.append([data[name][keep] for name in Listening._fields])
-  step, slot, turn, heard, reported = ([np.concatenate(each) for each in zip(*parts, strict=True)]
-                                   or [np.zeros(0, np.int64)] * 5)
+  rows = _read_all(path, run, "listening", [*Listening._fields, "attempt"], problems, axis.span)
+  at, inside = axis.index(rows["step"])
+  keep = np.ones(len(at), bool) if inside is None else inside
+  keep = keep & (rows["attempt"] == attempt.max(axis=0)[np.where(keep, at, 0)])
+  heard = Listening(*(rows[name][keep] for name in Listening._fields))
   # Of rows that say it twice, the one read last.
-  order = np.lexsort((np.arange(len(step)), turn, slot, step))
-  keys = np.stack([step, slot, turn])[:, order]
+  order = np.lexsort((np.arange(len(heard.step)), heard.turn, heard.collective, heard.step))
+  keys = np.stack(heard[:3])[:, order]
   last = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)[:len(order)]
-  return (Listening(*(values[order[last]] for values in (step, slot, turn, heard, reported))),
-          list(table.problems))
+  return Listening(*(values[order[last]] for values in heard)) if len(order) else None
 
 
 Bounds = tuple[np.ndarray, np.ndarray]
@@ -282,37 +285,24 @@ def read_bounds(run: Run) -> Bounds:
   return start, end
 
 
-def read_host_samples(path: pathlib.Path, run: str | None) -> tuple[HostSamples, list[str]]:
-  """Reads all samples of a run.
+def read_host_samples(path: pathlib.Path, run: str | None, problems: list[str]
+                      ) -> HostSamples | None:
+  """Reads all samples of a run; None where nothing was sampled.
 
   Args:
     path: run directory.
     run: id of the run; None takes every run's.
-
-  Returns:
-    The samples, none if nothing was sampled; and sentences about what was left out.
+    problems: sentences about what was left out are added to it.
 
   Raises:
     PermissionError: the folder or a part may not be read.
   """
-  table = open_table(path, "hosts", run)
-  batches = list(table.read(["process", "attempt", "time_ns", *HOST_COLUMNS]))
-  process, attempt, time_ns = (
-      np.concatenate([data[name] for data in batches] or [np.zeros(0, np.int64)])
-      for name in ("process", "attempt", "time_ns"))
-  time_ns[time_ns == MISSING] = 0
+  keys = ("process", "attempt", "time_ns")
+  rows = _read_all(path, run, "hosts", [*keys, *HOST_COLUMNS], problems)
+  process, attempt, time_ns = (rows.pop(name) for name in keys)
+  time_ns = np.where(time_ns == MISSING, 0, time_ns)
   order = np.lexsort((time_ns, attempt, process))
-  columns = {name: np.concatenate([_floats(data, name) for data in batches] or [np.zeros(0)])
-             for name in HOST_COLUMNS}
-  samples = HostSamples(process[order].astype(np.int32), attempt[order].astype(np.int32),
-                        time_ns[order],
-                        {name: values[order] for name, values in columns.items()})
-  return samples, list(table.problems)
-
-
-def _floats(data: Columns, name: str) -> np.ndarray:
-  """A column as float64; NaN where null, and throughout where it is absent or holds no numbers."""
-  values = data.get(name)
-  if values is None:
-    return np.full(len(data["process"]), np.nan)
-  return np.where(values == MISSING, np.nan, values).astype(np.float64, copy=False)
+  return HostSamples(
+      process[order].astype(np.int32), attempt[order].astype(np.int32), time_ns[order],
+      {name: np.where(values == MISSING, np.nan, values)[order].astype(np.float64, copy=False)
+       for name, values in rows.items()}) if len(order) else None

@@ -104,14 +104,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
     problems.extend(chosen.left_out)
   places, unreadable = read_places(path, run_id)
   problems.extend(unreadable)
-  samples, unreadable = dense.read_host_samples(path, run_id)
-  problems.extend(unreadable)
-  listening, unreadable = dense.read_listening(path, run_id, axis, attempt)
-  problems.extend(unreadable)
+  samples = dense.read_host_samples(path, run_id, problems)
+  listening = dense.read_listening(path, run_id, axis, attempt, problems)
   return dataclasses.replace(run, id=run_id or path.name, skipped=dict(skipped),
                              problems=tuple(problems), locality=tuple(places),
-                             host_samples=samples if samples.time_ns.size else None,
-                             listening=listening if listening.step.size else None)
+                             host_samples=samples, listening=listening)
 
 
 def check_directory(path: pathlib.Path) -> None:

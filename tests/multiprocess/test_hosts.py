@@ -19,7 +19,8 @@ STEPS = 30
 def test_traffic_of_gloo_is_counted_in_each_process(tmp_path):
   jobs.pair("hosts_worker.py", tmp_path, STEPS)
   run = read_run(tmp_path)
-  samples, problems = read_host_samples(tmp_path, run.id)
+  problems = []
+  samples = read_host_samples(tmp_path, run.id, problems)
   assert problems == [] and set(samples.process.tolist()) == {0, 1}
   assert ([place.process for place in run.locality] == [0, 1]
           and run.locality[1].devices[0].process == 1)

@@ -261,7 +261,8 @@ def test_samples_are_read_back(tmp_path):
       left, right = connected()
       with left, right:
         send(left, right, 1 << 20)
-  samples, problems = read_host_samples(tmp_path, recorder.run)
+  problems = []
+  samples = read_host_samples(tmp_path, recorder.run, problems)
   rows = table(tmp_path, "hosts")
   assert problems == [] and len(samples.time_ns) == len(rows) > 3
   assert sorted(zip(samples.attempt.tolist(), samples.time_ns.tolist(), strict=True)) == sorted(
@@ -276,7 +277,7 @@ def test_samples_are_read_back(tmp_path):
 
 
 def test_unreadable_samples_are_named_and_left_out(tmp_path):
-  assert len(read_host_samples(tmp_path, None)[0].time_ns) == 0
+  assert read_host_samples(tmp_path, None, []) is None
   names = [table_reader.Part("r", process, 0, 0).file_name for process in range(3)]
   columns = {"time_ns": np.array([5, 3]), "process": np.array([0, 0]),
              "retransmits": np.array([2, 1])}
@@ -285,7 +286,8 @@ def test_unreadable_samples_are_named_and_left_out(tmp_path):
   (tmp_path / "hosts" / names[1]).write_text("torn")
   pq.write_table(pa.table({**columns, "retransmits": ["many", "few"]}),
                  tmp_path / "hosts" / names[2])
-  samples, problems = read_host_samples(tmp_path, "r")
+  problems = []
+  samples = read_host_samples(tmp_path, "r", problems)
   assert len(problems) == 1 and "hosts/" in problems[0] and "torn" in problems[0]
   assert samples.time_ns.tolist() == [3, 3, 5, 5] and np.nansum(samples.columns["retransmits"]) == 3
   assert np.isnan(samples.columns["retransmits"]).sum() == 2
