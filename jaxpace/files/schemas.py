@@ -7,7 +7,7 @@ memory than it should.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
@@ -84,23 +84,13 @@ class SettingsJson(Struct):
   clock: Line | None = None
 
 
-class Attempt(Struct):
-  """One start of the job."""
-
-  attempt: Number = 0
-  started_unix_ns: Nanoseconds | None = None
-  processes: Number | None = None
-  devices: Number | None = None
-
-
 class RunFile(Struct):
   """`run.json`."""
 
   schema_version: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
   run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
   attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
-  attempts: Annotated[list[Attempt], Meta(max_length=1 << 15)] = []
-  started_unix_ns: Nanoseconds | None = None
+  attempts: Annotated[list[dict[str, Any]], Meta(max_length=1 << 15)] = []
   ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
   processes: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
   devices: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
