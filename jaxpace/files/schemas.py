@@ -110,7 +110,6 @@ class ProcessFile(Struct):
   attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
   process: Number | None = None
   hostname: Annotated[str, Meta(max_length=255)] | None = None
-  pid: Count | None = None
   ranks: Numbers = []
   lost_rows: Count = 0
   holes: Count = 0
@@ -119,8 +118,6 @@ class ProcessFile(Struct):
   ended_by: Line | None = None
   stopped: Line | None = None
   last_step: Step | None = None
-  monotonic_ns: Nanoseconds | None = None
-  wall_ns: Nanoseconds | None = None
 
 
 class LinksFile(Struct):

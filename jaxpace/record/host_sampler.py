@@ -16,7 +16,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -38,19 +38,15 @@ Values = dict[str, int | float | None]
 class HostCounters:
   """Reads the counters. Which interfaces and control groups there are is looked up once."""
 
-  def __init__(self, root: str | os.PathLike[str] = "/", *, nics: Sequence[str] | None = None,
-               gauges: nvml.Gauges | None = None):
+  def __init__(self, root: str | os.PathLike[str] = "/", *, gauges: nvml.Gauges | None = None):
     """Looks up what to read.
 
     Args:
       root: folder that stands for "/".
-      nics: network interfaces to add up; None takes those with hardware behind them, and RDMA
-        ports.
       gauges: GPUs whose clock and power to read.
     """
     self._tree = Tree(root)
-    self._interfaces, self._ports = ((tuple(nics), ()) if nics is not None
-                                     else find_interfaces(self._tree))
+    self._interfaces, self._ports = find_interfaces(self._tree)
     self._group = host.chain(self._tree, "cpu")
     self._sockets = OwnSockets() if self._tree.live else None
     self._gauges = gauges

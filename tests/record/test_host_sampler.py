@@ -49,8 +49,9 @@ def send(left, right, size):
 
 
 @linux
-def test_traffic_of_this_process_is_counted():
-  counters = HostCounters(nics=("lo",))
+def test_traffic_of_this_process_is_counted(monkeypatch):
+  monkeypatch.setattr(host_sampler, "find_interfaces", lambda tree: (("lo",), ()))
+  counters = HostCounters()
   left, right = connected()
   with left, right:
     first = counters.read()
