@@ -40,6 +40,9 @@ _UNSEEN = "JAXPACE_RUN_UNSEEN"
 """As in `jaxpace.record.observed`, which imports JAX."""
 _NOBODY = ("Nothing was recorded: no process of this command used a device through JAX, or its "
            "Python did not see PYTHONPATH (python -I or -E, sudo, a container).")
+_WORKERS = ("Nothing was recorded: only workers of multiprocessing used a device through JAX, and "
+            "those of a data loader are left alone. Where they train, put `with "
+            "jaxpace.observed(RUN):` around that.")
 _LOOK_MILLISECONDS = 1000
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
@@ -146,8 +149,9 @@ def _forget(unseen: str | None) -> None:
 def _say_if_unseen(unseen: str | None) -> None:
   """Says that nothing was recorded, if no process has removed the file."""
   if unseen and os.path.exists(unseen):
+    said = _WORKERS if os.path.getsize(unseen) else _NOBODY
     _forget(unseen)
-    print(f"jaxpace: {_NOBODY}", file=sys.stderr, flush=True)
+    print(f"jaxpace: {said}", file=sys.stderr, flush=True)
 
 
 def _say_at_end(unseen: str) -> None:

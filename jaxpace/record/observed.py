@@ -36,7 +36,8 @@ DIRECTORY, MATCH, EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
 """Environment variables: the run directory, a pattern of the names of the step's programs, and
 whether to compare their first executions bit for bit."""
 UNSEEN = "JAXPACE_RUN_UNSEEN"
-"""The same: a file that is there as long as no process of a command was seen by `jaxpace run`."""
+"""The same: a file that is there as long as no process of a command was seen by `jaxpace run`, but
+workers perhaps, which write into it."""
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
@@ -214,11 +215,17 @@ class FoundRecorder(Recorder):
 def attach() -> None:
   """Records this process as the environment asks for; without the variable it does nothing."""
   directory = os.environ.get(DIRECTORY)
-  if not directory or _attached or _is_a_worker():
+  if not directory or _attached:
     return
+  worker = _is_a_worker()
   if unseen := os.environ.get(UNSEEN):
     with contextlib.suppress(OSError):
-      os.unlink(unseen)
+      if not worker:
+        os.unlink(unseen)
+      elif os.path.exists(unseen):
+        pathlib.Path(unseen).write_text("worker")
+  if worker:
+    return
   _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""),
                             exact=os.environ.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].gives_way = True

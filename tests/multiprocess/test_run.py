@@ -179,6 +179,7 @@ main(50, None)
   assert 0 < stopped <= 100 and len(read_run(tmp_path / "seen").steps) == 150
 
 
+WORKERS = "jaxpace: Nothing was recorded: only workers of multiprocessing used a device"
 NOBODY = "jaxpace: Nothing was recorded: no process of this command used a device through JAX"
 
 
@@ -192,6 +193,22 @@ def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
   assert (job.returncode, out) == (status, "1\n")
   assert errors.startswith(NOBODY) and errors.count("\n") == 1
   assert not (tmp_path / "seen").exists()
+
+
+def test_a_command_whose_workers_alone_use_jax_is_told_so(tmp_path):
+  script = """import multiprocessing
+def count():
+  import jax
+  jax.devices()
+if __name__ == "__main__":
+  worker = multiprocessing.get_context("spawn").Process(target=count)
+  worker.start()
+  worker.join()
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 0
+  assert errors.startswith(WORKERS) and errors.count("\n") == 1
 
 
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
