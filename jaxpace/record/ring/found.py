@@ -220,7 +220,10 @@ class StepFinder:
     """Where training is one program, which ran once or twice, takes the iterations of its outermost
     loop for what was executed; says whether it does. A program that is called a step is one."""
     numbers = dict.fromkeys(number for number, _ in self._order)
-    main = self._name(max(numbers, key=self._collector.seconds)) if numbers else "step"
+    others = [number for number in numbers if not finding.is_beside(self._name(number))]
+    if not numbers:
+      return False
+    main = self._name(max(others or numbers, key=self._collector.seconds))
     if "step" in main:
       return False
     # It may have been compiled twice, for what it is given first and for what it returns.
