@@ -38,7 +38,7 @@ from jaxpace.diagnose.selected_steps import (
 )
 from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.diagnose.verdict import mended, verdict_on
-from jaxpace.diagnose.waiting_places import overlap, where_waits_are
+from jaxpace.diagnose.waiting_places import overlap, shares_by_collective, where_waits_are
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent, some_ranks
 from jaxpace.diagnose.words.verdicts import Verdict
@@ -148,6 +148,7 @@ def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str,
            for name, values in totals.per_step.items()}
   quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
                        for values in (floor.quiet, floor.contention))
+  at = shares_by_collective(run, selected, totals, floor)
   return Diagnosis(
       **vars(reasons), **vars(saved), step_time=step_time_of(times) if times.size else None,
       shares=shares_of(parts, quiet, contention) if times.size else None,
@@ -155,8 +156,7 @@ def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str,
       spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
       preempted=switches(run, selected), for_data=waiting_for_data(run, selected),
       events=tuple(events), stages=stages(reasons),
-      waits=where_waits_are(run, selected, totals, floor) if times.size else (),
-      overlap=overlap(run, totals, selected.size) if times.size else None)
+      waits=where_waits_are(run, at), overlap=overlap(at, totals.computing / max(1, selected.size)))
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:

@@ -15,7 +15,7 @@ from jaxpace.diagnose.limits import LISTED, SCHEMA
 from jaxpace.diagnose.modes.inputs import Reasons
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
-from jaxpace.diagnose.waiting_places import CollectiveWaits, Overlap, places
+from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
 from jaxpace.diagnose.words.codes import Sentence, codes
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
@@ -49,7 +49,7 @@ class Diagnosis(Reasons, Worth):
   # on signs that groups wait for each other as the stages of a pipeline do
   stages: tuple[Sentence, ...]
   # of an observed step, by collective, those with most waiting first
-  waits: tuple[CollectiveWaits, ...]
+  waits: tuple[CollectiveShare, ...]
   # what of the collectives is waited for, and what computing hides; None without any
   overlap: Overlap | None
   verdict: Sentence = _NO_WORDS_YET
@@ -205,10 +205,10 @@ def _collectives(diagnosis: Diagnosis) -> list[dict[str, Any]]:
                  "contention": mean_known(diagnosis.floor.contention[c][mask]),
                  "waiting": mean_known(diagnosis.totals.earliness[c][mask])})
     if diagnosis.overlap is not None:
-      one = diagnosis.overlap.each[c]
-      rows[-1] |= {"in_flight": one.in_flight, "exposed": one.exposed, "hidden": one.hidden,
-                   "behind_others": one.behind_others, "meanwhile": one.meanwhile}
-    if at is not None:
+      exposed, hidden, behind = (diagnosis.totals.overlap[:, c] / diagnosis.selected.size).tolist()
+      rows[-1] |= {"in_flight": exposed + hidden + behind, "exposed": exposed, "hidden": hidden,
+                   "behind_others": behind, "meanwhile": at[c].meanwhile}
+    if diagnosis.run.observed:
       rows[-1] |= {"of": at[c].of, "axis": at[c].axis, "phase": at[c].phase, "source": at[c].source,
                    "operation": at[c].operation, "loops": [list(loop) for loop in at[c].loops]}
   return rows

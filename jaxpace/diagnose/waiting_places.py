@@ -3,6 +3,7 @@ line of the model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +22,8 @@ from jaxpace.runs.run import Run
 
 
 class OccurrencePlan(NamedTuple):
-  """What the plan says of one occurrence of a collective."""
+  """What the plan says of one occurrence of a collective; only of an observed step it says where
+  that is."""
 
   of: int
   name: str
@@ -33,13 +35,16 @@ class OccurrencePlan(NamedTuple):
   operation: str | None
   loops: tuple[tuple[str, int, int | None], ...]
   """Name, turn (from 0 on) and iterations of each loop it is in, outermost first."""
+  meanwhile: float | None
+  """Share of the step's operations that may run while it is under way; None where the plan doesn't
+  tell."""
 
   @property
   def iteration(self) -> str:
     """Its iterations in words; empty where it is in no loop.
 
     >>> loops = (("while.1", 2, 4), ("while.2", 17, 32))
-    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops).iteration
+    >>> OccurrencePlan(0, "psum", "", "", "", None, None, loops, None).iteration
     'iteration 2 of 4, in it iteration 17 of 32'
     """
     return iterations_in_words(self.loops)
@@ -50,33 +55,38 @@ class OccurrencePlan(NamedTuple):
     known = [self.source or "", self.phase if self.phase not in ("", "compute") else ""]
     return f" ({', '.join(filter(None, known))})" if any(known) else ""
 
+  @property
+  def title(self) -> str:
+    """Of all its iterations, with line and phase."""
+    return self.name + self.origin
+
   def __str__(self) -> str:
     return self.name + (f", {self.iteration}" if self.loops else "") + self.origin
 
 
-def places(run: Run) -> list[OccurrencePlan] | None:
-  """The place of each of the run's collectives, in their order; None where the run is not of an
-  observed step."""
-  if not run.observed or not run.collectives:
-    return None
-  entries = {entry.get("slot"): entry for entry in run.plan["collectives"]
+def places(run: Run) -> list[OccurrencePlan]:
+  """The place of each of the run's collectives, in their order."""
+  entries = {entry.get("slot"): entry for entry in run.plan.get("collectives") or ()
              if isinstance(entry, dict)}
   found = []
   for collective in run.collectives:
-    entry: dict[str, Any] = entries.get(collective.slot, {})
-    of = entry.get("of")
+    planned: dict[str, Any] = entries.get(collective.slot, {})
+    entry = planned if run.observed else {}
+    of, meanwhile = entry.get("of"), planned.get("meanwhile")
     found.append(OccurrencePlan(
-        of=of if isinstance(of, int) else -1 - collective.slot, name=collective.name.split("@")[0],
+        of=of if isinstance(of, int) else -1 - collective.slot,
+        name=collective.name.split("@")[0] if run.observed else collective.name,
         kind=str(entry.get("kind") or ""), axis=str(entry.get("axis") or ""),
         phase=str(entry.get("phase") or ""), source=entry.get("source") or None,
         operation=entry.get("operation") or None,
         loops=tuple((str(name), iteration, trips) for name, iteration,
-                    trips in entry.get("loops") or ())))
+                    trips in entry.get("loops") or ()),
+        meanwhile=meanwhile if isinstance(meanwhile, int | float) else None))
   return found
 
 
-class CollectiveWaits(NamedTuple):
-  """What a step waits at one collective, all its iterations together. Seconds per step, means over
+class CollectiveShare(NamedTuple):
+  """What a step spends at one collective, all its iterations together. Seconds per step, means over
   ranks."""
 
   place: OccurrencePlan  # of the iteration in which most is waited
@@ -87,14 +97,22 @@ class CollectiveWaits(NamedTuple):
   worst: float  # of `waiting`, in the iteration in which most is waited
   rank: int | None  # that most of the waiting is for; None where it is unknown
   held: float  # part of `waiting` that is for that rank
+  exposed: float  # under way and waited for, at most
+  hidden: float  # under way while the rank computes, at least
+  behind_others: float  # under way while others are waited for
 
   @property
   def stands_out(self) -> bool:
     """Whether much more is waited in one iteration than in the others."""
     return self.iterations > 1 and self.worst > TWICE * self.waiting / self.iterations
 
+  @property
+  def in_flight(self) -> float:
+    """From entry to exit."""
+    return self.exposed + self.hidden + self.behind_others
+
   def to_json(self, step: float) -> dict[str, Any]:
-    """Plain values; `step` is the mean step in seconds."""
+    """Where it waits, as plain values; `step` is the mean step in seconds."""
     place = self.place
     return {
         "collective": place.name, "kind": place.kind, "axis": place.axis, "phase": place.phase,
@@ -105,17 +123,23 @@ class CollectiveWaits(NamedTuple):
         "worst_turn": {"loops": [list(loop) for loop in place.loops], "waiting": self.worst}
         if place.loops else None}
 
+  def overlap_to_json(self) -> dict[str, Any]:
+    """What of it is waited for and what computing hides, as plain values."""
+    return {"collective": self.place.title, "times": self.iterations, "in_flight": self.in_flight,
+            "exposed": self.exposed, "hidden": self.hidden, "behind_others": self.behind_others,
+            "meanwhile": self.place.meanwhile}
 
-def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
-                    floor: Floor) -> tuple[CollectiveWaits, ...]:
-  """The collectives of an observed step, those with most waiting first; nothing of another run."""
-  at = places(run)
-  if at is None or not selected.size:
-    return ()
+
+def shares_by_collective(run: Run, selected: SelectedSteps, totals: Totals, floor: Floor
+                         ) -> list[CollectiveShare]:
+  """What a step spends at each of its collectives, in the run's order; none without counted
+  steps."""
+  if not selected.size:
+    return []
   waiting, transfer, contention = (_means(values[:, selected.mask]) for values in (
       totals.earliness, totals.transfer, floor.contention))
   for_whom = totals.charged.sum(axis=2) / selected.size  # [C, R]
-  found = []
+  at, found = places(run), []
   of = np.array([place.of for place in at])
   for index in dict.fromkeys(of.tolist()):
     own = np.flatnonzero(of == index)
@@ -126,9 +150,16 @@ def where_waits_are(run: Run, selected: SelectedSteps, totals: Totals,
       by_rank = for_whom[own].sum(axis=0)
       rank = int(by_rank.argmax())
       held = min(float(by_rank[rank]) / whole, 1.0)
-    found.append(CollectiveWaits(at[worst], len(own), whole, float(transfer[own].sum()),
-                                 float(contention[own].sum()), float(waiting[worst]), rank, held))
-  return tuple(sorted(found, key=lambda waits: -waits.waiting))
+    under_way = [float(values.sum()) for values in totals.overlap[:, own] / selected.size]
+    found.append(CollectiveShare(at[worst], len(own), whole, float(transfer[own].sum()),
+                                 float(contention[own].sum()), float(waiting[worst]), rank, held,
+                                 *under_way))
+  return found
+
+
+def where_waits_are(run: Run, found: Sequence[CollectiveShare]) -> tuple[CollectiveShare, ...]:
+  """The collectives of an observed step, those with most waiting first; nothing of another run."""
+  return tuple(sorted(found, key=lambda one: -one.waiting)) if run.observed else ()
 
 
 def _means(values: np.ndarray) -> np.ndarray:
@@ -140,10 +171,9 @@ def _means(values: np.ndarray) -> np.ndarray:
 def late_at(case: EvidenceInputs, episode: Episode) -> Sentence | None:
   """Says before which collective a late rank is busy for longer; None of a run that is not of an
   observed step."""
-  at = places(case.run)
-  if at is None or not episode.lateness > 0:
+  if not case.run.observed or not episode.lateness > 0:
     return None
-  by_slot = _lateness(case, episode)
+  at, by_slot = places(case.run), _lateness(case, episode)
   whole = float(np.maximum(by_slot, 0.0).sum())
   if not whole > 0:
     return None
@@ -178,7 +208,8 @@ def _lateness(case: EvidenceInputs, episode: Episode) -> np.ndarray:
 def most_waited(case: EvidenceInputs) -> Sentence | None:
   """Says at which collective most of the waiting is; None of a run that is not of an observed
   step."""
-  found = where_waits_are(case.run, case.selected, case.totals, case.floor)
+  found = where_waits_are(case.run, shares_by_collective(case.run, case.selected, case.totals,
+                                                         case.floor))
   whole = sum(w.waiting for w in found)
   if not whole > 0:
     return None
@@ -192,9 +223,9 @@ def most_waited(case: EvidenceInputs) -> Sentence | None:
 def most_contended(case: EvidenceInputs) -> Sentence | None:
   """Says along which axis of the mesh transfers are slow; None where that does not tell
   anything."""
-  at = places(case.run)
-  if at is None:
+  if not case.run.observed:
     return None
+  at = places(case.run)
   seconds = _means(case.floor.contention[:, case.selected.mask])
   whole = float(seconds.sum())
   axes = {place.axis for place in at}
@@ -211,34 +242,10 @@ def most_contended(case: EvidenceInputs) -> Sentence | None:
 
 # Computing while sending: what of a job's collectives is waited for, and what computing hides.
 
-class CollectiveOverlap(NamedTuple):
-  """A collective, all iterations of its loop together. Seconds per step, means over ranks."""
-
-  name: str
-  times: int
-  exposed: float
-  hidden: float
-  behind_others: float
-  # share of the step's operations that may run meanwhile, by the plan; None where it doesn't tell
-  meanwhile: float | None
-
-  @property
-  def in_flight(self) -> float:
-    """From entry to exit."""
-    return self.exposed + self.hidden + self.behind_others
-
-  def to_json(self) -> dict[str, Any]:
-    """Plain values."""
-    return {"collective": self.name, "times": self.times, "in_flight": self.in_flight,
-            "exposed": self.exposed, "hidden": self.hidden, "behind_others": self.behind_others,
-            "meanwhile": self.meanwhile}
-
-
 class Overlap(NamedTuple):
   """Computing while sending, of a job. Seconds per step, means over ranks."""
 
-  collectives: tuple[CollectiveOverlap, ...]  # those with most exposed time first
-  each: tuple[CollectiveOverlap, ...]  # every iteration by itself, in the run's order
+  collectives: tuple[CollectiveShare, ...]  # those with most exposed time first
   computing: float  # while any collective is under way, at least
 
   @property
@@ -249,44 +256,21 @@ class Overlap(NamedTuple):
   @property
   def tells(self) -> bool:
     """Whether there is more to say than that all is waited for, as far as timestamps tell."""
-    return self.computing > 0 or any(one.meanwhile is not None for one in self.collectives)
+    return self.computing > 0 or any(one.place.meanwhile is not None for one in self.collectives)
 
   def to_json(self, step: float) -> dict[str, Any]:
     """Plain values; `step` is the mean step in seconds."""
     return {"exposed": self.exposed, "exposed_share": self.exposed / step if step > 0 else 0.0,
             "hidden": self.computing, "under_way": self.exposed + self.computing,
             "in_flight": sum(one.in_flight for one in self.collectives),
-            "collectives": [one.to_json() for one in self.collectives[:LISTED]]}
+            "collectives": [one.overlap_to_json() for one in self.collectives[:LISTED]]}
 
 
-def overlap(run: Run, totals: Totals, steps: int) -> Overlap | None:
-  """What a run's collectives hide; None without collectives or counted steps.
+def overlap(found: Sequence[CollectiveShare], computing: float) -> Overlap | None:
+  """What a run's collectives hide; None without collectives.
 
   Args:
-    run: the run.
-    totals: over its counted steps.
-    steps: how many these are.
+    found: what a step spends at each.
+    computing: seconds per step of computing while any is under way.
   """
-  if not run.collectives or not steps:
-    return None
-  planned = {entry.get("slot"): entry for entry in run.plan.get("collectives") or ()
-             if isinstance(entry, dict)}
-  at = places(run)
-  each: list[CollectiveOverlap] = []
-  groups: dict[tuple[str, int], list[int]] = {}
-  seconds = (totals.overlap / steps).T.tolist()
-  for c, (collective, (exposed, hidden, behind)) in enumerate(
-      zip(run.collectives, seconds, strict=True)):
-    share = planned.get(collective.slot, {}).get("meanwhile")
-    each.append(CollectiveOverlap(collective.name, 1, exposed, hidden, behind,
-                                  share if isinstance(share, int | float) else None))
-    groups.setdefault(("of", at[c].of) if at else ("slot", c), []).append(c)
-  found = []
-  for own in groups.values():
-    one = each[own[0]]
-    found.append(CollectiveOverlap(
-        at[own[0]].name + at[own[0]].origin if at else one.name, len(own),
-        sum(each[c].exposed for c in own), sum(each[c].hidden for c in own),
-        sum(each[c].behind_others for c in own), one.meanwhile))
-  return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), tuple(each),
-                 totals.computing / steps)
+  return Overlap(tuple(sorted(found, key=lambda one: -one.exposed)), computing) if found else None

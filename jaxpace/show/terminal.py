@@ -164,7 +164,7 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     if each.stands_out:
       most = f"{each.place.iteration}: {milliseconds(each.worst)}"
     table.add_row(
-        each.place.name + each.place.origin, str(each.iterations), milliseconds(each.waiting),
+        each.place.title, str(each.iterations), milliseconds(each.waiting),
         f"{100 * each.waiting / step.mean:.1f} %", most,
         "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
         milliseconds(each.transfer))
@@ -187,10 +187,10 @@ def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
   table = make_table("collective", "times", "in flight", "exposed", "hidden", "behind others",
                      "work meanwhile")
   for each in found.collectives[:_MOST_WAITS]:
-    table.add_row(each.name, str(each.times),
+    table.add_row(each.place.title, str(each.iterations),
                   *map(milliseconds, (each.in_flight, each.exposed, each.hidden,
                                       each.behind_others)),
-                  "" if each.meanwhile is None else f"{100 * each.meanwhile:.1f} %")
+                  "" if each.place.meanwhile is None else f"{100 * each.place.meanwhile:.1f} %")
   said = ("exposed: at most; hidden: at least; behind others: while another one is waited for; "
           "work meanwhile: the part of the step's operations that could run while it is under way.")
   rest = len(found.collectives) - _MOST_WAITS
