@@ -4,17 +4,18 @@ open."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.phases import pauses_in
-from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known
+from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import milliseconds, name_process, percent
-from jaxpace.runs.run import MISSING, HostSamples, Run
+from jaxpace.runs.run import MISSING, Run
 from jaxpace.runs.step_causes import PAUSES
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -107,7 +108,9 @@ def _samples(case: EvidenceInputs, process: int, begin: int, end: int,
     own = 1e-9 * (rise.get(process, 0.0) - (float(np.median(others)) if others else 0.0))
     if own >= PART * lateness:
       found.append(code.say(who=who, more=milliseconds(own)))
-  clocks = mean_gauge(run, selected, "gpu_clock_mhz", begin, end)
+  clocks = {other: float(own[0]) for other, own in
+            medians(run, selected, "gpu_clock_mhz", np.array([begin, end])).items()
+            if np.isfinite(own[0])}
   others = [value for other, value in clocks.items() if other != process]
   if (process in clocks and others
       and clocks[process] < (1 - COSTLY) * float(np.median(others))):
@@ -195,22 +198,12 @@ def per_step(run: Run, selected: SelectedSteps, name: str, begin: int,
   """By how much a counter of the table `hosts` rose, per step, from block `begin` to before block
   `end`.
 
-  Samples and exits of a process are on the same clock; between samples a counter is taken to rise
-  evenly.
-
   Returns:
-    The rise by process, in the counter's unit; processes without enough samples are left out.
+    The rise by process, in the counter's unit; processes with few samples there are left out.
   """
-  found: dict[int, float] = {}
-  for process, times, values, first, last, steps in _stretch(run, selected, name, begin, end):
-    if steps < 1:
-      continue
-    # Counters never fall, as far as the kernel goes; what is read torn must not count backwards.
-    rise = np.maximum.accumulate(values)
-    origin = times[0]
-    at = np.interp([first - origin, last - origin], (times - origin).astype(np.float64), rise)
-    found[process] = float(at[1] - at[0]) / steps
-  return found
+  edges = np.array([begin, end])
+  return {one.process: float(one.rises()[0]) for one in _sampled(run, selected, name, edges)
+          if one.within >= FEWEST and one.steps[0]}
 
 
 def per_window(run: Run, selected: SelectedSteps, name: str,
@@ -228,25 +221,16 @@ def per_window(run: Run, selected: SelectedSteps, name: str,
     [W + 1] blocks at which the windows begin, and the end of the last one; the rise [W] by process,
     in the counter's unit. No windows where nothing was sampled often enough.
   """
-  number = [int(np.count_nonzero(np.isfinite(samples.columns[name]) & (samples.time_ns >= first)
-                                 & (samples.time_ns <= last)))
-            for samples, first, last, _ in _windows(run, selected, 0, selected.blocks).values()
-            if name in samples.columns]
-  size = min([most, selected.blocks, *(n // 2 for n in number)], default=0)
-  if size < 1 or not number:
+  whole = list(_sampled(run, selected, name, np.array([0, selected.blocks])))
+  size = min([most, selected.blocks, *(one.within // 2 for one in whole)], default=0)
+  if size < 1 or not whole:
     return np.zeros(1, np.int64), {}
   edges = np.arange(size + 1) * selected.blocks // size
-  steps = np.maximum(np.diff(_first_steps(selected, edges)), 1)
-  found: dict[int, np.ndarray] = {}
-  for process, times, values, exits, there in _sampled(run, selected, name, edges):
-    level = np.interp((exits - times[0]).astype(np.float64),
-                      (times - times[0]).astype(np.float64), np.maximum.accumulate(values))
-    found[process] = np.where(there, np.diff(level) / steps, np.nan)
-  return edges, found
+  return edges, {one.process: one.rises() for one in _sampled(run, selected, name, edges)}
 
 
-def median_per_window(run: Run, selected: SelectedSteps, name: str,
-                      edges: np.ndarray) -> dict[int, np.ndarray]:
+def medians(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray
+            ) -> dict[int, np.ndarray]:
   """Medians of a gauge over its samples in windows of the counted steps.
 
   Args:
@@ -260,82 +244,62 @@ def median_per_window(run: Run, selected: SelectedSteps, name: str,
     [W] by process, in the gauge's unit, NaN where a window holds no sample; without processes that
     never sampled it.
   """
-  found: dict[int, np.ndarray] = {}
-  for process, times, values, exits, there in _sampled(run, selected, name, edges):
-    own = found[process] = np.full(len(edges) - 1, np.nan)
-    for window in np.flatnonzero(there):
-      inside = (times > exits[window]) & (times <= exits[window + 1])
-      if inside.any():
-        own[window] = np.median(values[inside])
-  return found
+  return {one.process: one.medians() for one in _sampled(run, selected, name, edges)
+          if one.times.size}
+
+
+class _Samples(NamedTuple):
+  """What a process sampled of a column in its newest attempt, and when windows begin on its clock.
+
+  W windows.
+  """
+
+  process: int
+  times: np.ndarray  # int64 ns
+  values: np.ndarray
+  exits: np.ndarray  # [W + 1] int64 ns, of the first known steps of the windows, and the last one
+  steps: np.ndarray  # [W] from one to the next
+
+  @property
+  def within(self) -> int:
+    """Samples from the first to the last exit."""
+    return int(((self.times >= self.exits[0]) & (self.times <= self.exits[-1])).sum())
+
+  def rises(self) -> np.ndarray:
+    """[W] by how much a counter rose per step; between samples it is taken to rise evenly.
+
+    Counters never fall, as far as the kernel goes; what is read torn must not count backwards.
+    """
+    origin = self.times[0]
+    level = np.interp((self.exits - origin).astype(np.float64),
+                      (self.times - origin).astype(np.float64), np.maximum.accumulate(self.values))
+    return ratio(np.diff(level), self.steps)
+
+  def medians(self) -> np.ndarray:
+    """[W] median sample; NaN where there is none."""
+    at = np.searchsorted(self.exits, self.times) - 1
+    return np.array([float(np.median(self.values[at == window])) if (at == window).any()
+                     else float("nan") for window in range(len(self.steps))])
 
 
 def _sampled(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray
-             ) -> Iterator[tuple[int, np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-  """The processes that sampled a column, with the times and values of their samples, the exits,
-  [W + 1], at which windows begin and end, of their first rank, and which windows, [W] bool, lie
-  between two."""
-  at = _first_steps(selected, edges)
-  for process, (samples, _, _, _) in _windows(run, selected, 0, selected.blocks).items():
-    values = samples.columns.get(name)
-    if values is None or not np.isfinite(values).any():
-      continue
-    rank, known = int(np.flatnonzero(run.process_of_rank == process)[0]), np.isfinite(values)
-    last = run.collectives[-1]
-    exits, attempts = last.exit_ns[rank, at], last.attempt[rank, at]
-    there = (exits != MISSING) & (attempts == attempts.max())
-    yield process, samples.time_ns[known], values[known], exits, there[1:] & there[:-1]
-
-
-def _first_steps(selected: SelectedSteps, edges: np.ndarray) -> np.ndarray:
-  """[W + 1] places of the steps at which windows begin; of the last edge, that of the last step."""
-  steps = np.flatnonzero(selected.block >= 0)
-  return steps[np.minimum(np.searchsorted(selected.block[steps], edges), len(steps) - 1)]
-
-
-def mean_gauge(run: Run, selected: SelectedSteps, name: str, begin: int,
-               end: int) -> dict[int, float]:
-  """Mean of a gauge (GPU clock or power) over the samples of the stretch, by process."""
-  return {process: float(values[(times >= first) & (times <= last)].mean())
-          for process, times, values, first, last, _ in _stretch(run, selected, name, begin, end)}
-
-
-def _stretch(run: Run, selected: SelectedSteps, name: str, begin: int, end: int
-             ) -> Iterator[tuple[int, np.ndarray, np.ndarray, int, int, int]]:
-  """The processes that sampled a column `FEWEST` times or more in a stretch, with the times and
-  values of all their samples, first and last exit of the stretch, and the steps between these."""
-  for process, (samples, first, last, steps) in _windows(run, selected, begin, end).items():
-    values = samples.columns.get(name)
-    if values is not None:
-      known = np.isfinite(values)
-      times = samples.time_ns[known]
-      if np.count_nonzero((times >= first) & (times <= last)) >= FEWEST:
-        yield process, times, values[known], first, last, steps
-
-
-def _windows(run: Run, selected: SelectedSteps, begin: int,
-             end: int) -> dict[int, tuple[HostSamples, int, int, int]]:
-  """By process: samples of its newest attempt, first and last exit of the stretch on its clock,
-  steps between them."""
-  found: dict[int, tuple[HostSamples, int, int, int]] = {}
-  steps = np.flatnonzero(selected.within(begin, end))
-  if run.host_samples is None or not run.collectives or not steps.size:
-    return found
-  collective = run.collectives[-1]
-  seen: set[int] = set()
-  for rank in range(run.ranks):
-    process = int(run.process_of_rank[rank])
-    if process < 0 or process in seen:
-      continue
-    exits, attempts = collective.exit_ns[rank, steps], collective.attempt[rank, steps]
-    use = np.flatnonzero((exits != MISSING) & (attempts == attempts.max()))
-    if use.size < 2:
+             ) -> Iterator[_Samples]:
+  """What each process sampled of a column, in windows between blocks [W + 1]."""
+  counted = np.flatnonzero(selected.block >= 0)
+  if run.host_samples is None or not run.collectives or name not in run.host_samples.columns:
+    return
+  collective, seen = run.collectives[-1], {-1}
+  for rank, process in enumerate(run.process_of_rank.tolist()):
+    exits, attempts = collective.exit_ns[rank, counted], collective.attempt[rank, counted]
+    known = (exits != MISSING) & (attempts == attempts.max(initial=-1))
+    if process in seen or known.sum() < 2:
       continue
     seen.add(process)
     own = run.host_samples.of(process)
-    keep = own.attempt == attempts.max()
-    own = HostSamples(own.process[keep], own.attempt[keep], own.time_ns[keep],
-                      {name: values[keep] for name, values in own.columns.items()})
-    if own.time_ns.size:
-      found[process] = own, int(exits[use[0]]), int(exits[use[-1]]), int(use[-1] - use[0])
-  return found
+    values, use = own.columns[name], own.attempt == attempts.max()
+    use &= np.isfinite(values)
+    if (own.attempt == attempts.max()).any():
+      block = selected.block[counted[known]]
+      at = np.minimum(np.searchsorted(block, edges), len(block) - 1)
+      yield _Samples(process, own.time_ns[use], values[use], exits[known][at],
+                     np.diff(counted[known][at]))

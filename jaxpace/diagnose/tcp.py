@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.limits import BUSIER, FEWEST, MOST, PART, SHOWS, TWICE
-from jaxpace.diagnose.mechanism import median_per_window, per_window
+from jaxpace.diagnose.mechanism import medians, per_window
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
@@ -94,7 +94,7 @@ def read(case: EvidenceInputs) -> BusyConnections:
   typical = _medians(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= PART * np.quantile(transfer, 0.25))
-  trips = median_per_window(case.run, case.selected, "tcp_rtt_ns", edges)
+  trips = medians(case.run, case.selected, "tcp_rtt_ns", edges)
   unknown = np.full(len(edges) - 1, np.nan)
   return BusyConnections(processes, edges, seconds, carried,
                          1e-9 * np.array([trips.get(p, unknown) for p in processes]) if processes
