@@ -161,42 +161,34 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
   """Says which processes hung, at which step, where and for how long.
 
   Args:
-    events: as `jaxpace.runs.alarms.read_events` returns them, in order. What doesn't look
-      like one is left
-    out.
+    events: as `jaxpace.runs.alarms.read_events` returns them, in order.
 
   Returns:
     A sentence for each hang, the first few; later words on a step that still hangs go into the last
     one's numbers.
   """
-  hangs: dict[Any, Mapping[str, Any]] = {}
-  taken: dict[Any, float] = {}
-  step = None
+  hangs: dict[int, Mapping[str, Any]] = {}
+  taken: dict[int, float] = {}
   for event in events:
-    kind, waited, seconds = (event.get("event"), _seconds(event.get("waited")),
-                             _seconds(event.get("seconds")))
-    if kind == "late" and isinstance(event.get("step"), int) and waited is not None:
-      step = event["step"]
-      hangs[step] = event
-    elif kind == "resumed" and step is not None and seconds is not None:
-      taken[step] = max(taken.get(step, 0.0), seconds)
+    known = {name for name in ("step", "waited", "seconds") if event.get(name) is not None}
+    if event.get("event") == "late" and known >= {"step", "waited"}:
+      hangs[event["step"]] = event
+      last = event["step"]
+    elif event.get("event") == "resumed" and hangs and "seconds" in known:
+      taken[last] = max(taken.get(last, 0.0), event["seconds"])
   said = [_hang(event, taken.get(step)) for step, event in hangs.items()]
   rest = len(said) - LISTED
-  return (said[:LISTED] + ([Note.HUNG.say("more", rest=rest)]
-                                if rest > 0 else []))
+  return said[:LISTED] + ([Note.HUNG.say("more", rest=rest)] if rest > 0 else [])
 
 
 def _hang(event: Mapping[str, Any], taken: float | None) -> Sentence:
-  lates = event.get("late")
-  late = [one for one in lates if isinstance(one, dict)] if isinstance(lates, list | tuple) else []
+  late, marks = event.get("late") or [], event.get("marks") or []
   others = f"; {len(late) - LISTED:,} more" if len(late) > LISTED else ""
-  who = "; ".join(_process(one) for one in late[:LISTED]) + others
-  who = who or "all processes had called it"
+  who = "; ".join(map(_process, late[:LISTED])) + others or "all processes had called it"
   ended = (f"took {taken:.0f} s" if taken is not None
-           else f"had not completed after {float(event['waited']):.0f} s")
-  marks = event.get("marks")
-  within = f" {marks[0]}" if isinstance(marks, list) and marks and isinstance(marks[0], str) else ""
-  return Note.HUNG.say("step", step=event["step"], ended=ended, who=who, within=within)
+           else f"had not completed after {event['waited']:.0f} s")
+  return Note.HUNG.say("step", step=event["step"], ended=ended, who=who,
+                       within=f" {marks[0]}" if marks else "")
 
 
 def _process(late: Mapping[str, Any]) -> str:
@@ -207,9 +199,5 @@ def _process(late: Mapping[str, Any]) -> str:
     return f"{name} was never heard of"
   if state == "left":
     return f"{name} had closed its watchdog"
-  was = f"was {where(phase)}" if isinstance(phase, str) else "had not arrived"
+  was = "had not arrived" if phase is None else f"was {where(phase)}"
   return f"{name} {was}" + (", and silent" if state in ("silent", "service") else "")
-
-
-def _seconds(value: object) -> float | None:
-  return float(value) if isinstance(value, int | float) and 0 <= value < float("inf") else None

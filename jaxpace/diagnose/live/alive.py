@@ -183,9 +183,6 @@ def _process(number: int, info: dict[str, Any]) -> Process:
 
 # What watchdogs have written into the run directory, in words; see `jaxpace.Watchdog`.
 
-_KINDS = {f.name: f.type for f in dataclasses.fields(LateProcess)}
-
-
 class Alert(NamedTuple):
   """Something that began or was over."""
 
@@ -221,35 +218,24 @@ class EventFollower:
 
 
 def _event(values: dict[str, Any]) -> Alert:
-  unix = values["when_unix_ns"] / 1e9
+  unix, waited, seconds = (values["when_unix_ns"] / 1e9, values.get("waited"),
+                           values.get("seconds"))
   if values.get("event") == "resumed":
-    seconds = _duration(values.get("seconds"))
-    took = "" if seconds is None else f" after {seconds}"
+    took = "" if seconds is None else f" after {duration(seconds)}"
     return Alert(f"Watchdog: steps complete again{took}.", True, unix)
   if values.get("event") != "late":
     return Alert(f"Watchdog: {plain(values.get('event'))[:80]}.", True, unix)
-  step, waited, late = values.get("step"), _duration(values.get("waited")), values.get("late")
-  what = f"step {step}" if isinstance(step, int) else "a step"
-  since = "" if waited is None else f" for {waited}"
-  sentence = f"Watchdog: {what} has not completed{since}."
-  who = ([_late(entry) for entry in late if isinstance(entry, dict)] if isinstance(late, list)
-         else [])
-  sentence += " Not arrived: " + "; ".join(who[:4]) + (f"; {len(who) - 4} more." if len(who) > 4
-                                                       else ".") if who else (
-                                                           " All processes are inside it.")
-  return Alert(sentence, False, unix)
+  what = "a step" if values.get("step") is None else f"step {values['step']}"
+  since = "" if waited is None else f" for {duration(waited)}"
+  who = [_late(entry) for entry in values.get("late") or ()]
+  more = f"; {len(who) - 4} more." if len(who) > 4 else "."
+  where = (f" Not arrived: {'; '.join(who[:4])}{more}" if who
+           else " All processes are inside it.")
+  return Alert(f"Watchdog: {what} has not completed{since}.{where}", False, unix)
 
 
 def _late(entry: dict[str, Any]) -> str:
-  """One late process, as far as the file shows."""
-  values = {name: value for name, value in entry.items() if name in _KINDS and name != "stack"}
-  try:
-    text = LateProcess(**values).sentence()
-  except (TypeError, ValueError, AttributeError):
-    text = f"process {entry.get('process')}"
-  return plain(text)[:400]
-
-
-def _duration(value: object) -> str | None:
-  """Words for a number of seconds; None for anything else."""
-  return duration(float(value)) if isinstance(value, int | float) and 0 <= value < 1e12 else None
+  """One late process, without its stack."""
+  values = {f.name: entry[f.name] for f in dataclasses.fields(LateProcess)
+            if f.name in entry and f.name != "stack"}
+  return plain(LateProcess(**values).sentence())[:400]
