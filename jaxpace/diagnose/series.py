@@ -15,7 +15,7 @@ from jaxpace.diagnose.forecast.forecast import forecast, to_json
 from jaxpace.diagnose.forecast.sample import take_sample
 from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.lateness import attributed_wait
-from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, TWICE
+from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, SAME, TWICE
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.pacing import compare, effect_of
 from jaxpace.diagnose.selected_steps import (
@@ -185,7 +185,8 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
   steps = totals.per_step["step"][at]
   low, usual, high = (float(x) for x in np.quantile(steps, [0, 0.995, 1]))
   end = high if high - low <= TWICE * (usual - low) else usual
-  if end <= low:
+  # between steps that differ by rounding alone there is no room for edges
+  if end - low <= SAME:
     end = low + max(low * 1e-3, 1e-6)
   bins = int(np.clip(2 * np.cbrt(len(steps)), _FEWEST, _MOST))
   counts, edges = np.histogram(steps, bins, (low, end))

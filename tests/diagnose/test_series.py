@@ -202,6 +202,15 @@ def test_a_long_tail_is_counted_beyond_the_histogram():
           and found["longest_step"] == pytest.approx(0.901, rel=1e-3))
 
 
+def test_steps_that_differ_by_rounding_alone_have_a_histogram():
+  turn = (np.arange(5)[:, None] + np.arange(60)) % 5
+  apart = np.array([0, 100_001, 300_010, 200_003, 5])[turn]
+  leave = (15_000_000 * np.arange(60) + apart)[None]
+  found = distribution(diagnose(make_run(leave - 1_000_000, leave)))
+  assert sum(found["steps"]) == 59 and not found["beyond"]
+  assert np.all(np.diff(found["edges"]) > 0)
+
+
 def test_where_a_finding_cost_adds_up_to_its_share(diagnosis, whole):
   found, report = whole["where"], to_json(diagnosis)
   number = np.array(found["blocks"]["number"])
