@@ -175,10 +175,14 @@ class Collector:
     return found
 
   def seconds(self, program: int) -> float:
-    """Time of a program's executions that were not taken, on the device that took longest."""
-    return max(sum(int((each.end_ns - each.start_ns).sum())
-                   for each in self._ended.get((buffer, program), ()))
-               for buffer in range(self.buffers)) * 1e-9
+    """Time of a program's executions that were not taken, on the device that took longest. The
+    first one, which warms up, counts like the median."""
+    return max(self._seconds(buffer, program) for buffer in range(self.buffers))
+
+  def _seconds(self, buffer: int, program: int) -> float:
+    ran = join(self._ended.get((buffer, program), [NOTHING]))
+    took = ran.end_ns - ran.start_ns
+    return (float(took[1:].sum()) + float(np.median(took))) * 1e-9 if len(took) else 0.0
 
   def iterate(self, program: int, tag: int, other: int) -> int:
     """Takes the iterations of a program's loop, which end with each timestamp that has a tag, for

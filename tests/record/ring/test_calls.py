@@ -1,10 +1,12 @@
 """Executions in their order, from timestamps alone: several programs, some devices, events lost."""
 
+import numpy as np
 import pytest
 
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
 from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.executions import Executions
 
 
 @pytest.fixture
@@ -76,3 +78,15 @@ def test_lost_events_shift_no_execution(programs, before, lost):
     ran(programs, name, BOTH)
     found += settled(collector, order, programs, BOTH)
   assert sorted(found[:len(lost)]) == sorted(lost) and found[len(lost):] == after
+
+
+def test_a_first_execution_that_warms_up_counts_like_the_median():
+  assert host_ring.unavailable() == ""
+  collector, at = Collector(), np.arange(5)
+  nothing = np.zeros(0, np.int64)
+  begin, took = at * 1_000, np.array([900, 10, 10, 10, 20])
+  collector._ended[0, 1] = [
+      Executions(at[part], begin[part], (begin + took)[part], nothing, nothing, nothing)
+      for part in (slice(0, 2), slice(2, 5))]
+  assert collector.seconds(1) == pytest.approx(60e-9)
+  assert collector.seconds(2) == 0
