@@ -8,6 +8,7 @@ as recorded, a step is shorter by the sum over c of max A - max A* where all ran
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -97,7 +98,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   late = sorted({rank for scenario in scenarios for rank in scenario.ranks})
   mended = repair(run, selected.mask, found, late) if late else None
 
-  def change(work: StepTimes, arrival: np.ndarray, part: slice, scenario: Without) -> np.ndarray:
+  def change(scenario: Without, work: StepTimes, arrival: np.ndarray, part: slice) -> np.ndarray:
     """[C, R, k] arrivals without the gaps, pauses, slow ranks and uneven work that the scenario is
     without."""
     changed, left = arrival.copy(), work.runtime
@@ -117,25 +118,20 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
       changed[0] += work.runtime * (1 - parts[:, None])
     return evened(found, changed, work.valid) if scenario.skew else changed
 
-  def numbered(work: StepTimes, arrival: np.ndarray, part: slice, number: int) -> np.ndarray:
-    if number < 2:
-      return work.arrival if number else arrival
-    return change(work, arrival, part, scenarios[number - 2])
-
-  numbers = [0, *([1] if any(s.pacing for s in scenarios) else []),
-             *range(2, len(scenarios) + 2)]
-  at_once = (len(numbers) if found.levels.all()
+  played: list[Change] = [lambda work, arrival, part: arrival]
+  if any(s.pacing for s in scenarios):
+    played.append(lambda work, arrival, part: work.arrival)
+  played += [functools.partial(change, scenario) for scenario in scenarios]
+  at_once = (len(played) if found.levels.all()
              else max(1, KEPT // max(1, len(run.collectives) * run.ranks * selected.size)))
-  times = dict(zip(numbers, [float(value) for begin in range(0, len(numbers), at_once)
-                             for value in mean_steps(
-                                 run, found, selected.mask, numbers[begin:begin + at_once],
-                                 numbered)], strict=True))
+  times = [float(value) for begin in range(0, len(played), at_once)
+           for value in mean_steps(run, found, selected.mask, played[begin:begin + at_once])]
   recorded = times[0]
   lost = (0.0 if contention is None
           else float(contention[selected.mask].sum()) / max(1, selected.size))
-  return [max(recorded - times[number] + (times[1] - recorded if scenario.pacing else 0.0)
+  return [max(recorded - time + (times[1] - recorded if scenario.pacing else 0.0)
               + (lost if scenario.contention else 0.0), 0.0)
-          for number, scenario in enumerate(scenarios, start=2)]
+          for time, scenario in zip(times[-len(scenarios):], scenarios, strict=True)]
 
 
 def _parts_by_speed(run: Run, selected: SelectedSteps) -> np.ndarray:
@@ -215,25 +211,24 @@ _MOST_PLAYED = 8 * CELLS
 """Entries of collectives that are played, of a run of which some steps are written in detail: of
 more, evenly spread ones."""
 
-Change = Callable[[StepTimes, np.ndarray, slice, int], np.ndarray]
-"""From the steps of a chunk, their [C, R, k] arrivals, their slice and a scenario's number to its
-arrivals; minus infinity for a rank that is not there."""
+Change = Callable[[StepTimes, np.ndarray, slice], np.ndarray]
+"""From the steps of a chunk, their [C, R, k] undelayed arrivals and their slice to the arrivals
+that are played."""
 
 
-def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence[int],
-               change: Change) -> np.ndarray:
-  """[scenarios] mean over ranks and counted steps of the time a step takes, seconds.
+def mean_steps(run: Run, found: RunGroups, mask: np.ndarray,
+               changes: Sequence[Change]) -> np.ndarray:
+  """[changes] mean over ranks and counted steps of the time a step takes, seconds.
 
   Args:
     run: the recorded run.
     found: who meets.
     mask: [K] counted steps.
-    scenarios: their numbers.
-    change: makes a scenario's arrivals.
+    changes: the arrivals of each scenario.
   """
   steps = np.flatnonzero(mask)
   if found.levels.all():
-    return _by_themselves(run, found, mask, scenarios, change) / max(1, len(steps))
+    return _by_themselves(run, found, mask, changes) / max(1, len(steps))
   lanes = max(1, len(steps) // _LEAST)
   # what lies between detailed steps isn't known: each by itself
   if run.aggregated is not None:
@@ -245,7 +240,7 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
   lane = np.searchsorted(edges, np.arange(len(steps)), side="right") - 1
   place = np.arange(len(steps)) - edges[lane]
   shape = len(run.collectives), longest, run.ranks, lanes
-  arrivals = np.full((len(scenarios), *shape), -np.inf, np.float32)
+  arrivals = np.full((len(changes), *shape), -np.inf, np.float32)
   transfers = np.zeros(shape, np.float32)
   for part, work in counted(run, mask):
     own = np.flatnonzero((steps >= part.start) & (steps < part.stop))
@@ -255,21 +250,21 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence
     for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
       transfers[c, place[own], :, lane[own]] = np.nan_to_num(
           np.where(waited.takes, waited.transfer, 0.0))[:, at].T
-    for i, number in enumerate(scenarios):
-      changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
+    for i, change in enumerate(changes):
+      changed = np.where(work.valid, change(work, arrival, part), -np.inf)
       arrivals[i][:, place[own], :, lane[own]] = np.moveaxis(changed[:, :, at], 2, 0)
   return np.array([_play(found, of, transfers).sum() for of in arrivals]) / max(1, len(steps))
 
 
-def _by_themselves(run: Run, found: RunGroups, mask: np.ndarray, scenarios: Sequence[int],
-                   change: Change) -> np.ndarray:
-  """[scenarios] sums over counted steps that each begin together. What transfers take is left out:
+def _by_themselves(run: Run, found: RunGroups, mask: np.ndarray,
+                   changes: Sequence[Change]) -> np.ndarray:
+  """[changes] sums over counted steps that each begin together. What transfers take is left out:
   where all meet it is the same in each scenario."""
-  total = np.zeros(len(scenarios))
+  total = np.zeros(len(changes))
   for part, work in counted(run, mask):
     arrival = work.undelayed
-    for i, number in enumerate(scenarios):
-      changed = np.where(work.valid, change(work, arrival, part, number), -np.inf)
+    for i, change in enumerate(changes):
+      changed = np.where(work.valid, change(work, arrival, part), -np.inf)
       total[i] += _play(found, changed[:, None])[mask[part]].sum()
   return total
 
