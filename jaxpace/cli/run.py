@@ -71,11 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                            "GPUs each otherwise (default: one GPU each where there are enough, "
                            "else JAX's own choice)")
   parser.add_argument("--logs", type=Path, metavar="DIR",
-                      help="directory of the logs, process-0.log and so on (default: "
-                           "runs/launch-<time>-<pid>)")
+                      help="directory of the logs, process-0.log and so on, of what each process "
+                           "writes to stdout and stderr (default: runs/launch-<time>-<pid>)")
   parser.add_argument("--show", choices=("first", "all", "none"), default="first",
-                      help="whose output appears live: process 0's, everyone's with the process "
-                           "number before each line, or nobody's (default: first)")
+                      help="whose log appears live on stdout: process 0's, everyone's with the "
+                           "process number before each line, or nobody's (default: first)")
   parser.add_argument("--grace", type=number("the grace time", 0, whole=False), default=10.0,
                       metavar="S",
                       help="seconds between SIGTERM and SIGKILL (default: 10)")
