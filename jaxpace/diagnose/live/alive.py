@@ -178,7 +178,7 @@ def _named(seen: Sequence[Seen]) -> str:
 def _process(number: int, info: dict[str, Any]) -> Process:
   ranks = info.get("ranks")
   ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
-  return Process(number, str(info.get("hostname") or info.get("host") or ""), ranks, info)
+  return Process(number, str(info.get("hostname") or ""), ranks, info)
 
 
 # What watchdogs have written into the run directory, in words; see `jaxpace.Watchdog`.

@@ -218,10 +218,6 @@ class Follower:
       if stopped:
         notes.append(Note.STOPPED_RECORDING.say(name=seen.name,
             stopped=str(stopped)[:300].rstrip(".")))
-      not_copied = seen.process.info.get("not_copied")
-      if not_copied:
-        notes.append(Note.LACKS_STEPS.say(name=seen.name,
-            not_copied=str(not_copied)[:300].rstrip(".")))
     unnamed = [found.unnamed for found in (self._collectives, self._rows) if found.unnamed]
     return (*[*notes, *unnamed][:8], *self._collectives.problems[-3:], *self._rows.problems[-3:])
 

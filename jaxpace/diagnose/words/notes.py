@@ -177,5 +177,3 @@ class Note(Code):
       "Rank numbers from {first:,} on are left out here; `jaxpace report` reads them.")
   STOPPED_RECORDING = ("stopped_recording", "watch: a process stopped recording, and why",
       "Process {name} stopped recording: {stopped}.")
-  LACKS_STEPS = ("lacks_steps", "watch: a process did not copy some steps",
-      "Process {name} lacks steps: {not_copied}.")
