@@ -243,8 +243,8 @@ def test_a_program_that_ran_once_is_no_step_and_that_is_said(tmp_path):
     read_run(tmp_path / "run")
 
 
-def whole_training(name, layers, steps):
-  """Training that is one program by this name: steps of so many layers, rank 2 late in each."""
+def whole_training(name, layers, steps, loops=1):
+  """One program by this name: loops of steps of so many layers, rank 2 late in each."""
   mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
 
   def step(w, _):
@@ -255,7 +255,9 @@ def whole_training(name, layers, steps):
     return jax.lax.psum(jaxpace.delay(w, late), "data"), None
 
   def whole(w):
-    return jax.lax.scan(step, w, length=steps)[0]
+    for _ in range(loops):
+      w, _ = jax.lax.scan(step, w, length=steps)
+    return w
 
   whole.__name__ = name
   return jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
@@ -272,10 +274,11 @@ def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
   np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
 
 
-@pytest.mark.parametrize("name, steps", [("train_step", 40), ("fit", 12)])
-def test_a_loop_in_a_step_or_a_short_one_is_no_training(tmp_path, name, steps):
+@pytest.mark.parametrize("name, steps, loops", [("train_step", 40, 1), ("fit", 12, 1),
+                                                ("fit", 40, 2)])
+def test_a_loop_in_a_step_a_short_one_and_several_are_no_training(tmp_path, name, steps, loops):
   with jaxpace.observed(tmp_path / "run") as inside:
-    whole_training(name, 3, steps)(jnp.ones((4, 4))).block_until_ready()
+    whole_training(name, 3, steps, loops)(jnp.ones((4, 4))).block_until_ready()
   assert inside.step is None
 
 

@@ -96,9 +96,9 @@ class Detail:
 MOST_MARKS = 1 << 22
 """Timestamps of one program and device that wait for a `record` call, at most; the oldest are
 dropped."""
-_MANY, _MOSTLY = 20, 0.8
-"""Iterations and fraction of a program's time from which on its loop is training: a loop over
-layers, or over micro-batches, is a part of a step."""
+_MANY, _MUCH = 20, 0.4
+"""Iterations, and the fraction of a program's time that they take, from which on a loop is training.
+The first one counts like the others: what comes before the loop is in it."""
 _OWN = np.uint32((1 << TAG_BITS) - 1)
 
 
@@ -189,15 +189,15 @@ class Collector:
     executions of another program.
 
     Returns:
-      How many there are on all its devices; 0, and nothing is taken, where the loop has few, or is
-      not most of what the program does.
+      How many there are on all its devices; 0, and nothing is taken, where the loop has few, or
+      takes little of the program's time.
     """
     cut = {}
     for buffer in range(self.buffers):
       ran = join(self._ended.get((buffer, program), [NOTHING]))
       if len(ran.number):
         cut[buffer] = iterations(ran, tag)
-        if not _is_most(cut[buffer], ran):
+        if not _is_much(cut[buffer], ran):
           return 0
     for buffer, each in cut.items():
       self._ended[buffer, other] = [each]
@@ -277,15 +277,15 @@ class Collector:
     self._passed[buffer, program] = max(count, self.passed(buffer, program))
 
 
-def _is_most(cut: Executions, ran: Executions) -> bool:
-  """Whether a loop has many iterations, and they take most of the time of its program. What comes
+def _is_much(cut: Executions, ran: Executions) -> bool:
+  """Whether a loop has many iterations, and they take much of the time of its program. What comes
   before the loop is in the first one of each execution."""
   count, begins = len(cut.number), len(ran.number)
   if count < _MANY * begins:
     return False
   took = cut.end_ns - cut.start_ns
   later = np.diff(np.searchsorted(ran.end_ns, cut.end_ns), prepend=-1) == 0
-  return bool(took[later].mean() * count >= _MOSTLY * (ran.end_ns - ran.start_ns).sum())
+  return bool(took[later].mean() * count >= _MUCH * (ran.end_ns - ran.start_ns).sum())
 
 
 def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> None:

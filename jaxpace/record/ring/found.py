@@ -328,14 +328,11 @@ class StepFinder:
 
 
 def _in_a_loop(program: ObservedProgram) -> list[Collective]:
-  """A program's collectives in one of its outermost loops, the one that has most of those that run
-  once in each iteration; [] where none has."""
-  inside: dict[str, list[Collective]] = {}
-  for one in program.collectives:
-    if one.loops:
-      inside.setdefault(one.loops[0].name, []).append(one)
-  return max(inside.values(), key=lambda own: sum(map(_is_each_time, own)), default=[]) if any(
-      map(_is_each_time, program.collectives)) else []
+  """A program's collectives in its outermost loop, where some of them run once in each iteration;
+  [] where it has none, or several: those are of a step, forward and backward through layers."""
+  inside = [one for one in program.collectives if one.loops]
+  one_loop = len({one.loops[0].name for one in inside}) == 1
+  return inside if one_loop and any(map(_is_each_time, inside)) else []
 
 
 def _is_each_time(one: Collective) -> bool:
