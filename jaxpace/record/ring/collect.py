@@ -97,8 +97,8 @@ MOST_MARKS = 1 << 22
 """Timestamps of one program and device that wait for a `record` call, at most; the oldest are
 dropped."""
 _MANY, _MUCH = 20, 0.4
-"""Iterations, and the fraction of a program's time that they take, from which on a loop is training.
-The first one counts like the others: what comes before the loop is in it."""
+"""Iterations, and the fraction of a program's time that they take, from which on a loop is
+training. The first one counts like the others: what comes before the loop is in it."""
 _OWN = np.uint32((1 << TAG_BITS) - 1)
 
 
