@@ -206,7 +206,7 @@ class FoundRecorder(Recorder):
       self._say(f"Recorded {plural(self._intake.over, 'step')}: jaxpace report {self.directory}"
                 if self.step else
                 f"{self.directory} has no steps: no program with collectives ran three times, and "
-                "none that came to its end spent its time in a loop of 20 iterations or more.")
+                "none spent its time in one loop of 20 iterations or more.")
 
   def _at_exit(self) -> None:
     """Nothing: `observed` closes it."""

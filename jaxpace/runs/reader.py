@@ -231,7 +231,7 @@ def nothing_read(path: pathlib.Path, tables: Sequence[TableFiles],
   return (f"{path} holds a run without a single recorded step yet. Rows are written every few "
           "seconds: has the job finished its first step, and is `recorder.record()` called in "
           "the loop? Of `jaxpace run`, the step is what ran three times; of training that is one "
-          "program, such as a scan over all its steps, an iteration, once the program is over.")
+          "program, such as a scan over all its steps, an iteration of its loop.")
 
 
 def _ran_bare(path: pathlib.Path, processes: Sequence[Process]) -> str:

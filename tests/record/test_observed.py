@@ -274,6 +274,19 @@ def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
   np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
 
 
+def test_training_that_is_one_program_can_be_read_while_it_runs(tmp_path, monkeypatch):
+  monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
+  directory, fit = tmp_path / "run", whole_training("fit", 1, 100)
+  with jaxpace.observed(directory) as inside:
+    training = threading.Thread(target=lambda: fit(jnp.ones((4, 4))).block_until_ready())
+    training.start()
+    while rows_written(directory) < 4 * 20:
+      time.sleep(0.01)
+    assert inside.step is None and len(read_run(directory).steps) >= 20
+    training.join()
+  assert len(read_run(directory).steps) == 100
+
+
 @pytest.mark.parametrize("name, steps, loops", [("train_step", 40, 1), ("fit", 12, 1),
                                                 ("fit", 40, 2)])
 def test_a_loop_in_a_step_a_short_one_and_several_are_no_training(tmp_path, name, steps, loops):

@@ -155,6 +155,7 @@ class Collector:
     """The same as far as it was read, so that what is taken out of it stays here."""
     other = copy.copy(self)
     other._ended = {key: list(kept) for key, kept in self._ended.items()}
+    other._passed = dict(self._passed)
     return other
 
   def skip(self, buffer: int, program: int) -> None:
@@ -184,9 +185,25 @@ class Collector:
     took = ran.end_ns - ran.start_ns
     return (float(took[1:].sum()) + float(np.median(took))) * 1e-9 if len(took) else 0.0
 
+  def spent(self, program: int) -> float:
+    """The same, with an execution that is under way."""
+    return max(int((ran.end_ns - ran.start_ns).sum()) for buffer in range(self.buffers)
+               for ran in [self._with_under_way(buffer, program)]) * 1e-9
+
+  @property
+  def under_way(self) -> set[int]:
+    """Programs of which timestamps have come since their last execution ended."""
+    return {program for (_, program), splitter in self._splitters.items()
+            if len(splitter.under_way.number)}
+
+  def _with_under_way(self, buffer: int, program: int) -> Executions:
+    kept = self._ended.get((buffer, program), [])
+    splitter = self._splitters.get((buffer, program))
+    return join([*kept, NOTHING if splitter is None else splitter.under_way])
+
   def iterate(self, program: int, tag: int, other: int) -> int:
     """Takes the iterations of a program's loop, which end with each timestamp that has a tag, for
-    executions of another program.
+    executions of another program; those of one that is under way, too.
 
     Returns:
       How many there are on all its devices; 0, and nothing is taken, where the loop has few, or
@@ -194,7 +211,7 @@ class Collector:
     """
     cut = {}
     for buffer in range(self.buffers):
-      ran = join(self._ended.get((buffer, program), [NOTHING]))
+      ran = self._with_under_way(buffer, program)
       if len(ran.number):
         cut[buffer] = iterations(ran, tag)
         if not _is_much(cut[buffer], ran):

@@ -9,6 +9,7 @@ exits.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -110,6 +111,13 @@ class Splitter:
     """Says that events are missing between what came and what comes: what has not ended is
     dropped."""
     self._tag, self._ns, self._complete = np.empty(0, np.uint32), _NONE, False
+
+  @property
+  def under_way(self) -> Executions:
+    """The execution that has begun, as if it ended with its last timestamp."""
+    times = self._ns[self._tag < VALUES]
+    return copy.copy(self).feed(np.array([END_TAG], np.uint32), times[-1:]) if len(times) else (
+        NOTHING)
 
   def feed(self, tag: np.ndarray, ns: np.ndarray) -> Executions:
     """Takes events and gives the executions that they bring to an end.

@@ -165,6 +165,7 @@ class StepFinder:
     self._final = True
     # Programs that stand for the iterations of another one's loop.
     self._iterated: set[int] = set()
+    self._iteration_of: dict[int, ObservedProgram] = {}
     self.found: Step | None = None
     """What is taken for the step, once that is known."""
 
@@ -178,7 +179,7 @@ class StepFinder:
       self._since = time.monotonic()
     if self.found is None:
       found = self._find(self._order, last)
-      if found is None and last and self._final and self._iterate():
+      if found is None and last and self._iterate():
         found = self._find(self._order, last)
       self._take(self._agree(found, last, 0))
     self._note_others(fresh)
@@ -203,7 +204,7 @@ class StepFinder:
     """
     other = StepFinder(source, collector, self._match,
                        lambda found, last, _first: found if last else None, self._next)
-    other._final = False
+    other._final, other._iteration_of = False, self._iteration_of
     return other.cut(list(self._order), True)
 
   def _take(self, found: Step | None) -> bool:
@@ -217,17 +218,19 @@ class StepFinder:
     return True
 
   def _iterate(self) -> bool:
-    """Where training is one program, which ran once or twice, takes the iterations of its outermost
-    loop for what was executed; says whether it does. A program that is called a step is one."""
-    numbers = dict.fromkeys(number for number, _ in self._order)
-    others = [number for number in numbers if not finding.is_beside(self._name(number))]
+    """Where training is one program, which ran once or twice or is under way, takes the iterations
+    of its outermost loop for what was executed; says whether it does. A program that is called a
+    step is one."""
+    numbers = {number for number, _ in self._order} | self._collector.under_way
+    numbers &= self._source.by_number.keys()
+    others = {number for number in numbers if not finding.is_beside(self._name(number))}
     if not numbers:
       return False
-    main = self._name(max(others or numbers, key=self._collector.seconds))
+    main = self._name(max(others or numbers, key=self._collector.spent))
     if "step" in main:
       return False
     # It may have been compiled twice, for what it is given first and for what it returns.
-    order = [each for number in numbers if self._name(number) == main
+    order = [each for number in sorted(numbers) if self._name(number) == main
              for each in self._iterations(self._source.by_number[number].program)]
     self._order = order or self._order
     return bool(order)
@@ -238,16 +241,18 @@ class StepFinder:
     inside = _in_a_loop(program)
     if not inside:
       return []
-    iteration = dataclasses.replace(
-        program, number=programs.next_number(), name=f"an iteration of {program.name}",
-        collectives=tuple(dataclasses.replace(one, loops=one.loops[1:]) for one in inside))
+    if program.number not in self._iteration_of:
+      self._iteration_of[program.number] = dataclasses.replace(
+          program, number=programs.next_number(), name=f"an iteration of {program.name}",
+          collectives=tuple(dataclasses.replace(one, loops=one.loops[1:]) for one in inside))
+      programs.add(self._iteration_of[program.number])
+    number = self._iteration_of[program.number].number
     last = [one for one in inside if _is_each_time(one)][-1]
-    count = self._collector.iterate(program.number, last.exit_tags[0], iteration.number)
+    count = self._collector.iterate(program.number, last.exit_tags[0], number)
     if count:
-      self._iterated.add(iteration.number)
-      programs.add(iteration)
+      self._iterated.add(number)
       self._source.meet()
-    return [(iteration.number, at) for at in range(count)]
+    return [(number, at) for at in range(count)]
 
   def _cut(self, last: bool) -> list[StepCalls]:
     assert self.found is not None
