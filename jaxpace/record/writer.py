@@ -42,6 +42,9 @@ _FIRST_SECONDS = 0.5
 """After so long it is written for the first time what the steps seem to be, and then whenever twice
 the time has passed, until it is sure."""
 _GUESS_SECONDS = 8.0  # but at least so often
+_GUESS_PART = 20.0
+"""Times as long as that takes until it is done again: of training that is one program all of it is
+written anew each time."""
 
 
 class Writer:
@@ -280,17 +283,19 @@ class Writer:
       self._guess, self._guessed_rows = None, 0
       return
     now = time.monotonic()
-    self._guess_at = now + min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS)
     guess = intake.guess()
     if guess is None or guess.plan is None:
       # Something else has run since: what was the step until then is none.
       self._drop_guess()
-      return
-    tables = guess.take()
-    for table, rows in tables.items():
-      self._store(table).append(rows, preliminary=True)
-    self._write_plan(guess.plan)
-    self._guess, self._guessed_rows = guess, columns.length(tables.get("steps", {}))
+    else:
+      tables = guess.take()
+      for table, rows in tables.items():
+        self._store(table).append(rows, preliminary=True)
+      self._write_plan(guess.plan)
+      self._guess, self._guessed_rows = guess, columns.length(tables.get("steps", {}))
+    took = time.monotonic() - now
+    self._guess_at = now + max(min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS),
+                               _GUESS_PART * took)
 
   def _drop_guess(self) -> None:
     for store in self._stores.values():
