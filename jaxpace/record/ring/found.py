@@ -163,8 +163,7 @@ class StepFinder:
     self._next = first_step
     # Not where the steps are a guess.
     self._final = True
-    # Programs that stand for the iterations of another one's loop.
-    self._iterated: set[int] = set()
+    # By program, the one that stands for the iterations of its loop.
     self._iteration_of: dict[int, ObservedProgram] = {}
     self.found: Step | None = None
     """What is taken for the step, once that is known."""
@@ -172,8 +171,9 @@ class StepFinder:
   def cut(self, fresh: list[tuple[int, int]], last: bool) -> list[StepCalls]:
     """Takes in what was executed, and returns the steps that are over; `last` says that nothing
     will be executed any more."""
-    # What was taken for executions by itself comes as such, too.
-    fresh = [each for each in fresh if each[0] not in self._iterated]
+    # Iterations that were taken for executions come as such, too.
+    iterations = {one.number for one in self._iteration_of.values()}
+    fresh = [each for each in fresh if each[0] not in iterations]
     self._order += fresh
     if self._order and self._since is None:
       self._since = time.monotonic()
@@ -250,7 +250,6 @@ class StepFinder:
     last = [one for one in inside if _is_each_time(one)][-1]
     count = self._collector.iterate(program.number, last.exit_tags[0], number)
     if count:
-      self._iterated.add(number)
       self._source.meet()
     return [(number, at) for at in range(count)]
 
