@@ -107,7 +107,7 @@ CLAIMS = (
     Claim(README, "{} of 35 ms beside {}.", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
                      for arm in ("shared", "again")]),
-    Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of three "
+    Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of five "
                      "starts",
           "shared_quota.json", lambda f: [read.work_recovered(f, slow)
                                     for slow in ("1.5", "2", "3")]),
