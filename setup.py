@@ -7,7 +7,7 @@ import setuptools
 from setuptools.command.build_ext import build_ext
 
 ROOT = pathlib.Path(__file__).parent
-LIBRARIES = ("clock", "device_buffer")
+LIBRARIES = ("clock", "gpu")
 
 
 def ffi_headers() -> list[str]:

@@ -265,11 +265,13 @@ def load(example: Example, sources: pathlib.Path, watch: Watch) -> types.ModuleT
 
 
 def join() -> None:
-  """Joins the other process, where there are two."""
+  """Joins the other processes, where there are any."""
   if "TRAINER_PROCESS" in os.environ:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(os.environ["TRAINER_COORDINATOR"], 2,
-                               int(os.environ["TRAINER_PROCESS"]))
+    jax.distributed.initialize(
+        os.environ["TRAINER_COORDINATOR"], int(os.environ["TRAINER_PROCESSES"]),
+        int(os.environ["TRAINER_PROCESS"]),
+        local_device_ids=[0] if "NCCL_HOSTID" in os.environ else None)
 
 
 def run(name: str, sources: pathlib.Path, steps: int, observed: bool, folder: pathlib.Path) -> None:

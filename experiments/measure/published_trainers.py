@@ -11,8 +11,10 @@ data are made up, and packages that an example needs for data, vocabulary and lo
 in for where they are not installed. Each runs bare and observed, by one process with four forced
 devices and by two of two devices that gloo connects; after every step all arrays of the step's
 arguments and results are compared bit for bit. With --by=run nothing is observed by a line of the
-trainer: `jaxpace run` starts what runs bare, and finds the step. Writes
-docs/measurements/published_trainers.json and .md. Takes a minute for each trainer.
+trainer: `jaxpace run` starts what runs bare, and finds the step. With --platform=cuda each process
+is a rank on one GPU that all share: each says that it is a host of its own, so that NCCL connects
+them through sockets. Writes docs/measurements/published_trainers.json and .md. Takes a minute for
+each trainer.
 """
 
 from __future__ import annotations
@@ -48,7 +50,9 @@ def define_flags() -> None:
   """Defines this program's flags."""
   flags.DEFINE_string("sources", "", "Folder of the clones: flax, jax, dm-haiku, ....")
   flags.DEFINE_list("trainers", ",".join(EXAMPLES), "Which to run.")
-  flags.DEFINE_list("processes", "1,2", "By how many processes: 1, 2 or both.")
+  flags.DEFINE_list("processes", "1,2", "By how many processes: 1, 2 or both; on a GPU as many as "
+                    "the trainer has devices.")
+  flags.DEFINE_enum("platform", "cpu", ["cpu", "cuda"], "Where they run.")
   flags.DEFINE_enum("by", "observe", ["observe", "run"], "Observed by a line of the trainer, or by "
                     "`jaxpace run`, which finds the step.")
   flags.DEFINE_integer("steps", 20, "Steps of each.", lower_bound=1)
@@ -58,8 +62,19 @@ def define_flags() -> None:
                       "File the figures are written to.")
 
 
+def _placed(platform: str, devices: int, process: int) -> dict[str, str]:
+  """What a process is told of its devices."""
+  if platform == "cpu":
+    return {"JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+  return {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+          "NCCL_HOSTID": f"host{process}", "NCCL_SOCKET_IFNAME": "lo",
+          # Two starts of one program sum in the same order.
+          "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
+
+
 def arm(name: str, sources: pathlib.Path, steps: int, how: str, folder: pathlib.Path,
-        processes: int) -> list[dict[str, Any]]:
+        processes: int, platform: str = "cpu") -> list[dict[str, Any]]:
   """One trainer in processes of its own; what each left in `folder`. `how` is "bare", "observed" or
   "run"."""
   command = [sys.executable, "-m", "experiments.measure.published_examples", name, str(sources),
@@ -67,16 +82,18 @@ def arm(name: str, sources: pathlib.Path, steps: int, how: str, folder: pathlib.
   if how == "run":
     command = [sys.executable, "-m", "jaxpace", "run", "--out", str(folder / "run"), "--", *command]
   devices = EXAMPLES[name].devices // processes
-  shared = os.environ | {
-      "JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg", "PYTHONPATH": str(_ROOT),
-      "KERAS_BACKEND": "jax", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+  paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+  shared = os.environ | {"MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(paths),
+                         "KERAS_BACKEND": "jax"}
   if processes > 1:
     with socket.socket() as probe:
       probe.bind(("localhost", 0))
       shared["TRAINER_COORDINATOR"] = f"localhost:{probe.getsockname()[1]}"
+      shared["TRAINER_PROCESSES"] = str(processes)
   children = []
   for process in range(processes):
-    own = shared | ({"TRAINER_PROCESS": str(process)} if processes > 1 else {})
+    own = shared | _placed(platform, devices, process) | (
+        {"TRAINER_PROCESS": str(process)} if processes > 1 else {})
     with (folder / f"output{process}.txt").open("w") as output:
       children.append(subprocess.Popen(command, cwd=folder, env=own, stdout=output,
                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL))
@@ -107,7 +124,7 @@ def _left(folder: pathlib.Path, process: int) -> dict[str, Any]:
 
 
 def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: pathlib.Path,
-        by: str = "observe") -> dict[str, Any]:
+        by: str = "observe", platform: str = "cpu") -> dict[str, Any]:
   """A trainer bare and observed, compared."""
   seen = "observed" if by == "observe" else "run"
   example = EXAMPLES[name]
@@ -123,7 +140,7 @@ def run(name: str, sources: pathlib.Path, steps: int, processes: int, scratch: p
       continue
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    left[which] = arm(name, sources, steps, which, folder, processes)
+    left[which] = arm(name, sources, steps, which, folder, processes, platform)
     failed = [one["failed"] for one in left[which] if one["failed"]]
     if failed:
       return {**row, "failed": f"{which}: {_clearest(failed)}"}
@@ -201,14 +218,21 @@ def _reported(folder: pathlib.Path) -> dict[str, Any]:
           "verdict_code": report["verdict_code"]}
 
 
+_WHERE = {
+    "cpu": "One process has all the devices, forced on the CPU; two share them and are connected "
+           "by gloo.",
+    "cuda": "All processes share one GPU, each as a host of its own; NCCL connects them through "
+            "sockets."}
+
+
 def to_markdown(figures: dict[str, Any]) -> str:
   """The page."""
   lines = [
       *measured.introduction("Published trainers, bare and observed", figures),
       "Files as they are published, at these commits, but for the lines that observe and record "
       "the step, and smaller numbers; data made up; what only loads data, makes vocabularies or "
-      "writes logs is stood in for where it isn't installed. One process has all the devices, "
-      "forced on the CPU; two share them and are connected by gloo. After every step all arrays "
+      "writes logs is stood in for where it isn't installed. "
+      f"{_WHERE[figures.get('platform', 'cpu')]} After every step all arrays "
       "of the step's arguments and results are compared bit for bit. Recorded: steps of the rank "
       "with the fewest in the trace. Warned: jaxpace said before the first difference that bits "
       "may differ or why the step runs without timestamps. Verdict: code of what the report says "
@@ -284,14 +308,15 @@ def main(argv: list[str]) -> None:
   before = json.loads(out.read_text()) if its.resume else {"commits": {}, "trainers": []}
   figures: dict[str, Any] = {
       **measured.circumstances(_MODULE), "commits": before["commits"] | {
-          name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps,
+          name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps, "platform": its.platform,
       "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers
                    or str(row["processes"]) not in its.processes or _by(row) != its.by]}
   scratch = pathlib.Path(its.scratch or tempfile.mkdtemp()).resolve()
   for name in its.trainers:
     for processes in map(int, its.processes):
       load = round(os.getloadavg()[0], 1)
-      row = {**run(name, sources, its.steps, processes, scratch, its.by), "load": load}
+      row = {**run(name, sources, its.steps, processes, scratch, its.by, its.platform),
+             "load": load}
       for folder in (scratch, sources):  # what others can't have
         row = json.loads(json.dumps(row).replace(f"{folder}/", ""))
       figures["trainers"].append(row)

@@ -20,16 +20,6 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ragged-all
          "collective-permute", "collective-broadcast")
 """Kinds of collectives of a compiled program."""
 
-OF_OPERATION = {
-    "stablehlo.all_reduce": "all-reduce",
-    "stablehlo.all_gather": "all-gather",
-    "stablehlo.reduce_scatter": "reduce-scatter",
-    "stablehlo.all_to_all": "all-to-all",
-    "stablehlo.collective_permute": "collective-permute",
-    "stablehlo.collective_broadcast": "collective-broadcast",
-}
-"""Kind of each operation of a partitioned program that is a collective."""
-
 _OF_PRIMITIVE = {"all_gather": "all-gather", "reduce_scatter": "reduce-scatter",
                  "all_to_all": "all-to-all", "ragged_all_to_all": "ragged-all-to-all",
                  "ppermute": "collective-permute"}
@@ -86,7 +76,7 @@ class ObservedProgram:
   bare_compile_s: float | None = None
   """Seconds that compiling the step unmodified took; None where not measured."""
   stamped_compile_s: float | None = None
-  """Seconds that putting marks in took; on GPUs it is compiled again for that."""
+  """Seconds that putting timestamps in took."""
 
   @property
   def marks(self) -> int | None:
@@ -200,9 +190,6 @@ class ObservedFunction(Recordable):
 
   plan: ObservedPlan | None = None
   """What the timestamps mean: the programs met so far."""
-
-  clock: str = "auto"
-  """Who writes the timestamps: "stream" for GPUs themselves, where that was asked for."""
 
   runs: frozenset[int] = frozenset()
   """Numbers of the programs with timestamps of which each call dispatches one; what is compiled

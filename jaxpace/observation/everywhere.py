@@ -46,8 +46,8 @@ class Watcher(ObservedFunction):
   alone, in what they make of the outcome, and in when processes must agree."""
 
   def __init__(self, warn: Callable[[str], None], exact: bool, different: Different = "bare",
-               clock: str = "auto", title: str = ""):
-    self.exact, self.different, self.clock = exact, different, clock
+               title: str = ""):
+    self.exact, self.different = exact, different
     # Empty where programs go by their own names.
     self.title, self._warn = title, warn
     self._warned: set[str] = set()
@@ -122,11 +122,7 @@ class Watcher(ObservedFunction):
     began, name, raised = time.monotonic(), self.name_of(request), None
     reason, made = "", None
     try:
-      made = _compiled(request, name, self.clock)
-      if made is not None and made.differences:
-        self.say_different(made.differences[0])
-        if self.different != "marked":
-          reason, made = made.differences[0], None
+      made = _compiled(request, name)
       if made is not None and self.exact:
         comparing.Comparison(name, request.devices, made.executable, request.compile(),
                              functools.partial(self.refused, made.program))
@@ -209,15 +205,15 @@ def _loaded(name: str, devices: Sequence[Any]) -> None:
     _recording.leave(name, devices, _SERIALIZED)
 
 
-def _compiled(request: compiling.Request, name: str, clock: str) -> program.Timestamped | None:
+def _compiled(request: compiling.Request, name: str) -> program.Timestamped | None:
   """A program compiled with timestamps; None where it has no collectives.
 
   Raises:
     Exception: it can't have timestamps; says why.
   """
-  if reason := host_ring.unavailable(clock):
+  if reason := host_ring.unavailable():
     raise RuntimeError(reason)
-  made = program.timestamped(request, programs.next_number, name, host_ring.ranks(), clock)
+  made = program.timestamped(request, programs.next_number, name, host_ring.ranks())
   return None if made is None else made._replace(program=nested.with_decisions(made.program))
 
 

@@ -9,27 +9,24 @@ import logging
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import jax
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.observation import comparing, everywhere, programs
 from jaxpace.observation.everywhere import Different, Watcher
-from jaxpace.observation.partitioned import compiling, program
+from jaxpace.observation.partitioned import compiling
 
 _LOG = logging.getLogger("jaxpace")
 
-ObserveClock = Literal["auto", "stream"]
-
-
 def observe(jitted: Callable[..., Any], *, exact: bool = False,
-            different: Different = "bare", clock: ObserveClock = "auto") -> Observed:
+            different: Different = "bare") -> Observed:
   """Times every collective of a jitted step: those in loops, under remat and FSDP included.
 
-  The step is compiled as it is, and on CPUs calls of a clock are put before and after every
-  collective of what the compiler made: the same machine code, shardings, donation, and the same
-  bits. Where that can't be done the step runs unmodified, and a warning says why.
+  The step is compiled as it is, and calls of a clock are put before and after every collective of
+  what the compiler made: the same machine code, shardings, donation, and the same bits. Where that
+  can't be done the step runs unmodified, and a warning says why.
 
   >>> import jax, jaxpace
   >>> step = jaxpace.observe(jax.jit(lambda state, batch: state + batch.mean()))
@@ -40,12 +37,9 @@ def observe(jitted: Callable[..., Any], *, exact: bool = False,
     jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
       method too.
     exact: True runs each program's first three executions twice, without timestamps and with them,
-      on copies of what they were given, and compares results bit for bit. By default the compiled
-      programs' collectives are compared: kind, number, groups, operands, loops.
+      on copies of what they were given, and compares results bit for bit.
     different: what to do where a comparison finds a difference: "bare" runs the step unmodified,
       "marked" runs it with timestamps all the same, "raise" raises an error. All but the last warn.
-    clock: "auto" times steps on CPUs; steps on other devices run unmodified. "stream" times steps
-      on NVIDIA GPUs, with kernels that have been compiled for them and have not run on one yet.
 
   Returns:
     A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
@@ -54,20 +48,17 @@ def observe(jitted: Callable[..., Any], *, exact: bool = False,
     TypeError: `jitted` is no jitted function.
     ValueError: an option is not one of those above.
   """
-  return Observed(jitted, exact=exact, different=different, clock=clock)
+  return Observed(jitted, exact=exact, different=different)
 
 
 class Observed(Watcher):
   """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
   of JAX's under which its programs are compiled with timestamps."""
 
-  def __init__(self, jitted: Callable[..., Any], *, exact: bool, different: Different,
-               clock: ObserveClock = "auto"):
+  def __init__(self, jitted: Callable[..., Any], *, exact: bool, different: Different):
     check_jitted(jitted)
     if different not in get_args(Different):
       raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
-    if clock not in get_args(ObserveClock):
-      raise ValueError(f"clock={clock!r}: it is one of {', '.join(get_args(ObserveClock))}.")
     if not isinstance(exact, bool):
       raise ValueError(f"exact={exact!r}: it is True, or left out.")
     # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
@@ -76,7 +67,7 @@ class Observed(Watcher):
     self.jitted = jitted
     # The function's name; empty where it has none, as a lambda.
     name = str(getattr(jitted, "__name__", ""))
-    super().__init__(functools.partial(_LOG.warning, "%s"), exact, different, clock,
+    super().__init__(functools.partial(_LOG.warning, "%s"), exact, different,
                      name if name.isidentifier() else "")
     self.plan: ObservedPlan = ObservedPlan()
     self._agreed = self._named = self._counting = False
@@ -113,8 +104,7 @@ class Observed(Watcher):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
-    return {"observed": True, "exact": self.exact, "different": self.different,
-            "marks": self.clock}
+    return {"observed": True, "exact": self.exact, "different": self.different, "marks": "auto"}
 
   def __getattr__(self, name: str) -> Any:
     # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.
@@ -128,7 +118,7 @@ class Observed(Watcher):
 
   def __reduce__(self) -> Any:
     # Copied and pickled where the jitted function is, and observed anew.
-    options: Any = {"exact": self.exact, "different": self.different, "clock": self.clock}
+    options: Any = {"exact": self.exact, "different": self.different}
     return functools.partial(observe, **options), (self.jitted,)
 
   def __repr__(self) -> str:
@@ -156,10 +146,6 @@ class Observed(Watcher):
       self._add(made)
       self._counting = not any(one.bare for one in self.plan.programs)
     programs.add(made)
-    if not self.exact:
-      for notice in made.notices:
-        if program.ROUNDING in notice:
-          self.say(f"{made.name}: {notice}")
 
   def left(self, request: compiling.Request, reason: str) -> None:
     """See `Watcher`: a warning where it could have had timestamps."""

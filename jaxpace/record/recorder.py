@@ -198,9 +198,7 @@ class Recorder(Recording):
     """
     assert self.directory is not None
     if self._order is None:
-      clocks = {one.clock for one in self._observed}
-      if self._observed and (reason := host_ring.unavailable(
-          "stream" if "stream" in clocks else "auto")):
+      if self._observed and (reason := host_ring.unavailable()):
         _LOG.warning("Steps are not recorded, training goes on: %s", reason)
         return
       if self._recorded.runs:

@@ -15,7 +15,7 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.observation import comparing
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.everywhere import DifferentError
-from jaxpace.observation.partitioned import collectives, compiling, program, thunks
+from jaxpace.observation.partitioned import compiling, thunks
 from tests import quick
 from tests.observation import observed_steps as steps
 from tests.quick import long
@@ -58,7 +58,7 @@ def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, ca
 
 def test_a_backend_without_the_mark(monkeypatch, caplog):
   monkeypatch.setattr(host_ring, "unavailable",
-                      lambda clock: "Marks are for the CPU, and this is a toaster.")
+                      lambda: "Marks are for the CPU, and this is a toaster.")
   run_as_it_was("this is a toaster", caplog)
 
 
@@ -71,19 +71,6 @@ def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
   assert [record.message for record in caplog.records] == [
       "The step runs unmodified: This jaxpace doesn't know jax 99."]
   assert observed.plan == ObservedPlan()
-
-
-def test_what_counts_as_a_difference():
-  one = collectives.Found("a", "all-reduce", 1, ((0, 1), (2, 3)), (), (("f32", (4,)),), (), False,
-                          None, (), (), ())
-  turned = one._replace(groups=((3, 2), (1, 0)), name="b", channel=7)
-  assert program.differences([one, one], [turned, one]) == ()
-  for other in (one._replace(kind="all-gather"), one._replace(groups=((0, 2), (1, 3))),
-                one._replace(types=(("f32", (5,)),)), one._replace(conditional=True)):
-    [less, more] = program.differences([one], [other])
-    assert "no longer has 1 all-reduce of f32[4]" in less and "beside them" in more
-  [less] = program.differences([one, one], [one])
-  assert "no longer has 1" in less
 
 
 @pytest.mark.parametrize("donate", [(0,), *long(((),))])
@@ -247,15 +234,6 @@ def test_a_step_is_compiled_once_and_with_jax_s_cache_never_again(
 def test_a_program_beyond_the_last_number_runs_as_it_was(monkeypatch, caplog):
   monkeypatch.setattr(host_ring, "MOST_PROGRAMS", 0)
   run_as_it_was("observed programs", caplog)
-
-
-def test_a_clock_that_is_of_other_devices(caplog):
-  step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(step), clock="stream")
-  assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
-  assert "NVIDIA GPUs" in observed.plan.programs[0].bare and len(caplog.records) == 1
-  with pytest.raises(ValueError, match="clock='sundial'"):
-    jaxpace.observe(jax.jit(step), clock="sundial")
 
 
 @pytest.mark.long

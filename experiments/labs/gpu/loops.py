@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ import jaxpace
 from experiments.labs.gpu import marks, transformer
 from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.transformer import Size
-from jaxpace.observation.clocks import host_ring, stream, words
 
 PACERS: dict[str, Callable[[], Any]] = {
     "paced": lambda: jaxpace.pace_early_ranks(),
@@ -24,11 +22,9 @@ PACERS: dict[str, Callable[[], Any]] = {
 """Arms with a pacer, by name; "stamped" has none, "bare" is not instrumented."""
 
 
-HELD = "held"
-MARKED = {"marked": True, "marked around each array": False}
-"""Arms with the timestamps of observed programs around the mean of the gradients, of all at once or
-of each array. One GPU leaves means out, and with them what they divide: a kernel that does nothing
-stands for each, in the arm `HELD` alone."""
+MARKED = {"marked at 1 kernel": 1, "marked at 28 kernels": 28}
+"""Arms with the timestamps of observed programs. One GPU leaves collectives out: they stand at its
+start and end, and around so many kernels."""
 
 
 def instrumented(bench: Bench) -> tuple[str, ...]:
@@ -39,42 +35,8 @@ def instrumented(bench: Bench) -> tuple[str, ...]:
 
 
 def marked(bench: Bench) -> tuple[str, ...]:
-  """The arms with the timestamps of observed programs, behind the one they are compared with."""
-  return () if bench.platform == "cpu" or bench.size == "tiny" else (HELD, *MARKED)
-
-
-def held_step(size: Size) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
-  """The step with a kernel that does nothing in place of the means."""
-  return transformer.train_step(size, lambda tree: jax.tree.unflatten(
-      jax.tree.structure(tree), stream.gate(words.zero(), jax.tree.leaves(tree))))
-
-
-def marked_step(size: Size, at_once: bool) -> Callable[[Any, jax.Array], tuple[Any, jax.Array]]:
-  """`held_step` with what `jaxpace.observe` puts into a program for GPUs: a timestamp that holds
-  the batch back, two around each mean, one behind the loss."""
-  host_ring.unavailable("stream")
-  number = host_ring.next_program()
-
-  def step(state: Any, batch: jax.Array) -> tuple[Any, jax.Array]:
-    block = marks.lane()
-    batch, block = marks.launched([batch, block], 0, number)
-    tag = itertools.count(2)
-
-    def averaged(tree: Any) -> Any:
-      nonlocal block
-      leaves, structure = jax.tree.flatten(tree)
-      parts = [leaves] if at_once else [[leaf] for leaf in leaves]
-      done = []
-      for part in parts:
-        *part, block = marks.launched([*part, block], next(tag), number)
-        *part, block = marks.launched([*stream.gate(words.zero(), part), block], next(tag), number)
-        done += part
-      return jax.tree.unflatten(structure, done)
-
-    state, value = transformer.train_step(size, averaged)(state, batch)
-    return state, marks.launched([value, block], 1, number)[0]
-
-  return step
+  """The arms with the timestamps of observed programs."""
+  return () if bench.platform == "cpu" or bench.size == "tiny" else tuple(MARKED)
 
 
 class Program:
@@ -91,13 +53,14 @@ class Program:
     """
     self.bench, self.size, self.arm = bench, size, arm
     self.mesh = bench.mesh()
-    step = (marked_step(size, MARKED[arm]) if arm in MARKED else held_step(size) if arm == HELD
-            else transformer.train_step(size))
+    step = transformer.train_step(size)
     self.paced: Any = None
     self.step: Any
-    if arm in ("bare", HELD, *MARKED):
+    if arm in ("bare", *MARKED):
       self.step = jax.jit(jax.shard_map(step, mesh=self.mesh, in_specs=(P(), P("data")),
                                         out_specs=P(), check_vma=False), donate_argnums=0)
+      if arm in MARKED:
+        self.step = marks.AtKernels(self.step, MARKED[arm])
       return
     self.paced = jaxpace.instrument(step, "data", PACERS[arm]() if arm in PACERS else None,
                                     clock=clock or bench.clock)

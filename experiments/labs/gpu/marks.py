@@ -3,59 +3,61 @@ the truth."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import jaxpace
 from experiments.labs.gpu import kernels as known
-from experiments.labs.gpu import observed_steps
 from experiments.labs.gpu.bench import Bench
 from experiments.labs.gpu.stamps import seconds_a_call
-from experiments.lib.paired import estimate, interleave
+from experiments.lib.paired import estimate
 from jaxpace.core.observed import TAG_BITS
-from jaxpace.observation.clocks import host_ring, kernels
+from jaxpace.observation.clocks import host_ring
+from jaxpace.observation.observe import Observed
+from jaxpace.observation.partitioned import compiling, gpu_thunks
 
 WANTED_US = 3.0
-_PROGRAM = 4000
 _OWN = (1 << TAG_BITS) - 1
+_KERNEL = re.compile(r"^  (?:ROOT )?%?([\w.-]+) = .* (?:fusion|custom-call)\(", re.MULTILINE)
 
 
-def launched(values: Sequence[jax.Array], tag: int, program: int = _PROGRAM) -> list[jax.Array]:
-  """A timestamp as programs have it: hands the first values on; the last is the device's block."""
-  count = len(values)
-  kernel = kernels.mark(program, tag, count - 1, 2 * count)
-  one = dict.fromkeys(("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"), np.int32(1))
-  call = jax.ffi.ffi_call(kernels.TARGET,
-                          [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in values],
-                          vmap_method="sequential",
-                          input_output_aliases={at: at for at in range(count)})
-  return list(call(*values, name=kernel.name, kernel_type="ptx", kernel_data=kernel.text,
-                   shared_mem_bytes=np.int32(0), **one))
+class AtKernels(Observed):
+  """A jitted function with the timestamps of observed programs at kernels instead of collectives,
+  which one GPU leaves out."""
+
+  def __init__(self, jitted: Callable[..., Any], kernels: int):
+    """Prepares; timestamps go around so many kernels, evenly spaced."""
+    super().__init__(jitted, exact=False, different="raise")
+    self._kernels = kernels
+
+  def compile(self, request: compiling.Request) -> Any:
+    """See `Watcher`."""
+    if not self._is_own(request):
+      return request.compile()
+    text = compiling.text_of(request.compile())
+    names = _KERNEL.findall(text[text.index("\nENTRY "):])
+    places = np.linspace(0, len(names) - 1, min(self._kernels, len(names))).round().astype(int)
+    if reason := host_ring.unavailable():
+      raise RuntimeError(reason)
+    data, _ = gpu_thunks.timestamped(request.serialized(), host_ring.next_program(),
+                                     {names[place] for place in places})
+    return request.load(data)
 
 
-def lane() -> jax.Array:
-  """This device's block."""
-  words: jax.Array = jax.ffi.ffi_call(kernels.DEVICE_BUFFER,
-                                      jax.ShapeDtypeStruct((kernels.BLOCK_WORDS,), jnp.uint32))()
-  return words
+def chain(count: int) -> AtKernels:
+  """A program of `count` kernels that do nothing, each between two timestamps."""
 
+  def nothing(x: jax.Array, nanoseconds: jax.Array) -> jax.Array:
+    for _ in range(count):
+      x = known.spin(x, nanoseconds)
+    return x
 
-def chain(count: int) -> Callable[[jax.Array], jax.Array]:
-  """A program of `count` timestamps, one after the other, between a start timestamp and an end
-  timestamp."""
-
-  def marked(x: jax.Array) -> jax.Array:
-    x, block = launched([x, lane()], 0)
-    for place in range(count):
-      x, block = launched([x, block], 2 + place)
-    return launched([x, block], 1)[0]
-
-  return marked
+  return AtKernels(jax.jit(nothing), count)
 
 
 class Reader:
@@ -82,7 +84,7 @@ def run(bench: Bench) -> None:
     bench.note("These marks are for GPUs.")
     return
   began = time.perf_counter()
-  reason = host_ring.unavailable("stream")
+  reason = host_ring.unavailable()
   bench.holds("the GPU writes to a ring in the host's memory, and its clock was told", not reason,
               reason or "yes")
   if reason:
@@ -98,18 +100,23 @@ def run(bench: Bench) -> None:
   _meanwhile(bench, x)
 
 
+def _words(bench: Bench, nanoseconds: int) -> jax.Array:
+  words: jax.Array = jax.device_put(np.int32(nanoseconds), bench.device())
+  return words
+
+
 def _arrive(bench: Bench, x: jax.Array) -> None:
-  count = 64
-  program, reader = jax.jit(chain(count)), Reader()
-  jax.block_until_ready(program(x))
+  count = 32
+  program, reader, none = chain(count), Reader(), _words(bench, 0)
+  jax.block_until_ready(program(x, none))
   reader.new()
   before = time.monotonic_ns()
-  jax.block_until_ready(program(x))
+  jax.block_until_ready(program(x, none))
   after = time.monotonic_ns()
   events = reader.new()
   bench.holds("all marks arrive, in the order of the program",
-              events[:, 1].tolist() == [0, *range(2, 2 + count), 1],
-              f"{len(events)} of {count + 2}")
+              events[:, 1].tolist() == [0, *range(2, 2 + 2 * count), 1],
+              f"{len(events)} of {2 * count + 2}")
   off = max(host_ring._source.uncertain_ns) if host_ring._source else 0  # type: ignore[union-attr]
   bench.holds("their times lie between dispatch and end by the host's clock",
               bool(before - off <= events[0, 0] and events[-1, 0] <= after + off),
@@ -120,37 +127,37 @@ def _arrive(bench: Bench, x: jax.Array) -> None:
 
 def _cost(bench: Bench, x: jax.Array) -> None:
   short, long, rounds = 32, 160, bench.times(40, 20, 3)
-  programs, reader = {count: jax.jit(chain(count)) for count in (short, long)}, Reader()
-  for program in programs.values():
-    jax.block_until_ready(program(x))
+  marked = {count: chain(count) for count in (short, long)}
+  reader, none = Reader(), _words(bench, 0)
+  for program in marked.values():
+    jax.block_until_ready(program(x, none))
   own = []
   for _ in range(rounds):
     reader.new()
-    jax.block_until_ready(programs[long](x))
-    own.append(np.median(np.diff(reader.new()[:, 0])) * 1e-3)
+    jax.block_until_ready(marked[long](x, none))
+    # From the exit of one kernel to the enter timestamp of the next.
+    own.append(np.median(np.diff(reader.new()[:, 0])[2:-1:2]) * 1e-3)
   bench.at_most("a mark, from one to the next", estimate(np.asarray(own)), WANTED_US, "us")
-  spans = {count: seconds_a_call(lambda program=program: program(x), 10, rounds)  # type: ignore[misc]
-           for count, program in programs.items()}
-  bench.figure("a mark by the host's clock",
-               estimate((spans[long] - spans[short]) / (long - short) * 1e6), "us")
+  spans = {(count, kind): seconds_a_call(lambda call=call: call(x, none), 10, rounds)  # type: ignore[misc]
+           for count in (short, long)
+           for kind, call in (("bare", marked[count].jitted), ("marked", marked[count]))}
+  each = [(spans[long, kind] - spans[short, kind]) / (long - short) * 1e6
+          for kind in ("bare", "marked")]
+  bench.figure("a kernel that does nothing by the host's clock", estimate(each[0]), "us")
+  bench.figure("a mark beside it by the host's clock", estimate((each[1] - each[0]) / 2), "us")
 
 
 def _truth(bench: Bench, x: jax.Array) -> None:
-  def around(x: jax.Array, nanoseconds: jax.Array) -> jax.Array:
-    x, block = launched([x, lane()], 2)
-    x = known.spin(x, nanoseconds)
-    return launched([x, block], 3)[0]
-
-  program, reader = jax.jit(around), Reader()
+  program, reader = chain(1), Reader()
   nothing = 0.0
   for asked in (0.0, 20e-6, 1e-3, 20e-3):
-    words = jax.device_put(np.int32(asked * 1e9), bench.device())
+    words = _words(bench, int(asked * 1e9))
     jax.block_until_ready(program(x, words))
     reader.new()
     spans = []
     for _ in range(bench.times(40, 20, 3)):
       jax.block_until_ready(program(x, words))
-      spans.append(float(np.diff(reader.new()[:, 0])[0]) * 1e-9)
+      spans.append(float(np.diff(reader.new()[:, 0])[1]) * 1e-9)
     if asked == 0.0:
       # Three kernels, launched one after the other.
       nothing = float(np.median(spans))
@@ -163,14 +170,9 @@ def _truth(bench: Bench, x: jax.Array) -> None:
 def _meanwhile(bench: Bench, x: jax.Array) -> None:
   """That a timestamp is read while the program goes on: nothing waits for the step."""
   long_ns = 200_000_000
-
-  def late(x: jax.Array, nanoseconds: jax.Array) -> jax.Array:
-    x, _ = launched([x, lane()], 2)
-    return known.spin(x, nanoseconds)
-
-  program, reader = jax.jit(late), Reader()
-  words = jax.device_put(np.int32(long_ns), bench.device())
-  jax.block_until_ready(program(x, jax.device_put(np.int32(0), bench.device())))
+  program, reader = chain(1), Reader()
+  words = _words(bench, long_ns)
+  jax.block_until_ready(program(x, _words(bench, 0)))
   reader.new()
   begun = time.perf_counter()
   out = program(x, words)
@@ -182,57 +184,3 @@ def _meanwhile(bench: Bench, x: jax.Array) -> None:
   bench.holds("a mark is read while the program goes on", seen is not None and seen < 0.1,
               "not before its end" if seen is None
               else f"after {seen * 1e3:.2f} ms of {long_ns * 1e-6:.0f}")
-
-
-def run_observed(bench: Bench) -> None:
-  """Section observed: several GPUs; bits, timestamps and overhead of steps that `jaxpace.observe`
-  made."""
-  devices = jax.devices(bench.platform)
-  if bench.platform == "cpu" or len(devices) < 2:
-    bench.note("Observed steps need two GPUs at least: on one there is nobody to wait for.")
-    return
-  mesh = jax.make_mesh((len(devices),), ("data",), (jax.sharding.AxisType.Auto,), devices=devices)
-  step = observed_steps.transformer(mesh, bench.times(12, 12, 2), bench.times(768, 768, 64),
-                                    fsdp=True, scan=True)
-
-  def fresh() -> Any:
-    keys = iter(range(10_000))
-    return jax.tree.map(lambda leaf: jax.device_put(
-        (np.random.default_rng(next(keys)).standard_normal(leaf.shape) * 0.02).astype(leaf.dtype),
-        leaf.sharding),
-        step.state)
-
-  tokens = jax.device_put(np.random.default_rng(0).integers(0, observed_steps.VOCABULARY,
-                                                            step.batch.shape, np.int32),
-                          step.batch.sharding)
-  jitted = jax.jit(step.function, donate_argnums=0, out_shardings=step.out_shardings)
-  calls: dict[str, Callable[..., Any]] = {
-      "bare": jitted, "bare again": jitted,
-      "observed": jaxpace.observe(jax.jit(lambda state, batch: step.function(state, batch),
-                                          donate_argnums=0, out_shardings=step.out_shardings),
-                                  clock="stream")}
-  states = {}
-  for arm, call in calls.items():
-    state = fresh()
-    for _ in range(bench.times(20, 20, 2)):
-      state, _ = call(state, tokens)
-    states[arm] = [np.asarray(leaf.addressable_shards[0].data) for leaf in jax.tree.leaves(state)]
-  plan = calls["observed"].plan.programs[-1]  # type: ignore[attr-defined]
-  bench.holds("the step has marks", not plan.bare, plan.bare or f"{plan.marks} a step")
-  for arm in ("bare again", "observed"):
-    differ = sum(int(np.count_nonzero(a != b))
-                 for a, b in zip(states["bare"], states[arm], strict=True))
-    bench.holds(f"{arm}: the same bits as bare", differ == 0, f"{differ} numbers differ")
-  held = {arm: fresh() for arm in calls}
-
-  def block(arm: str) -> float:
-    begun = time.perf_counter()
-    for _ in range(5):
-      held[arm], value = calls[arm](held[arm], tokens)
-    jax.block_until_ready(value)
-    return (time.perf_counter() - begun) / 5
-
-  figures = interleave({arm: lambda arm=arm: block(arm) for arm in calls}, bench.times(60, 20, 2))  # type: ignore[misc]
-  bench.figure("bare step", estimate(figures["bare"] * 1e3), "ms")
-  for arm in ("bare again", "observed"):
-    bench.figure(f"{arm}, above bare", estimate((figures[arm] / figures["bare"] - 1) * 100), "%")

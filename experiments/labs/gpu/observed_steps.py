@@ -1,5 +1,4 @@
-"""Steps as trainers write them, jitted as a whole, to be compiled with timestamps for GPUs that are
-not there."""
+"""Steps as trainers write them, jitted as a whole."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 P = PartitionSpec
-VOCABULARY, LENGTH, ROWS = 32_000, 512, 4
+VOCABULARY, LENGTH, ROWS = 2048, 256, 4
 
 
 class Step(NamedTuple):

@@ -13,15 +13,7 @@ import numpy as np
 
 from experiments.labs.gpu import hosttime, transformer
 from experiments.labs.gpu.bench import Bench
-from experiments.labs.gpu.loops import (
-  HELD,
-  MARKED,
-  Loop,
-  Program,
-  calibrated,
-  instrumented,
-  marked,
-)
+from experiments.labs.gpu.loops import Loop, Program, calibrated, instrumented, marked
 from experiments.lib.paired import Estimate, estimate, interleave
 
 LIMITS = {"20ms": 0.2, "2ms": 1.0}
@@ -30,14 +22,9 @@ LIMITS = {"20ms": 0.2, "2ms": 1.0}
 BASE = "bare"
 
 
-def base_of(arm: str) -> str:
-  """The arm that another one is compared with."""
-  return HELD if arm in MARKED else BASE
-
-
 def extra_percent(figures: dict[str, np.ndarray], arm: str) -> Estimate:
-  """What an arm costs above its base in the same round, percent: mean, and its 95 % interval."""
-  return estimate((figures[arm] / figures[base_of(arm)] - 1) * 100)
+  """What an arm costs above bare in the same round, percent: mean, and its 95 % interval."""
+  return estimate((figures[arm] / figures[BASE] - 1) * 100)
 
 
 def run(bench: Bench, name: str) -> None:
@@ -69,13 +56,12 @@ def run(bench: Bench, name: str) -> None:
   for arm in figures:
     if arm == BASE:
       continue
-    base = base_of(arm)
-    bench.figure(f"{arm}, above {base}", estimate((figures[arm] - figures[base]) * 1e6), "us")
+    bench.figure(f"{arm}, above {BASE}", estimate((figures[arm] - figures[BASE]) * 1e6), "us")
     extra = extra_percent(figures, arm)
-    if arm in ("bare again", "callback", HELD):
-      bench.figure(f"{arm}, above {base}", extra, "%")
+    if arm in ("bare again", "callback"):
+      bench.figure(f"{arm}, above {BASE}", extra, "%")
     else:
-      bench.at_most(f"{arm}, above {base}", extra, LIMITS[name], "%")
+      bench.at_most(f"{arm}, above {BASE}", extra, LIMITS[name], "%")
       bench.figure(f"{arm}: the interval's upper end is within the limit",
                    extra.high <= LIMITS[name])
   for arm, why in failed.items():
@@ -144,10 +130,9 @@ def run_bits(bench: Bench) -> None:
     steady &= count == 0
     bench.figure(f"bare against {arm}: words that differ", count)
   for arm in timed:
-    count = differing(states[base_of(arm)], states[arm])
-    if arm != HELD:
-      bench.holds(f"{base_of(arm)} against {arm}: the same bits after {steps} steps", count == 0,
-                  f"{count} of {words} differ")
+    count = differing(states[BASE], states[arm])
+    bench.holds(f"{BASE} against {arm}: the same bits after {steps} steps", count == 0,
+                f"{count} of {words} differ")
   if not steady:
     bench.note(
         "Bare steps differ among themselves here: what differs above need not be jaxpace's doing.")

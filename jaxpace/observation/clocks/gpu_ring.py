@@ -118,11 +118,11 @@ def _clocks(device: GpuDevice, buffer: GpuBuffer,
   A timestamp is taken on an idle stream between two readings of the host's clock; the closest pair
   counts.
   """
-  loaded = device.load(kernels.mark(0, _TRY_TAG, 0, 1))
+  loaded = device.load(kernels.mark())
   best: tuple[int, int] | None = None
   for number in range(_TRIES):
     before = now()
-    device.launch(loaded, [buffer.block])
+    device.launch(loaded, [buffer.block, *kernels.tagged(0, _TRY_TAG)])
     deadline = time.monotonic() + _LONGEST_S
     while int(buffer.events["seq"][number]) != number + 1:
       if time.monotonic() > deadline:

@@ -71,22 +71,18 @@ class Ring:
     return [int(rank) for rank in self.blocks["rank"]]
 
 
-def unavailable(clock: str = "auto") -> str:
+def unavailable() -> str:
   """Registers the handler and makes the ring in memory, unless that has been done.
-
-  Args:
-    clock: "auto", or "stream" for the timestamps of GPUs, which nothing uses unless it is asked
-      for.
 
   Returns:
     Empty where programs with timestamps can run; else a sentence that says why not, and what to do.
   """
-  devices = jax.local_devices()
-  if reason := _unfit(devices[0].platform, clock):
+  platform = jax.local_devices()[0].platform
+  if reason := _unfit(platform):
     return reason
   if reason := library.unavailable():
     return reason
-  return unwritable(clock)
+  return unwritable("native" if platform == "cpu" else "stream")
 
 
 def unwritable(clock: str) -> str:
@@ -151,20 +147,15 @@ def _put(ring: Ring, buffer: int, program: int, tag: int, ns: int) -> None:
   ring.blocks["head"][buffer] = index + 1
 
 
-def _unfit(platform: str, clock: str) -> str:
-  """Why devices of a platform can't have timestamps by a clock; empty where they can."""
+def _unfit(platform: str) -> str:
+  """Why devices of a platform can't have timestamps; empty where they can."""
   if platform == "cpu":
-    return "" if clock != "stream" else (
-        "clock=\"stream\" is the clock of NVIDIA GPUs, and the step runs on cpu: leave it out.")
+    return ""
   profiles = "jaxpace.ProfiledRecorder samples profiles of the step as it is."
   if platform not in ("gpu", "cuda"):
     return (
         f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
         f"there. {profiles}")
-  if clock != "stream":
-    return ("Timestamps for GPUs have run on one GPU, not on several together, so they are used "
-            "only where asked for, by jaxpace.observe(step, clock=\"stream\"). "
-            f"{profiles}")
   try:
     jax.devices("rocm")
   except RuntimeError:
@@ -187,8 +178,9 @@ def _made_source(devices: list[jax.Device]) -> str:
   try:
     driver = cuda.Driver()
     numbers = [int(device.local_hardware_id) for device in devices]
-    source = gpu_ring.Source([driver.device(number) for number in numbers])
-    cuda.tell(driver, list(zip(numbers, source.blocks, strict=True)))
+    gpus = [driver.device(number) for number in numbers]
+    source = gpu_ring.Source(gpus)
+    cuda.tell(driver, list(zip(numbers, gpus, source.blocks, strict=True)))
   except cuda.DriverError as error:
     return f"Timestamps can't be written by the GPUs of this process: {error}."
   _source = source

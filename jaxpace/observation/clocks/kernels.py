@@ -1,14 +1,16 @@
-"""Kernels with which observed programs write timestamps on an NVIDIA GPU: PTX, one thread each.
+"""Kernels that write timestamps on an NVIDIA GPU: PTX, one thread each.
 
 A timestamp takes the GPU's timer, a place in this device's ring, and stores one event there, 16
 bytes in one store. The ring lies in the host's memory, which the GPU writes to past its caches, so
 nothing is copied and nobody waits. The place is counted in the GPU's own memory. All of this is
 found through a block of 8 words, which every timestamp is given:
 
-  words 0, 1   address of the ring's events in the host's memory, low word first; 0: timestamps go
-  nowhere words 2, 3   address of the counters in the GPU's memory word 4       events of the ring
-  less one; their count is a power of two word 5       0 words 6, 7   what is added to the GPU's
-  timer, so that times are of the host's monotonic clock
+* words 0, 1: address of the ring's events in the host's memory, low word first; 0: timestamps go
+  nowhere
+* words 2, 3: address of the counters in the GPU's memory
+* word 4: events of the ring less one; their count is a power of two
+* word 5: 0
+* words 6, 7: what is added to the GPU's timer, so that times are of the host's monotonic clock
 
 Counters: 8 bytes of events begun so far, 8 of nothing, then 4 bytes for each program: executions of
 it that have started. An event is that of `jaxpace.core.ring_layout`.
@@ -25,13 +27,11 @@ TARGET = "__gpu$xla.gpu.ptx"
 """XLA's custom call that takes a kernel as it is. JAX doesn't document it, so nothing
 but this module and those that call its kernels know of it."""
 DEVICE_BUFFER = "jaxpace_device_buffer"
-"""The handler that gives a program its device's block; see native/device_buffer.cc."""
-MARK = "jaxpace_mark_"
-"""How the kernel of a timestamp is called; its tag follows."""
+"""The handler that gives a program its device's block; see native/gpu.cc."""
 BLOCK_WORDS = 8
-COUNTERS_BYTES = 16 + 4 * 4096
-MOST_OPERANDS = 200
-"""Arrays that one kernel is given, those it hands on counted once."""
+COUNTERS = 16
+"""Where the counters of programs begin."""
+COUNTERS_BYTES = COUNTERS + 4 * 4096
 
 
 class Kernel(NamedTuple):
@@ -72,34 +72,42 @@ _STORE = """
   st.relaxed.sys.global.v4.u32 [place], {{low, high, slot, number}};
 """
 
-_MARK = _TIME + "  atom.global.add.u64 index, [counters], 1;" + _STORE + "DONE:\n  ret;\n"
+# Words that differ from timestamp to timestamp are parameters.
+_OWN = _TIME.replace("low, high", "low, high, word, count").replace(
+    "time, block", "time, block, given").format(block=0) + """  ld.param.u64 given, [p1];
+  cvt.u32.u64 word, given;
+"""
+_MARK = _OWN + "  atom.global.add.u64 index, [counters], 1;" + _STORE.format(tag="word")
 
 # Two events: how many executions had started before, and when this one started.
-_START = (_TIME.replace("low, high", "low, high, count")
-          + "  atom.global.add.u32 count, [counters+{at}], 1;\n"
-          "  atom.global.add.u64 index, [counters], 2;\n"
-          "  mov.u64 shift, time;\n  cvt.u64.u32 time, count;"
-          + _STORE.replace("{tag}", "{counted}")
-          + "  add.u64 index, index, 1;\n  mov.u64 time, shift;" + _STORE + "DONE:\n  ret;\n")
+_START = (_OWN + """  ld.param.u64 given, [p2];
+  add.u64 given, given, counters;
+  atom.global.add.u32 count, [given], 1;
+  atom.global.add.u64 index, [counters], 2;
+  mov.u64 shift, time;
+  cvt.u64.u32 time, count;
+  ld.param.u64 given, [p3];
+  cvt.u32.u64 count, given;
+""" + _STORE.format(tag="count") + "  add.u64 index, index, 1;\n  mov.u64 time, shift;"
+          + _STORE.format(tag="word"))
 
 
-def mark(program: int, tag: int, block: int, parameters: int) -> Kernel:
-  """The kernel of a timestamp.
+def mark() -> Kernel:
+  """The kernel of a timestamp of an observed program. Its parameters: the block; the tag, with the
+  number of the program."""
+  return kernel("jaxpace_mark", _MARK + "DONE:\n  ret;\n", 2)
 
-  Args:
-    program: number of the program.
-    tag: the program's own tag; 0 is its start.
-    block: place of the block among the parameters.
-    parameters: operands and results together.
-  """
-  word = program << TAG_BITS
-  name = f"{MARK}{tag}"
-  if tag == 0:
-    body = _START.format(block=block, tag=word, counted=word | ring_layout.NUMBER,
-                         at=16 + 4 * program)
-  else:
-    body = _MARK.format(block=block, tag=word | tag)
-  return kernel(name, body, parameters)
+
+def start() -> Kernel:
+  """The kernel of a start timestamp. Its parameters: the block; the tag; where among the counters
+  that of the program is, in bytes; the tag of the number of earlier executions."""
+  return kernel("jaxpace_start", _START + "DONE:\n  ret;\n", 4)
+
+
+def tagged(program: int, tag: int) -> list[int]:
+  """The parameters of a timestamp's kernel, but for the block."""
+  word = program << TAG_BITS | tag
+  return [word, COUNTERS + 4 * program, word | ring_layout.NUMBER] if tag == 0 else [word]
 
 
 # What is written is read from memory, (high, low) words.
@@ -132,17 +140,12 @@ def put(program: int, tag: int, count: int, timed: bool) -> str:
   for place in range(count):
     own = program << TAG_BITS | tag + place
     if own & (1 << TAG_BITS) - 1 == 0:
-      body += (f"  atom.global.add.u32 count, [counters+{16 + 4 * program}], 1;\n"
+      body += (f"  atom.global.add.u32 count, [counters+{COUNTERS + 4 * program}], 1;\n"
                "  cvt.u64.u32 time, count;\n  atom.global.add.u64 index, [counters], 1;\n"
                + _STORE.format(tag=own | ring_layout.NUMBER))
     body += (_PUT + _STORE).replace("{tag}", str(own)).format(
         high=8 * place, low=8 * place + 4, shifted=shifted)
   return head + body + "DONE:\n  ret;\n"
-
-
-def wait(parameters: int) -> Kernel:
-  """A kernel that does nothing: what follows it comes after all it is given."""
-  return kernel("jaxpace_wait", NOTHING, parameters)
 
 
 NOTHING = "\n  ret;\n"

@@ -3,7 +3,6 @@ that."""
 
 from __future__ import annotations
 
-import collections as counting
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +12,10 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
-from jaxpace.core.ring_layout import END_TAG, START_TAG, slot_tags
+from jaxpace.core.ring_layout import slot_tags
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.clocks.native.library import NOTE
-from jaxpace.observation.partitioned import (
-  collectives,
-  dump,
-  groups,
-  mlir,
-  reassemble,
-  streaming,
-  thunks,
-)
+from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, mlir, thunks
 from jaxpace.observation.partitioned.collectives import Found, TimestampError
 from jaxpace.observation.partitioned.compiling import Request, text_of
 
@@ -40,8 +31,6 @@ class Timestamped(NamedTuple):
 
   executable: Any
   program: ObservedProgram
-  differences: tuple[str, ...]
-  """In what its collectives differ from those of the unmodified program, a sentence each."""
 
 
 class Made(NamedTuple):
@@ -54,11 +43,10 @@ class Made(NamedTuple):
   """Its collectives as the text has them, with the tags of their timestamps."""
   facts: dict[str, Any]
   """Fields of its `ObservedProgram`."""
-  differences: tuple[str, ...] = ()
 
 
-def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int],
-            clock: str = "auto") -> Timestamped | None:
+def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int]
+                ) -> Timestamped | None:
   """Compiles a program with timestamps.
 
   Args:
@@ -67,7 +55,6 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       timestamps.
     name: name of the function.
     ranks: rank of each device.
-    clock: "stream" for kernels of NVIDIA GPUs; else CPUs call a handler.
 
   Returns:
     The executable and what its timestamps mean, or None where the program has no collectives.
@@ -76,7 +63,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
     TimestampError, GroupsError: it can't be given timestamps.
     Exception: whatever the compiler raises.
   """
-  made = (_on_stream if clock == "stream" else _on_host)(request, number)
+  made = _made(request, number)
   if made is None:
     return None
   axes, devices = mlir.mesh_of(request.module)
@@ -87,11 +74,11 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       differentiated=_GRADIENT in made.text,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
                       for one in made.found if not _timed(one)), **made.facts)
-  return Timestamped(made.executable, program, made.differences)
+  return Timestamped(made.executable, program)
 
 
-def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
-  """Calls between what was compiled for CPUs: nothing else changes."""
+def _made(request: Request, numbered: Callable[[], int]) -> Made | None:
+  """Calls between what was compiled: nothing else changes."""
   began = time.monotonic()
   text = text_of(request.compile())
   compiled = time.monotonic()
@@ -99,12 +86,20 @@ def _on_host(request: Request, numbered: Callable[[], int]) -> Made | None:
   if not found:
     return None
   serialized, number = _serialized(request, text), numbered()
-  data, enter_tags = thunks.timestamped(serialized, number)
+  if _on_cpus(request):
+    data, enter_tags = thunks.timestamped(serialized, number)
+  else:
+    data, enter_tags = gpu_thunks.timestamped(serialized, number, {one.name for one in found})
   executable, tagged = request.load(data), _tagged(found, enter_tags)
   noted = _NOTED.search(text)
   return Made(executable, text, tagged, {
-      "number": number, "paced": int(noted[1]) if noted else None,
+      "number": number, "clock": "host" if _on_cpus(request) else "stream",
+      "paced": int(noted[1]) if noted else None,
       "bare_compile_s": compiled - began, "stamped_compile_s": time.monotonic() - compiled})
+
+
+def _on_cpus(request: Request) -> bool:
+  return bool(request.devices[0].platform == "cpu")
 
 
 def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
@@ -133,8 +128,12 @@ def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
            and _is_along(_axes(one, axes, devices), plan.axis)]
   if not found:
     return []
-  data, enter_tags = thunks.timestamped(_serialized(request, text), plan.program,
-                                        {one.name for one in found}, slot_tags(first)[0])
+  serialized, names = _serialized(request, text), {one.name for one in found}
+  tag = slot_tags(first)[0]
+  if _on_cpus(request):
+    data, enter_tags = thunks.timestamped(serialized, plan.program, names, tag)
+  else:
+    data, enter_tags = gpu_thunks.timestamped(serialized, plan.program, names, tag, ends=False)
   tagged = _tagged(found, enter_tags)
   request.replace(data)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
@@ -157,7 +156,11 @@ def _serialized(request: Request, text: str) -> bytes:
 def _tagged(found: Sequence[Found], enter_tags: Mapping[str, Sequence[int]]) -> list[Found]:
   """Collectives with the tags of their timestamps; none for those that are not found."""
   tags = {name: iter(each) for name, each in enter_tags.items()}
-  own = [next(tags.get(one.name, iter(())), None) for one in found]
+
+  def taken(name: str) -> int | None:
+    return next(tags.get(name, iter(())), None)
+
+  own = [taken(one.name if one.name in tags else gpu_thunks.unnamed(one.kind)) for one in found]
   if all(tag is None for tag in own):
     raise TimestampError("none of its collectives is found among what it runs")
   return [one._replace(enter_tags=() if tag is None else (tag,),
@@ -165,62 +168,8 @@ def _tagged(found: Sequence[Found], enter_tags: Mapping[str, Sequence[int]]) -> 
           for one, tag in zip(found, own, strict=True)]
 
 
-def _on_stream(request: Request, numbered: Callable[[], int]) -> Made | None:
-  """Kernels in what the partitioner made of the program, compiled again."""
-  parts = dump.partitioned(request)
-  began = time.monotonic()
-  bare = collectives.found_in(parts.compiled, request.partitions)
-  if not bare:
-    return None
-  number = numbered()
-  marked = streaming.put_timestamps(parts.module, number, parts.met)
-  executable = request.compile(reassemble.whole(request.module, parts.module, request.partitions))
-  text = text_of(executable)
-  found = collectives.found_in(text, request.partitions)
-  notices = (*_rounding(parts.compiled, text),
-             *_notices(found, collectives.timestamps_in(text), marked))
-  facts = {"number": number, "clock": "stream", "notices": notices,
-           "bare_compile_s": parts.seconds, "stamped_compile_s": time.monotonic() - began}
-  return Made(executable, text, _named(found, bare), facts, differences(bare, found))
-
-
-def differences(bare: Sequence[Found], found: Sequence[Found]) -> tuple[str, ...]:
-  """In what two programs' collectives differ, a sentence each; () where they are the same."""
-  before = counting.Counter(one.same() for one in bare)
-  after = counting.Counter(one.same() for one in found)
-  said = []
-  for less, more, which in ((after, before, "no longer has"), (before, after, "has, beside them,")):
-    for key, count in (more - less).items():
-      kind, types = key[0], key[3]
-      assert isinstance(types, tuple)
-      arrays = ", ".join(f"{dtype}{list(sizes)}" for dtype, sizes in types[:3])
-      said.append(f"With timestamps the program {which} {count} {kind} of {arrays}.")
-  return tuple(said)
-
-
 def _timed(one: Found) -> bool:
   return bool(one.enter_tags and one.exit_tags)
-
-
-def _named(found: Sequence[Found], bare: Sequence[Found]) -> list[Found]:
-  """Collectives by the names they have in the program without timestamps, with where they come
-  from."""
-  by_key = counting.defaultdict(list)
-  for one in bare:
-    by_key[one.same()].append(one)
-  named = []
-  for one in found:
-    others = by_key[one.same()]
-    if not others:
-      named.append(one)
-      continue
-    same = [other for other in others if other.channel == one.channel]
-    other = (same or others)[0]
-    others.remove(other)
-    named.append(one._replace(
-        name=other.name, loops=other.loops, operation=other.operation or one.operation,
-        frames=other.frames or one.frames))
-  return named
 
 
 def _described(found: Sequence[Found], mesh: Sequence[tuple[str, int]],
@@ -255,40 +204,3 @@ def _phases(operations: Sequence[str | None]) -> list[str]:
   return [phase if phase != phases.OTHER else
           UPDATE if differentiated and place > last else COMPUTE
           for place, phase in enumerate(phases_of)]
-
-
-ROUNDING = "may round differently"
-
-
-def _rounding(before: str, after: str) -> tuple[str, ...]:
-  """Whether the compiler simplified sums and products otherwise than without timestamps."""
-  one, two = collectives.arithmetic_in(before), collectives.arithmetic_in(after)
-  if one == two:
-    return ()
-  kinds = ", ".join(sorted({*(one - two), *(two - one)}))
-  return (f"Read back, the program was simplified otherwise ({kinds}), so results {ROUNDING}, and "
-          "training may drift apart from training without timestamps: exact=True compares the "
-          "first steps.",)
-
-
-def _notices(found: Sequence[Found], tags: Sequence[int],
-             marked: Sequence[tuple[int, int]]) -> tuple[str, ...]:
-  said = []
-  if any(tags.count(tag) != 1 for tag in (START_TAG, END_TAG)):
-    said.append("The compiler left no single timestamp at the start and the end of the program.")
-  wanted = [tag for tags_of in marked for tag in tags_of]
-  counted = counting.Counter(tags)
-  twice = [tag for tag in wanted if counted[tag] > 1]
-  if twice:
-    said.append(
-        f"The compiler doubled {len(twice)} timestamps: iterations of their loops cannot be "
-        "separated.")
-  lost = sum(counted[enter] == 0 and counted[leave] == 0 for enter, leave in marked)
-  if lost:
-    said.append(f"The compiler left out {lost} of {len(marked)} collectives that the partitioner "
-                "had put in.")
-  used = {tag for one in found for tag in (*one.enter_tags, *one.exit_tags)}
-  loose = sum(1 for tag in wanted if counted[tag] and tag not in used)
-  if loose:
-    said.append(f"{loose} timestamps stand beside no collective of the compiled program.")
-  return tuple(said)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -95,17 +94,6 @@ class CompiledText:
       elif one.opcode in ("call", "async-start"):
         for called in _names(one.attribute("to_apply")) + _names(one.attribute("calls")):
           yield from self._run(called, loops, conditional, above)
-
-  @functools.cached_property
-  def users(self) -> dict[str, dict[str, list[str]]]:
-    """Names of the instructions that use each, by computation."""
-    found: dict[str, dict[str, list[str]]] = {}
-    for name, body in self.computations.items():
-      uses = found[name] = {}
-      for one in body.values():
-        for operand in one.operands:
-          uses.setdefault(operand, []).append(one.name)
-    return found
 
   def frames(self, one: Instruction) -> list[tuple[str, int]]:
     """Files and lines of the calls an instruction comes from, the innermost first."""

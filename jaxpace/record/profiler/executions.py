@@ -70,6 +70,7 @@ def operations(profile: Any) -> list[Operation]:
   """
   found: list[Operation] = []
   offset: int | None = None
+  nameless = False
   for plane in profile.planes:
     for line in plane.lines:
       for event in line.events:
@@ -85,8 +86,13 @@ def operations(profile: Any) -> list[Operation]:
               str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
               str(stats["hlo_op"]), round(event.start_ns),
               round(event.start_ns + event.duration_ns)))
+        elif "hlo_op" in stats:
+          nameless = True
   if offset is None:
     raise ProfileError("the trace holds no mark of the host's clock")
+  if nameless and not found:
+    raise ProfileError("its kernels do not say which execution they belong to, as on GPUs: there "
+                       "jaxpace.observe times every step, on NVIDIA's")
   return [one._replace(begin_ns=one.begin_ns + offset, end_ns=one.end_ns + offset) for one in found]
 
 

@@ -1,5 +1,5 @@
-"""The few functions of NVIDIA's driver that timestamps on GPUs need, and the handler that tells
-them where to write.
+"""The few functions of NVIDIA's driver that timestamps on GPUs need, and the handlers that start
+them and tell them where to write.
 
 No CUDA toolkit: the driver's own library is there wherever a GPU is. What is called is its
 documented interface (CUDA Driver API: memory management, modules, streams).
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native import library
 
-HANDLERS = 1
-"""Version of the handler's results, as in device_buffer.cc."""
+HANDLERS = 2
+"""Version of the handlers' operands and results, as in gpu.cc."""
 
 _PORTABLE, _MAPPED = 1, 2
 _NON_BLOCKING = 1
@@ -96,14 +96,14 @@ class DriverGpu:
     self._driver = driver
     number = ctypes.c_int()
     driver.call("cuDeviceGet", ctypes.byref(number), ordinal)
-    self._context = ctypes.c_void_p()
+    self.context = ctypes.c_void_p()
     # The primary context is JAX's too. It is kept: timestamps go on until the process ends.
-    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self._context), number)
+    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), number)
     self._stream = ctypes.c_void_p()
     self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
 
   def _call(self, name: str, *arguments: Any) -> None:
-    self._driver.call("cuCtxPushCurrent_v2", self._context)
+    self._driver.call("cuCtxPushCurrent_v2", self.context)
     try:
       self._driver.call(name, *arguments)
     finally:
@@ -139,29 +139,44 @@ class DriverGpu:
 
 @functools.cache
 def unavailable() -> str:
-  """Registers the handler that gives a program its device's block; returns why that can't be, in a
-  sentence."""
+  """Registers the handlers; returns why that can't be, in a sentence."""
   return library.registered(
-      "The clock of NVIDIA's GPUs", library.built_as("device_buffer"),
-      ("jaxpace_device_buffer_handlers", HANDLERS), (kernels.DEVICE_BUFFER,), "CUDA")
+      "The clock of NVIDIA's GPUs", library.built_as("gpu"), ("jaxpace_gpu_handlers", HANDLERS),
+      (kernels.DEVICE_BUFFER, library.MARK), "CUDA")
 
 
-def tell(driver: Driver, blocks: Sequence[tuple[int, int]]) -> None:
-  """Tells the handler where the blocks of this process's GPUs are; only where `unavailable` is
-  empty.
+def tell(driver: Driver, blocks: Sequence[tuple[int, DriverGpu, int]]) -> None:
+  """Tells the handlers where the blocks of this process's GPUs are, and with what kernels they take
+  timestamps; only where `unavailable` is empty.
 
   Args:
-    driver: whose functions it calls.
-    blocks: (number of the GPU in this process, address of its block in its memory).
+    driver: whose functions they call.
+    blocks: (number of the GPU in this process, the GPU, address of its block in its memory).
 
   Raises:
-    DriverError: a GPU has a number that is too high.
+    DriverError: a GPU has a number that is too high, or refuses a kernel.
   """
-  loaded = ctypes.CDLL(str(library.built_as("device_buffer")))
-  loaded.jaxpace_block.argtypes = [ctypes.c_int32, ctypes.c_uint64]
-  loaded.jaxpace_driver.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-  for ordinal, address in blocks:
-    if not loaded.jaxpace_block(ordinal, address):
+  loaded = _functions()
+  for ordinal, device, address in blocks:
+    if not loaded.jaxpace_block(ordinal, address, device.context, device.load(kernels.mark()),
+                                device.load(kernels.start())):
       raise DriverError(f"GPU {ordinal} of a process is more than timestamps are written for")
-  loaded.jaxpace_driver(driver.address("cuMemcpyDtoDAsync_v2"), driver.address("cuMemsetD8Async"))
+  loaded.jaxpace_driver(*map(driver.address, (
+      "cuMemcpyDtoDAsync_v2", "cuMemsetD8Async", "cuLaunchKernel", "cuCtxPushCurrent_v2",
+      "cuCtxPopCurrent_v2")))
 
+
+def riegeli_hash(data: bytes) -> int:
+  """HighwayHash of the files in which XLA writes programs; only where the library was built."""
+  return int(_functions().jaxpace_riegeli_hash(data, len(data)))
+
+
+@functools.cache
+def _functions() -> ctypes.CDLL:
+  loaded = ctypes.CDLL(str(library.built_as("gpu")))
+  pointer, long = ctypes.c_void_p, ctypes.c_uint64
+  loaded.jaxpace_block.argtypes = [ctypes.c_int32, long, pointer, pointer, pointer]
+  loaded.jaxpace_driver.argtypes = [pointer] * 5
+  loaded.jaxpace_riegeli_hash.argtypes, loaded.jaxpace_riegeli_hash.restype = [
+      ctypes.c_char_p, long], long
+  return loaded

@@ -1,0 +1,191 @@
+"""Puts timestamps into a program that XLA has compiled for NVIDIA GPUs: calls between what it
+launches.
+
+As on CPUs (see `thunks`), XLA writes a compiled program as a list of thunks: kernels, collectives,
+loops with lists of their own. They are launched on the stream in the order of the list, so a
+timestamp before or after a thunk is taken before or after it; it needs no memory to wait for.
+Kernels, their order and all memory stay as they were, and so do the results, bit for bit.
+
+A collective that runs beside computation has a list of its own, on a stream for communication. Its
+timestamps are in that list: they tell when it began and ended there, whatever is computed
+meanwhile, and computation does not wait for them.
+
+Numbers of fields are those of XLA's `GpuExecutableProto` and `ThunkProto`
+(xla/service/gpu/gpu_executable.proto, xla/backends/gpu/runtime/thunk.proto), the same in jaxlib
+0.10.2 to 0.12.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+from jaxpace.core.ring_layout import END_TAG, FIRST_TAG, LAST_TAG, START_TAG
+from jaxpace.observation.clocks.native import cuda
+from jaxpace.observation.clocks.native.library import MARK
+from jaxpace.observation.partitioned import records, wire
+from jaxpace.observation.partitioned.collectives import TimestampError
+
+_EXECUTABLE = 1
+"""In what `serialize` writes after its header, where that is one message: the compiled program."""
+_PROGRAM_THUNKS = 13
+"""In a compiled program: its thunks."""
+_THUNKS = 1
+"""In a list of thunks: a thunk."""
+_INFO, _CUSTOM_CALL, _ASYNC_START, _ASYNC_DONE = 1, 30, 57, 58
+_NAME, _ID = 1, 3
+"""In a thunk's information: the instruction that it runs, and a number of its own."""
+_KINDS = {38: "all-gather", 39: "all-reduce", 40: "reduce-scatter", 41: "all-to-all",
+          42: "ragged-all-to-all", 43: "collective-permute", 46: "collective-broadcast"}
+"""Thunks of a collective."""
+_OF_ASYNC = 3
+"""In a thunk that starts others on another stream: their list."""
+_LISTS = {2: None, 6: (2,), 7: (2, 3), _ASYNC_START: (_OF_ASYNC,)}
+"""In thunks that run others, choose and loop: fields with lists of thunks; None where the thunk is
+such a list itself."""
+_TYPED_FFI = 4
+
+
+def unnamed(kind: str) -> str:
+  """Under what collectives are counted whose thunk has another name than their instruction in the
+  program's text: pairs of start and end that jaxlib 0.10 runs as one.
+
+  Args:
+    kind: of collective, such as "all-reduce".
+  """
+  return f"{kind} of another name"
+
+
+def timestamped(data: bytes, program: int, names: Container[str], first_tag: int = FIRST_TAG,
+                ends: bool = True) -> tuple[bytes, Mapping[str, Sequence[int]]]:
+  """Puts timestamps into a compiled program.
+
+  Args:
+    data: what an executable's `serialize()` returned.
+    program: number that its timestamps carry.
+    names: of the instructions of collectives that get timestamps.
+    first_tag: tag of the first timestamp at a collective.
+    ends: whether the program gets timestamps at its start and end, and at collectives of other
+      names, too.
+
+  Returns:
+    The program with timestamps, and for the name of each collective's instruction the tag of its
+    enter timestamp, once for each place where it runs. The exit timestamp's tag is the next number.
+    See `unnamed` for those of other names.
+
+  Raises:
+    TimestampError: it is no such program, or has more collectives than there are tags.
+  """
+  lists = _Lists(program, names, first_tag, ends)
+  try:
+    length, begin = wire.varint(data, 0)
+    header, rest = data[:begin + length], data[begin + length:]
+    if records.is_file(rest):
+      # Since jaxlib 0.11: a file of records, one of which is the file with the program.
+      outer = records.read(rest)
+      rest = _written([lists.in_file(each) if records.is_file(each) else each for each in outer])
+    else:
+      rest = wire.written(wire.changed(wire.read(rest), _EXECUTABLE, lists.in_file))
+  except wire.WireError as error:
+    raise TimestampError(f"the compiler's program can't be read: {error}") from error
+  if not lists.found_program:
+    raise TimestampError("the compiler's program is in a form that jaxpace doesn't know")
+  return header + rest, lists.enter_tags
+
+
+def _written(each: Sequence[bytes]) -> bytes:
+  return records.written(each, cuda.riegeli_hash)
+
+
+class _Lists:
+  """Puts timestamps into lists of thunks, and counts their tags."""
+
+  def __init__(self, program: int, names: Container[str], first_tag: int, ends: bool):
+    self._program, self._names, self._next, self._ends = program, names, first_tag, ends
+    # Above what the compiler numbers.
+    self._id = 1 << 40
+    self.enter_tags: dict[str, list[int]] = {}
+    self.found_program = False
+
+  def in_file(self, data: bytes) -> bytes:
+    """A program as a file of records, with timestamps: the last record is all but its code."""
+    if not records.is_file(data):
+      raise wire.WireError("it is not a file of records")
+    *others, program = records.read(data)
+    fields = wire.read(program)
+    thunks = wire.every(fields, _PROGRAM_THUNKS)
+    if not thunks:
+      raise wire.WireError("it lists nothing to run")
+    self.found_program = True
+    now = self._around(thunks)
+    if self._ends:
+      now = [self._mark(thunks[0], START_TAG), *now, self._mark(thunks[-1], END_TAG)]
+    # Order of different fields means nothing; that of the thunks does.
+    fields = [field for field in fields if field.number != _PROGRAM_THUNKS]
+    return _written([*others, wire.written(
+        [*fields, *(wire.text(_PROGRAM_THUNKS, thunk) for thunk in now)])])
+
+  def _around(self, thunks: Iterable[bytes]) -> list[bytes]:
+    """Thunks of a list, with timestamps around each collective, and in the lists in them."""
+    found: list[bytes] = []
+    for thunk in thunks:
+      parts = wire.read(thunk)
+      kinds, name = {field.number for field in parts}, _name(parts)
+      if name in self._names and _ASYNC_START in kinds:
+        on_other_stream = functools.partial(self._on_other_stream, name)
+        found.append(wire.written(wire.changed(parts, _ASYNC_START, on_other_stream)))
+      elif name in self._names and _ASYNC_DONE not in kinds:
+        found += self._with_pair(name, [thunk])
+      elif self._ends and (kind := next((_KINDS[each] for each in kinds if each in _KINDS), "")):
+        found += self._with_pair(unnamed(kind), [thunk])
+      else:
+        found.append(self._inside(parts))
+    return found
+
+  def _on_other_stream(self, name: str, start: bytes) -> bytes:
+    def marked(sequence: bytes) -> bytes:
+      thunks = wire.every(wire.read(sequence), _THUNKS)
+      return wire.written([wire.text(_THUNKS, each) for each in self._with_pair(name, thunks)])
+    return wire.written(wire.changed(wire.read(start), _OF_ASYNC, marked))
+
+  def _inside(self, parts: list[wire.Field]) -> bytes:
+    def around(sequence: bytes) -> bytes:
+      return wire.written([
+          wire.text(_THUNKS, each)
+          for each in self._around(wire.every(wire.read(sequence), _THUNKS))])
+
+    for number, lists in _LISTS.items():
+      def in_lists(thunk: bytes, lists: Sequence[int] | None = lists) -> bytes:
+        if lists is None:
+          return around(thunk)
+        fields = wire.read(thunk)
+        for each in lists:
+          fields = wire.changed(fields, each, around)
+        return wire.written(fields)
+      parts = wire.changed(parts, number, in_lists)
+    return wire.written(parts)
+
+  def _with_pair(self, name: str, thunks: Sequence[bytes]) -> list[bytes]:
+    tag, self._next = self._next, self._next + 2
+    if self._next > LAST_TAG:
+      raise TimestampError("it has more collectives than tags can number")
+    self.enter_tags.setdefault(name, []).append(tag)
+    return [self._mark(thunks[0], tag), *thunks, self._mark(thunks[-1], tag + 1)]
+
+  def _mark(self, beside: bytes, tag: int) -> bytes:
+    """A thunk that calls the handler, like one beside it in all else."""
+    self._id += 1
+    said = [field for field in wire.read(wire.first(wire.read(beside), _INFO))
+            if field.number not in (_NAME, _ID)]
+    mark = wire.message(2, wire.message(1, wire.whole(5, self._program << 32 | tag)))
+    call = [wire.text(1, MARK), wire.whole(5, _TYPED_FFI),
+            wire.message(6, wire.message(1, wire.text(1, "mark"), mark)), wire.text(8, b"")]
+    return wire.written([
+        wire.message(_INFO, wire.text(_NAME, f"{MARK}.{tag}"), wire.whole(_ID, self._id), *said),
+        wire.message(_CUSTOM_CALL, *call)])
+
+
+def _name(parts: Iterable[wire.Field]) -> str:
+  infos = wire.every(parts, _INFO)
+  names = wire.every(wire.read(infos[0]), _NAME) if infos else []
+  return names[0].decode() if names else ""
