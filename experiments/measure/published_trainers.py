@@ -308,7 +308,8 @@ def main(argv: list[str]) -> None:
   before = json.loads(out.read_text()) if its.resume else {"commits": {}, "trainers": []}
   figures: dict[str, Any] = {
       **measured.circumstances(_MODULE), "commits": before["commits"] | {
-          name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps, "platform": its.platform,
+          name: _commit(sources / name) for name in sorted(clones)}, "steps": its.steps,
+      "platform": its.platform,
       "trainers": [row for row in before["trainers"] if row["trainer"] not in its.trainers
                    or str(row["processes"]) not in its.processes or _by(row) != its.by]}
   scratch = pathlib.Path(its.scratch or tempfile.mkdtemp()).resolve()
