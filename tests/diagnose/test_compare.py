@@ -94,7 +94,6 @@ def test_fail_above_needs_more_than_the_limit_and_more_than_chance():
   assert not compare(a, recorded(dataclasses.replace(JOB, seed=1)), 0.03).failed
   slower = recorded(dataclasses.replace(JOB, seed=1, forward=12e-3))
   assert compare(a, slower, 0.03).failed and not compare(a, slower, 0.10).failed
-  assert compare(a, slower, 0.03).failed
   shaky = dataclasses.replace(JOB, steps=40, pause=60e-3, pause_probability=0.05, noise=0.3)
   worse = [compare(recorded(shaky),
                    recorded(dataclasses.replace(shaky, seed=s, forward=12e-3)), 0.03)

@@ -4,12 +4,14 @@ of."""
 import dataclasses
 import io
 import json
+import re
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
+from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.pacing import measured
@@ -18,6 +20,7 @@ from jaxpace.show.terminal import render
 from tests.coordination.test_guard import GUARDED, run, steps_of
 from tests.coordination.test_trial import noisy
 from tests.diagnose.traces import barrier, make_run
+from tests.lib.said import numbers
 from tests.quick import long
 from tests.synthetic import synthetic_runs
 
@@ -39,6 +42,26 @@ def recorded(effect, cv=0.05, steps=STEPS, ranks=3):
   made = make_run(enter, leave, delay=np.tile(applied[:, 0] * 1e9, (ranks, 1)))
   guard = {name: columns[name][:, 0].astype(np.float32) for name in columns if name != "slack"}
   return dataclasses.replace(made, guard=guard), applied[:, 0] > 0, seconds
+
+
+def decided(path, columns):
+  """A run of 300 steps read back, with more columns of decisions."""
+  synthetic_runs.write(path,
+                       synthetic_runs.SyntheticJob(ranks=2, steps=300, processes=2, noise=0.02))
+  for file in sorted((path / "steps").glob("*.parquet")):
+    table = pq.read_table(file)
+    steps = table.column("step").to_numpy()
+    for name, values in columns.items():
+      table = table.append_column(f"decision_{name}", [np.asarray(values, np.float32)[steps]])
+    pq.write_table(table, file)
+  return read_run(path)
+
+
+def told(run):
+  """What the report says, as JSON and in words."""
+  diagnosis, out = diagnose(run), io.StringIO()
+  render(diagnosis, Console(width=120, file=out))
+  return json.loads(json.dumps(to_json(diagnosis))), " ".join(out.getvalue().split())
 
 
 @pytest.mark.parametrize("effect", [-0.1, *long(0.0)])
@@ -102,32 +125,56 @@ def test_windows_and_restarts():
 
 def test_the_report_of_a_recorded_run(tmp_path):
   """Through the files: decision columns are read back, of the lowest rank that has them."""
-  path = tmp_path / "run"
-  synthetic_runs.write(path,
-                       synthetic_runs.SyntheticJob(ranks=2, steps=300, processes=2, noise=0.02))
   rng = np.random.default_rng(0)
   on = rng.random(150).repeat(2) < 0.5
   columns = {"guard_on": on,
              "guard_pair": np.where(np.arange(300) % 10 < 8, np.arange(300) // 10, np.nan),
              "effect": np.full(300, -0.02), "effect_low": np.full(300, -0.03),
              "effect_high": np.full(300, -0.01), "pairs": np.arange(300) // 10}
-  for file in sorted((path / "steps").glob("*.parquet")):
-    table = pq.read_table(file)
-    steps = table.column("step").to_numpy()
-    for name, values in columns.items():
-      table = table.append_column(f"decision_{name}", [np.asarray(values, np.float32)[steps]])
-    pq.write_table(table, file)
-  back = read_run(path)
+  back = decided(tmp_path / "run", columns)
   for name, values in columns.items():
     np.testing.assert_array_equal(back.guard[name], np.asarray(values, np.float32))
-  diagnosis = diagnose(back)
-  pacing = json.loads(json.dumps(to_json(diagnosis)))["pacing"]
+  document, text = told(back)
+  pacing = document["pacing"]
   assert (abs(pacing["effect"]) < 0.02
           and pacing["effect_interval"][0] < 0 < pacing["effect_interval"][1])
   assert pacing["blocks"] > 40
   assert pacing["guard"] == {"on": bool(on[-1]), "effect": pytest.approx(-0.02), "pairs": 29,
                              "effect_interval": pytest.approx([-0.03, -0.01]), "ranks_alike": True}
-  out = io.StringIO()
-  render(diagnosis, Console(width=120, file=out))
-  text = out.getvalue()
   assert "Effect on the mean step:" in text and "95 % interval" in text
+
+
+# What sharing work by speed did, read back from a recorded run, and said.
+
+SHARED, EFFECT = "Work was shared", "Effect on the mean step:"
+"""How what is said begins."""
+
+
+def test_unguarded(tmp_path):
+  document, text = told(decided(tmp_path / "run", {"work_uneven": np.arange(300) >= 75,
+                                                   "work_gain": np.zeros(300)}))
+  assert document["pacing"]["work"] == {"uneven_share": 0.75, "uneven_at_end": True,
+                                        "guarded": False, "on": None, "effect": None,
+                                        "effect_interval": None, "pairs": 0}
+  assert numbers(text.partition(SHARED)[2])[0] == 75
+
+
+def test_guarded(tmp_path):
+  whole = np.ones(300)
+  columns = {"work_uneven": np.arange(300) < 150, "work_on": 0 * whole,
+             "work_effect": 0.1 * whole, "work_effect_low": 0.05 * whole,
+             "work_effect_high": 0.15 * whole, "work_pairs": 12 * whole}
+  document, text = told(decided(tmp_path / "run", columns))
+  work = document["pacing"]["work"]
+  assert (work["effect_interval"] == pytest.approx([0.05, 0.15]) and work["on"] is False
+          and work["pairs"] == 12)
+  main(["report", str(tmp_path / "run"), "--html", str(tmp_path / "page.html")])
+  words = " ".join(re.sub("<[^>]*>", "", (tmp_path / "page.html").read_text()).split())
+  # The share; the effect, its level and its ends.
+  assert numbers(words.partition(SHARED)[2])[:5] == [50, 10, 95, 5, 15]
+  assert numbers(text.partition(EFFECT)[2])[:5] == [10, 95, 5, 15, 12]
+
+
+def test_none_where_no_work_is_shared(tmp_path):
+  document, text = told(decided(tmp_path / "run", {}))
+  assert "work" not in document["pacing"] and SHARED not in text

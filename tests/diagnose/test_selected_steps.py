@@ -5,14 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 
+from jaxpace.diagnose.compare import compare
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
+from tests.diagnose import grouped
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
+from tests.runs.written import rewrite
 from tests.synthetic.synthetic_runs import SyntheticJob
 
 MS = 1_000_000
@@ -25,54 +31,33 @@ def busy_with(slow, size=100):
   return barrier(busy, 2 * MS)
 
 
-def test_the_first_step_has_nothing_to_start_from():
-  selected = count_steps(make_run(*busy_with({})))
-  assert not selected.mask[0]
-  assert selected.size == 99
-  assert selected.warmup.size == 0
-
-
-def test_warmup_ends_at_the_last_slow_one_of_the_first_steps():
-  selected = count_steps(make_run(*busy_with({1: 100, 4: 5, 30: 50})))
-  assert selected.warmup.tolist() == [1, 2, 3, 4]
-  assert selected.mask[30]  # a pause later on is what the job lives with
-  assert selected.size == 95
-
-
-def test_a_window_within_the_run_has_no_warmup():
-  run = make_run(*busy_with({52: 50}), window=(51, 90))
-  selected = count_steps(run)
-  assert selected.size == 39
-  assert selected.mask[51]
-  assert selected.mask[52]
-  assert not selected.mask[50]
-  assert not selected.mask[90]
-
-
-def test_every_attempt_warms_up():
-  attempt = np.repeat([[0] * 50 + [1] * 50], 2, axis=0)
-  selected = count_steps(make_run(*busy_with({1: 100, 51: 100, 52: 40}), attempt=attempt))
-  assert selected.warmup.tolist() == [1, 51, 52]
-  assert not selected.mask[50]  # first step of the second attempt
+@pytest.mark.parametrize("slow, options, warmup, left_out", [
+    ({}, {}, [], [0]),  # the first step has nothing to start from
+    # The last slow one of the first steps; a pause later on is what the job lives with.
+    ({1: 100, 4: 5, 30: 50}, {}, [1, 2, 3, 4], range(5)),
+    ({52: 50}, {"window": (51, 90)}, [], [*range(51), *range(90, 100)]),
+    ({1: 100, 51: 100, 52: 40}, {"attempt": [[0] * 50 + [1] * 50] * 2}, [1, 51, 52],
+     [0, 1, 50, 51, 52])])
+def test_each_attempt_warms_up_and_a_window_within_the_run_does_not(slow, options, warmup,
+                                                                    left_out):
+  selected = count_steps(make_run(*busy_with(slow), **options))
+  assert selected.warmup.tolist() == warmup
+  assert np.flatnonzero(~selected.mask).tolist() == list(left_out)
 
 
 def test_holes_are_not_measured_across():
   enter, leave = busy_with({})
-  steps = np.arange(100) + (np.arange(100) >= 40) * 5
-  assert not count_steps(make_run(enter, leave, steps=steps)).mask[40]
   enter[:, :, 60] = leave[:, :, 60] = MISSING
+  steps = np.arange(100) + (np.arange(100) >= 40) * 5
   selected = count_steps(make_run(enter, leave, steps=steps))
-  assert not selected.mask[60]
-  assert not selected.mask[61]
-  assert selected.mask[62]
+  assert np.flatnonzero(~selected.mask).tolist() == [0, 40, 60, 61]
 
 
 def test_blocks_are_even_and_in_order():
   selected = count_steps(make_run(*busy_with({}, size=1000)))
   blocks = selected.block[selected.mask]
-  assert (np.diff(blocks) >= 0).all()
   sizes = np.bincount(blocks)
-  assert len(sizes) == selected.blocks == 199
+  assert (np.diff(blocks) >= 0).all() and len(sizes) == selected.blocks == 199
   assert sizes.max() - sizes.min() <= 1
 
 
@@ -118,15 +103,11 @@ def test_steps_without_some_ranks_at_the_end_change_nothing(ranks):
   assert Note.UNMEASURED not in codes(found.notes)
 
 
-def test_a_whole_record_is_left_whole():
-  run, _ = run_of(JOB)
-  assert Note.UNFINISHED not in codes(diagnose(run).notes)
-  assert diagnose(run).selected.mask[-1]
-
-
-def test_a_rank_that_stops_recording_while_the_others_go_on_for_long_does_not_end_the_count():
-  run, _ = run_of(dataclasses.replace(JOB, steps=1200))  # 700 steps of 42 ms are 29 s
-  found = diagnose(without_rows(run, [0], 500))
+@pytest.mark.parametrize("steps, gone", [(300, []), (1200, [0])])
+def test_a_rank_that_stops_recording_while_the_others_go_on_for_long_does_not_end_the_count(
+    steps, gone):
+  run, _ = run_of(dataclasses.replace(JOB, steps=steps))  # 700 steps of 42 ms are 29 s
+  found = diagnose(without_rows(run, gone, 500))
   assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)
 
 
@@ -138,3 +119,58 @@ def test_a_restart_on_fewer_ranks_is_no_unfinished_end():
   found = diagnose(dataclasses.replace(shrunk, attempt=attempt, collectives=tuple(
       dataclasses.replace(c, attempt=attempt) for c in shrunk.collectives)))
   assert found.selected.mask[-1] and Note.UNFINISHED not in codes(found.notes)
+
+
+# Ranks whose rows are missing in a stretch of the run: meanwhile nothing is put down to others, nor
+# cleared.
+
+STEPS, LATE = 400, 3
+
+
+def written(path, late, gone=None):
+  """Four ranks, the last 20 ms late in the steps `late` and without rows in the steps `gone`; None:
+  it left none."""
+  random = np.random.default_rng(0)
+  arrivals = 60e-3 + random.exponential(1e-4, (1, 4, STEPS))
+  arrivals[0, LATE, slice(*late)] += 20e-3
+  enter, leave = grouped.play(arrivals, [5e-3])
+  grouped.write(path, enter, leave, left_out=(LATE,) if gone is None else ())
+  for file in path.glob(f"*/*-p{LATE:05d}.*.parquet"):
+    rewrite(file,
+            lambda t: t.filter([not gone[0] <= step < gone[1] for step in t["step"].to_pylist()]))
+  return read_run(path)
+
+
+@pytest.mark.parametrize(("late", "gone"),
+                         [((300, 400), (300, 390)), ((0, 150), (0, 150))])
+def test_a_rank_that_is_late_while_its_rows_are_missing_is_not_cleared(tmp_path, late, gone):
+  found = diagnose(written(tmp_path / "run", late, gone))
+  assert Verdict.CONTENTION not in [finding.mode for finding in found.findings]
+  assert found.unseen == (LATE,)
+  assert found.verdict.code == Verdict.UNSEEN_RANKS and "host3" in found.verdict
+  assert Note.RANKS_AWAY in codes(found.notes)
+  assert found.shares["contention"] < 1e-3
+
+
+def test_compare_calls_nothing_gone_that_it_cannot_see(tmp_path):
+  before = diagnose(written(tmp_path / "a", (0, 400), (0, 0)))
+  after = diagnose(written(tmp_path / "b", (0, 400), (250, 400)))
+  found = compare(before, after)
+  assert not found.gone
+
+
+@pytest.mark.parametrize("late, gone, code, named", [
+    ((0, 0), (250, 400), Verdict.HEALTHY, []),
+    ((150, 400), (150, 250), Verdict.PERSISTENT, [LATE])])
+def test_one_without_rows_in_time_is_no_matter_and_one_that_is_named_not_said_to_be_unknown(
+    tmp_path, late, gone, code, named):
+  found = diagnose(written(tmp_path / "run", late, gone))
+  assert found.verdict.code == code and (named or not found.unseen)
+  assert [rank for finding in found.findings for rank in finding.ranks] == named
+
+
+def test_slow_transfers_beside_a_rank_that_never_left_rows_may_be_waiting(tmp_path):
+  found = diagnose(written(tmp_path / "run", (200, 400)))
+  assert found.verdict.code == Verdict.UNSEEN_RANKS and found.unseen == (LATE,)
+  for finding in found.findings:
+    assert finding.mode == Verdict.CONTENTION and finding.evidence[-1].code == Evidence.ROWS_MISSING

@@ -302,11 +302,10 @@ def test_the_outlook_is_the_forecast(diagnosis, monkeypatch):
 
 
 def test_everything_is_plain_and_bounded(whole):
-  found = whole
-  text = json.dumps(found, allow_nan=False)
-  assert (set(found) == {"over_time", "skew", "distribution", "where", "pacing", "places",
+  text = json.dumps(whole, allow_nan=False)
+  assert (set(whole) == {"over_time", "skew", "distribution", "where", "pacing", "places",
                          "forecast"})
-  assert json.loads(text) == found and len(text) < 100_000
+  assert json.loads(text) == whole and len(text) < 100_000
 
 
 def test_a_run_without_a_counted_step_has_no_series():

@@ -96,9 +96,12 @@ def test_transfers_that_stand_still_once_are_not_slow_throughout(at):
   assert numbers(only(diagnosis.notes, Note.FEW_PAUSES))[-len(at):] == at
 
 
-def test_transfers_that_are_slow_in_many_steps_are_no_few_pauses():
-  diagnosis = with_long_transfers(list(range(3, STEPS, 4)))
-  assert [finding.mode for finding in diagnosis.findings] == ["fabric_contention"]
+@pytest.mark.parametrize("diagnosed, mode", [
+    (lambda: with_long_transfers(list(range(3, STEPS, 4))), "fabric_contention"),
+    (lambda: diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint")), "runtime_jitter")])
+def test_what_is_slow_in_many_steps_is_a_finding_and_not_told_twice(diagnosed, mode):
+  diagnosis = diagnosed()
+  assert [finding.mode for finding in diagnosis.findings] == [mode]
   assert Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
@@ -117,11 +120,6 @@ def test_processor_time_between_steps_is_no_uneven_work():
   assert "between steps" in found.advice and "sequences" not in found.advice
 
 
-def test_what_a_column_shows_of_a_pause_is_not_told_as_unmeasured():
-  diagnosis = diagnose(paused(900.0, [50, 150], "checkpoint"))
-  assert codes(diagnosis.notes).count(Note.FEW_PAUSES) == 1
-
-
 @pytest.mark.parametrize("gaps", [True, False])
 @pytest.mark.parametrize("stops", [4, 8])
 def test_the_rank_that_stops_now_and_then_is_named_where_gaps_are_not_recorded_too(gaps, stops):
@@ -136,12 +134,6 @@ def test_the_rank_that_stops_now_and_then_is_named_where_gaps_are_not_recorded_t
   assert 2 in numbers(diagnosis.verdict)
   assert diagnosis.verdict.code not in (Verdict.HEALTHY, Verdict.PERSISTENT)
   assert all(finding.ranks == (2,) for finding in diagnosis.findings)
-
-
-def test_pauses_that_are_a_finding_are_not_told_twice():
-  diagnosis = diagnose(paused(60.0, list(range(10, STEPS, 10)), "checkpoint"))
-  assert [f.mode for f in diagnosis.findings] == ["runtime_jitter"]
-  assert Note.FEW_PAUSES not in codes(diagnosis.notes)
 
 
 def test_steps_that_hold_half_of_the_waiting_are_named():

@@ -1,21 +1,19 @@
 """Verdict, findings and tables of one report are held against each other, over made-up and
 simulated runs."""
 
-import contextlib
-import io
 import json
 import re
 
 import numpy as np
 import pytest
 
-from jaxpace.cli import main as cli
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.limits import COSTLY
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.verdicts import Verdict
+from tests.diagnose.grouped import report
 from tests.diagnose.traces import make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples, long
@@ -245,10 +243,10 @@ def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
 
 @pytest.mark.parametrize("late", [{}, {5: 0.4e-3}, {5: 8e-3}, {2: 4e-3, 3: 4e-3}])
 def test_recorded_runs_through_the_command(tmp_path, late):
-  synthetic_runs.write(tmp_path,
+  synthetic_runs.write(tmp_path / "run",
                      SyntheticJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
                                host_columns=True))
-  document = report(tmp_path)
+  document = report(tmp_path / "run")
   assert contradictions(document) == []
   large = bool(late) and max(late.values()) > 1e-3
   assert document["verdict_code"] == (Verdict.PERSISTENT if large else Verdict.COSTS_LITTLE
@@ -256,25 +254,15 @@ def test_recorded_runs_through_the_command(tmp_path, late):
                                       else Verdict.HEALTHY)
 
 
-def report(path):
-  target = path / "report.json"
-  with contextlib.redirect_stdout(io.StringIO()):
-    assert cli.main(["report", str(path), "--json", str(target)]) == 0
-  return json.loads(target.read_text())
-
-
-def test_a_small_gain_is_no_headline():
-  diagnosis = diagnose(run_of(*_steady(late=0.03)))
-  (finding,) = diagnosis.findings
-  assert finding.ranks == (5,) and diagnosis.without_rank[5].speedup < 1.05
-  assert diagnosis.verdict.code == Verdict.COSTS_LITTLE and "compute (" in diagnosis.verdict
-  assert diagnose(run_of(*_steady(late=0.1))).findings[0].ranks == (5, )
-
-
-def _steady(late: float):
-  compute = noise("quiet", 8, 300, np.random.default_rng(0)) * 1.0
+@pytest.mark.parametrize("late", [0.03, 0.1])
+def test_a_small_gain_is_no_headline(late):
+  compute = noise("quiet", 8, 300, np.random.default_rng(0))
   compute[5] += late * STEP
-  return compute, np.full_like(compute, 1e-3), np.full(300, 0.005)
+  diagnosis = diagnose(run_of(compute, np.full_like(compute, 1e-3), np.full(300, 0.005)))
+  assert diagnosis.findings[0].ranks == (5,)
+  if late < 0.05:
+    assert len(diagnosis.findings) == 1 and diagnosis.without_rank[5].speedup < 1.05
+    assert diagnosis.verdict.code == Verdict.COSTS_LITTLE and "compute (" in diagnosis.verdict
 
 
 def test_a_gain_far_above_its_share_is_explained():
@@ -318,20 +306,20 @@ def test_data_and_slow_transfers_are_both_told_the_larger_first(monkeypatch, wai
                          [{"unstamped": [{"name": "psum", "primitive": "psum", "bytes": 4096,
                                           "reason": "inside scan"}]}, {"overflow": 2}])
 def test_nothing_is_healthy_beside_collectives_that_are_not_timed(tmp_path, plan):
-  synthetic_runs.write(tmp_path, SyntheticJob(ranks=4, steps=200, noise=0.01))
-  info = json.loads((tmp_path / "run.json").read_text())
+  path = tmp_path / "run"
+  synthetic_runs.write(path, SyntheticJob(ranks=4, steps=200, noise=0.01))
+  info = json.loads((path / "run.json").read_text())
   info["plan"] |= plan
-  (tmp_path / "run.json").write_text(json.dumps(info))
-  document = report(tmp_path)
+  (path / "run.json").write_text(json.dumps(info))
+  document = report(path)
   assert document["findings"] == [] and document["verdict_code"] == Verdict.UNTIMED
 
 
 def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
-  synthetic_runs.write(tmp_path,
+  synthetic_runs.write(tmp_path / "run",
                        SyntheticJob(ranks=4, steps=200, noise=0.01, host_columns=True, faults=(
       Fault("gap", 25e-3, mechanism="data"),)), part_steps=100)
-  document = report(tmp_path)
+  document = report(tmp_path / "run")
   assert document["waiting_for_data"] == pytest.approx(25e-3, rel=0.03)
   assert document["verdict_code"] == Verdict.DATA_WAITS and "25.5 ms" in document["verdict"]
-  assert cli.main(["report", str(tmp_path)]) == 0
   assert "data 43 % of the step" in " ".join(capsys.readouterr().out.split())

@@ -212,12 +212,15 @@ def test_without_all_of_the_late_hosts_ranks():
   assert report.no_runtime_jitter.speedup == pytest.approx(1, abs=1e-6)
 
 
-def test_jitter_is_not_known_where_no_gap_was_recorded():
+@pytest.mark.parametrize("text, words", [
+    ("jitter", "gaps between steps were not recorded"),
+    ("pauses", "neither garbage collection nor data nor checkpoints were measured")])
+def test_jitter_is_not_known_where_no_gap_was_recorded_nor_pauses_where_none_was(text, words):
   truth = synthetic_runs.simulate(SyntheticJob())
-  run = make_run(truth.enter, truth.exit)
-  assert diagnose(run).no_runtime_jitter is None
-  with pytest.raises(RunError, match="gaps between steps were not recorded"):
-    resolve(parse("jitter"), run, None)
+  run = make_run(truth.enter, truth.exit) if text == "jitter" else recorded(truth)
+  assert (diagnose(run).no_runtime_jitter is None) == (text == "jitter")
+  with pytest.raises(RunError, match=words):
+    resolve(parse(text), run, None)
 
 
 @pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:",
@@ -283,12 +286,6 @@ def test_a_finding_can_be_taken_out_as_far_as_there_is_one():
   crowded, nothing, both = [answer.step_time for _, answer in report.asked]
   assert crowded == pytest.approx(mean * (1 - finding.share)) and nothing == pytest.approx(mean)
   assert both <= crowded
-
-
-def test_pauses_are_not_known_where_none_was_measured():
-  with pytest.raises(RunError,
-                     match="neither garbage collection nor data nor checkpoints were measured"):
-    resolve(parse("pauses"), recorded(synthetic_runs.simulate(SyntheticJob())), None)
 
 
 def test_work_shared_by_speed():
