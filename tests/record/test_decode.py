@@ -52,12 +52,12 @@ def test_every_column_of_a_known_step():
       "exit_ns": [fake.timestamp(4, 3, 5), fake.timestamp(5, 3, 5)]}
 
 
-def test_phases_that_were_not_told_apart_are_absent_and_not_zero():
+def test_phases_that_were_not_told_apart_are_absent_and_a_stamp_not_taken_makes_null():
   plan = simple_plan(Timestamp("start", "gap"), Timestamp("phase", "compute"),
                      Timestamp("end", "update"))
-  steps, _, _ = rows_of(plan, events_of(plan, [[100, 350, 400]], [0]))
-  assert steps["compute_ns"].tolist() == [250]
-  assert steps["update_ns"].tolist() == [50]
+  steps, _, _ = rows_of(plan, events_of(plan, [[100, 0, 300], [400, 650, 700]], [0, 1]))
+  assert {name: steps[f"{name}_ns"].tolist() for name in ("compute", "update", "gap")} == {
+      "compute": [None, 250], "update": [None, 50], "gap": [None, 100]}
   assert not {"forward_ns", "backward_ns", "sync_ns"} & set(steps)
 
 
@@ -75,15 +75,6 @@ def test_two_collectives_make_two_rows_a_step():
   assert collectives["name"].tolist() == ["psum.grads", "loss"] * 2
   assert collectives["enter_ns"].tolist() == [2, 8, 102, 108]
   assert collectives["exit_ns"].tolist() == [4, 16, 104, 116]
-
-
-def test_a_stamp_not_taken_makes_null():
-  plan = simple_plan(Timestamp("start", "gap"), Timestamp("phase", "forward"),
-                     Timestamp("end", "update"))
-  steps, _, _ = rows_of(plan, events_of(plan, [[10, 0, 30], [40, 50, 70]], [0, 1]))
-  assert steps["forward_ns"].tolist() == [None, 10]
-  assert steps["update_ns"].tolist() == [None, 20]
-  assert steps["gap_ns"].tolist() == [None, 10]
 
 
 def test_gap_is_carried_over_batches_but_not_over_holes():

@@ -12,6 +12,7 @@ import pytest
 from jaxpace.record import writer
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import read_run
+from tests.quick import long
 from tests.record import fake_step as fake
 from tests.record.recording import assert_complete, process_file, table, train, write_often
 
@@ -113,11 +114,9 @@ exec(sys.argv[2])
 
 
 @pytest.mark.parametrize("end, words", [
-    pytest.param("", "the end of the program, without close()", marks=pytest.mark.long),
-    pytest.param("sys.exit(3)", "the end of the program, without close()",
-                 marks=pytest.mark.long),
     ("raise ValueError('no such luck')", "ValueError: no such luck"),
-    pytest.param("recorder.close()", None, marks=pytest.mark.long)])
+    *long(("", "the end of the program, without close()"), ("recorder.close()", None),
+          ("sys.exit(3)", "the end of the program, without close()"))])
 def test_a_program_that_ends_without_closing_says_so(tmp_path, end, words):
   subprocess.run([sys.executable, "-c", UNCLOSED, str(tmp_path), end], stderr=subprocess.DEVNULL,
                  check=False)

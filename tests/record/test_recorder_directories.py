@@ -132,13 +132,8 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
   assert "stopped recording: no space is left" in said and "killed" not in said
 
 
-@pytest.fixture
-def often(monkeypatch):
-  """Parts are written all the time."""
+def test_a_directory_deleted_meanwhile(tmp_path, caplog, monkeypatch):
   write_often(monkeypatch)
-
-
-def test_a_directory_deleted_meanwhile(tmp_path, caplog, often):
   directory = tmp_path / "run"
   with Recorder(directory, fake.FakePaced()) as recorder:
     train(recorder, 30)
@@ -148,7 +143,9 @@ def test_a_directory_deleted_meanwhile(tmp_path, caplog, often):
   assert not directory.exists()
 
 
-def test_a_directory_that_is_moved_meanwhile_takes_the_recording_along(tmp_path, caplog, often):
+def test_a_directory_that_is_moved_meanwhile_takes_the_recording_along(tmp_path, caplog,
+                                                                       monkeypatch):
+  write_often(monkeypatch)
   directory = tmp_path / "run"
   with Recorder(directory, fake.FakePaced()) as recorder:
     pace = train(recorder, 30)
@@ -159,7 +156,8 @@ def test_a_directory_that_is_moved_meanwhile_takes_the_recording_along(tmp_path,
 
 
 @pytest.mark.parametrize("name", ["steps", "."])
-def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_followed(tmp_path, often, name):
+def test_a_folder_that_is_replaced_by_a_link_meanwhile_is_not_followed(tmp_path, monkeypatch, name):
+  write_often(monkeypatch)
   directory, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
   elsewhere.mkdir()
   for inside in ("steps", "collectives", "process", "hosts"):

@@ -118,7 +118,6 @@ def test_no_thread_is_left_and_no_session(recorded):
 
 
 def test_the_users_own_profile_goes_first(tmp_path, caplog):
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("data",), axis_types=(AxisType.Auto,))
   w = jnp.zeros(())
   jax.profiler.start_trace(str(tmp_path / "own"))
   try:
@@ -130,7 +129,6 @@ def test_the_users_own_profile_goes_first(tmp_path, caplog):
     jax.profiler.stop_trace()
   assert recorder.sessions == 0 and caplog.text.count("profiler can't be started") == 1
   assert list((tmp_path / "own").glob("**/*.xplane.pb"))
-  del mesh
 
 
 def test_a_loop_without_collectives_is_told_so_and_goes_on(tmp_path, caplog):

@@ -59,30 +59,6 @@ def test_the_file_has_what_was_marked_since_it_was_begun(copied):
   assert path.stat().st_size == ring.layout.size and os.listdir(path.parent) == ["0.ring"]
 
 
-def emptied(path, _):
-  open(path, "w").close()
-
-
-def cut(path, _):
-  os.truncate(path, 8192)
-
-
-def lengthened(path, _):
-  os.truncate(path, path.stat().st_size + 4096)
-
-
-def copied_over(path, other):
-  shutil.copyfile(other, path)
-
-
-def written_over(path, _):
-  path.write_bytes(b"x" * path.stat().st_size)
-
-
-def taken_away(path, _):
-  path.unlink()
-
-
 def replaced_by_a_link(path, other):
   path.unlink()
   path.symlink_to(other)
@@ -93,11 +69,19 @@ def replaced_by_another(path, other):
   os.replace(other.with_name("second"), path)
 
 
-DAMAGES = [emptied, cut, lengthened, copied_over, written_over, taken_away, replaced_by_a_link,
-           replaced_by_another]
+DAMAGES = {
+    "emptied": lambda path, _: os.truncate(path, 0),
+    "cut": lambda path, _: os.truncate(path, 8192),
+    "lengthened": lambda path, _: os.truncate(path, path.stat().st_size + 4096),
+    "copied over": lambda path, other: shutil.copyfile(other, path),
+    "written over": lambda path, _: path.write_bytes(b"x" * path.stat().st_size),
+    "taken away": lambda path, _: path.unlink(),
+    "replaced by a link": replaced_by_a_link,
+    "replaced by another": replaced_by_another,
+}
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_whatever_is_done_to_it_the_next_copy_has_all_that_the_ring_holds(copied, tmp_path, damage,
                                                                           caplog):
   other = tmp_path / "other"
@@ -133,7 +117,7 @@ def test_a_disk_that_takes_nothing_is_told_once_and_tried_again(copied, monkeypa
                                                                 said):
   def full(*_):
     raise OSError(number, os.strerror(number))
-  emptied(copied.path, None)
+  os.truncate(copied.path, 0)
   with monkeypatch.context() as patch:
     patch.setattr(copier.os, "posix_fallocate", full)
     assert not copied.copy() and not copied.copy()

@@ -3,6 +3,7 @@
 import collections
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -152,12 +153,12 @@ def test_an_exit_that_several_share_is_that_of_each():
       (0, 0, 11, 20), (1, 0, 14, 20), (2, 0, 21, 25), (0, 1, 31, 40), (1, 1, 33, 40)]
 
 
-def test_no_collectives_and_no_marks():
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]), ()).iteration.size
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]),
-                         (collective(0),)).iteration.size
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (50, 1), (1, 2)]),
-                         (collective(0),)).iteration.size
+def test_no_collectives_no_marks_and_a_loop_that_ran_no_turn():
+  looped = collective(0, loops=[Loop("while.1", None)])
+  for marks, collectives in (([], []), ([], [collective(0)]), ([(50, 1)], [collective(0)]),
+                             ([], [looped])):
+    ran = fed(Splitter(), [(NUMBER, 0), (0, 1), *marks, (1, 2)])
+    assert not occurrences(ran, collectives).iteration.size
 
 
 def plain_sums(start, end, rows):
@@ -217,28 +218,17 @@ def test_sums_are_those_of_every_single_nanosecond(executions):
           kind: ns for kind, ns in computed.items() if ns > 0}
 
 
-def test_fully_sharded_layers_have_phases_where_the_collectives_tell_them():
-  rows = [(10, 12, FORWARD), (20, 22, FORWARD), (30, 32, BACKWARD), (45, 47, BACKWARD),
-          (60, 61, UPDATE)]
+@pytest.mark.parametrize("rows, end, sync, computed", [
+    # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows
+    # where it turns
+    ([(10, 12, FORWARD), (20, 22, FORWARD), (30, 32, BACKWARD), (45, 47, BACKWARD),
+      (60, 61, UPDATE)], 70, 9, [10 + 8, 13, 9, 8 + 13]),
+    # Open from 10 to 90, while the device computes and goes through two others.
+    ([(10, 90, BACKWARD), (30, 35, BACKWARD), (60, 70, BACKWARD)], 100, 5 + 10 + 20,
+     [-1, 60 - 35, -1, 30 + 10])])
+def test_phases_are_where_the_collectives_tell_them_and_an_open_one_hides_nothing(
+    rows, end, sync, computed):
   enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-  found = sums(np.array([0]), np.array([70]), np.zeros(5, np.int64), enter, leave, phase)
-  assert found.sync.tolist() == [9]
-  # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows
-  # where it turns
-  assert found.computed.tolist() == [[10 + 8, 13, 9, 8 + 13]]
+  found = sums(np.array([0]), np.array([end]), np.zeros(len(rows), np.int64), enter, leave, phase)
+  assert (found.sync.tolist(), found.computed.tolist()) == ([sync], [computed])
   assert [FORWARD, BACKWARD, UPDATE, COMPUTE] == [0, 1, 2, 3]
-
-
-def test_one_that_stays_open_hides_neither_computing_nor_others():
-  # Open from 10 to 90, while the device computes and goes through two others.
-  rows = [(10, 90, BACKWARD), (30, 35, BACKWARD), (60, 70, BACKWARD)]
-  enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-  found = sums(np.array([0]), np.array([100]), np.zeros(3, np.int64), enter, leave, phase)
-  assert found.sync.tolist() == [5 + 10 + 20]
-  assert found.computed.tolist() == [[-1, 60 - 35, -1, 30 + 10]]
-
-
-def test_a_loop_that_ran_no_turn_is_no_trouble():
-  made = program(collective(0, loops=[Loop("while.1", None)]))
-  assert not occurrences(fed(Splitter(), [(NUMBER, 0), (0, 1), (1, 2)]),
-                         made.collectives).iteration.size

@@ -123,7 +123,7 @@ def test_whatever_is_done_to_its_ring_training_goes_on_and_a_killed_process_leav
 
   try:
     found = [trained()]
-    for damage in DAMAGES:
+    for damage in DAMAGES.values():
       awaited(whole)
       other = tmp_path / "other"
       shutil.copyfile(path, other)

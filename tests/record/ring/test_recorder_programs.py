@@ -4,8 +4,11 @@ import dataclasses
 
 import jax
 
-from jaxpace.core.observed import ObservedPlan
+from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.record.recorder import Recorder
+from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.intake import Intake, Losses
+from jaxpace.record.ring.observed import PlannedPrograms
 from tests.record.recording import process_file, run_file, table
 from tests.record.ring.handmade import Handmade
 
@@ -120,3 +123,31 @@ def test_a_loop_of_unknown_turns_is_recorded_turn_by_turn(tmp_path):
   rows = [row for row in table(tmp_path, "collectives") if (row["rank"], row["step"]) == (1, 1)]
   assert [row["name"] for row in sorted(rows, key=lambda row: row["enter_ns"])] == [
       "all-reduce.0", "all-reduce.0@1", "all-reduce.0@2", "all-reduce.0@3", "all-reduce.1"]
+
+
+# What the writer's thread reads while the loop goes on.
+
+def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path):
+  step = Handmade(jax.devices()[:2])
+  asked = []
+
+  class Asked(ObservedFunction):
+    """The loop compiles and runs the step just after the thread has asked what there is."""
+
+    runs = step.runs
+
+    @property
+    def plan(self) -> ObservedPlan:
+      asked.append(True)
+      if len(asked) == 2:
+        jax.block_until_ready(step(step.inputs()))
+        return ObservedPlan()
+      return ObservedPlan((step._program,) if len(asked) > 2 else ())
+
+  collector = Collector()
+  taken = Intake(PlannedPrograms([Asked()]), ExecutionOrder(collector, {}), tmp_path, "run", 0, 0,
+                 Losses())
+  taken.poll()
+  assert len(taken.plan.collectives) == 0 and taken.over == 1
+  buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
+  assert [collector.passed(buffer, step.number) for buffer in buffers] == [1, 1]
