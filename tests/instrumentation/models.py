@@ -62,6 +62,13 @@ def vma_step(params: Any, batch: Any) -> tuple[Any, Any]:
   return sgd(params, grads), loss
 
 
+def halves_step(params: Any, batch: Any) -> tuple[Any, Any]:
+  """Nothing that is summed is float32, of parameters in half precision: not even the loss."""
+  grads = jax.lax.psum(
+      jax.grad(lambda p: jnp.mean(jnp.square(mlp(p, batch[0]) - batch[1])))(params), "data")
+  return sgd(params, grads), jnp.int32(0)
+
+
 def optax_step(tx: optax.GradientTransformation) -> Any:
   """A step with an optax transformation; its state is (params, opt_state)."""
 

@@ -285,10 +285,9 @@ def test_nnx_by_its_parameters():
 # What is refused, before anything is compiled.
 
 def refused(message, loss=loss_fn, counts=EVEN, batch=None, specs=(P(), P("data"), P()),
-            check_vma=False, **settings):
-  def step(params, batch, counts):
-    return jaxpace.accumulate(loss, params, batch, counts, **settings)
-
+            check_vma=False, step=None, **settings):
+  step = step or (lambda params, batch, counts: jaxpace.accumulate(loss, params, batch, counts,
+                                                                   **settings))
   run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=specs, out_specs=P(),
                               check_vma=check_vma))
   with pytest.raises(ValueError, match=message):
@@ -338,23 +337,10 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   refused("must be 'float32' or 'parameters'", sums="bfloat16")
   with pytest.raises(ValueError, match="is not known where jaxpace.accumulate runs"):
     jax.jit(lambda p, b: jaxpace.accumulate(loss_fn, p, b, of(*EVEN)))(params(), shared_out(EVEN))
-
-  def fixed(params, batch):
-    return jaxpace.accumulate(loss_fn, params, batch, [CAPACITY + 1, 1, 2, 2])
-
-  run = jax.jit(jax.shard_map(fixed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")),
-                              out_specs=P()))
-  with pytest.raises(ValueError,
-                     match=f"to run {CAPACITY + 1} micro-batches, and micro_batches has room"):
-    run.lower(params(), shared_out(EVEN))
-
-  def keyed(params, batch):
-    return jaxpace.accumulate(loss_fn, params, batch, 2, key=jax.random.key(0))
-
-  run = jax.jit(jax.shard_map(keyed, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data")),
-                              out_specs=P()))
-  with pytest.raises(ValueError, match=r"counts of all ranks, \[R\], as count, or index="):
-    run.lower(params(), shared_out(EVEN))
+  refused(f"to run {CAPACITY + 1} micro-batches, and micro_batches has room",
+          step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, [CAPACITY + 1, 1, 2, 2]))
+  refused(r"counts of all ranks, \[R\], as count, or index=",
+          step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, 2, key=jax.random.key(0)))
 
 
 def test_counts_beyond_the_capacity_show_in_the_loss():

@@ -108,16 +108,8 @@ def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, se
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_gradients_of_half_precision_alone(dtype):
-  """No operand of the all-reduce is float32: not even the loss."""
-
-  def step(params, batch):
-    grads = jax.lax.psum(
-        jax.grad(lambda p: jnp.mean(jnp.square(models.mlp(p, batch[0]) - batch[1])))(params),
-        "data")
-    return models.sgd(params, grads), jnp.int32(0)
-
   params, data = models.mlp_params(dtype=dtype), models.batches(4, dtype=dtype)
-  both = pair(step, mesh_of(data=4), params, data[0], share=True, pacer=restless())
+  both = pair(models.halves_step, mesh_of(data=4), params, data[0], share=True, pacer=restless())
   both.check_bits(params, data, STEPS)
   assert both.paced.plan.share == (dtype == jnp.bfloat16)
   assert len(extra_operands(both.bare_hlo, both.hlo)) <= 1

@@ -61,21 +61,18 @@ def test_what_cannot_be_traced(step, axes, settings, words):
     trace(step, mesh_of(**axes), **settings)
 
 
-def test_an_axis_the_mesh_lacks():
-  with pytest.raises(ValueError, match=r"no axis 'batch'.*'data'"):
-    jaxpace.instrument(models.plain_step, "batch").init(mesh_of(data=4))
-
-
-def test_a_call_outside_of_shard_map():
-  paced = jaxpace.instrument(models.plain_step, "data")
-  with pytest.raises(ValueError, match=r"outside jax\.shard_map and jax\.pmap"):
-    paced(paced.init(mesh_of(data=1)), models.mlp_params(), models.batches(1)[0])
-
-
-def test_the_state_forgotten_or_in_another_place():
-  paced = jaxpace.instrument(models.plain_step, "data")
-  with pytest.raises(ValueError, match=r"pace state first.*dict.*paced\.init"):
-    paced(models.mlp_params(), models.batches(1)[0])
+@pytest.mark.parametrize("axis, use, words", [
+    ("batch", lambda paced: paced.init(mesh_of(data=4)), r"no axis 'batch'.*'data'"),
+    ("data", lambda paced: paced.init(), "either the mesh"),
+    ("data", lambda paced: paced.init(None), "either the mesh"),
+    ("data", lambda paced: paced(paced.init(mesh_of(data=1)), models.mlp_params(),
+                                 models.batches(1)[0]), r"outside jax\.shard_map and jax\.pmap"),
+    # The state forgotten, or in another place.
+    ("data", lambda paced: paced(models.mlp_params(), models.batches(1)[0]),
+     r"pace state first.*dict.*paced\.init")])
+def test_wrong_uses_name_the_fix(axis, use, words):
+  with pytest.raises(ValueError, match=words):
+    use(jaxpace.instrument(models.plain_step, axis))
 
 
 @pytest.mark.parametrize("made, used", [(2, 4), (8, 4)])
@@ -104,13 +101,6 @@ def test_a_state_of_another_number_of_ranks(made, used):
 def test_bad_arguments(settings, words):
   with pytest.raises(ValueError, match=words):
     jaxpace.instrument(**({"step": models.plain_step, "axis_name": "data"} | settings))
-
-
-@pytest.mark.parametrize("arguments, words", [
-    ((), "either the mesh"), ((None,), "either the mesh")])
-def test_init_needs_a_mesh(arguments, words):
-  with pytest.raises(ValueError, match=words):
-    jaxpace.instrument(models.plain_step, "data").init(*arguments)
 
 
 def test_a_search_for_nans():

@@ -4,9 +4,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
+import jaxpace
+from jaxpace.observation.clocks import clock_notice
 from tests.instrumentation import models
-from tests.instrumentation.running import P, extra_operands, mesh_of, pair, restless
+from tests.instrumentation.running import (
+  P,
+  bits,
+  extra_operands,
+  hlo_collectives,
+  mesh_of,
+  pair,
+  restless,
+  times,
+)
 from tests.quick import long
 
 pytestmark = pytest.mark.optimized
@@ -76,3 +88,68 @@ def test_more_collectives_than_slots():
   assert plan.collectives[0].operands == 1 + len(jax.tree.leaves(params)), "the largest is kept"
   assert len(plan.unstamped) >= plan.overflow
   assert all("slots" in u.reason for u in plan.unstamped)
+
+
+# `shard_map(axis_names=...)`: only the data axis is manual, the compiler partitions over the model
+# axis.
+
+def compiled(check_vma, **settings):
+  """A tensor-parallel step on 2 x 2 devices, bare and instrumented; its state, batch and pace."""
+  mesh = mesh_of(data=2, model=2)
+
+  def loss(params, x):
+    return jnp.mean(jnp.square(jnp.tanh(x @ params["up"]) @ params["down"]))
+
+  def step(params, x):
+    if check_vma:
+      value, grads = jax.value_and_grad(lambda params: jax.lax.pmean(loss(params, x), "data"))(
+          params)
+    else:
+      value, grads = jax.lax.pmean(jax.value_and_grad(loss)(params, x), "data")
+    return models.sgd(params, grads), value
+
+  params = {"up": jax.device_put(models.normal(0, 8, 16), NamedSharding(mesh, P(None, "model"))),
+            "down": jax.device_put(models.normal(1, 16, 4), NamedSharding(mesh, P("model")))}
+  batch = jax.device_put(models.normal(2, 8, 8), NamedSharding(mesh, P("data")))
+  paced = jaxpace.instrument(step, "data", **settings)
+  spec, pace = jaxpace.spec(mesh, axes=["data"]), paced.init(mesh, axes=["data"])
+  options = {"mesh": mesh, "axis_names": {"data"}, "check_vma": check_vma}
+  bare = jax.jit(jax.shard_map(step, in_specs=(P(), P("data")), out_specs=P(), **options))
+  run = jax.jit(jax.shard_map(paced, in_specs=(spec, P(), P("data")), out_specs=(spec, P()),
+                              **options))
+  return paced, bare, run, pace, params, batch
+
+
+@pytest.mark.parametrize("check_vma", [True, *long(False)])
+def test_bits_stamps_and_no_gathered_parameters(check_vma):
+  paced, bare, run, pace, params, batch = compiled(check_vma, pacer=restless(), share=True)
+  if clock_notice():
+    pytest.skip("callbacks are not allowed there")
+  expected = found = params
+  for _ in range(6):
+    expected, _ = bare(expected, batch)
+    pace, (found, _) = run(pace, found, batch)
+    jax.block_until_ready((expected, found))
+  assert bits(found) == bits(expected) != bits(params)
+  plan = paced.plan
+  assert plan.ranks == 2 and np.asarray(pace.rank).tolist() == [0, 1] and plan.share
+  assert (np.diff(times(pace, plan), axis=-1) >= 0).all()
+  assert any("'model' is left to the compiler" in notice for notice in plan.notices)
+  collectives = [hlo_collectives(compiled.compile().as_text())
+                 for compiled in (bare.lower(params, batch), run.lower(pace, params, batch))]
+  # with the loss
+  across = [[dict(operands) for _, operands in found if "f32[]" in operands]
+            for found in collectives]
+  assert len(across[0]) == len(across[1]) == 1, "the gradients' sum stays one, and holds ours"
+  assert across[1][0] == across[0][0] | {"f32[6]": 1}
+  added = [operands for groups, operands in collectives[1]
+           if (groups, operands) not in collectives[0]]
+  assert (sum(name.endswith("[1,1]") for operands in added for name in operands) == len(added)
+          - 1), "but single elements"
+
+
+def test_callbacks_are_refused_in_a_sentence():
+  _, _, run, pace, params, batch = compiled(True, clock="callback")
+  with pytest.raises(ValueError,
+                     match="'model' is left to the compiler by axis_names.*native clock"):
+    run(pace, params, batch)

@@ -180,13 +180,8 @@ def test_pmap(step):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("mode", ["trees", "no updates of the graph"])
+@pytest.mark.parametrize("mode", [nnx.set_graph_mode, nnx.set_graph_updates])
 def test_other_modes_of_nnx(mode):
-  def within():
-    if mode == "trees":
-      return nnx.set_graph_mode(False)
-    return nnx.set_graph_updates(False)
-
   def step(model, optimizer, batch):
     loss, grads = nnx.value_and_grad(loss_of)(model, batch)
     loss, grads = jax.lax.pmean((loss, grads), "data")
@@ -194,7 +189,7 @@ def test_other_modes_of_nnx(mode):
       optimizer.update(model, grads)
     return loss
 
-  with within():
+  with mode(False):
     both(step, lambda *a: nnx.jit(mapped(check_vma=False)(*a)), make=plain_made)
 
 

@@ -128,32 +128,25 @@ def test_stamps_are_in_order_on_every_rank():
                                                           "last had entered")
 
 
-def test_shared_arrivals_are_every_rank_s_own():
-  pace, plan = run(late_step(slow_forward), share=True)
-  assert plan.share
-  shared = np.asarray(pace.arrivals)  # [ranks, ranks]
-  assert np.isfinite(shared).all()
-  np.testing.assert_array_equal(shared, np.broadcast_to(shared[0], shared.shape))
-  np.testing.assert_allclose(shared[0], arrivals(pace, plan)[:, -1], rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("share", [True, None])
+def test_shared_arrivals_are_every_rank_s_own_and_others_the_rank_knows_alone(share):
+  pace, plan = run(late_step(slow_forward), share=share)
+  known = np.asarray(pace.arrivals)  # [ranks, ranks]
+  assert bool(plan.share) == bool(share)
+  np.testing.assert_array_equal(np.isfinite(known), np.eye(RANKS, dtype=bool) | bool(share))
+  if share:
+    np.testing.assert_array_equal(known, np.broadcast_to(known[0], known.shape))
+  np.testing.assert_allclose(np.diagonal(known), arrivals(pace, plan)[:, -1], rtol=1e-5, atol=1e-6)
 
 
-def test_without_sharing_a_rank_knows_its_own_alone():
-  pace, plan = run(late_step(slow_forward), share=None)
-  known = np.isfinite(np.asarray(pace.arrivals))
-  np.testing.assert_array_equal(known, np.eye(RANKS, dtype=bool))
-  np.testing.assert_allclose(np.diagonal(np.asarray(pace.arrivals)), arrivals(pace, plan)[:, -1],
-                             rtol=1e-5, atol=1e-6)
+DELAYING = Pacer(lambda ranks: (), lambda seen, state: (Decision(
+    jnp.where(seen.rank == LATE, jnp.float32(INJECTED), jnp.float32(0)), {}), state))
 
 
 @pytest.mark.parametrize("clock", ["native", *long("callback")])
 @patiently(INJECTED=30e-3)
 def test_a_delay_is_applied_recorded_and_taken_out_of_the_arrival(clock):
-  def update(observation, state):
-    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED),
-                              jnp.float32(0)), {}), state
-
-  step = late_step(lambda x: x)
-  pace, plan = run(step, clock=clock, share=True, pacer=Pacer(lambda ranks: (), update))
+  pace, plan = run(late_step(lambda x: x), clock=clock, share=True, pacer=DELAYING)
   applied, asked = column(pace, plan, "applied"), column(pace, plan, "delay")
   np.testing.assert_array_equal(asked[:, 0], 0)
   np.testing.assert_array_equal(asked[LATE, 1:], np.float32(INJECTED))
@@ -183,12 +176,7 @@ def test_nothing_of_a_step_starts_before_its_delay_is_over(clock):
 
   noted.defvjp(lambda x: (noted(x), None), lambda _, cotangent: (cotangent,))
 
-  def update(observation, state):
-    return Decision(jnp.where(observation.rank == LATE, jnp.float32(INJECTED),
-                              jnp.float32(0)), {}), state
-
-  pacer = Pacer(lambda ranks: (), update)
-  pace, plan = run(late_step(noted), clock=clock, share=True, pacer=pacer)
+  pace, plan = run(late_step(noted), clock=clock, share=True, pacer=DELAYING)
   over = times(pace, plan)[:, :, at(plan, "delay")]
   for rank in range(RANKS):
     assert len(begun[rank]) == STEPS
