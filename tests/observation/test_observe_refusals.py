@@ -21,45 +21,38 @@ from tests.observation import observed_steps as steps
 from tests.quick import long
 
 
-def run_as_it_was(said, caplog, calls=3):
+def failing(wrong):
+  def fails(*args):
+    raise wrong
+  return fails
+
+
+@pytest.mark.parametrize("where, name, instead, said", [
+    (compiling.Request, "serialized", failing(OSError("no space left on device")),
+     "no space left on device"),
+    (compiling.Request, "load", failing(RuntimeError("INTERNAL: no space left on device")),
+     "no space left on device"),
+    # A program of another compiler; one whose collectives have other names.
+    (compiling.Request, "serialized", lambda request: b"nothing of the kind",
+     "the compiler's program can't be read"),
+    (compiling.Request, "serialized", lambda request: b"\2\10\1\12\0",
+     "the compiler's program can't be read"),
+    (thunks, "timestamped", lambda *given, put_in=thunks.timestamped: (put_in(*given)[0], {}),
+     "none of its collectives is found"),
+    (host_ring, "unavailable", lambda: "Marks are for the CPU, and this is a toaster.",
+     "this is a toaster"),
+    (host_ring, "MOST_PROGRAMS", 0, "observed programs")])
+def test_where_timestamps_can_not_go_in_the_step_runs_as_it_was(monkeypatch, caplog, where, name,
+                                                                instead, said):
+  monkeypatch.setattr(where, name, instead)
   step, (params, x, y) = steps.data_parallel()
   bare, observed = jax.jit(step), jaxpace.observe(jax.jit(step))
-  for _ in range(calls):
+  for _ in range(3):
     assert steps.bits(observed(params, x, y)) == steps.bits(bare(params, x, y))
   assert not observed.runs
   warnings = [record.message for record in caplog.records if record.levelno >= logging.WARNING]
   assert len(warnings) == 1 and said in warnings[0]
   assert all(said in one.bare for one in observed.plan.programs)
-  return observed
-
-
-@pytest.mark.parametrize(("name", "wrong"), [
-    ("serialized", OSError("no space left on device")),
-    ("load", RuntimeError("INTERNAL: no space left on device")),
-])
-def test_a_program_that_cannot_be_written_or_loaded(monkeypatch, caplog, name, wrong):
-  def fails(*args):
-    raise wrong
-  monkeypatch.setattr(compiling.Request, name, fails)
-  run_as_it_was("no space left on device", caplog)
-
-
-@pytest.mark.parametrize("data", [b"nothing of the kind", b"\2\10\1\12\0"])
-def test_a_program_of_another_compiler_is_refused(monkeypatch, caplog, data):
-  monkeypatch.setattr(compiling.Request, "serialized", lambda request: data)
-  run_as_it_was("the compiler's program can't be read", caplog)
-
-
-def test_a_program_whose_collectives_have_other_names_is_refused(monkeypatch, caplog):
-  put_in = thunks.timestamped
-  monkeypatch.setattr(thunks, "timestamped", lambda *given: (put_in(*given)[0], {}))
-  run_as_it_was("none of its collectives is found", caplog)
-
-
-def test_a_backend_without_the_mark(monkeypatch, caplog):
-  monkeypatch.setattr(host_ring, "unavailable",
-                      lambda: "Marks are for the CPU, and this is a toaster.")
-  run_as_it_was("this is a toaster", caplog)
 
 
 def test_a_jax_that_compiles_in_another_way(monkeypatch, caplog):
@@ -118,9 +111,7 @@ def test_comparing_says_where_and_by_how_much():
 
 
 def test_arguments_that_cannot_be_copied_leave_the_step_unmodified(monkeypatch, caplog):
-  def fails(_array):
-    raise MemoryError("no room for a copy")
-  monkeypatch.setattr(comparing, "copied", fails)
+  monkeypatch.setattr(comparing, "copied", failing(MemoryError("no room for a copy")))
   step, args = steps.data_parallel()
   observed = jaxpace.observe(jax.jit(step), exact=True)
   for _ in range(2):

@@ -37,10 +37,13 @@ def in_loops():
   return compiled(step, w, x)
 
 
+def read(data):
+  length, begin = wire.varint(data, 0)
+  return wire.read(wire.first(wire.read(data[begin + length:]), 1))
+
+
 def lists_of(data):
   """Every list of thunks of a program: (name, kind, thunk's fields) each, outermost last."""
-  length, begin = wire.varint(data, 0)
-  executable = wire.read(wire.first(wire.read(data[begin + length:]), 1))
   found = []
 
   def visit(sequence):
@@ -56,7 +59,7 @@ def lists_of(data):
               visit(one)
     found.append((here, wire.read(sequence)))
 
-  visit(wire.first(executable, 6))
+  visit(wire.first(read(data), 6))
   return found
 
 
@@ -71,11 +74,6 @@ def test_all_but_the_marks_is_as_it_was(in_loops):
   rest = [[(field.number, field.value) for field in read(data) if field.number != 6]
           for data in (in_loops, made)]
   assert rest[0] == rest[1]
-
-
-def read(data):
-  length, begin = wire.varint(data, 0)
-  return wire.read(wire.first(wire.read(data[begin + length:]), 1))
 
 
 def test_every_collective_stands_between_its_marks(in_loops):
