@@ -1,5 +1,7 @@
 """chain, limit, only_ranks."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,18 +73,37 @@ def test_limit(asked, expected):
   assert int(state) == 1 and float(decision.info["column"]) == 7
 
 
-def test_slips_are_named():
-  good = always(0)
-  with pytest.raises(ValueError, match="at least one"):
-    jaxpace.chain()
-  with pytest.raises(ValueError, match="forget to call"):
-    jaxpace.chain(good, jaxpace.pace_early_ranks)
-  with pytest.raises(ValueError, match="not a Pacer"):
-    jaxpace.limit(None, 1e-3)
-  with pytest.raises(ValueError, match="max_delay=20 "):
-    jaxpace.limit(good, 20)
-  for ranks in ([], [-1], 3, [1.5]):
-    with pytest.raises(ValueError, match="ranks="):
-      jaxpace.only_ranks(good, ranks)
-  with pytest.raises(ValueError, match="rank 4, but there are 4"):
-    jaxpace.only_ranks(good, [1, 4]).init(4)
+@pytest.mark.parametrize("make, words", [
+    (lambda good: jaxpace.chain(), "at least one"),
+    (lambda good: jaxpace.chain(good, jaxpace.pace_early_ranks), "forget to call"),
+    (lambda good: jaxpace.guard(jaxpace.pace_early_ranks), "forget to call"),
+    (lambda good: jaxpace.steerable(jaxpace.pace_early_ranks), "forget to call the factory"),
+    (lambda good: jaxpace.guard(good, harm=-1), "harm="),
+    (lambda good: jaxpace.limit(None, 1e-3), "not a Pacer"),
+    (lambda good: jaxpace.limit(good, 20), "max_delay=20 "),
+    *((lambda good, ranks=ranks: jaxpace.only_ranks(good, ranks), "ranks=")
+      for ranks in ([], [-1], 3, [1.5])),
+    (lambda good: jaxpace.only_ranks(good, [1, 4]).init(4), "rank 4, but there are 4")])
+def test_slips_are_named(make, words):
+  with pytest.raises(ValueError, match=words):
+    make(always(0))
+
+
+@pytest.mark.parametrize("make, wrong", [
+    (jaxpace.pace_early_ranks, [
+        {"window": 4}, {"window": 64.0}, {"threshold": 5}, {"threshold": "0.05"}, {"max_delay": 20},
+        {"max_delay": np.nan}, {"quantile": 0.0}, {"share_of_slack": 1.1}, {"cost": -1e-3},
+        {"noise": np.inf}]),
+    (jaxpace.interleave_jobs, [
+        {"max_delay": 20}, {"key": -1}, {"key": 1.5}, {"key": 2**32}, {"floor": 0.0},
+        {"floor": [1e-3, np.nan]}, {"floor": "fast"}, {"dead_band": -0.1}, {"clearance": 1.5},
+        {"budget": 2}, {"slots": 0}, {"window": 1}, {"level": 0.0}, {"patience": 0},
+        {"retry": 0.5}]),
+    (jaxpace.take_turns, [
+        {"key": -1}, {"patience": -1}, {"dead_band": 2}, {"learn": 1}, {"floor": -1.0},
+        {"by": "step"}])])
+def test_an_argument_that_makes_no_sense_is_named(make, wrong):
+  for arguments in wrong:
+    (name, value), = arguments.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
+      make(**arguments)

@@ -212,13 +212,3 @@ def test_rounding_never_adds_to_the_bucket(steps):
     tokens = FILLED(arrivals, delays, np.float32(COST), np.float32(1e3), tokens)
     assert float(tokens) <= exact + 1e-30
     assert float(tokens) >= exact - 1e-4 * (1 + abs(exact))
-
-
-@pytest.mark.parametrize("arguments", [
-    {"window": 4}, {"window": 64.0}, {"threshold": 5}, {"threshold": "0.05"}, {"max_delay": 20},
-    {"max_delay": np.nan}, {"quantile": 0.0}, {"share_of_slack": 1.1}, {"cost": -1e-3},
-    {"noise": np.inf}])
-def test_a_slip_is_named(arguments):
-  (name, value), = arguments.items()
-  with pytest.raises(ValueError, match=f"{name}={value!r}"):
-    jaxpace.pace_early_ranks(**arguments)

@@ -153,13 +153,6 @@ def test_harm_is_switched_off_and_gain_kept():
       assert not applied[-1000:].any()
 
 
-def test_slips_are_named():
-  with pytest.raises(ValueError, match="forget to call"):
-    jaxpace.guard(jaxpace.pace_early_ranks)
-  with pytest.raises(ValueError, match="harm="):
-    jaxpace.guard(ASKS, harm=-1)
-
-
 # Whatever is observed.
 
 EAGER = jaxpace.guard(jaxpace.pace_early_ranks(window=8, threshold=0.0, noise=0.0, quantile=0.9,

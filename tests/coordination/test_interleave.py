@@ -1,7 +1,6 @@
 """interleave_jobs: what it asks, from what, and what it never does."""
 
 import functools
-import re
 
 import hypothesis
 import hypothesis.extra.numpy as hnp
@@ -228,13 +227,3 @@ def test_who_was_first_is_seen_at_the_ends_where_all_buckets_are_shared():
   assert [bool(look.trails) for look in found] == [False, True, False]
   assert not any(bool(look.clears) for look in found)
   assert (ask([[n * FLOOR for n in first]] * 60) == 0).all()
-
-
-@pytest.mark.parametrize("arguments", [
-    {"max_delay": 20}, {"key": -1}, {"key": 1.5}, {"key": 2**32}, {"floor": 0.0},
-    {"floor": [1e-3, np.nan]}, {"floor": "fast"}, {"dead_band": -0.1}, {"clearance": 1.5},
-    {"budget": 2}, {"slots": 0}, {"window": 1}, {"level": 0.0}, {"patience": 0}, {"retry": 0.5}])
-def test_a_slip_is_named(arguments):
-  (name, value), = arguments.items()
-  with pytest.raises(ValueError, match=re.escape(f"{name}={value!r}")):
-    jaxpace.interleave_jobs(**arguments)

@@ -82,11 +82,6 @@ def test_the_threshold_reaches_the_pacer_inside(nested):
   assert (delays[-1, :2] > 0).all()
 
 
-def test_what_is_no_pacer_is_said():
-  with pytest.raises(ValueError, match="forget to call the factory"):
-    jaxpace.steerable(jaxpace.pace_early_ranks)
-
-
 @pytest.mark.long
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=examples(60))

@@ -165,8 +165,7 @@ def test_nothing_done_is_no_evidence():
   assert states[begin + 2 * BLOCK - 1].pairs == 0 and states[-1].pairs == 4
 
 
-@pytest.mark.parametrize("lag", [3])
-def test_times_may_come_late(lag):
+def test_times_may_come_late(lag=3):
   """The same pairs, with a few steps of rest after each; an effect is measured as exactly as
   without."""
   base = noisy(4000, -0.1, cv=0.0)
