@@ -10,6 +10,8 @@ import pytest
 
 from jaxpace.cli import main as cli
 from tests.multiprocess.jobs import ROOT
+from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_runs import SyntheticJob
 
 
 def run(*arguments, **kwargs):
@@ -26,8 +28,7 @@ def test_no_arguments_and_help_print_the_commands(capsys):
 
 
 def test_the_package_is_the_command():
-  done = subprocess.run([sys.executable, "-m", "jaxpace", "--version"], cwd=ROOT,
-                        capture_output=True, text=True, check=False)
+  done = run("--version")
   assert (done.returncode, done.stdout) == (0, f"jaxpace {cli.version()}\n")
 
 
@@ -118,3 +119,32 @@ def test_an_interrupt_is_no_traceback(monkeypatch):
   monkeypatch.setattr(cli, "_dispatch", lambda argv: (_ for _ in ()).throw(KeyboardInterrupt))
   monkeypatch.setattr(sys, "stdout", io.StringIO())
   assert cli.main(["run"]) == 130
+
+
+# What commands import: help waits for no library, and a small run is reported on in less time than
+# JAX takes to be imported.
+
+_SLOW = {"jax", "numpy", "pyarrow", "rich"}
+_NOT_NEEDED = {"jax", "jaxlib", "scipy", "optax", "absl", "matplotlib", "pandas",
+               "pyarrow.compute", "pyarrow.dataset", "numpy.random"}
+
+
+def test_commands_import_no_library_that_they_do_not_use(tmp_path):
+  run = tmp_path / "run"
+  synthetic_runs.write(run, SyntheticJob(ranks=2, steps=30, collectives=2, host_columns=True))
+  said = subprocess.run(
+      [sys.executable, "-c", f"""
+import sys
+from jaxpace.cli.main import main
+for argv in (["--help"], ["run", "--help"], ["replay", "--help"],
+             ["control", {str(run)!r}, "--off"]):
+  assert main(argv) == 0
+  assert not {_SLOW!r} & set(sys.modules), argv
+assert main(["report", {str(run)!r}]) == 0
+assert main(["watch", {str(run)!r}, "--once"]) == 0
+print(*sys.modules, sep=",", file=sys.stderr, flush=True)
+assert main(["doctor"]) == 0 and "jax" not in sys.modules
+"""], capture_output=True, text=True, check=True)
+  loaded = set(said.stderr.splitlines()[-1].split(","))
+  assert {"numpy", "pyarrow.parquet", "rich"} <= loaded
+  assert not loaded & _NOT_NEEDED

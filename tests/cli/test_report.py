@@ -5,6 +5,7 @@ import json
 import math
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 
@@ -12,10 +13,13 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.floor import SHARES
+from jaxpace.diagnose.words.codes import Silence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.folders import Folder
+from jaxpace.hang import read_rings
 from jaxpace.runs import reader
+from tests.hang.test_read import Directory
 from tests.quick import long
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -104,11 +108,7 @@ def test_known_truth_comes_back(late, tmp_path, capsys):
   assert document["what_if"]["without_rank"]["3"]["step_time"] == pytest.approx(33.7e-3, abs=0.4e-3)
   assert document["shares"]["skew"] == pytest.approx(15 / 53.5, abs=0.01)
   assert (sum(row["cost_share"] for row in document["per_rank"])
-          == pytest.approx(no_skew(document), abs=1e-9))
-
-
-def no_skew(document):
-  return document["what_if"]["no_skew"]["skew"]
+          == pytest.approx(document["what_if"]["no_skew"]["skew"], abs=1e-9))
 
 
 def test_dash_writes_json_and_nothing_else(late, capsys):
@@ -203,3 +203,114 @@ def test_a_closed_standard_output_is_no_reason_not_to_write_the_file(late, tmp_p
                         check=False)
   assert (done.returncode, done.stderr) == (0, "")
   assert json.loads((tmp_path / "r.json").read_text())["ranks"] == 4
+
+
+# `jaxpace report --forecast` as a user meets it.
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  path = tmp_path_factory.mktemp("forecast") / "run"
+  synthetic_runs.write(path, SyntheticJob(ranks=8, steps=300, processes=8, hosts=1, noise=0.1))
+  return path
+
+
+def test_text_and_json_say_the_same(run, tmp_path, capsys):
+  target = tmp_path / "forecast.json"
+  assert report(run, "--forecast", "8,32,4096", "--ranks-per-host", "5000", "--json", target) == 0
+  text = capsys.readouterr().out
+  document = json.loads(target.read_text())["forecast"]
+  assert document["ranks"] == 8 and document["steps"] == 299 and document["hosts"] == 1
+  same, more, far = document["forecasts"]
+  assert same["step_time"]["estimate"] == pytest.approx(document["recorded"]["step_time"], rel=2e-3)
+  assert more["step_time"]["low"] < more["step_time"]["estimate"] < more["step_time"]["high"]
+  assert more["step_time"]["estimate"] > same["step_time"]["estimate"]
+  assert far["step_time"] is None and far["silent_code"] == Silence.TOO_SHORT
+  assert f"{1e3 * more['step_time']['estimate']:.1f} ms" in text and "4,096   unknown" in text
+  assert ("4,096 ranks can't be forecast. The run is too short" in " ".join(text.split())
+          and "silent" not in text)
+
+
+def test_a_described_fabric_is_used(run, tmp_path, capsys):
+  fabric = tmp_path / "fabric.json"
+  fabric.write_text(
+      json.dumps({"levels": [{"level": "flat", "ranks": 64, "alpha": 1e-4, "beta": 0}]}))
+  assert report(run, "--forecast", "16,65", "--floor", fabric, "--json", "-") == 0
+  document = json.loads(capsys.readouterr().out)["forecast"]
+  near, far = document["forecasts"]
+  assert (near["transfer"] == pytest.approx(2e-3 + 16e-4, rel=1e-6)
+          and near["transfer_source"] == "fabric")
+  assert far["silent_code"] == Silence.BEYOND_FABRIC
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "8,", "1.5", "99999999"])
+def test_numbers_that_are_none_are_refused(text, run, capsys):
+  assert report(run, "--forecast", text) == 2
+  assert "write them like 128,512,2048" in capsys.readouterr().err
+
+
+def test_a_fabric_that_is_no_file_is_not_waited_for(run, tmp_path, capsys):
+  os.mkfifo(tmp_path / "fabric.json")
+  assert report(run, "--floor", tmp_path / "fabric.json") == 2
+  assert "is a FIFO, not a regular file" in capsys.readouterr().err
+
+
+# `jaxpace report` of a job that hangs or was killed in a hang: the first cause from the files
+# alone.
+
+ENDED = "What the job waited for last"
+"""The section of a job that no longer writes."""
+
+
+@pytest.fixture(autouse=True)
+def nobody_writes(monkeypatch):
+  """The made-up processes write nothing, however long their rings are watched."""
+  monkeypatch.setattr(read_rings, "WATCHED_SECONDS", 0.01)
+
+
+def shown(capsys):
+  out, err = capsys.readouterr()
+  return " ".join(out.replace("│", " ").split()), err
+
+
+def test_a_job_that_hung_before_any_row_was_written_is_told_from_its_rings(tmp_path, capsys):
+  (tmp_path / "run").mkdir()
+  Directory(tmp_path / "run", at=(4, 0))
+  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
+  words, errors = shown(capsys)
+  document = json.loads((tmp_path / "report.json").read_text())
+  cause, = document["hang"]["causes"]
+  assert (cause["code"], cause["ranks"]) == ("absent", [3]) and errors
+  assert "all-reduce.0 (model.py:10)" in words
+  assert cause["sentences"] and all(sentence in words for sentence in cause["sentences"])
+  assert document["run"] == "run" and document["problems"]
+
+
+def test_a_recorded_run_that_was_killed_in_a_hang_says_so_above_its_report(tmp_path, capsys):
+  run, report = tmp_path / "run", tmp_path / "report.json"
+  synthetic_runs.write(run, SyntheticJob(ranks=4, steps=120, processes=4, noise=0.02))
+  assert main(["report", str(run), "--json", str(report)]) == 0
+  words, _ = shown(capsys)
+  assert ENDED not in words and json.loads(report.read_text())["hang"] is None
+  job = Directory(run, run="synthetic")
+  for process in range(4):
+    job.process(process, wall=0)
+  assert (main(["report", str(run), "--json", str(report), "--html", str(tmp_path / "report.html")])
+          == 0)
+  words, _ = shown(capsys)
+  document = json.loads(report.read_text())
+  assert ENDED in words
+  assert all(sentence in words for sentence in document["hang"]["causes"][0]["sentences"])
+  assert document["hang"]["causes"][0]["code"] == "absent" and document["steps"] == 120
+  assert document["hang"]["running"] is False and document["verdict_code"] == "healthy"
+  assert ENDED in (tmp_path / "report.html").read_text()
+  shutil.rmtree(run / "marks")
+  assert main(["report", str(run), "--json", str(report)]) == 0
+  assert json.loads(report.read_text())["hang"] is None
+
+
+def test_without_rings_there_is_no_more_to_say_than_before(tmp_path, capsys):
+  (tmp_path / "run").mkdir()
+  Directory(tmp_path / "run")
+  shutil.rmtree(tmp_path / "run" / "marks")
+  assert main(["report", str(tmp_path / "run")]) == 2
+  assert "without a single recorded step" in shown(capsys)[1]
