@@ -7,7 +7,6 @@ import json
 import re
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -22,6 +21,7 @@ from tests.coordination.test_trial import noisy
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers
 from tests.quick import long
+from tests.show.html.runs import with_columns
 from tests.synthetic import synthetic_runs
 
 STEPS = 1200
@@ -48,12 +48,8 @@ def decided(path, columns):
   """A run of 300 steps read back, with more columns of decisions."""
   synthetic_runs.write(path,
                        synthetic_runs.SyntheticJob(ranks=2, steps=300, processes=2, noise=0.02))
-  for file in sorted((path / "steps").glob("*.parquet")):
-    table = pq.read_table(file)
-    steps = table.column("step").to_numpy()
-    for name, values in columns.items():
-      table = table.append_column(f"decision_{name}", [np.asarray(values, np.float32)[steps]])
-    pq.write_table(table, file)
+  with_columns(path, "steps", {f"decision_{name}": np.asarray(values, np.float32)
+                               for name, values in columns.items()})
   return read_run(path)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from jaxpace.diagnose.words.names import milliseconds
+from jaxpace.diagnose.words.names import milliseconds as milli
 from jaxpace.show.html.markup import late
 from tests.show import chromium
 from tests.show.html.runs import hostile, report, rich
@@ -107,11 +107,6 @@ def column_of(title, columns):
   i = columns["first"].index(numbers[0])
   assert columns["last"][i] == numbers[-1]
   return i
-
-
-def milli(seconds):
-  """As scripts write it."""
-  return milliseconds(seconds)
 
 
 def test_it_is_drawn_without_a_word_or_a_request(page, made):
