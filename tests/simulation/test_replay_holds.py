@@ -11,11 +11,11 @@ from jax.sharding import NamedSharding
 import jaxpace
 from jaxpace.coordination import take_turns
 from jaxpace.core.types import Decision, Hold, Pacer
-from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.runs.reader import read_run
-from jaxpace.simulation.replay import replay, summarise
+from jaxpace.simulation.replay import replay
 from tests.instrumentation.running import P, instrumented, mesh_of
 from tests.quick import QUICK, long
+from tests.simulation.test_replay import summary_of
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 
@@ -207,12 +207,6 @@ def asks(seconds, times=0):
     again = moment.listened < np.int32(times)
     return Hold(jnp.where(again, np.float32(0), np.float32(seconds)), again), state
   return Pacer(lambda ranks: (), nothing, hold)
-
-
-def summary_of(run, pacer, **options):
-  summary = summarise(replay(run, pacer, **options), count_steps(run).mask)
-  assert summary is not None
-  return summary
 
 
 def test_what_was_held_is_taken_out_and_what_is_asked_for_counted_in(listened):

@@ -1,14 +1,17 @@
 """What is read from a config, and every mistake named by its field."""
 
 import copy
+import re
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs import simulate
 from jaxpace.cli.pacer_expression import make
 from jaxpace.simulation import noise, scenario, sharing
 from jaxpace.simulation.settings import SettingsError, read
+from tests.multiprocess.jobs import ROOT
 
 GOOD = {
     "steps": 50, "seed": 3, "max_delay": 0.1,
@@ -123,3 +126,23 @@ def test_where_jobs_compete_each_of_their_messages_gets_the_same():
               for own, paths in zip((slice(0, 2), slice(2, 6)), messages, strict=True)]
   np.testing.assert_allclose(expected, [4 / 9, 2 / 3], rtol=1e-9)
   np.testing.assert_allclose(speed, expected, rtol=1e-5)
+
+
+# The page on simulation: its fields exist, and its pacers are made.
+
+PAGE = ROOT / "docs" / "simulate.md"
+
+
+def test_every_component_is_named_on_the_page_and_in_the_config():
+  said, config = PAGE.read_text(), (ROOT / "configs" / "simulate.py").read_text()
+  for name in noise.COMPONENTS:
+    assert f"`{name}`" in said
+    assert f'"{name}"' in config or f"{name}(" in config
+  assert read(simulate.get_config().to_dict(), make).steps == 2000
+
+
+def test_every_expression_in_the_table_makes_a_pacer():
+  table = re.findall(r"^\| `([a-z_]+\(.*?)` \|", PAGE.read_text(), re.MULTILINE)
+  assert len(table) == 3
+  for expression in table:
+    make(expression)
