@@ -357,17 +357,13 @@ def test_ranks_are_checked_before_they_are_written_out():
           and ControlRequest.from_json(long.to_json(), 1000) == long)
 
 
-def test_a_round_is_no_shorter_than_four_calls(monkeypatch):
+@pytest.mark.parametrize("taken_at, call, calls", [
+    (999.0, 200, 200), (999.0, 100, 4),  # a slow step: not more rarely than every four
+    # A loop that runs ahead of its devices calls many times at once, and then not for long: no more
+    # than two of the round before.
+    (999.999, 120, 40)])
+def test_a_round_is_of_four_calls_and_two_of_the_one_before(monkeypatch, taken_at, call, calls):
   control = jaxpace.Control("x", every_seconds=2)
   monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  control._taken_at, control._taken_call = 999.0, 100
-  assert control._round_calls(200) == 200
-  assert control._round_calls(100) == 4, "a slow step: not more rarely than every four"
-
-
-def test_a_round_is_no_longer_than_two_of_the_one_before(monkeypatch):
-  """A loop that runs ahead of its devices calls many times at once, and then not for long."""
-  control = jaxpace.Control("x", every_seconds=2)
-  monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
-  control._taken_at, control._taken_call = 999.999, 100
-  assert control._round_calls(120) == 40
+  control._taken_at, control._taken_call = taken_at, 100
+  assert control._round_calls(call) == calls

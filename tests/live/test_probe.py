@@ -48,12 +48,9 @@ def test_slips_are_said(tmp_path, capsys, caplog):
   assert main(["bench", "--links", "--kib", "0"]) == 2
   assert "jaxpace bench: message_bytes=0" in capsys.readouterr().err
   (tmp_path / "file").write_text("")
-  links.write_links(tmp_path / "file", _links(np.ones((2, 2))))
+  links.write_links(tmp_path / "file", links.ProbedLinks(
+      ("a", "b"), 1024, np.ones((2, 2)), np.ones((2, 2)), (), "", 1.0, 5))
   assert "not recorded" in caplog.text
-
-
-def _links(seconds):
-  return links.ProbedLinks(("a", "b"), 1024, seconds, seconds, (), "", 1.0, 5)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"schema": 9}',

@@ -15,7 +15,6 @@ import pytest
 
 import jaxpace
 from jaxpace.coordination import knobs
-from jaxpace.core.plan import Collective
 from jaxpace.live import busy_times, speeds
 from jaxpace.live.busy_times import BusyTimes, busy_seconds
 from jaxpace.live.control_request import ControlRequest
@@ -26,17 +25,12 @@ from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
 from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
+from tests.instrumentation.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL, loss_fn
+from tests.record.ring.programs import collective
 
-RANKS, TOTAL, CAPACITY, SIZE, EXAMPLES = 4, 8, 5, 2, 48
 SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32),
           "number": np.arange(EXAMPLES, dtype=np.int32)}
 EVEN, TURNS = [2, 2, 2, 2], [[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]]
-
-
-def loss_fn(w, micro_batch):
-  # Which examples have been trained on, by their numbers.
-  seen = jnp.zeros((EXAMPLES,), jnp.int32).at[micro_batch["number"]].add(1)
-  return jnp.sum(micro_batch["x"] * w), jnp.float32(SIZE), seen
 
 
 def turning():
@@ -347,18 +341,11 @@ def test_a_step_that_is_not_observed_is_refused():
     job.fed(balancer=jaxpace.share_by_speed(16, capacity=8))
 
 
-def collective(index, enter, leave):
-  return Collective(
-      index=index, name=f"all-reduce.{index}", kind="all-reduce", bytes=4, operands=1,
-      dtypes=("float32",), axes=("data",), groups=((0, 1),), pairs=(), phase="update", loops=(),
-      source=None, operation=None, enter_tags=(enter,), exit_tags=(leave,))
-
-
 def test_busy_is_what_lies_outside_of_collectives():
   # The second execution's collectives overlap from 130 to 140.
   events = [(0, 2, 20), (0, 3, 50), (1, 2, 120), (1, 4, 130), (1, 3, 140), (1, 5, 170)]
   of, tag, ns = (np.array(column) for column in zip(*events, strict=True))
   ran = Executions(np.array([7, 8]), np.array([10, 100]), np.array([60, 200]), of,
                    tag.astype(np.uint32), ns)
-  busy = busy_seconds(ran, [collective(0, 2, 3), collective(1, 4, 5)])
+  busy = busy_seconds(ran, [collective(0), collective(1)])
   np.testing.assert_allclose(busy, [20e-9, 50e-9])
