@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.__main__ import main
 from jaxpace.record.recorder import Recorder
-from jaxpace.runs.reader import read_run
+from jaxpace.runs.reader import RunError, read_run
+from tests.observation import observed_steps as steps
 from tests.patience import patiently
 
 STEPS, LATE = 60, 20e-3
@@ -120,3 +122,21 @@ def test_all_of_an_instrumented_step_is_exposed_and_the_plan_says_what_runs_mean
   steps = sum(row["steps"] for row in document["per_rank"])
   assert (own / steps + found["exposed"]
           == pytest.approx(step_time / steps, rel=1e-6))
+
+
+# Why nothing of a run could be read.
+
+def test_of_a_step_that_ran_without_marks_the_reason_is_told(tmp_path):
+  mesh = steps.mesh_of(data=2)
+  x = steps.put(mesh, np.ones((4, 4), np.float32), P("data"))
+
+  def ordered(x):
+    shape = jax.ShapeDtypeStruct((), np.float32)
+    return x - io_callback(lambda mean: np.float32(mean), shape, x.mean(), ordered=True)
+
+  observed = jaxpace.observe(jax.jit(ordered))
+  with jaxpace.Recorder(tmp_path, observed) as recorder:
+    jax.block_until_ready(observed(x))
+    recorder.record()
+  with pytest.raises(RunError, match="ordered ran unmodified: .*ordered effect"):
+    read_run(tmp_path)

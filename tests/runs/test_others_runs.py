@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.cli.main import main
-from tests.runs.written import JOB, parts, rewrite
+from tests.runs.written import JOB, both, parts, replace, rewrite
 from tests.synthetic import synthetic_runs
 
 
@@ -28,9 +28,7 @@ def refusal(run, capsys) -> str:
 @pytest.mark.parametrize("values", [1.0, np.nan])
 def test_floats_are_refused_with_the_reason(run, capsys, values):
   for table, column in (("steps", "gap_ns"), ("collectives", "enter_ns")):
-    for file in parts(run, table):
-      rewrite(file, lambda t, column=column: t.set_column(
-          t.column_names.index(column), column, pa.array(np.full(len(t), values))))
+    replace(parts(run, table), column, lambda old: np.full(len(old), values))
   said = refusal(run, capsys)
   assert "its column 'gap_ns' holds double, not whole numbers" in said
   assert 'convert it with .cast("int64")' in said
@@ -60,10 +58,7 @@ def test_a_missing_column_is_named(run, capsys):
 def test_a_gap_in_the_numbers_is_no_row_of_the_table(run, capsys):
   (run / "run.json").unlink()
   shutil.rmtree(run / "process")
-  for table in ("steps", "collectives"):
-    for file in parts(run, table):
-      rewrite(file, lambda t: t.set_column(t.column_names.index("rank"), "rank", pa.array(
-          np.array([0, 1, 5, 9], np.int32)[t["rank"].to_numpy()])))
+  replace(both(run), "rank", lambda rank: np.array([0, 1, 5, 9], np.int32)[rank])
   assert main(["report", str(run)]) == 0
   said = capsys.readouterr().out
   assert "4 ranks" in said and "Look at rank 9" in said

@@ -11,9 +11,11 @@ import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.record import columns
+from jaxpace.record.parts import PartStore
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import RunError
-from tests.runs.written import JOB, parts, rewrite, said
+from tests.runs.written import JOB, both, parts, replace, rewrite, said
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 
@@ -41,10 +43,7 @@ def test_several_collectives_come_back_in_the_order_they_are_passed(tmp_path):
   truth = synthetic_runs.write(tmp_path, SyntheticJob(ranks=2, steps=20, processes=1,
                                                       collectives=3))
   # slots are numbered as they were found, not as they run
-  for file in parts(tmp_path, "collectives"):
-    rewrite(file, lambda t: t.set_column(t.schema.get_field_index("collective"), "collective",
-                                         pa.compute.subtract(pa.scalar(2, pa.int32()),
-                                                             t["collective"])))
+  replace(parts(tmp_path, "collectives"), "collective", lambda slot: 2 - slot)
   run = read_run(tmp_path)
   assert [c.slot for c in run.collectives] == [2, 1, 0]
   for collective, enter, leave in zip(run.collectives, truth.enter, truth.exit, strict=True):
@@ -173,10 +172,9 @@ def test_ranks_along_other_axes_of_the_mesh_that_recorded_nothing_are_named(run_
   info = json.loads((path / "run.json").read_text())
   info["plan"]["ranks"] = 2  # along the data axis of 2 x 2 devices
   (path / "run.json").write_text(json.dumps({**info, "ranks": 2, "devices": 4}))
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      if "-p00001." in file.name:
-        file.unlink()
+  for file in both(path):
+    if "-p00001." in file.name:
+      file.unlink()
   run = read_run(path)
   assert run.ranks == 4 and said(run, "2 ranks of 4 recorded nothing: 2, 3")
 
@@ -194,45 +192,31 @@ def test_processes_that_left_no_word_are_named(run_dir):
 
 def test_directories_without_a_run(tmp_path, run_dir):
   path, _ = run_dir
-  with pytest.raises(RunError, match="no such directory"):
-    read_run(tmp_path / "nowhere")
-  (tmp_path / "empty").mkdir()
-  with pytest.raises(RunError, match="is empty"):
-    read_run(tmp_path / "empty")
-  (tmp_path / "photos").mkdir()
+  for folder in ("empty", "photos", "begun/marks"):
+    (tmp_path / folder).mkdir(parents=True)
   (tmp_path / "photos" / "cat.jpg").touch()
-  with pytest.raises(RunError, match="holds no recorded run"):
-    read_run(tmp_path / "photos")
-  (tmp_path / "begun" / "marks").mkdir(parents=True)
   (tmp_path / "begun" / "marks" / "0.ring").touch()
-  with pytest.raises(RunError, match="has only begun: its job ended within half a second"):
-    read_run(tmp_path / "begun")
-  with pytest.raises(RunError, match=f"give {path}"):
-    read_run(tmp_path)
-  with pytest.raises(RunError, match=f"Give its directory: {path}"):
-    read_run(path / "run.json")
-  with pytest.raises(RunError, match=f"Give its directory: {path}"):
-    read_run(parts(path)[0])
-  with pytest.raises(RunError, match=f"Give its directory: {path}"):
-    read_run(path / "process")
-  with pytest.raises(RunError, match="is a file"):
-    read_run(tmp_path / "photos" / "cat.jpg")
+  within = f"Give its directory: {path}"
+  for given, why in (
+      ("nowhere", "no such directory"), ("empty", "is empty"), ("photos", "holds no recorded run"),
+      ("begun", "has only begun: its job ended within half a second"), ("", f"give {path}"),
+      (path / "run.json", within), (parts(path)[0], within), (path / "process", within),
+      ("photos/cat.jpg", "is a file")):
+    with pytest.raises(RunError, match=why):
+      read_run(tmp_path / given)
 
 
 def test_runs_without_a_row(run_dir):
   path, _ = run_dir
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      file.rename(file.with_name(file.name.replace("synthetic", "other")))
+  for file in both(path):
+    file.rename(file.with_name(file.name.replace("synthetic", "other")))
   why = "6 parts of other runs in 'steps' left out.*directory used twice"
   with pytest.raises(RunError, match=why):
     read_run(path)
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      file.rename(file.with_name(file.name.replace("other", "synthetic")))
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      file.write_bytes(b"PAR1")
+  for file in both(path):
+    file.rename(file.with_name(file.name.replace("other", "synthetic")))
+  for file in both(path):
+    file.write_bytes(b"PAR1")
   why = r"steps/.* left out: torn.* \(and 11 more like this\). Was it copied completely"
   with pytest.raises(RunError, match=why):
     read_run(path)
@@ -257,3 +241,37 @@ def test_no_permission_whoever_runs_the_tests(run_dir, monkeypatch):
   monkeypatch.setattr(os, "open", refuse)
   with pytest.raises(RunError, match=r"No permission to read .*run\.json"):
     read_run(path)
+
+
+# What counts where a run holds several rows of one rank and step.
+
+@pytest.mark.parametrize(("attempt", "counts"), [(0, True), (1, True), (-1, False)])
+def test_the_newest_attempt_counts_and_of_one_attempt_what_was_written_last(
+    tmp_path, attempt, counts):
+  """Rows of steps 5 to 9 come again, delayed: in the same attempt, a later one, an earlier one."""
+  job = SyntheticJob(ranks=2, steps=20, processes=1, hosts=1)
+  synthetic_runs.write(tmp_path, job, attempt=1 if attempt < 0 else 0)
+  again = synthetic_runs.rows(synthetic_runs.simulate(job), np.arange(2), slice(5, 10), process=0,
+                            attempt=max(attempt, 0))
+  again["steps"]["delay_applied_ns"] = np.full(10, 7_000_000)
+  again["collectives"]["exit_ns"] += 1_000
+  for table, rows in again.items():
+    PartStore(tmp_path, table, "synthetic", 0).append(rows)
+  run = read_run(tmp_path)
+  expected = np.zeros((2, 20), np.float32)
+  expected[:, 5:10] = 7e-3 * counts
+  np.testing.assert_allclose(run.durations["delay_applied"], expected)
+  assert run.duplicates == 10 and run.attempt.max() == (0 if attempt == 0 else 1)
+
+
+def test_steps_end_for_ranks_that_are_in_later_collectives_alone(tmp_path):
+  """Rank 1 has no row of the first collective, as the stages of a pipeline; nor are there sums."""
+  for slot, ranks in enumerate(([0], [0, 1])):
+    step, rank = (each.ravel() for each in np.meshgrid(np.arange(4), ranks))
+    enter = 1000 * step + 100 * slot + 10
+    PartStore(tmp_path, "collectives", "a", 0).append({
+        **columns.whose(step, rank, 0, 0), "collective": np.full(len(step), slot, np.int32),
+        "enter_ns": enter, "exit_ns": enter + 50})
+  every = read_run(tmp_path).all_steps
+  assert (every.attempt == 0).all()
+  assert every.end_ns.tolist() == [[1000 * step + 160 for step in range(4)]] * 2

@@ -11,7 +11,7 @@ from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING, RunError
 from tests.quick import examples, long
-from tests.runs.written import parts, rewrite, said
+from tests.runs.written import both, parts, replace, rewrite, said
 
 
 @pytest.mark.parametrize("damage", [
@@ -91,11 +91,7 @@ def test_absurd_json_values_are_no_obstacle(run_dir):
 
 def test_step_numbers_far_apart_take_no_memory(run_dir):
   path, _ = run_dir
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      rewrite(file, lambda t: t.set_column(t.schema.get_field_index("step"), "step", pa.array(
-          np.where(t["step"].to_numpy() < 30, t["step"].to_numpy(),
-                   t["step"].to_numpy() + 10**12))))
+  replace(both(path), "step", lambda step: np.where(step < 30, step, step + 10**12))
   run = read_run(path)
   assert len(run.steps) == 60
   assert run.steps[30] == 10**12 + 30
@@ -107,14 +103,10 @@ def test_step_numbers_far_apart_take_no_memory(run_dir):
     (2**24 - 9, ("1 rank left out: numbers from 16,777,207 on",))])
 def test_absurd_rank_numbers_cost_only_their_rows(run_dir, number, words):
   path, _ = run_dir
-  rewrite(parts(path)[0], lambda t: t.set_column(
-      t.schema.get_field_index("rank"), "rank", pa.array([number] * len(t), pa.int32())))
+  replace(parts(path)[:1], "rank", lambda rank: np.full_like(rank, number))
   run = read_run(path)
   assert run.ranks == 4 and said(run, *words)
-  for table in ("steps", "collectives"):
-    for file in parts(path, table):
-      rewrite(file, lambda t: t.set_column(
-          t.schema.get_field_index("rank"), "rank", pa.array([number] * len(t), pa.int32())))
+  replace(both(path), "rank", lambda rank: np.full_like(rank, number))
   with pytest.raises(RunError):
     read_run(path)
 
@@ -123,12 +115,10 @@ def test_absurd_rank_numbers_cost_only_their_rows(run_dir, number, words):
     ("steps", "step", "text"), ("steps", "forward_ns", 0.5), ("collectives", "exit_ns", None)])
 def test_columns_of_another_kind_cost_only_their_part(run_dir, table, column, values):
   path, _ = run_dir
-
-  def change(t):
-    if values is None:
-      return t.drop_columns([column])
-    return t.set_column(t.schema.get_field_index(column), column, pa.array([values] * len(t)))
-  rewrite(parts(path, table)[0], change)
+  if values is None:
+    rewrite(parts(path, table)[0], lambda t: t.drop_columns([column]))
+  else:
+    replace(parts(path, table)[:1], column, lambda old: np.full(len(old), values))
   run = read_run(path)
   assert run.skipped["torn"] == 1
   assert said(run, column, parts(path, table)[0].name)
