@@ -24,8 +24,8 @@ from jaxpace.core.detail import every, is_detailed
 from jaxpace.record.columns import Columns
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
+from tests.synthetic.synthetic_runs import keys, nanoseconds, write_process_file
 
-_NS = 1e9
 KINDS = ("late", "pause", "rotating", "jitter", "contention")
 
 
@@ -264,18 +264,8 @@ def _play(at: Sequence[Occurrence], time: np.ndarray, busy: np.ndarray, transfer
 
 def write(directory: str | pathlib.Path, job: ObservedJob, *, run: str = "observed",
           first_step: int = 0, attempt: int = 0) -> ObservedTruth:
-  """Writes the job as a recorder would have, on clocks with an origin of their own.
-
-  Args:
-    directory: run directory; made if need be.
-    job: what to play.
-    run: run id.
-    first_step: number of the first step.
-    attempt: number of the restart that the rows belong to.
-
-  Returns:
-    The truth.
-  """
+  """Writes the job as a recorder would have, on clocks with an origin of their own; returns the
+  truth."""
   truth = simulate(job)
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
@@ -310,34 +300,12 @@ def information(job: ObservedJob, at: Sequence[Occurrence], run: str,
                    "detail": {"every": stretch}}}
 
 
-def write_process_file(path: pathlib.Path, job: ObservedJob, run: str, process: int,
-                       ranks: np.ndarray, attempt: int = 0) -> None:
-  """Writes what a process says of itself."""
-  rundir.write_json(
-      path / "process" / f"{process}.json",
-      {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process,
-       "hostname": f"host{process * job.hosts // job.processes}", "pid": 1000 + process,
-       "ranks": ranks.tolist(), "closed_cleanly": True})
-
-
 def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.ndarray,
          detailed: np.ndarray, *, process: int, attempt: int = 0,
          origin: int = 0) -> dict[str, Columns]:
-  """Makes the rows that a process would have recorded.
-
-  Args:
-    job: that was played.
-    truth: of it.
-    ranks: of the process.
-    steps: [K] their numbers.
-    detailed: places in `steps` of those that are written in detail.
-    process: its number.
-    attempt: number of the restart.
-    origin: nanoseconds that the process's clock shows at the job's start.
-
-  Returns:
-    Columns of the tables `steps` and `collectives`.
-  """
+  """Makes the rows of the tables `steps` and `collectives` that a process with these ranks would
+  have recorded: [K] `steps`, those at the places `detailed` in detail, its clock showing `origin`
+  ns at the job's start."""
   begin = truth.begin[ranks]
   own_busy, own_wait = truth.busy[:, ranks], truth.wait[:, ranks]
   leave = begin + np.cumsum(own_busy + own_wait, axis=0)  # [C, r, K]
@@ -352,18 +320,15 @@ def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.nd
   phase["update"] = phase["update"] + job.update
 
   def times(values: np.ndarray) -> np.ndarray:
-    return (np.rint(values * _NS).astype(np.int64) + origin).reshape(-1)
+    return (nanoseconds(values) + origin).reshape(-1)
 
   def durations(values: np.ndarray) -> np.ndarray:
-    return np.rint(values * _NS).astype(np.int64).reshape(-1)
+    return nanoseconds(values).reshape(-1)
 
-  keys: Columns = {
-      "step": np.tile(steps, number), "rank": np.repeat(ranks.astype(np.int32), size),
-      "process": np.full(size * number, process, np.int32),
-      "attempt": np.full(size * number, attempt, np.int32)}
   first = np.tile(np.arange(size) == 0, number)
   made: dict[str, Columns] = {"steps": {
-      **keys, "start_ns": times(begin + started + gap), "end_ns": times(leave[-1] + job.update),
+      **keys(ranks, steps, process, attempt), "start_ns": times(begin + started + gap),
+      "end_ns": times(leave[-1] + job.update),
       **{f"{name}_ns": durations(values) for name, values in phase.items()},
       "sync_ns": durations(sync), "last_exit_ns": times(leave[-1]),
       "gap_ns": np.ma.masked_array(durations(gap), first),
@@ -378,9 +343,8 @@ def rows(job: ObservedJob, truth: ObservedTruth, ranks: np.ndarray, steps: np.nd
     slot = np.tile(np.arange(slots, dtype=np.int32), number * some)
     enter = (leave - own_wait)[..., detailed]
     made["collectives"] = {
-        "step": np.repeat(np.tile(steps[detailed], number), slots),
-        "rank": np.repeat(np.repeat(ranks.astype(np.int32), some), slots),
-        "process": np.full(cells, process, np.int32), "attempt": np.full(cells, attempt, np.int32),
+        **{name: np.repeat(values, slots)
+           for name, values in keys(ranks, steps[detailed], process, attempt).items()},
         "collective": slot, "name": names[slot], "axis": axes[slot],
         "bytes": np.full(cells, 1 << 20, np.int64), "enter_ns": times(np.moveaxis(enter, 0, -1)),
         "exit_ns": times(np.moveaxis(leave[..., detailed], 0, -1))}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.record.columns import whose
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
 
@@ -88,12 +89,8 @@ def write(directory: str | pathlib.Path, job: OverlappingJob, run: str = "overla
       "processes": 1, "clock": "made up"})
   slot, rank, step = (values.reshape(-1) for values in np.indices(truth.enter.shape))
   PartStore(path, "collectives", run, 0).append({
-      "step": step, "rank": rank.astype(np.int32), "process": np.zeros(step.size, np.int32),
-      "attempt": np.zeros(step.size, np.int32), "collective": slot.astype(np.int32),
+      **whose(step, rank, 0, 0), "collective": slot.astype(np.int32),
       "name": np.char.add("bucket ", slot.astype(str)), "axis": np.full(step.size, "data"),
       "bytes": np.full(step.size, 1 << 20, np.int64), "enter_ns": truth.enter.reshape(-1),
       "exit_ns": truth.exit.reshape(-1)})
   return truth
-
-
-__all__ = ["OverlapTruth", "OverlappingJob", "simulate", "write"]

@@ -12,16 +12,15 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
-from jaxpace.record.columns import Columns
+from jaxpace.record.columns import Columns, whose
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.step_causes import PAUSES
 from tests.synthetic.synthetic_faults import Extra, Fault, strike
-
-_NS = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +113,7 @@ def simulate(job: SyntheticJob) -> Truth:
   transfers += extra.transfer / job.collectives
   update = np.full(shape, job.update)
   forward, backward, gap, delay, update, transfer = map(
-      _nanoseconds, (forward, backward, gap, delay, update, transfers))
+      nanoseconds, (forward, backward, gap, delay, update, transfers))
 
   busy = np.repeat((backward // job.collectives)[None], job.collectives, axis=0)
   backward = busy.sum(axis=0)
@@ -131,27 +130,17 @@ def simulate(job: SyntheticJob) -> Truth:
                extra)
 
 
-def _nanoseconds(seconds: np.ndarray) -> np.ndarray:
-  return np.rint(seconds * _NS).astype(np.int64)
+def nanoseconds(seconds: np.ndarray) -> np.ndarray:
+  return np.rint(seconds * 1e9).astype(np.int64)
 
 
 def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synthetic",
           attempt: int = 0, first_step: int = 0,
           origins: Iterable[int] | None = None, part_steps: int = 10_000) -> Truth:
-  """Writes the job as a recorder would have.
+  """Writes the job as a recorder would have; returns the truth.
 
-  Args:
-    directory: run directory; made if need be.
-    job: what to play.
-    run: run id.
-    attempt: number of the restart the rows belong to.
-    first_step: number of the first step.
-    origins: nanoseconds each process's clock shows at the job's start, negative ones too; by
-      default all differ.
-    part_steps: steps a Parquet part holds.
-
-  Returns:
-    The truth.
+  `origins` are the nanoseconds that each process's clock shows at the job's start, negative ones
+  too; by default all differ. A Parquet part holds `part_steps`.
   """
   truth = simulate(job)
   path = pathlib.Path(directory)
@@ -160,12 +149,7 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
              else [10**15 + 7 * 10**14 * p for p in range(job.processes)])
   rundir.write_json(path / "run.json", _info(job, run))
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
-    host = f"host{process * job.hosts // job.processes}"
-    rundir.write_json(
-        path / "process" / f"{process}.json",
-        {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt,
-         "process": process, "hostname": host, "pid": 1000 + process, "ranks": ranks.tolist(),
-         "closed_cleanly": True})
+    write_process_file(path, job, run, process, ranks, attempt)
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
     doings = _host_columns(truth, ranks) if job.host_columns else {}
     if job.host_columns:
@@ -182,25 +166,23 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
   return truth
 
 
+def write_process_file(path: pathlib.Path, job: Any, run: str, process: int, ranks: np.ndarray,
+                       attempt: int) -> None:
+  """Writes what a process of any synthetic job says of itself."""
+  rundir.write_json(
+      path / "process" / f"{process}.json",
+      {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process,
+       "hostname": f"host{process * job.hosts // job.processes}", "pid": 1000 + process,
+       "ranks": ranks.tolist(), "closed_cleanly": True})
+
+
 def rows(truth: Truth, ranks: np.ndarray, part: slice, *, process: int, attempt: int = 0,
          first_step: int = 0, origin: int = 0) -> dict[str, Columns]:
-  """Makes the rows that a process would have recorded of some steps.
-
-  Args:
-    truth: the job.
-    ranks: of the process.
-    part: slice of the truth's steps.
-    process: its number.
-    attempt: number of the restart the rows belong to.
-    first_step: number of the truth's first step.
-    origin: nanoseconds the process's clock shows at the job's start.
-
-  Returns:
-    Columns of the tables `steps` and `collectives`.
-  """
-  keys = _keys(ranks, part, first_step, process, attempt)
-  return {"steps": _step_rows(truth, keys, ranks, part, origin),
-          "collectives": _collective_rows(truth, keys, ranks, part, origin)}
+  """Makes the rows of the tables `steps` and `collectives` that a process with these ranks would
+  have recorded of a part of the truth's steps, its clock showing `origin` ns at the job's start."""
+  own = keys(ranks, np.arange(part.start, part.stop, dtype=np.int64) + first_step, process, attempt)
+  return {"steps": _step_rows(truth, own, ranks, part, origin),
+          "collectives": _collective_rows(truth, own, ranks, part, origin)}
 
 
 def _info(job: SyntheticJob, run: str) -> dict:
@@ -214,13 +196,9 @@ def _info(job: SyntheticJob, run: str) -> dict:
                    "collectives": collectives}}
 
 
-def _keys(ranks: np.ndarray, part: slice, first_step: int, process: int, attempt: int) -> Columns:
-  size = part.stop - part.start
-  return {"step": np.tile(np.arange(part.start, part.stop, dtype=np.int64) + first_step,
-                          len(ranks)),
-          "rank": np.repeat(ranks.astype(np.int32), size),
-          "process": np.full(size * len(ranks), process, np.int32),
-          "attempt": np.full(size * len(ranks), attempt, np.int32)}
+def keys(ranks: np.ndarray, steps: np.ndarray, process: int, attempt: int) -> Columns:
+  """Whose rows are, one rank's after the other's."""
+  return whose(np.tile(steps, len(ranks)), np.repeat(ranks, len(steps)), process, attempt)
 
 
 def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice,
@@ -240,7 +218,7 @@ def _step_rows(truth: Truth, keys: Columns, ranks: np.ndarray, part: slice,
 def _host_columns(truth: Truth, ranks: np.ndarray) -> Columns:
   """[K] what the ranks' process shows in each step: CPU time of what it computes, and the faults'
   mechanisms."""
-  shown = {name: _nanoseconds(values[ranks].sum(axis=0))
+  shown = {name: nanoseconds(values[ranks].sum(axis=0))
            for name, values in truth.extra.shown.items()}
   # Time that a stopped or preempted process loses is no CPU time.
   cpu = ((truth.forward + truth.backward + truth.update)[ranks].sum(axis=0) - shown["preempted"]
@@ -256,7 +234,7 @@ def _host_samples(job: SyntheticJob, truth: Truth, ranks: np.ndarray, process: i
   fault holds them."""
   at = np.unique(np.append(np.arange(0, job.steps, job.sample_steps), job.steps - 1))
   quiet = truth.transfer.sum(axis=0) * 1e-9 - truth.extra.transfer
-  busy = np.cumsum(_nanoseconds(quiet + truth.extra.busy[ranks].max(axis=0)))
+  busy = np.cumsum(nanoseconds(quiet + truth.extra.busy[ranks].max(axis=0)))
   number = len(at)
   return {"time_ns": truth.end[ranks[0], at] + origin,
           "process": np.full(number, process, np.int32),
