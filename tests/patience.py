@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
 TIMES = (1, 6, 36)
 LONGEST = 2.0
 """Delays that are still shorter, in seconds, grow further: a busy machine stalls for a second."""
+
+
+def awaited(question: Callable[[], Any], seconds: float = 300.0) -> Any:
+  """Asks until the answer is true, or for so long; returns the last answer."""
+  deadline = time.monotonic() + seconds
+  while not (found := question()) and time.monotonic() < deadline:
+    time.sleep(0.02)
+  return found
 
 
 def patiently(**seconds: float) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +17,7 @@ from jaxpace.show import watch as live
 from tests.cli.terminal import Terminal
 from tests.lib.said import numbers
 from tests.multiprocess.jobs import ROOT
+from tests.patience import awaited
 from tests.show.growing import Growing
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -105,9 +105,7 @@ def test_a_real_terminal_and_ctrl_c(growing):
     process, shown = terminal.process, terminal.shown
 
     def wait_until(condition):
-      until = time.monotonic() + 300
-      while not condition() and time.monotonic() < until and process.poll() is None:
-        time.sleep(0.02)
+      awaited(lambda: condition() or process.poll() is not None)
       assert condition(), bytes(shown)
 
     def heights():

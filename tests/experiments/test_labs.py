@@ -4,7 +4,6 @@ they run on a CPU. No time is asserted: what a check measures here is this machi
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -14,6 +13,7 @@ from experiments.labs.fabric.machine import LabError
 from experiments.labs.gpu import injected, steps, whole_loop
 from experiments.labs.gpu.bench import Bench
 from tests.multiprocess import jobs
+from tests.patience import awaited
 
 _RACKS = Topology((("a0", "b0"), ("a1", "b1")), trunk_mbit=40.0)
 _MAKER = """
@@ -94,9 +94,7 @@ def test_signals_take_the_lab_down_and_clean_finds_the_killed(number):
     maker.send_signal(number)
     assert maker.wait(timeout=300) == {signal.SIGTERM: 143}.get(number, -number)
     if number == signal.SIGKILL:
-      deadline = time.monotonic() + 300
-      while machine.pids(machine.namespaces(name)) and time.monotonic() < deadline:
-        time.sleep(0.02)
+      awaited(lambda: not machine.pids(machine.namespaces(name)))
       assert f"lab {name} removed" in lab.clean()
     assert left(name) == []
   finally:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX, with_device_count
 from jaxpace.runs.alarms import read_events
 from tests.multiprocess.jobs import free_high_port
+from tests.patience import awaited
 
 
 class Scenario(NamedTuple):
@@ -111,11 +112,8 @@ def run(scenario: str, root: pathlib.Path, timeout: float,
 
 def _wait(root: pathlib.Path, children: list[subprocess.Popen[bytes]]) -> None:
   """Waits for the first report, or for the end of all processes."""
-  deadline = time.monotonic() + _START_SECONDS
-  while time.monotonic() < deadline and not read_events(root):
-    if all(child.poll() is not None for child in children):
-      break
-    time.sleep(0.1)
+  awaited(lambda: read_events(root) or all(child.poll() is not None for child in children),
+          _START_SECONDS)
   time.sleep(1.0)  # others may report as well
 
 

@@ -11,7 +11,7 @@ import pytest
 import jaxpace
 from jaxpace.runs.alarms import EventFile, read_events
 from tests.hang import real_jobs
-from tests.patience import patiently
+from tests.patience import awaited, patiently
 
 LIMIT, TIMEOUT = 1.0, 1.5
 
@@ -21,16 +21,13 @@ def test_a_loop_that_hangs_is_told_with_its_stack_once_and_goes_on(tmp_path, cap
   with jaxpace.Watchdog(1.0, directory=tmp_path, on_late=found.append) as watchdog:
     step = watchdog.watch(lambda x: x + 1)
     assert float(step(jnp.zeros(()))) == 1.0
-    deadline = time.monotonic() + 300
-    while not found and time.monotonic() < deadline:
-      time.sleep(0.05)
+    awaited(lambda: found)
     # Time to tell it a second time.
     time.sleep(0.5)
     # Nor is it late while this waits for the news, however long.
     with watchdog.pause("looking"):
       step(jnp.zeros(()))
-      while "complete again" not in caplog.text and time.monotonic() < deadline:
-        time.sleep(0.05)
+      awaited(lambda: "complete again" in caplog.text)
   assert len(found) == 1 and found[0].late[0].state == "outside" and found[0].step == 2
   assert "test_a_loop_that_hangs" in found[0].late[0].stack
   assert f"step {found[0].step} " in caplog.text

@@ -2,8 +2,6 @@
 it."""
 
 import pathlib
-import subprocess
-import sys
 
 import jax
 import pytest
@@ -11,7 +9,7 @@ from jax.sharding import AxisType
 
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import read_run
-from tests.multiprocess import jobs
+from tests.multiprocess.test_distributed import launch
 from tests.record import fake_step as fake
 
 WORKER = pathlib.Path(__file__).with_name("context_worker.py")
@@ -20,13 +18,7 @@ WORKER = pathlib.Path(__file__).with_name("context_worker.py")
 @pytest.mark.long
 @pytest.mark.parametrize("context", ["set", "set for good", "explicit", "legacy", "abstract"])
 def test_two_processes_record_every_step_whatever_mesh_is_in_context(tmp_path, context):
-  process = subprocess.Popen(
-      [sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", "2", "--logs",
-       str(tmp_path / "logs"), "--", sys.executable, str(WORKER), str(tmp_path / "run"), context],
-      cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT)
-  [(status, output)] = jobs.finish([process])
-  logs = [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(2)]
+  status, output, logs = launch(tmp_path, WORKER, arguments=(str(tmp_path / "run"), context))
   assert status == 0, output + "".join(logs)
   assert all("links 2" in log and "WARNING" not in log for log in logs), logs
   run = read_run(tmp_path / "run")

@@ -55,15 +55,15 @@ def assert_joined(results, source, devices_each=1):
                                   "devices": devices, "psum": devices * (devices + 1) / 2}
 
 
-def launch(tmp_path, file, *options, nproc=2, env=None, before=()):
+def launch(tmp_path, file, *options, arguments=(), before=()):
+  """Runs two processes of a file: status, output and their logs."""
   process = subprocess.Popen(
-      [*before, sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", str(nproc),
-       "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file)],
-      cwd=jobs.ROOT, env=env or jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
+      [*before, sys.executable, "-m", "jaxpace", "run", "--no-record", "--nproc", "2",
+       "--logs", str(tmp_path / "logs"), *options, "--", sys.executable, str(file), *arguments],
+      cwd=jobs.ROOT, env=jobs.clean_environment(), text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT)
   [(status, output)] = jobs.finish([process])
-  return (status, output,
-          [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(nproc)])
+  return status, output, [(tmp_path / "logs" / f"process-{i}.log").read_text() for i in range(2)]
 
 
 @pytest.mark.long
@@ -195,34 +195,24 @@ assert distributed.share_string("id", "mine", 1) == "mine" and distributed.share
 
 
 @pytest.mark.long
-def test_too_late_to_join_is_a_sentence_that_names_the_fix(tmp_path):
+@pytest.mark.parametrize("before, place, kind, words", [
+    ("import jax; jax.devices()", {"JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, RuntimeError,
+     ("refused: jaxpace.distributed.initialize() comes too late", "first in main()")),
+    ("", {"JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"}, TimeoutError,
+     ("refused: process 1 of 2 waited 0.3 s for process 0 at 127.0.0.1:{port}",))],
+                         ids=["too late", "no process 0"])
+def test_what_can_not_join_is_a_sentence_and_not_a_crash(tmp_path, before, place, kind, words):
   port = jobs.free_high_port()
-  [(status, output)] = jobs.run(script(tmp_path, """
-import jax
-jax.devices()
-from jaxpace import distributed
-try:
-  distributed.initialize()
-except RuntimeError as error:
-  print("refused:", error)
-"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="1", JAX_PROCESS_ID="0")])  # noqa: E501
-  assert status == 0
-  assert ("refused: jaxpace.distributed.initialize() comes too late" in output
-          and "first in main()" in output)
-
-
-@pytest.mark.long
-def test_an_absent_process_0_is_a_sentence_and_not_a_crash(tmp_path):
-  port = jobs.free_high_port()
-  [(status, output)] = jobs.run(script(tmp_path, """
+  [(status, output)] = jobs.run(script(tmp_path, f"""
+{before}
 from jaxpace import distributed
 try:
   distributed.initialize(timeout=0.3)
-except TimeoutError as error:
+except {kind.__name__} as error:
   print("refused:", error)
-"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", JAX_NUM_PROCESSES="2", JAX_PROCESS_ID="1")])  # noqa: E501
+"""), [jobs.clean_environment(JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{port}", **place)])
   assert status == 0, output
-  assert f"refused: process 1 of 2 waited 0.3 s for process 0 at 127.0.0.1:{port}" in output
+  assert all(each.format(port=port) in output for each in words)
 
 
 @pytest.mark.long

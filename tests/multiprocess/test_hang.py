@@ -7,7 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import pytest
@@ -17,6 +16,7 @@ from jaxpace.hang.read_rings import read_flight
 from jaxpace.runs.alarms import read_events
 from tests.docs.blocks import written
 from tests.multiprocess import jobs
+from tests.patience import awaited
 
 PAGE = "docs/how_to/hang.md"
 # The layer's; from jax 0.11 on what gathers a scan's weights is given the line of the scan.
@@ -36,15 +36,6 @@ HELD = """\
         time.sleep(0.01)
     ctypes.PyDLL(None).sleep(3600)
 """
-
-
-def awaited(question, seconds):
-  deadline = time.monotonic() + seconds
-  while time.monotonic() < deadline:
-    if found := question():
-      return found
-    time.sleep(0.1)
-  return None
 
 
 def script():

@@ -13,6 +13,7 @@ import time
 import pytest
 
 from tests.multiprocess.jobs import ROOT
+from tests.patience import awaited
 
 PROC = pathlib.Path("/proc")
 needs_proc = pytest.mark.skipif(not (PROC / "self" / "stat").exists(),
@@ -79,15 +80,8 @@ def alive(pid):
     return False
 
 
-def wait_until(condition, seconds=WAIT):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline, "it did not happen in time"
-    time.sleep(0.02)
-
-
 def wait_for_files(paths):
-  wait_until(lambda: all(path.exists() and path.read_text().strip() for path in paths))
+  assert awaited(lambda: all(path.exists() and path.read_text().strip() for path in paths))
   return [int(path.read_text()) for path in paths]
 
 
@@ -205,8 +199,7 @@ def test_grandchildren_go_too_even_in_a_session_of_their_own(tmp_path, ending):
   assert status == (0 if ending == "success" else 9)
   # One that was ended between opening its file and writing to it has left it empty.
   written = [int(text) for p in family(tmp_path) if p.exists() and (text := p.read_text())]
-  assert written
-  wait_until(lambda: not any(alive(pid) for pid in written))
+  assert written and awaited(lambda: not any(alive(pid) for pid in written))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"),
@@ -219,7 +212,7 @@ time.sleep(600)
   pids = wait_for_files([tmp_path / "worker-0", tmp_path / "worker-1"])
   process.kill()
   assert process.communicate(timeout=WAIT)[0] == ""  # nothing of the launch holds the pipe open
-  wait_until(lambda: not any(alive(pid) for pid in pids))
+  assert awaited(lambda: not any(alive(pid) for pid in pids))
 
 
 @needs_proc
@@ -239,14 +232,14 @@ finally:
 """, "--grace", "600", "--show", "none", nproc=2)
   pids = wait_for_files(family(tmp_path))
   logs = [tmp_path / "logs" / f"process-{i}.log" for i in range(2)]
-  wait_until(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
+  assert awaited(lambda: all(log.exists() and "ready" in log.read_text() for log in logs))
   process.send_signal(number)
   _, err = process.communicate(timeout=WAIT)
   assert process.returncode == 128 + number
   assert f"stopped by {number.name}" in err and "Traceback" not in err
   log = (tmp_path / "logs" / "process-1.log").read_text()
   assert "cleaned up 1" in log and ("interrupted" in log) == (number == signal.SIGINT)
-  wait_until(lambda: not any(alive(pid) for pid in pids))
+  assert awaited(lambda: not any(alive(pid) for pid in pids))
 
 
 @needs_proc

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.multiprocess import jobs
-from tests.patience import patiently
+from tests.patience import awaited, patiently
 
 SILENCE = 1.0  # s
 
@@ -64,8 +64,7 @@ class Worker:
     return self.process.returncode
 
   def last_step(self) -> tuple[int, float]:
-    _, number, _, at = [line for line in self.lines if line.startswith("step ")][-1].split()
-    return int(number), float(at)
+    return max(self.step_times().items())
 
   def step_times(self) -> dict[int, float]:
     words = [line.split() for line in self.lines if line.startswith("step ")]
@@ -202,9 +201,7 @@ def test_sigterm_while_the_main_thread_waits_in_gloo_writes_what_is_on_the_host(
   workers[0].wait_for_silence(SILENCE)
   told = time.monotonic()
   workers[0].process.send_signal(signal.SIGTERM)
-  while info(tmp_path)["ended_by"] is None and time.monotonic() < told + 300:
-    time.sleep(0.02)
-  assert info(tmp_path)["ended_by"] == "SIGTERM"
+  assert awaited(lambda: info(tmp_path)["ended_by"]) == "SIGTERM"
   before = steps(tmp_path)[0]
   workers[0].process.kill()
   workers[1].process.kill()
@@ -246,9 +243,7 @@ def test_a_job_that_is_killed_after_sigterm_says_that_this_came(tmp_path, start)
   worker.wait_for("step 20 ")
   worker.process.send_signal(signal.SIGTERM)
   worker.wait_for("told")
-  deadline = time.monotonic() + 300
-  while info(tmp_path)["ended_by"] is None and time.monotonic() < deadline:
-    time.sleep(0.1)
+  awaited(lambda: info(tmp_path)["ended_by"])
   worker.process.kill()
   worker.finish()
   assert (info(tmp_path)["ended_by"], info(tmp_path)["closed_cleanly"]) == ("SIGTERM", False)

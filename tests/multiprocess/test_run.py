@@ -22,7 +22,7 @@ import os, signal, sys, time
 import jax, jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-def main(steps, late):
+def main(steps, late, seconds=0):
   mesh = jax.make_mesh((jax.device_count(),), ("data",))
   w = jax.jit(lambda: jnp.ones((16, 16)), out_shardings=NamedSharding(mesh, P()))()
   x = jax.jit(lambda: jnp.ones((16, 16)), out_shardings=NamedSharding(mesh, P("data")))()
@@ -45,7 +45,7 @@ def main(steps, late):
       evaluate(w, x).block_until_ready()
     if jax.process_index() == late:
       w.block_until_ready()
-      time.sleep(float(os.environ["LATE"]))
+      time.sleep(seconds)
   print(w.addressable_data(0).tobytes().hex())
 """
 DATA_LOADER = """
@@ -57,14 +57,14 @@ def load(seed):
 """
 
 
-def jaxpace_run(tmp_path, script, *options, python=("train.py",), **kwargs):
-  """Runs a script with four forced devices under `jaxpace run`."""
+def jaxpace_run(tmp_path, script, *options, python=("train.py",), devices=4):
+  """Runs a script on so many forced devices under `jaxpace run`."""
   (tmp_path / "train.py").write_text(script)
-  environment = clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
+  environment = clean_environment(XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
   return subprocess.Popen(
       [sys.executable, "-m", "jaxpace", "run", *options, "--", sys.executable, *python],
       cwd=tmp_path, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-      stderr=subprocess.PIPE, **kwargs)
+      stderr=subprocess.PIPE)
 
 
 def test_a_program_is_recorded_unchanged_and_ends_as_it_would(tmp_path):
@@ -151,14 +151,6 @@ sys.exit(4)
   assert len(read_run(tmp_path / "seen").steps) == 20
 
 
-def test_what_cannot_be_recorded_is_one_sentence(tmp_path):
-  job = jaxpace_run(tmp_path, "import jax\nprint(jax.numpy.ones(3).sum())\n", "--out", "seen")
-  out, errors = job.communicate(timeout=600)
-  assert (job.returncode, out) == (0, "3.0\n")
-  assert errors.startswith("jaxpace: Nothing was recorded: ") and errors.count("\n") == 1
-  assert not (tmp_path / "seen").exists()
-
-
 @pytest.mark.long
 def test_a_program_that_is_stopped_can_be_read_and_goes_on(tmp_path):
   script = TRAIN + """
@@ -179,24 +171,8 @@ main(50, None)
   assert 0 < stopped <= 100 and len(read_run(tmp_path / "seen").steps) == 150
 
 
-WORKERS = "jaxpace: Nothing was recorded: only workers of multiprocessing used a device"
-NOBODY = "jaxpace: Nothing was recorded: no process of this command used a device through JAX"
-
-
-@pytest.mark.parametrize("script, status", [
-    ("print(1)", 0), ("print(1, flush=True)\nraise SystemExit(3)", 3),
-    *long(("import jax\nprint(1)", 0),
-          ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", -9))])
-def test_a_command_without_jax_is_told_so_at_its_end(tmp_path, script, status):
-  job = jaxpace_run(tmp_path, script, "--out", "seen")
-  out, errors = job.communicate(timeout=600)
-  assert (job.returncode, out) == (status, "1\n")
-  assert errors.startswith(NOBODY) and errors.count("\n") == 1
-  assert not (tmp_path / "seen").exists()
-
-
-def test_a_command_whose_workers_alone_use_jax_is_told_so(tmp_path):
-  script = """import multiprocessing
+NOBODY = "no process of this command used a device through JAX"
+WORKERS_ALONE = """import multiprocessing
 def count():
   import jax
   jax.devices()
@@ -204,30 +180,39 @@ if __name__ == "__main__":
   worker = multiprocessing.get_context("spawn").Process(target=count)
   worker.start()
   worker.join()
+  print(1)
 """
+
+
+@pytest.mark.parametrize("script, status, why", [
+    ("import jax\njax.numpy.ones(3).sum()\nprint(1)", 0, ""),
+    (WORKERS_ALONE, 0, "only workers of multiprocessing used a device"),
+    ("print(1)", 0, NOBODY), ("print(1, flush=True)\nraise SystemExit(3)", 3, NOBODY),
+    *long(("import jax\nprint(1)", 0, NOBODY),
+          ("import os\nprint(1, flush=True)\nos.kill(os.getpid(), 9)", -9, NOBODY))])
+def test_where_nothing_can_be_recorded_one_sentence_says_so(tmp_path, script, status, why):
   job = jaxpace_run(tmp_path, script, "--out", "seen")
-  _, errors = job.communicate(timeout=600)
-  assert job.returncode == 0
-  assert errors.startswith(WORKERS) and errors.count("\n") == 1
+  out, errors = job.communicate(timeout=600)
+  assert (job.returncode, out) == (status, "1\n")
+  assert errors.startswith(f"jaxpace: Nothing was recorded: {why}") and errors.count("\n") == 1
+  assert not (tmp_path / "seen").exists()
 
 
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
   job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
   out, errors = job.communicate(timeout=600)
   assert (job.returncode, out) == (0, "1\n")
-  assert errors.splitlines()[-1].startswith(NOBODY) and errors.count(NOBODY) == 1
+  assert errors.splitlines()[-1].startswith(f"jaxpace: Nothing was recorded: {NOBODY}")
+  assert errors.count(NOBODY) == 1
 
 
 @pytest.mark.long
 @patiently(LATE=0.02)
 def test_of_two_processes_the_late_one_is_named(tmp_path):
-  script = ("import jax\njax.distributed.initialize()\n" + TRAIN + "main(150, 1)\n")
-  (tmp_path / "train.py").write_text(script)
-  done = subprocess.run(
-      [sys.executable, "-m", "jaxpace", "run", "--out", "seen", "--nproc", "2", "--",
-       sys.executable, "train.py"], cwd=tmp_path, env=clean_environment(LATE=str(LATE)), text=True,
-      capture_output=True, timeout=600)
-  assert done.returncode == 0, done.stderr
+  script = f"import jax\njax.distributed.initialize()\n{TRAIN}main(150, 1, {LATE})\n"
+  job = jaxpace_run(tmp_path, script, "--out", "seen", "--nproc", "2", devices=1)
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 0, errors
   run = read_run(tmp_path / "seen")
   assert len(run.processes) == 2 and len(run.steps) == 150
   late = [finding for finding in diagnose(run).findings

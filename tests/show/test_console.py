@@ -4,7 +4,6 @@ terminal."""
 import io
 import json
 import threading
-import time
 
 import pytest
 from rich.table import Table
@@ -12,6 +11,7 @@ from rich.text import Text
 
 from jaxpace.cli.main import main
 from jaxpace.show.console import Progress, make_console
+from tests.patience import awaited
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 
@@ -60,7 +60,7 @@ def test_a_terminal_sees_it_and_it_goes_away():
   stream = Terminal()
   progress = Progress(stream, quiet_seconds=0)
   progress.counting("Reading")(1, 4)
-  wait_for(lambda: "Reading 25 %, 0 s" in stream.getvalue())
+  assert awaited(lambda: "Reading 25 %, 0 s" in stream.getvalue())
   progress.clear()
   assert stream.getvalue().endswith("\r\x1b[K")
 
@@ -78,9 +78,9 @@ def test_what_can_not_say_how_far_it_is_shows_its_seconds():
   stream = Terminal()
   progress = Progress(stream, quiet_seconds=0)
   progress.during("Compiling")
-  wait_for(lambda: "Compiling, 0 s" in stream.getvalue())
+  assert awaited(lambda: "Compiling, 0 s" in stream.getvalue())
   progress.counting("Simulating")(1, 4)
-  wait_for(lambda: "Simulating 25 %, " in stream.getvalue())
+  assert awaited(lambda: "Simulating 25 %, " in stream.getvalue())
   progress.clear()
   progress.clear()
   assert stream.getvalue().endswith("\r\x1b[K")
@@ -90,10 +90,3 @@ def test_what_can_not_say_how_far_it_is_shows_its_seconds():
   quiet.during("Compiling")
   quiet.clear()
   assert pipe.getvalue() == ""
-
-
-def wait_for(condition):
-  until = time.monotonic() + 300
-  while not condition():
-    assert time.monotonic() < until
-    time.sleep(0.02)

@@ -1,5 +1,6 @@
 """Rounds of a loop on two processes: at one turn on both, and nothing that stops either."""
 
+import itertools
 import json
 import threading
 import time
@@ -8,6 +9,7 @@ import pytest
 
 from jaxpace.hosts.distributed import rounds
 from jaxpace.hosts.distributed.rounds import NotHeard, Round, Rounds
+from tests.patience import awaited
 
 LENGTHS = (4, 7, 3, 40, 5, 4)
 
@@ -92,11 +94,8 @@ def test_what_can_not_be_understood_is_asked_for_again(store, monkeypatch, text)
     late.at(0)
   assert late.at(1) is None
   store.words[late.key(0)] = json.dumps([0, 50, {}])
-  turn, deadline = 2, time.monotonic() + 300
-  while (found := late.at(turn)) is None and time.monotonic() < deadline:
-    turn += turn < 40
-    time.sleep(0.01)
-  assert found == Round(0, 50, {}, True)
+  turns = itertools.chain(range(2, 40), itertools.repeat(40))
+  assert awaited(lambda: late.at(next(turns))) == Round(0, 50, {}, True)
   late.close()
 
 
@@ -122,10 +121,7 @@ def test_what_is_slow_to_make_holds_up_no_turn_for_longer_than_the_timeout(store
   with pytest.raises(NotHeard, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
     slow.at(1)
   go_on.set()
-  deadline = time.monotonic() + 300
-  while (found := slow.at(2)) is None and time.monotonic() < deadline:
-    time.sleep(0.01)
-  assert found == Round(1, 5, {}, True)
+  assert awaited(lambda: slow.at(2)) == Round(1, 5, {}, True)
   slow.close()
 
 

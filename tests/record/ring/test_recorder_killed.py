@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 import jax
 import pytest
@@ -18,6 +17,7 @@ from jaxpace.record.recorder import Recorder
 from jaxpace.runs import ring_file
 from jaxpace.runs.ring_file import read_plan
 from tests.multiprocess.jobs import ROOT, clean_environment
+from tests.patience import awaited
 from tests.record.recording import process_file, table
 from tests.record.ring.handmade import Handmade
 from tests.record.ring.test_copier import DAMAGES
@@ -49,12 +49,11 @@ def test_a_process_that_is_ended_leaves_its_ring_and_its_run(tmp_path, number):
       env=clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=2"))
   try:
     assert any(line == "READY\n" for line in process.stdout)
-    path, deadline = tmp_path / "marks" / "0.ring", time.monotonic() + 300
-    while (sum(row["rank"] == 0 for row in table(tmp_path)) <= 200
-           or (ring := ring_file.read_ring(path)).alive_ns <= ring.monotonic_ns
-           or (ring.heads <= 200 * 11).any()):  # rows are there before the copy of their events
-      assert time.monotonic() < deadline, "nothing was written"
-      time.sleep(0.1)
+    path = tmp_path / "marks" / "0.ring"
+    assert awaited(lambda: sum(row["rank"] == 0 for row in table(tmp_path)) > 200
+                   and (ring := ring_file.read_ring(path)).alive_ns > ring.monotonic_ns
+                   # rows are there before the copy of their events
+                   and (ring.heads > 200 * 11).all())
     process.stdout.close()
     process.send_signal(number)
     process.wait(300)
@@ -124,14 +123,15 @@ def test_whatever_is_done_to_its_ring_training_goes_on_and_a_killed_process_leav
   try:
     found = [trained()]
     for damage in DAMAGES.values():
-      awaited(whole)
+      assert awaited(whole)
       other = tmp_path / "other"
       shutil.copyfile(path, other)
       damage(path, other)
       found.append(trained())
-    awaited(whole)
-    awaited(lambda: ring_file.read_ring(path).heads.tolist() == [20 * 11 * rounds] * 2)
-    awaited(lambda: any((run / "steps").glob("*.parquet")))  # rows are written every few seconds
+    assert awaited(whole)
+    assert awaited(lambda: ring_file.read_ring(path).heads.tolist() == [20 * 11 * rounds] * 2)
+    # rows are written every few seconds
+    assert awaited(lambda: any((run / "steps").glob("*.parquet")))
   finally:
     process.kill()
     process.wait()
@@ -161,10 +161,3 @@ def test_a_limit_to_the_size_of_files_ends_no_training(tmp_path):
   assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr[-3000:]
   assert "Timestamps are kept in memory" in done.stderr and "File too large" in done.stderr
   assert len(table(tmp_path)) == 40 and not (tmp_path / "marks" / "0.ring").exists()
-
-
-def awaited(question):
-  deadline = time.monotonic() + 300
-  while not question():
-    assert time.monotonic() < deadline, "the file did not become whole"
-    time.sleep(0.05)
