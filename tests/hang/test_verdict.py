@@ -24,10 +24,14 @@ def last_heartbeats(*words, silence=None):
   return {one.process: LastHeartbeat(one, silence.get(one.process, 0.1)) for one in words}
 
 
+def judged(known, processes=2):
+  return verdict.judge(known, processes, SILENCE, 0, 5.0)
+
+
 def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told():
   known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "data", stack="File x\n  get()"),
                           heartbeat(2, 8, 7))
-  found = verdict.judge(known, 3, SILENCE, 0, 5.0)
+  found = judged(known, 3)
   assert ([(p.process, p.state, p.last_step, p.phase) for p in found.late]
           == [(1, "outside", 7, "data")])
   assert found.arrived == (0, 2) and found.step == 8
@@ -37,45 +41,37 @@ def test_the_process_that_has_not_called_the_step_is_late_and_its_stack_is_told(
 
 
 def test_loops_that_ran_ahead_by_different_numbers_of_steps_have_all_arrived():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 12, 7), heartbeat(1, 9, 7),
-                                        heartbeat(2, 7, 7, "between steps")),
-                        3, SILENCE, 0, 5.0)
+  found = judged(last_heartbeats(heartbeat(0, 12, 7), heartbeat(1, 9, 7),
+                                 heartbeat(2, 7, 7, "between steps")), 3)
   assert [p.process for p in found.late] == [2] and found.arrived == (0, 1)
 
 
 def test_what_only_counts_calls_is_corrected_by_the_one_that_has_not_called():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 100, 100, "data"),
-                                        heartbeat(2, 132,
-                                                  131)), 3,
-                        SILENCE, 0,
-                        5.0)
+  found = judged(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 100, 100, "data"),
+                                 heartbeat(2, 132, 131)), 3)
   assert found.step == 101 and [(p.process, p.last_step) for p in found.late] == [(1, 100)]
-  found = verdict.judge(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 90, 90),
-                                        silence={1: 3.0}), 2, SILENCE,
-                        0, 5.0)
+  found = judged(last_heartbeats(heartbeat(0, 132, 131), heartbeat(1, 90, 90), silence={1: 3.0}))
   assert found.step == 132  # an old word says nothing of what was called since
 
 
 def test_a_silent_process_is_late_wherever_it_was():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), silence={1: 4.0}),
-                        2, SILENCE, 0, 5.0)
+  found = judged(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7), silence={1: 4.0}))
   assert ([(p.process, p.state, p.seconds, p.last_step) for p in found.late]
           == [(1, "silent", 4.0, 8)])
-  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 4, 4), silence={1: 4.0}),
-                        2, SILENCE, 0, 5.0)
+  found = judged(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 4, 4), silence={1: 4.0}))
   assert found.late[0].last_step == 7  # its last word is old; step 7 has completed, so it was in it
   assert found.late[0].seconds == 4.0 and 1 in numbers(found.late[0].sentence())
 
 
 def test_where_all_are_inside_the_step_nobody_is_blamed():
-  found = verdict.judge(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7)), 2, SILENCE, 0, 5.0)
+  found = judged(last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 8, 7)))
   assert not found.late and "All 2 processes have called it" in found.text()
 
 
 def test_absent_and_left_are_told_apart():
   known = last_heartbeats(heartbeat(0, 8, 7), heartbeat(1, 7, 7, "between steps"))
   known[1] = known[1]._replace(left=True)
-  found = verdict.judge(known, 3, SILENCE, 0, 5.0)
+  found = judged(known, 3)
   assert [(p.process, p.state) for p in found.late] == [(1, "left"), (2, "absent")]
   assert found.late[0].last_step == 7 and {1, 7, 2} <= set(numbers(found.text()))
 
@@ -128,7 +124,7 @@ def test_a_last_word_says_which_step_the_others_wait_for():
                      heartbeat(1, 299, 299, number=2)._replace(left=True)], 10.4)
   known = membership.last_heartbeats(10.5)
   assert known[1].left and not known[0].left
-  found = verdict.judge(known, 2, SILENCE, 0, 5.0)
+  found = judged(known)
   assert found.step == 300 and [(p.state, p.last_step) for p in found.late] == [("left", 299)]
 
 
@@ -158,8 +154,8 @@ SITUATIONS = {
     "a device that hangs": last_heartbeats(OWN, heartbeat(1, 8, 7)),
     "process 0 is stopped": None,
 }
-SITUATIONS["an error that was caught"][1] = SITUATIONS["an error that was caught"][1]._replace(
-    left=True)
+_caught = SITUATIONS["an error that was caught"]
+_caught[1] = _caught[1]._replace(left=True)
 STATES_SAID = {"silent": "stopped", "outside": "between two steps",
                "left": "an error that was caught", "absent": "without a watchdog",
                "service": "process 0 is stopped", CALLED: "a device that hangs"}
@@ -174,7 +170,7 @@ STATES_NOT_SAID = {
 
 def states(name):
   known = SITUATIONS[name]
-  late = (verdict.judge(known, 2, SILENCE, 0, 5.0) if known is not None
+  late = (judged(known) if known is not None
           else verdict.without_service({}, LastHeartbeat(heartbeat(1, 8, 7), 0.0), 5.0))
   return [one.state for one in late.late] or [CALLED], late.text()
 

@@ -12,11 +12,12 @@ import sys
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace import distributed
+from tests.multiprocess.joining import laid_out
 
 STEPS = 60
 
@@ -41,10 +42,6 @@ def main(directory, context):
   elif context == "abstract":
     beside = lambda: jax.sharding.use_abstract_mesh(mesh.abstract_mesh)  # noqa: E731
 
-  def put(value, spec):
-    return jax.make_array_from_callback(value.shape, NamedSharding(mesh, spec),
-                                        lambda index: value[index])
-
   with around():
     with beside():
       paced = jaxpace.instrument(step, "data", share=True, pacer=jaxpace.steerable(
@@ -54,7 +51,8 @@ def main(directory, context):
                                 out_specs=(spec, P())),
                   donate_argnums=0)
     rows = np.random.default_rng(3).normal(size=(4 * jax.device_count(), 5)).astype(np.float32)
-    weights, batch = put(np.ones((5, 1), np.float32), P()), put(rows, P("data"))
+    weights = laid_out(np.ones((5, 1), np.float32), mesh, P())
+    batch = laid_out(rows, mesh, P("data"))
     with (jaxpace.Recorder(directory, paced) as recorder,
           jaxpace.Control(directory + "/control.json") as control,
           jaxpace.Housekeeper(every=5, warmup=4) as keeper):

@@ -18,19 +18,14 @@ from tests.record.ring.handmade import Handmade
 def main():
   joining.join()
   step = Handmade(layers=3)
-  sharding = jax.NamedSharding(step.mesh, P("data"))
-
-  def on_devices(values):
-    return jax.make_array_from_callback(values.shape, sharding, lambda place: values[place])
-
-  x = on_devices(np.ones((4, 4), np.float32))
-  none = np.zeros((4, 4), np.float32)
-  late = none.copy()
+  late = np.zeros((4, 4), np.float32)
   late[2, 1] = float(sys.argv[2])
-  x = jax.block_until_ready(step(x, on_devices(none)))
+  x, none, late = (joining.laid_out(values, step.mesh, P("data"))
+                   for values in (np.ones((4, 4), np.float32), 0 * late, late))
+  x = jax.block_until_ready(step(x, none))
   with Recorder(sys.argv[1], step) as recorder:
     for k in range(12):
-      x = step(x, on_devices(late if k == 7 else none))
+      x = step(x, late if k == 7 else none)
       recorder.record()
   print("FACTS " + json.dumps({"lost": recorder.lost,
                                "devices": [device.id for device in jax.local_devices()]}))

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from tests.multiprocess import joining
-from tests.multiprocess.joining import laid_out, local
+from tests.multiprocess.joining import laid_out, local, train_step
 
 joining.join()
 STEPS = 3
@@ -64,11 +64,6 @@ SETTINGS = {
     "cache": lambda: cached(os.path.join(sys.argv[1], "cache")),
     "cache again": lambda: cached(os.path.join(sys.argv[1], "cache")),
 }
-
-
-def train_step(w, x):
-  grad = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
-  return w - np.float32(0.1) * grad
 
 
 facts = {}

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from tests.multiprocess import joining
-from tests.multiprocess.joining import laid_out, local
+from tests.multiprocess.joining import laid_out, local, train_step
 
 joining.join()
 
@@ -41,11 +41,6 @@ comparing.WAIT_SECONDS = 5.0
 mesh = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
 rows = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
 ones = np.ones(4, np.float32)
-
-
-def train_step(w, x):
-  grad = jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
-  return w - np.float32(0.1) * grad
 
 
 def fails(*_, **__):
