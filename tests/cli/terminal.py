@@ -17,14 +17,6 @@ class Terminal:
 
   def __init__(self, command: Sequence[str], columns: int, lines: int,
                cwd: str | os.PathLike[str] | None = None):
-    """Starts the command.
-
-    Args:
-      command: program and arguments.
-      columns: the terminal's width, characters.
-      lines: its height.
-      cwd: where the command runs; here by default.
-    """
     self.shown = bytearray()  # all that it has shown so far
     self._leader, follower = os.openpty()
     self.resize(columns, lines)

@@ -58,16 +58,10 @@ def _compiled_job(pacer):
 
 
 def run(pacer, arrivals, seen=None, overshoot=None):
-  """Runs a job.
+  """Runs a job with the pacer on every rank; all is of [steps, ranks].
 
-  Args:
-    pacer: on every rank.
-    arrivals: [steps, ranks] undelayed, s.
-    seen: [steps, ranks] bool, whose arrival is known.
-    overshoot: [steps, ranks] s by which applied delays exceed those asked, where any was asked.
-
-  Returns:
-    Applied delays [steps, ranks] float32, and the columns [steps, ranks] after each step.
+  `arrivals` are undelayed, in s, and `seen` says whose are known; where a delay was asked for, the
+  applied one is longer by `overshoot` s. Returns applied delays and the columns after each step.
   """
   steps, ranks = np.shape(arrivals)
   padded = -(-steps // CHUNK) * CHUNK

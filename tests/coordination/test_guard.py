@@ -32,16 +32,9 @@ def judged(state):
 def run(pacer, times, ranks=2, shared=True):
   """Runs a job as `jaxpace.instrument` would have its pacer see it.
 
-  Args:
-    pacer: on every rank.
-    times: (step, delays applied [ranks]) -> the job's step time in seconds, or those of all ranks;
-      None ends the run.
-    ranks: how many.
-    shared: whether step times and delays are.
-
-  Returns:
-    Applied delays [steps, ranks], columns [steps, ranks] as they lie in the trace: beside the delay
-    that came with them, and the state after the run.
+  `times`: (step, delays applied [ranks]) -> the job's step time in seconds, or those of all ranks;
+  None ends the run. Returns applied delays [steps, ranks], columns [steps, ranks] as they lie in
+  the trace: beside the delay that came with them, and the state after the run.
   """
   state, asked = jobs.states(pacer, ranks), np.zeros(ranks, np.float32)
   applied, columns, step, job = [], [], 0, np.nan

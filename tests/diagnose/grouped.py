@@ -41,26 +41,14 @@ def play(arrivals, transfers, groups=None, sources=None):
 def write(directory, enter, leave, *, settings=None, collectives=None, ranks=None, gap=None,
           run="made-up", processes=None, plan=None, left_out=(), start=None, end=None,
           present=None, columns=None):
-  """Writes [C, R, K] timestamps as a run of a process for each rank, whose clocks have nothing in
-  common.
+  """Writes [C, R, K] timestamps, ns, as a run of a process for each rank, whose clocks have nothing
+  in common.
 
-  Args:
-    directory: run directory.
-    enter: entries, ns.
-    leave: exits, ns.
-    settings: of `run.json`.
-    collectives: what the plan says of each.
-    ranks: declared; as many as there are by default.
-    gap: [R, K] s, or None.
-    run: id.
-    processes: process of each rank.
-    plan: more of the plan.
-    left_out: ranks that left no rows.
-    start: [R, K] ns, of steps; their first entry by default.
-    end: [R, K] ns; their last exit by default.
-    present: [C, R, K] bool, rows of `collectives` that there are; a step without any has none in
-      `steps`. By default those of ranks that take part.
-    columns: more of the table `steps`, [R, K] each.
+  `collectives` say what the plan does of each, `ranks` is the number declared, `gap` is [R, K] s,
+  `processes` are those of each rank, and ranks `left_out` left no rows. Steps [R, K] ns `start` at
+  their first entry and `end` at their last exit by default. `present` [C, R, K] are the rows of
+  `collectives` that there are, by default those of ranks that take part; a step without any has
+  none in `steps`. `columns` are more of the table `steps`, [R, K] each.
   """
   path = pathlib.Path(directory)
   slots, number, size = enter.shape

@@ -49,12 +49,7 @@ def case_of(run: Run) -> EvidenceInputs:
 
 def true_shares(truth, quiet: float) -> dict[str, float]:
   """Shares by the definition, one rank, step and collective at a time, from what the ranks really
-  did.
-
-  Args:
-    truth: the job's truth.
-    quiet: seconds of all transfers of a step on a quiet fabric.
-  """
+  did; `quiet` are seconds of all transfers of a step on a quiet fabric."""
   slots, ranks, steps = truth.busy.shape
   spent = dict.fromkeys(("compute", "skew", "transfer", "contention", "runtime", "pacing"), 0.0)
   for k in range(1, steps):

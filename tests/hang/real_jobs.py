@@ -78,17 +78,8 @@ def next_batch(source: queue.Queue) -> Any:
 
 def run(scenario: str, root: pathlib.Path, timeout: float,
         processes: int) -> tuple[list[dict[str, Any]], list[str]]:
-  """Runs one job until the first report.
-
-  Args:
-    scenario: a key of `SCENARIOS`.
-    root: existing folder for what the processes write.
-    timeout: of the watchdogs, seconds.
-    processes: more than the culprit's index.
-
-  Returns:
-    Reports of late processes as `read_events` returns them, and what each process logged.
-  """
+  """Runs one job of `SCENARIOS`, with watchdogs of this timeout in s, until the first report;
+  returns reports of late processes as `read_events` does, and what each process logged."""
   port = free_high_port()
   logs = [root / f"{index}.log" for index in range(processes)]
   children = []

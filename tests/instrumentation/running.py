@@ -54,21 +54,9 @@ def bits(tree: Any) -> list[bytes]:
 def instrumented(step: Callable[..., Any], mesh: Mesh, *specs: Any, out: Any = P(),
                  axis: Any = "data", check_vma: bool = False, donate: tuple[int, ...] = (),
                  **settings: Any) -> tuple[Any, Callable[..., Any], Any]:
-  """Instruments a step and jits it under shard_map.
-
-  Args:
-    step: per device.
-    mesh: of its devices.
-    specs: of the step's own arguments.
-    out: of its results.
-    axis: the data axis.
-    check_vma: as of shard_map.
-    donate: arguments that are donated, the pace state counted.
-    settings: of `jaxpace.instrument`.
-
-  Returns:
-    What `jaxpace.instrument` returned, the jitted step, and the pace state.
-  """
+  """Instruments a step and jits it under shard_map, with specs of its own arguments and results;
+  `donate` counts the pace state. Returns what `jaxpace.instrument` did, the jitted step, and the
+  pace state."""
   paced, spec = jaxpace.instrument(step, axis, **settings), jaxpace.spec(mesh)
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, *specs), out_specs=(spec, out),
                               check_vma=check_vma), donate_argnums=donate)

@@ -96,12 +96,7 @@ def cgroup2(root: pathlib.Path, path: str = "/", limits: dict[str, str] | None =
 
 def dgx(root: pathlib.Path, *, swapped: bool = False) -> pathlib.Path:
   """Eight GPUs and eight 400 Gbit/s NICs on two sockets, a pair on each PCIe switch, NVSwitches, a
-  slow Ethernet card.
-
-  Args:
-    root: an empty folder.
-    swapped: whether the NIC of GPU 1 sits on the other socket.
-  """
+  slow Ethernet card; `swapped`: the NIC of GPU 1 sits on the other socket."""
   cpus(root, "Intel(R) Xeon(R) Platinum 8480C", ["0-3", "4-7"])
   clock(root)
   cgroup2(root, "/user.slice", {"cpu.max": "max 100000", "memory.max": "max"})

@@ -38,13 +38,8 @@ class Gpu:
 
 
 def run(text, addresses, timer):
-  """Runs a kernel of one thread.
-
-  Args:
-    text: its PTX, one instruction a line.
-    addresses: its parameters, which point into this process's memory.
-    timer: what `%globaltimer` reads.
-  """
+  """Runs a kernel of one thread, its PTX one instruction a line, its parameters addresses in this
+  process's memory; `timer` is what `%globaltimer` reads."""
   head, body = re.search(r"\.entry \w+\((.*?)\)\n\{(.*)\}", text, re.DOTALL).groups()
   parameters = dict(zip(re.findall(r"\.u64 (\w+)", head), addresses, strict=True))
   lines = [line.strip() for line in body.splitlines() if line.strip()
