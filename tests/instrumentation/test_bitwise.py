@@ -77,12 +77,6 @@ def momentum_step(loss_fn, by_autodiff):
   return step
 
 
-def sequences(ranks):
-  return [(models.normal(50 + k, 2 * ranks, 4, models.FEATURES),
-           models.normal(70 + k, 2 * ranks, 4, models.CLASSES))
-          for k in range(3)]
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("dtype, ranks, by_autodiff, act, settings", [
     ("float32", 2, False, jax.nn.gelu, {"clock": "native"}),
@@ -96,7 +90,8 @@ def test_a_transformer_block_after_many_steps(dtype, ranks, by_autodiff, act, se
   stored, compute = DTYPES[dtype]
   params = block_params(8, stored)
   state = (params, jax.tree.map(jnp.zeros_like, params))
-  data = sequences(ranks)
+  data = [(models.normal(50 + k, 2 * ranks, 4, models.FEATURES),
+           models.normal(70 + k, 2 * ranks, 4, models.CLASSES)) for k in range(3)]
   step = momentum_step(block_loss(compute, act), by_autodiff)
   both = pair(step, mesh_of(data=ranks), state, data[0], check_vma=by_autodiff, **settings)
   both.check_bits(state, data, STEPS)

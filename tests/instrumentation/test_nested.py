@@ -114,10 +114,6 @@ def of_half_precision(c, _):
   return c + jax.lax.psum(half, "data").astype(jnp.float32) + gathered, None
 
 
-def along_two_axes(c, _):
-  return c - jax.lax.psum(c, "model") / 4 + 0 * summed(c), None
-
-
 def repeat(body, times, x):
   return jax.lax.scan(body, x, None, length=times)[0]
 
@@ -134,7 +130,8 @@ BODIES = {
         jax.jit(jax.checkpoint(summed))(d), None), 4, c), None), 3, x), [[3, 4]], [1]),
     "combined": (lambda x: repeat(several, 2, x), [[2]] * 3, [1, 1, 2]),
     "half": (lambda x: repeat(of_half_precision, 2, x), [[2]] * 2, [1, 1]),
-    "axes": (lambda x: repeat(along_two_axes, 2, x), [[2]], [1]),
+    "axes": (lambda x: repeat(
+        lambda c, _: (c - jax.lax.psum(c, "model") / 4 + 0 * summed(c), None), 2, x), [[2]], [1]),
     "constant": (lambda x: repeat(lambda c, _: (c / jax.lax.psum(jnp.ones(3), "data"), None), 2, x),
                  [], []),
 }

@@ -79,7 +79,9 @@ def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, capl
 
 def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
   path, before, _ = saved
-  longer = jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), other_state()))
+  longer = jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.Pacer(
+      lambda ranks: jnp.zeros(3),
+      lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))))
   for other in (jaxpace.pace_early_ranks(window=8), longer):
     caplog.clear()
     loop = Loop(other, 2)
@@ -101,11 +103,6 @@ def test_a_pacer_state_of_another_layout_starts_anew_with_a_notice(saved, change
   assert "another version of jaxpace" in caplog.text
   chex.assert_trees_all_equal(pace._replace(step=new.pace.step), new.pace)
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
-
-
-def other_state():
-  return jaxpace.Pacer(lambda ranks: jnp.zeros(3),
-                       lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))
 
 
 @pytest.mark.long

@@ -66,10 +66,6 @@ def steered():
   return jaxpace.steerable(eager())
 
 
-def steered_early_ranks():
-  return jaxpace.steerable(jaxpace.pace_early_ranks(window=8))
-
-
 class Job:
   """A training loop, step by step."""
 
@@ -148,7 +144,7 @@ def test_off_and_on_at_a_step_without_compiling_again(tmp_path, form):
 
 
 def test_the_threshold_changes_a_running_pacer(tmp_path):
-  job = Job(pacer=steered_early_ranks)
+  job = Job(pacer=lambda: jaxpace.steerable(jaxpace.pace_early_ranks(window=8)))
   with control_of(tmp_path) as control:
     put(tmp_path, threshold=0.25)
     job.until(control, ControlRequest(threshold=0.25))

@@ -9,10 +9,10 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from tests.multiprocess.joining import laid_out
 
 FLOATS = 1 << 18
 
@@ -24,9 +24,7 @@ def main() -> None:
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data")), out_specs=(spec, P())))
   pace = paced.init(mesh)
-  batch = jax.make_array_from_callback((jax.device_count() * FLOATS,),
-                                       NamedSharding(mesh, P("data")),
-                                       lambda _: np.ones(FLOATS, np.float32))
+  batch = laid_out(np.ones(jax.device_count() * FLOATS, np.float32), mesh, P("data"))
   with jaxpace.Recorder(sys.argv[1], paced, hosts=0.1) as recorder:
     for _ in range(int(sys.argv[2])):
       pace, total = step(pace, batch)

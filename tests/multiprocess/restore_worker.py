@@ -19,6 +19,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from tests.multiprocess.joining import laid_out
 
 
 def own(pace):
@@ -39,9 +40,7 @@ def main() -> None:
   spec = jaxpace.spec(mesh)
   step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
                                out_specs=(spec, P()), check_vma=False))
-  w, x = (jax.make_array_from_callback(shape, jax.NamedSharding(mesh, spread),
-                                       lambda index, shape=shape: np.ones(
-                                           shape, np.float32)[index])
+  w, x = (laid_out(np.ones(shape, np.float32), mesh, spread)
           for shape, spread in (((4,), P()), ((ranks, 2), P("data"))))
   pace, first, arrivals = paced.init(mesh), 0, []
   # for `item_metadata`

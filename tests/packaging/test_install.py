@@ -21,10 +21,6 @@ PROGRAM = (
     "print(jaxpace.__file__, clock.name, clock.notice, sep='|')\n")
 
 
-def has_compiler() -> bool:
-  return any(shutil.which(name) for name in ("c++", "g++", "clang++"))
-
-
 def install(folder: pathlib.Path, *options: str, **environment: str) -> pathlib.Path:
   """Installs a copy of the source into `folder`/site and returns that; skips where there is no
   package index."""
@@ -61,7 +57,7 @@ def clock_of(site: pathlib.Path) -> tuple[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not has_compiler(),
+@pytest.mark.skipif(not any(shutil.which(name) for name in ("c++", "g++", "clang++")),
                     reason="this machine has no C++ compiler; the next test covers that case")
 def test_an_isolated_install_has_the_native_clock_and_nothing_else_at_top_level(tmp_path):
   site = install(tmp_path)

@@ -97,14 +97,11 @@ def test_what_the_pacer_sees_is_what_a_run_with_its_delays_would_have_shown(writ
     got, expected = replayed.columns[name][3:], live.columns[name][3:]
     np.testing.assert_allclose(got, expected, atol=2e-8, rtol=1e-6, err_msg=name)
   np.testing.assert_allclose((replayed.bare + replayed.cost)[2:], live.recorded[2:], rtol=1e-6)
-  np.testing.assert_allclose(live.bare[2:], bare_steps(bare)[2:], rtol=1e-6,
+  recorded = replay(bare, always([0, 0, 0, 0])).recorded
+  np.testing.assert_allclose(live.bare[2:], recorded[2:], rtol=1e-6,
                              err_msg="applied delays are taken out")
   assert (np.isnan(live.columns["last_wait"]).all() == (collectives == 1)
           and np.isnan(live.columns["unused"]).all())
-
-
-def bare_steps(run):
-  return replay(run, always([0, 0, 0, 0])).recorded
 
 
 def test_the_job_values_are_those_of_the_step_before(written):
