@@ -35,7 +35,7 @@ class Comparison:
   """Stands in for an executable with timestamps until its first executions are compared."""
 
   def __init__(self, name: str, devices: Sequence[Any], timestamped: Any, bare: Any,
-               keeps: Callable[[str, bool], bool]):
+               refused: Callable[[str, bool], None]):
     """Has JAX execute this in place of `timestamped`.
 
     Args:
@@ -43,13 +43,13 @@ class Comparison:
       devices: what it runs on. Its processes come to the same decision.
       timestamped: the executable that JAX is about to get.
       bare: the unmodified one.
-      keeps: told once that executions differ: the reason, and whether that is known or they could
-        not be compared. Returns whether the timestamps stay all the same.
+      refused: told once that executions differ: the reason, and whether that is known or they could
+        not be compared.
 
     Raises:
       RuntimeError: this JAX does not let anything stand in.
     """
-    self._name, self._devices, self._keeps = name, devices, keeps
+    self._name, self._devices, self._refused = name, devices, refused
     self._timestamped, self._bare, self._left = timestamped, bare, FIRST
     self._stand_in = compiling.StandIn(timestamped, self)
 
@@ -92,11 +92,10 @@ class Comparison:
       self._settle(different or unknown or _ELSEWHERE, bool(different) or not unknown)
 
   def _settle(self, reason: str, known: bool) -> None:
-    keeps = False
     try:
-      keeps = self._keeps(reason, known)
+      self._refused(reason, known)
     finally:
-      self._stand_in.leave(self._timestamped if keeps else self._bare)
+      self._stand_in.leave(self._bare)
       self._left = 0
 
   def _all_say(self, yes: bool, what: str) -> bool:

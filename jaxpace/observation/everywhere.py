@@ -14,7 +14,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -25,13 +25,6 @@ from jaxpace.observation.comparing import in_a_line
 from jaxpace.observation.partitioned import compiling, program
 
 _LOG = logging.getLogger("jaxpace")
-
-Different = Literal["bare", "marked", "raise"]
-
-
-class DifferentError(RuntimeError):
-  """With timestamps a step is not the same program, or gives other numbers."""
-
 
 ONE_DEVICE = "it runs on one device, so there is nobody to wait for."
 _SERIALIZED = ("it was loaded from a serialized executable, and timestamps go in where JAX "
@@ -45,9 +38,8 @@ class Watcher(ObservedFunction):
   timestamps, of a step that is named and of those that are found. These differ in what they leave
   alone, in what they make of the outcome, and in when processes must agree."""
 
-  def __init__(self, warn: Callable[[str], None], exact: bool, different: Different = "bare",
-               title: str = ""):
-    self.exact, self.different = exact, different
+  def __init__(self, warn: Callable[[str], None], exact: bool, title: str = ""):
+    self.exact = exact
     # Empty where programs go by their own names.
     self.title, self._warn = title, warn
     self._warned: set[str] = set()
@@ -76,25 +68,19 @@ class Watcher(ObservedFunction):
     """
     raise NotImplementedError
 
-  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
-    """Whether a program of which first executions differ keeps its timestamps. See
-    `comparing.Comparison`."""
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> None:
+    """Takes note of a program that runs unmodified from now on, since first executions differ or
+    can't be compared. See `comparing.Comparison`."""
     raise NotImplementedError
 
   def compile(self, request: compiling.Request) -> Any:
-    """Compiles with timestamps what can have them, and everything else unmodified.
-
-    Raises:
-      DifferentError: the user asked for it.
-    """
+    """Compiles with timestamps what can have them, and everything else unmodified."""
     if self.leaves(request):
       return request.compile()
     reason, made = ONE_DEVICE, None
     if request.partitions > 1:
       try:
         reason, made = self.timestamped(request)
-      except DifferentError:
-        raise
       except Exception as error:
         reason = in_a_line(error)
     executable = request.compile() if made is None else made.executable
@@ -114,20 +100,14 @@ class Watcher(ObservedFunction):
 
   def timestamped(self, request: compiling.Request) -> tuple[str, program.Timestamped | None]:
     """The program with timestamps, if all processes that must agree have one; else why there is
-    none, empty where it has no collectives.
-
-    Raises:
-      DifferentError: the user asked for it; the other processes know by then.
-    """
-    began, name, raised = time.monotonic(), self.name_of(request), None
+    none, empty where it has no collectives."""
+    began, name = time.monotonic(), self.name_of(request)
     reason, made = "", None
     try:
       made = _compiled(request, name)
       if made is not None and self.exact:
         comparing.Comparison(name, request.devices, made.executable, request.compile(),
                              functools.partial(self.refused, made.program))
-    except DifferentError as error:
-      reason, made, raised = str(error), None, error
     except Exception as error:
       # Anything that goes wrong in a compiler: the program itself must run.
       _LOG.debug("observe", exc_info=True)
@@ -137,17 +117,7 @@ class Watcher(ObservedFunction):
     if not self.agree(request, made is not None, bool(made or reason),
                       seconds) and made is not None:
       reason, made = "another process of this job runs it unmodified, and says why.", None
-    if raised is not None:
-      raise raised
     return reason, made
-
-  def say_different(self, said: str) -> None:
-    """Says, or raises, that a comparison found a difference."""
-    if self.different == "raise":
-      raise DifferentError(f"{said} different=\"bare\" runs the step unmodified, \"marked\" "
-                           "runs it with timestamps anyway.")
-    then = "it runs unmodified" if self.different == "bare" else "it runs with timestamps anyway"
-    self.say(f"{said} So {then} (different={self.different!r}).")
 
   def say(self, sentence: str) -> None:
     """Warns, of each thing once."""
@@ -334,9 +304,8 @@ class Everywhere(Watcher):
     return not (self.exact and tried) or comparing.all_say(
         made, self.name_of(request), request.devices, seconds)
 
-  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> None:
     """See `Watcher`."""
     programs.refuse(made.number, reason)
     name = programs.named(made).name
     self.say(f"{name} runs unmodified from now on and is not recorded: {reason}")
-    return False

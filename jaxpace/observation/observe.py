@@ -9,19 +9,18 @@ import logging
 import threading
 import types
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 import jax
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram
 from jaxpace.observation import comparing, everywhere, programs
-from jaxpace.observation.everywhere import Different, Watcher
+from jaxpace.observation.everywhere import Watcher
 from jaxpace.observation.partitioned import compiling
 
 _LOG = logging.getLogger("jaxpace")
 
-def observe(jitted: Callable[..., Any], *, exact: bool = False,
-            different: Different = "bare") -> Observed:
+def observe(jitted: Callable[..., Any], *, exact: bool = False) -> Observed:
   """Times every collective of a jitted step: those in loops, under remat and FSDP included.
 
   The step is compiled as it is, and calls of a clock are put before and after every collective of
@@ -37,9 +36,8 @@ def observe(jitted: Callable[..., Any], *, exact: bool = False,
     jitted: what `jax.jit`, `jax.pmap`, `flax.nnx.jit` or `flax.nnx.pmap` returned; of a class, a
       method too.
     exact: True runs each program's first three executions twice, without timestamps and with them,
-      on copies of what they were given, and compares results bit for bit.
-    different: what to do where a comparison finds a difference: "bare" runs the step unmodified,
-      "marked" runs it with timestamps all the same, "raise" raises an error. All but the last warn.
+      on copies of what they were given, and compares results bit for bit. Where they differ the
+      step runs unmodified, and a warning says so.
 
   Returns:
     A callable in place of `jitted`. Its `plan` says what was found, `print(step.plan)`.
@@ -48,17 +46,15 @@ def observe(jitted: Callable[..., Any], *, exact: bool = False,
     TypeError: `jitted` is no jitted function.
     ValueError: an option is not one of those above.
   """
-  return Observed(jitted, exact=exact, different=different)
+  return Observed(jitted, exact=exact)
 
 
 class Observed(Watcher):
   """An observed step; made by `observe`. A call of it is one of the jitted function, in a context
   of JAX's under which its programs are compiled with timestamps."""
 
-  def __init__(self, jitted: Callable[..., Any], *, exact: bool, different: Different):
+  def __init__(self, jitted: Callable[..., Any], *, exact: bool):
     check_jitted(jitted)
-    if different not in get_args(Different):
-      raise ValueError(f"different={different!r}: it is one of {', '.join(get_args(Different))}.")
     if not isinstance(exact, bool):
       raise ValueError(f"exact={exact!r}: it is True, or left out.")
     # With its own attributes, such as `jitted_fn` of nnx's: libraries copy those of what they wrap.
@@ -67,7 +63,7 @@ class Observed(Watcher):
     self.jitted = jitted
     # The function's name; empty where it has none, as a lambda.
     name = str(getattr(jitted, "__name__", ""))
-    super().__init__(functools.partial(_LOG.warning, "%s"), exact, different,
+    super().__init__(functools.partial(_LOG.warning, "%s"), exact,
                      name if name.isidentifier() else "")
     self.plan: ObservedPlan = ObservedPlan()
     self._agreed = self._named = self._counting = False
@@ -80,11 +76,7 @@ class Observed(Watcher):
       _LOG.warning("The step runs unmodified: %s", comparing.in_a_line(error))
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, as the jitted function does.
-
-    Raises:
-      DifferentError: with `different="raise"`, the program with timestamps is not the same.
-    """
+    """Runs one step, as the jitted function does."""
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       # Each operation is a program of its own then: none of them is the step.
       self.say("Steps run without timestamps and are not recorded while jax_disable_jit is on.")
@@ -104,7 +96,7 @@ class Observed(Watcher):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
-    return {"observed": True, "exact": self.exact, "different": self.different, "marks": "auto"}
+    return {"observed": True, "exact": self.exact, "marks": "auto"}
 
   def __getattr__(self, name: str) -> Any:
     # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.
@@ -118,8 +110,7 @@ class Observed(Watcher):
 
   def __reduce__(self) -> Any:
     # Copied and pickled where the jitted function is, and observed anew.
-    options: Any = {"exact": self.exact, "different": self.different}
-    return functools.partial(observe, **options), (self.jitted,)
+    return functools.partial(observe, exact=self.exact), (self.jitted,)
 
   def __repr__(self) -> str:
     return f"<jaxpace.observe of {self.jitted!r}>"
@@ -168,26 +159,17 @@ class Observed(Watcher):
         made, self.name_of(request), request.devices, seconds)
     return self._agreed
 
-  def refused(self, made: ObservedProgram, reason: str, known: bool) -> bool:
-    """See `Watcher`.
-
-    Raises:
-      DifferentError: the user asked for it.
-    """
-    if known:
-      self.say_different(reason)
-      if self.different == "marked":
-        return True
-    else:
+  def refused(self, made: ObservedProgram, reason: str, known: bool) -> None:
+    """See `Watcher`."""
+    if not known:
       reason = f"Results of the first steps can't be compared: {reason}"
-      self.say(f"{reason} So the step runs unmodified.")
+    self.say(f"{reason} So the step runs unmodified.")
     with _lock:
       self.plan = ObservedPlan(tuple(
           dataclasses.replace(one, bare=reason) if one.number == made.number else one
           for one in self.plan.programs))
       self.runs, self._counting = self.runs - {made.number}, False
     programs.refuse(made.number, reason)
-    return False
 
   def _add(self, made: ObservedProgram) -> None:
     self.plan = ObservedPlan((*self.plan.programs, made))

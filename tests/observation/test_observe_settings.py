@@ -188,7 +188,7 @@ def test_what_nnx_pmap_returns_is_observed():
     ids=["copy", "deepcopy", "cloudpickle"])
 def test_it_is_copied_where_the_jitted_one_is(copied):
   w, x = arrays(auto)
-  observed = jaxpace.observe(jax.jit(sgd), exact=True, different="marked")
+  observed = jaxpace.observe(jax.jit(sgd), exact=True)
   wanted = steps.bits(observed(w, x))
   other = copied(observed)
   assert other is not observed and not other.plan.programs
@@ -216,7 +216,7 @@ SECONDS = 120
 
 def test_a_step_that_raises_while_it_is_compiled_leaves_nothing_behind():
   step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(step), different="raise")
+  observed = jaxpace.observe(jax.jit(step))
   jitted = observed.jitted
 
   def interrupted(*args):

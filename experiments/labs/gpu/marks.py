@@ -32,7 +32,7 @@ class AtKernels(Observed):
 
   def __init__(self, jitted: Callable[..., Any], kernels: int):
     """Prepares; timestamps go around so many kernels, evenly spaced."""
-    super().__init__(jitted, exact=False, different="raise")
+    super().__init__(jitted, exact=False)
     self._kernels = kernels
 
   def compile(self, request: compiling.Request) -> Any:
