@@ -30,36 +30,70 @@ class GuardEstimate(NamedTuple):
             "effect_interval": list(self.interval) if self.interval else None}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PacingEffect:
-  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with
-  pacing."""
+  """The effect of pacing, (on - off) / off of the mean step time: below zero is faster with pacing.
 
-  effect: float | None  # over all recorded pairs of blocks; None where there are none
-  # 95 %, holds however often it is looked at; None where there are too few pairs
-  interval: tuple[float, float] | None
-  pairs: int
+  P pairs of blocks, those that have steps of both kinds.
+  """
+
+  means: np.ndarray  # [P, 2] mean step time with pacing and without, s
+  variance: float  # s^2, that their differences would have were steps independent
+  first_step: np.ndarray  # [P] step numbers
+  last_step: np.ndarray  # [P] step numbers
   guard: GuardEstimate
   alike: bool  # whether all ranks judged alike; otherwise the blocks are those of one rank
 
+  @property
+  def pairs(self) -> int:
+    """Of all that was recorded."""
+    return len(self.means)
+
+  @property
+  def effect(self) -> float | None:
+    """Over all recorded pairs; None where there are none."""
+    return self.after(self.pairs)[0]
+
+  @property
+  def interval(self) -> tuple[float, float] | None:
+    """95 %, of all pairs; None where these are too few."""
+    return self.after(self.pairs)[1]
+
+  def after(self, pairs: int) -> tuple[float | None, tuple[float, float] | None]:
+    """The effect that the first pairs show, and its interval, which holds however often one
+    looks."""
+    if not pairs:
+      return None, None
+    # imports JAX, for which a report without a guard needn't wait
+    from jaxpace.coordination import plain, sequential
+
+    means = self.means[:pairs]
+    difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
+    effect = float(difference.mean()) / off
+    # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
+    rho = sequential.prior(max(self.variance, 1e-30))
+    squares = float(((difference - difference.mean())**2).sum())
+    half = sequential.half_width(pairs, squares, rho, -math.log(1 - INTERVAL), plain) / off
+    return effect, (effect - half, effect + half) if math.isfinite(half) else None
+
   def to_json(self) -> dict[str, Any]:
     """Plain values for the report's `pacing`."""
-    return {"effect": self.effect,
-            "effect_interval": list(self.interval) if self.interval else None,
-            "blocks": 2 * self.pairs,
-            "guard": {**self.guard.to_json(), "ranks_alike": self.alike}}
+    interval = self.interval
+    return {"effect": self.effect, "effect_interval": list(interval) if interval else None,
+            "blocks": 2 * self.pairs, "guard": {**self.guard.to_json(), "ranks_alike": self.alike}}
 
   def sentence(self) -> str:
     """What a person reads."""
     state = {True: "At the end it lets pacing act.", False: "At the end it holds pacing back.",
              None: ""}[self.guard.on]
-    if self.effect is None:
+    effect, interval = self.after(self.pairs)
+    if effect is None:
       return ("The guard has not compared any blocks: nothing was delayed or held back, or not "
               f"for long enough. {state}").rstrip()
-    sure = (f"{_in_words(self.interval)}, {plural(self.pairs, 'pair')} of blocks" if self.interval
+    sure = (f"{_in_words(interval)}, {plural(self.pairs, 'pair')} of blocks" if interval
             else f"too few pairs of blocks ({self.pairs}) for an interval")
     alike = "" if self.alike else " Each rank judged for itself; this is by one rank's blocks."
-    return (f"Effect on the mean step: {100 * self.effect:+.1f} % with pacing ({sure}). "
+    return (f"Effect on the mean step: {100 * effect:+.1f} % with pacing ({sure}). "
             f"{state}{alike}").rstrip()
 
 
@@ -71,14 +105,28 @@ def measured(run: Run) -> PacingEffect | None:
   (or the window), while the guard's own estimate starts anew whenever it returns to pairs, and
   leaves the last steps out that its news were not there for.
   """
-  compared = compare(run)
-  if compared is None:
+  if "guard_pair" not in run.guard:
     return None
-  effect, interval = (effect_of(compared.means, compared.variance) if len(compared.means)
-                      else (None, None))
+  times, pair, on = step_times(run), run.guard["guard_pair"], run.guard["guard_on"]
+  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
+  at = np.flatnonzero(np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside)
+  # a restarted guard counts pairs from 0 again
+  attempt = run.attempt.max(axis=0)[at].astype(np.int64)
+  _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
+  number = number.reshape(-1)
+  size = int(number.max(initial=-1)) + 1
+  block = 2 * number + (on[at] <= 0.5)
+  sums, squares, steps = (np.bincount(block, values, 2 * size).reshape(size, 2)
+                          for values in (times[at], times[at]**2, np.ones(len(at))))
+  first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
+  np.minimum.at(first, number, run.steps[at])
+  np.maximum.at(last, number, run.steps[at])
+  both = (steps > 0).all(axis=1)
+  sums, squares, steps = sums[both], squares[both], steps[both]
+  within = np.maximum(squares / steps - (sums / steps)**2, 0) / np.maximum(steps - 1, 1)
   return PacingEffect(
-      effect=effect, interval=interval, pairs=len(compared.means), guard=last_estimate(run),
-      alike=run.plan.get("share") is not False)
+      sums / steps, float(np.median(within.sum(axis=1))) if both.any() else 0.0, first[both],
+      last[both], last_estimate(run), run.plan.get("share") is not False)
 
 
 def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", prefix: str = ""
@@ -108,72 +156,6 @@ def last_estimate(run: Run, written: str = "guard_on", on: str = "guard_on", pre
 
 def _in_words(interval: tuple[float, float]) -> str:
   return f"95 % interval {100 * interval[0]:+.1f} to {100 * interval[1]:+.1f} %"
-
-
-class Compared(NamedTuple):
-  """The pairs of blocks that have steps of both kinds. P pairs."""
-
-  means: np.ndarray  # [P, 2] mean step time with pacing and without, s
-  variance: float  # s^2, that their differences would have were steps independent
-  first_step: np.ndarray  # [P] step numbers
-  last_step: np.ndarray  # [P] step numbers
-
-
-def compare(run: Run) -> Compared | None:
-  """Compares the steps of every pair of blocks; None where no guard ran."""
-  columns = run.guard
-  if not columns or "guard_pair" not in columns:
-    return None
-  times, pair, on = step_times(run), columns["guard_pair"], columns["guard_on"]
-  # Pair 0 counts nowhere: a fresh state's first row is all zeros.
-  at = np.flatnonzero(np.isfinite(times) & (pair > 0) & np.isfinite(on) & run.inside)
-  nothing = np.empty(0, np.int64)
-  if not at.size:
-    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
-  # a restarted guard counts pairs from 0 again
-  attempt = run.attempt.max(axis=0)[at].astype(np.int64)
-  _, number = np.unique(np.stack([attempt, pair[at].astype(np.int64)]), axis=1, return_inverse=True)
-  number = number.reshape(-1)
-  size = int(number.max()) + 1
-  arm = np.where(on[at] > 0.5, 0, 1)
-  sums = np.stack([np.bincount(number, times[at] * (arm == a), size) for a in (0, 1)], axis=1)
-  squares = np.stack([np.bincount(number, times[at]**2 * (arm == a), size) for a in (0, 1)], axis=1)
-  steps = np.stack([np.bincount(number, arm == a, size) for a in (0, 1)], axis=1)
-  first, last = np.full(size, np.iinfo(np.int64).max), np.full(size, -1)
-  np.minimum.at(first, number, run.steps[at])
-  np.maximum.at(last, number, run.steps[at])
-  both = (steps > 0).all(axis=1)
-  if not both.any():
-    return Compared(np.empty((0, 2)), 0.0, nothing, nothing)
-  sums, squares, steps = sums[both], squares[both], steps[both]
-  within = np.maximum(squares / steps - (sums / steps)**2, 0) / np.maximum(steps - 1, 1)
-  return Compared(sums / steps, float(np.median(within.sum(axis=1))), first[both], last[both])
-
-
-def effect_of(means: np.ndarray, variance: float) -> tuple[float, tuple[float, float] | None]:
-  """The effect that some pairs show, and its 95 % interval, which holds however often one looks.
-
-  Args:
-    means: [P, 2] mean step time with pacing and without, s; one pair at least.
-    variance: s^2, of a difference, were steps independent.
-
-  Returns:
-    (on - off) / off, and its interval, None where there are too few pairs for one.
-  """
-  difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
-  effect = float(difference.mean()) / off
-  half = _half_width(difference, variance)
-  return effect, (effect - half / off, effect + half / off) if math.isfinite(half) else None
-
-
-def _half_width(difference: np.ndarray, variance: float) -> float:
-  # imports JAX, for which a report without a guard needn't wait
-  from jaxpace.coordination import plain, sequential
-
-  # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
-  squares = float(((difference - difference.mean())**2).sum())
-  rho = sequential.prior(max(variance, 1e-30))
-  return float(sequential.half_width(len(difference), squares, rho, -math.log(1 - INTERVAL), plain))
 
 
 # What sharing work by speed did in a recorded run: by what `jaxpace.share_work` recorded.

@@ -17,7 +17,7 @@ from jaxpace.diagnose.groups import run_groups
 from jaxpace.diagnose.lateness import attributed_wait
 from jaxpace.diagnose.limits import CELLS, MOST, NEARLY_ALL, SAME, TWICE
 from jaxpace.diagnose.modes.inputs import Finding
-from jaxpace.diagnose.pacing import compare, effect_of
+from jaxpace.diagnose.pacing import measured
 from jaxpace.diagnose.selected_steps import (
   SelectedSteps,
   into_blocks,
@@ -334,31 +334,27 @@ def blocks(run: Run) -> dict[str, Any] | None:
   being the report's. `blocks` are the stretches in which the guard let pacing act or held it back,
   compared or not; null where there are more than 512.
   """
-  compared = compare(run)
+  compared = measured(run)
   if compared is None:
     return None
-  number = len(compared.means)
+  number, means = compared.pairs, compared.means
   group = np.arange(number) * min(number, MOST_COLUMNS) // max(number, 1)
-  begin = np.flatnonzero(np.diff(group, prepend=-1))
-  size = np.diff(np.append(begin, number))
-  means = (np.add.reduceat(compared.means, begin, axis=0) / size[:, None] if number
-           else np.empty((0, 2)))
+  together = [np.flatnonzero(group == each) for each in np.unique(group)]
   effects: dict[str, list[Any]] = {"pairs": [], "last_step": [], "effect": [], "low": [],
                                    "high": []}
   for n in sorted({int(x) for x in np.geomspace(1, number, _EFFECTS)}) if number else ():
-    effect, interval = effect_of(compared.means[:n], compared.variance)
+    effect, interval = compared.after(n)
     low, high = interval if interval else (None, None)
     row = {"pairs": n, "last_step": int(compared.last_step[:n].max()), "effect": effect, "low": low,
            "high": high}
     for name, value in row.items():
       effects[name].append(value)
   return {
-      "pairs": {"first_step": np.minimum.reduceat(compared.first_step, begin).tolist() if number
-                else [],
-                "last_step": np.maximum.reduceat(compared.last_step, begin).tolist() if number
-                else [],
-                "number": size.tolist() if number else [], "on": means[:, 0].tolist(),
-                "off": means[:, 1].tolist()},
+      "pairs": {"first_step": [int(compared.first_step[own].min()) for own in together],
+                "last_step": [int(compared.last_step[own].max()) for own in together],
+                "number": [own.size for own in together],
+                "on": [float(means[own, 0].mean()) for own in together],
+                "off": [float(means[own, 1].mean()) for own in together]},
       "effect": effects, "blocks": _stretches(run)}
 
 
