@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
-from jaxpace.diagnose.findings import find, hold_back
+from jaxpace.diagnose.findings import few_pauses, find, hold_back, unnamed_waiting
 from jaxpace.diagnose.floor import find_floor, shares_of
 from jaxpace.diagnose.inconclusive import (
   find_inconclusive,
@@ -24,8 +24,7 @@ from jaxpace.diagnose.inconclusive import (
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
 from jaxpace.diagnose.mechanism import switches
-from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding, Reasons
-from jaxpace.diagnose.no_finding import few_pauses, unnamed_waiting
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.notes import hung, notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.diagnose.phases import phase_medians, waiting_for_data
@@ -69,9 +68,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
   """
   totals = add(run, count(run), progress)
   late = who(totals, fabric, links)
-  reasons = why(late)
-  saved = worth(reasons, asked)
-  return words(reasons, saved, fabric, events)
+  case = why(late)
+  saved = worth(case, asked)
+  return words(case, saved, fabric, events)
 
 
 def count(run: Run) -> SelectedSteps:
@@ -105,15 +104,16 @@ def who(run_totals: RunTotals, fabric: MeasuredFabric | None = None,
               floor=floor if away is None else floor.inconclusive_in(away.steps))
 
 
-def why(case: EvidenceInputs) -> Reasons:
+def why(case: EvidenceInputs) -> EvidenceInputs:
   """Looks for every failure mode, and takes back what the run can't tell.
 
   Nobody is blamed without whom no step would be shorter.
   """
   run, doubted = case.run, find_inconclusive(case.run, case.selected)
   never = tuple(unseen(case).tolist())
+  case = dataclasses.replace(case, inconclusive=doubted, unseen=never)
   if not case.selected.size:
-    return Reasons(**vars(case), inconclusive=doubted, unseen=never)
+    return case
   findings, doubt, notes = hold_back(case, find(case))
   if saves_nothing(case, named(case, findings), LEAST):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
@@ -121,16 +121,15 @@ def why(case: EvidenceInputs) -> Reasons:
   # who is last intermittently shows in the timestamps that are in doubt
   found = tuple(_or_waiting(run, finding, never) for finding in findings
                 if not doubted or finding.mode != Verdict.AMPLIFICATION)
-  reasons = Reasons(**vars(case), findings=() if unrecorded(run) else found, doubt=doubt,
-                    on_sampling=notes, inconclusive=doubted, unseen=never)
-  return dataclasses.replace(reasons, few_pauses=few_pauses(reasons),
-                             unnamed=unnamed_waiting(reasons))
+  case = dataclasses.replace(case, findings=() if unrecorded(run) else found, doubt=doubt,
+                             on_sampling=notes)
+  return dataclasses.replace(case, few_pauses=few_pauses(case), unnamed=unnamed_waiting(case))
 
 
-def words(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
+def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = None,
          events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
-  found = _without_words(reasons, saved, events)
+  found = _without_words(case, saved, events)
   found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
   away, steps = found.away, found.run.steps
   notes = (*notes_on(found, fabric),
@@ -139,23 +138,22 @@ def words(reasons: Reasons, saved: Worth, fabric: MeasuredFabric | None = None,
   return dataclasses.replace(found, verdict=verdict_on(found), notes=notes)
 
 
-def _without_words(reasons: Reasons, saved: Worth, events: Sequence[Mapping[str, Any]]
+def _without_words(case: EvidenceInputs, saved: Worth, events: Sequence[Mapping[str, Any]]
                    ) -> Diagnosis:
   """All that the stages found. Steps of which only totals are known count in the step time."""
-  run, selected, totals, floor = reasons.run, reasons.selected, reasons.totals, reasons.floor
-  times = reasons.steps
+  run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
   parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
            for name, values in totals.per_step.items()}
   quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
                        for values in (floor.quiet, floor.contention))
   at = shares_by_collective(run, selected, totals, floor)
   return Diagnosis(
-      **vars(reasons), **vars(saved), step_time=step_time_of(times) if times.size else None,
+      **vars(case), **vars(saved), step_time=step_time_of(times) if times.size else None,
       shares=shares_of(parts, quiet, contention) if times.size else None,
       waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
       spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
       preempted=switches(run, selected), for_data=waiting_for_data(run, selected),
-      events=tuple(events), stages=stages(reasons),
+      events=tuple(events), stages=stages(case),
       waits=where_waits_are(run, at), overlap=overlap(at, totals.computing / max(1, selected.size)))
 
 

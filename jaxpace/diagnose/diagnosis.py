@@ -12,7 +12,7 @@ from jaxpace.costs.fabric_file import kind_in
 from jaxpace.diagnose.floor import by_host, by_rank
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.limits import LISTED, SCHEMA
-from jaxpace.diagnose.modes.inputs import Reasons
+from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
@@ -27,7 +27,7 @@ _NO_WORDS_YET = Sentence(Verdict.NO_STEPS, "")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Diagnosis(Reasons, Worth):
+class Diagnosis(EvidenceInputs, Worth):
   """What a recorded run says: all that the stages found, what mending is worth, and words.
 
   Arrays are [R] over ranks unless noted; NaN where a rank has no data.

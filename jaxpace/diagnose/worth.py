@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.modes import contention
-from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding, Reasons
+from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnose.words.codes import codes
@@ -47,7 +47,7 @@ def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   return case.lateness.late.tolist() if modes & {Verdict.PERSISTENT, Verdict.LOCALITY} else []
 
 
-def worth(case: Reasons, asked: Sequence[WhatIfRequest]) -> Worth:
+def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
   """Replays the run without what is worth asking for, and without what was asked for.
 
   Of a finding that was asked for, its share is taken out: shares of findings are disjoint parts of

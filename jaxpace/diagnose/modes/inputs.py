@@ -51,30 +51,6 @@ class SilentStretches(NamedTuple):
   suspects: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class EvidenceInputs(RunTotals):
-  """A run that was added up, with who is late, the phases and the quiet fabric."""
-
-  lateness: Lateness
-  phases: dict[str, np.ndarray]  # [R] medians by phase
-  floor: Floor
-  links: ProbedLinks | None = None  # what a link probe measured
-  away: SilentStretches | None = None  # where others may wait for a rank without rows
-
-  @property
-  def transfer(self) -> np.ndarray:
-    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
-    waiting."""
-    transfer: np.ndarray = self.totals.transfer.sum(axis=0)
-    return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
-
-  @property
-  def beyond_arrival(self) -> np.ndarray:
-    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
-    them apart."""
-    return self.transfer + self.totals.per_step["spread"]
-
-
 class FewPauses(NamedTuple):
   """What one cause took beyond its usual time."""
 
@@ -95,8 +71,15 @@ class Unnamed(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class Reasons(EvidenceInputs):
-  """The same with what is wrong, and why; `lateness` names whom the findings blame."""
+class EvidenceInputs(RunTotals):
+  """A run that was added up, with who is late, the phases and the quiet fabric; and, once failure
+  modes were looked for, what is wrong, and why: `lateness` then names whom the findings blame."""
+
+  lateness: Lateness
+  phases: dict[str, np.ndarray]  # [R] medians by phase
+  floor: Floor
+  links: ProbedLinks | None = None  # what a link probe measured
+  away: SilentStretches | None = None  # where others may wait for a rank without rows
 
   findings: tuple[Finding, ...] = ()
   doubt: str = ""  # why what was found in a sampled run is no finding, in a few words
@@ -107,3 +90,16 @@ class Reasons(EvidenceInputs):
   # what costs much and is no finding
   few_pauses: tuple[FewPauses, ...] = ()
   unnamed: Unnamed | None = None
+
+  @property
+  def transfer(self) -> np.ndarray:
+    """[K] all collectives' own time in each step, s; NaN where not known, or where it may be
+    waiting."""
+    transfer: np.ndarray = self.totals.transfer.sum(axis=0)
+    return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
+
+  @property
+  def beyond_arrival(self) -> np.ndarray:
+    """[K] what a step takes beyond its last rank's busy time, s: transfers, and ranks that leave
+    them apart."""
+    return self.transfer + self.totals.per_step["spread"]
