@@ -116,24 +116,19 @@ class Rules(NamedTuple):
   """Signals of which a few long steps are an onset: how many, and what each counts at most."""
 
 
-class Levels(NamedTuple):
-  """What is usual for each of S signals. Seconds; NaN while it is not known."""
-
-  middle: np.ndarray  # [S] median
-  beyond: np.ndarray  # [2, S] what most of 24 steps, and half of 96, must exceed
-  often: np.ndarray  # [S] part of the steps that are high
-  step_time: float  # median
-
-
 class StreamState(NamedTuple):
   """What is carried. S = R + 5 signals: each rank's lateness; the job's waiting, transfers, gaps
   and pauses; and the step itself."""
 
-  last: np.ndarray  # [S, 96] s, the last steps, each at its number of steps before it modulo 96
+  last: np.ndarray  # [S, 96] s, the last steps, the newest last
   numbers: np.ndarray  # [96] of these steps
   past: np.ndarray  # [S, 512] s, usual steps before, NaN where there are fewer
   seen: np.ndarray  # [S] int64 values that ever went into it
-  levels: Levels
+  # What is usual, s; NaN while it is not known:
+  middle: np.ndarray  # [S] median
+  beyond: np.ndarray  # [2, S] what most of 24 steps, and half of 96, must exceed
+  often: np.ndarray  # [S] part of the steps that are high
+  step_time: float  # median
   active: np.ndarray  # [S] bool, alarmed and not over
   taken: int  # steps taken in
   until: int  # number of the last one; -1 before the first
@@ -146,7 +141,7 @@ def init(ranks: int) -> StreamState:
   unknown = np.full(size, np.nan)
   return StreamState(
       np.full((size, _LONG), np.nan), np.zeros(_LONG, np.int64), np.full((size, _PAST), np.nan),
-      np.zeros(size, np.int64), Levels(unknown, np.full((2, size), np.nan), unknown, float("nan")),
+      np.zeros(size, np.int64), unknown, np.full((2, size), np.nan), unknown, float("nan"),
       np.zeros(size, bool), 0, -1, -1)
 
 
@@ -164,16 +159,15 @@ def update(state: StreamState, steps: NewSteps, joined: np.ndarray
   """
   values = signals(steps, joined)
   rule = _rules(len(values), steps.pause is not None)
-  state = state._replace(last=state.last.copy(), numbers=state.numbers.copy(),
-                         past=state.past.copy(), seen=state.seen.copy(),
+  state = state._replace(past=state.past.copy(), seen=state.seen.copy(),
                          active=state.active.copy())
   alarms: list[Alarm] = []
   for at in np.flatnonzero(steps.number > state.until).tolist():
     state = _take(state, int(steps.number[at]), values[:, at], rule)
-    if state.levels.step_time > 0 and np.isfinite(steps.step[at]):
+    if state.step_time > 0 and np.isfinite(steps.step[at]):
       state, told = _test(state, rule)
       alarms += told
-    known = state.levels.step_time > 0
+    known = state.step_time > 0
     if state.taken % _REFRESH == 0 or not known and state.taken >= LEARN:
       state, told = _learn(state, rule)
       alarms += told
@@ -263,28 +257,28 @@ def _lateness(all_arrival: np.ndarray, gap: np.ndarray) -> tuple[np.ndarray, np.
 def _take(state: StreamState, number: int, now: np.ndarray, rule: Rules) -> StreamState:
   """Takes one step of [S] seconds in. What has left the last steps without an alarm becomes
   usual."""
-  place, rare = state.taken % _LONG, list(rule.rare)
-  before = state.last[:, place - _LAST].copy()
-  before[rare] = state.last[rare, place]
+  rare = list(rule.rare)
+  before = state.last[:, -_LAST].copy()
+  before[rare] = state.last[rare, 0]
   calm = np.flatnonzero(np.isfinite(before) & ~state.active)
   state.past[calm, state.seen[calm] % _PAST] = before[calm]
   state.seen[calm] += 1
-  state.last[:, place], state.numbers[place] = now, number
-  return state._replace(taken=state.taken + 1, until=number,
-                        first=number if state.first < 0 else state.first)
+  return state._replace(
+      last=np.column_stack([state.last[:, 1:], now]), numbers=np.append(state.numbers[1:], number),
+      taken=state.taken + 1, until=number, first=number if state.first < 0 else state.first)
 
 
 def _learn(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   """Learns what is usual, of the past or, while that is short, of the last steps; and tells of the
   ranks that have been late in all of them."""
   samples = np.full(state.past.shape, np.nan)
-  samples[:, :_LONG] = state.last[:, (state.taken + np.arange(_LONG)) % _LONG]
+  samples[:, :_LONG] = state.last
   samples = np.where((state.seen < LEARN)[:, None], samples, state.past)
   number = np.isfinite(samples).sum(axis=1)
   if number[-1] < LEARN or not np.nanmedian(samples[-1]) > 0:
     return state, []
   step_time = float(np.nanmedian(samples[-1]))
-  middle, beyond, often = (x.copy() for x in state.levels[:3])
+  middle, beyond, often = state.middle.copy(), state.beyond.copy(), state.often.copy()
   late: list[int] = []
   for size in np.unique(number[number >= LEARN]).tolist():
     own = np.flatnonzero(number == size)
@@ -309,7 +303,7 @@ def _learn(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   alarms = [Alarm(LATE, rank, state.until, state.first, float(middle[rank] / step_time), False,
                   True) for rank in sorted(late)]
   middle[late] = 0.0
-  return state._replace(levels=Levels(middle, beyond, often, step_time)), alarms
+  return state._replace(middle=middle, beyond=beyond, often=often, step_time=step_time), alarms
 
 
 def _always_late(shares: np.ndarray, strays: np.ndarray) -> np.ndarray:
@@ -322,20 +316,19 @@ def _always_late(shares: np.ndarray, strays: np.ndarray) -> np.ndarray:
 
 def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   """Tests the last steps of all signals."""
-  levels, active, ranks = state.levels, state.active, len(state.last) - len(_JOB) - 1
-  newest = (state.taken - 1 - np.arange(_LONG)) % _LONG
-  values = np.nan_to_num(state.last[:, newest], nan=-np.inf)
-  high = values - levels.middle[:, None] > (rule.high * levels.step_time)[:, None]
+  active, ranks = state.active, len(state.last) - len(_JOB) - 1
+  values = np.nan_to_num(state.last[:, ::-1], nan=-np.inf)
+  high = values - state.middle[:, None] > (rule.high * state.step_time)[:, None]
   soon = high[:, :_LAST].sum(axis=1)
   most = np.take_along_axis(np.sort(values[:, :_LAST]), rule.lowest[:, None], axis=1)[:, 0]
   half = np.partition(values, _LONG // 2, axis=1)[:, _LONG // 2]
-  begins = (most > levels.beyond[0]) | (half > levels.beyond[1]) & (soon >= _LAST // 2)
+  begins = (most > state.beyond[0]) | (half > state.beyond[1]) & (soon >= _LAST // 2)
   begins &= high[:, 0]
   ends = soon <= PART * _LAST
   for signal, (need, cap) in rule.rare.items():
-    above = (values[signal] - levels.middle[signal]) / levels.step_time
+    above = (values[signal] - state.middle[signal]) / state.step_time
     begins[signal] = _struck(np.clip(above, 0.0, cap), high[signal], need,
-                             float(levels.often[signal]))
+                             float(state.often[signal]))
     ends[signal] = not high[signal].any()
   begins &= ~active
   ends &= active & np.isfinite(values[:, 0])
@@ -347,7 +340,7 @@ def _test(state: StreamState, rule: Rules) -> tuple[StreamState, list[Alarm]]:
   reported = changed.copy()
   reported[ranks] &= not named
   reported[-3] &= not (active[-2] and not ends[-2])  # pauses have been reported, and go on
-  alarms = [_alarm(state, signal, values[signal], high[signal], newest, rule)
+  alarms = [_alarm(state, signal, values[signal], high[signal], rule)
             for signal in np.flatnonzero(reported).tolist()]
   return state._replace(active=active ^ changed), alarms
 
@@ -369,16 +362,16 @@ def _struck(above: np.ndarray, high: np.ndarray, need: int, often: float) -> boo
   return False
 
 
-def _alarm(state: StreamState, signal: int, values: np.ndarray, high: np.ndarray,
-           newest: np.ndarray, rule: Rules) -> Alarm:
+def _alarm(state: StreamState, signal: int, values: np.ndarray, high: np.ndarray, rule: Rules
+           ) -> Alarm:
   """What is reported of a signal whose last steps, the newest first, changed their level."""
-  levels, numbers = state.levels, state.numbers[newest]
+  numbers = state.numbers[::-1]
   known = np.isfinite(values)
   if signal in rule.rare:
     onset = int(numbers[high.nonzero()[0].max(initial=0)])
   else:
     onset = split_series(values[known][::-1], numbers[known][::-1], state.until)
   ranks = len(state.last) - len(_JOB) - 1
-  share = (values[known & (numbers >= onset)].mean() - levels.middle[signal]) / levels.step_time
+  share = (values[known & (numbers >= onset)].mean() - state.middle[signal]) / state.step_time
   return Alarm(LATE if signal < ranks else _JOB[signal - ranks], signal if signal < ranks else None,
                state.until, onset, float(share), bool(state.active[signal]))
