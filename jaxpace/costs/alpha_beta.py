@@ -11,6 +11,11 @@ message-passing systems" (1997).
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+
+_T = TypeVar("_T", float, np.ndarray)
 ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, SHIFT = KINDS = ("all_reduce", "reduce_scatter",
                                                          "all_gather", "shift")
 RING, TREE, DOUBLING, HALVING = "ring", "tree", "doubling", "halving"
@@ -59,7 +64,7 @@ def coefficients(kind: str, algorithm: str, ranks: int) -> tuple[float, float]:
   return 2 * levels + folding, 2 * (core - 1) / core + folding
 
 
-def seconds(kind: str, algorithm: str, ranks: int, size: float, alpha: float, beta: float) -> float:
-  """Seconds of a collective of `size` bytes; alpha and beta as above."""
+def seconds(kind: str, algorithm: str, ranks: int, size: float, alpha: _T, beta: _T) -> _T:
+  """Seconds of a collective of `size` bytes; alpha and beta as above, or arrays of them."""
   a, b = coefficients(kind, algorithm, ranks)
   return a * alpha + b * size * beta

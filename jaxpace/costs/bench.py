@@ -16,15 +16,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpace.costs.fabric_file import (
-  ALL_GATHER,
-  ALL_REDUCE,
-  REDUCE_SCATTER,
-  SCHEMA,
-  Cost,
-  Estimate,
-  coefficients,
-)
+from jaxpace.costs.alpha_beta import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, coefficients
+from jaxpace.costs.fabric_file import SCHEMA, Cost, Estimate
 
 _SAMPLE_SECONDS = 0.03
 _MOST_TURNS = 1000
@@ -190,7 +183,7 @@ class Timing(NamedTuple):
     return float(np.median(self.samples))
 
 
-def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed: int = 0) -> Cost:
+def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing]) -> Cost:
   """Fits t = a·α + b·m·β to the medians of every size.
 
   Relative errors count, so that a small collective says as much of α as a large one of β; Huber
@@ -203,7 +196,6 @@ def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed:
     algorithm: whose coefficients hold.
     ranks: ranks that took part.
     measured: one entry a size; at least one.
-    seed: of the draws.
 
   Raises:
     ValueError: nothing was measured.
@@ -215,7 +207,7 @@ def fit(kind: str, algorithm: str, ranks: int, measured: Sequence[Timing], seed:
   seconds = np.array([max(m.seconds, 1e-9) for m in measured])
   [(alpha, beta)] = _solve(rows[None], seconds[None])
   misfit = float(np.abs(rows @ [alpha, beta] / seconds - 1).max())
-  random = np.random.default_rng(seed)
+  random = np.random.default_rng(0)
   chosen = random.integers(0, len(measured), (_DRAWS, len(measured)))
   medians = np.stack([np.median(random.choice(m.samples, (_DRAWS, len(m.samples))), axis=1)
                       for m in measured], axis=1)

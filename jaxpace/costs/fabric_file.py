@@ -19,7 +19,7 @@ from jaxpace.costs.alpha_beta import (
     RING,
     SHIFT,
     TREE,
-    coefficients,
+    seconds,
 )
 from jaxpace.files.reading import LARGEST, UnreadableError, read_bytes
 from jaxpace.runs.run import CollectiveTimes, Run, RunError
@@ -57,8 +57,7 @@ class Cost(NamedTuple):
 
   def seconds(self, kind: str, ranks: int, size: float) -> float:
     """Time of a collective of `size` bytes over `ranks` ranks."""
-    a, b = coefficients(kind, self.algorithm, ranks)
-    return a * self.alpha.estimate + b * size * self.beta.estimate
+    return seconds(kind, self.algorithm, ranks, size, self.alpha.estimate, self.beta.estimate)
 
 
 class Level(NamedTuple):

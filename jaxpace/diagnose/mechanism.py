@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.diagnose.limits import COSTLY, FEWEST, LEAST, PART, SHOWS
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.phases import pauses_in
-from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
+from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, medians_known, ratio
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import milliseconds, name_process, percent
@@ -278,8 +278,7 @@ class _Samples(NamedTuple):
   def medians(self) -> np.ndarray:
     """[W] median sample; NaN where there is none."""
     at = np.searchsorted(self.exits, self.times) - 1
-    return np.array([float(np.median(self.values[at == window])) if (at == window).any()
-                     else float("nan") for window in range(len(self.steps))])
+    return medians_known(self.values[at == window] for window in range(len(self.steps)))
 
 
 def _sampled(run: Run, selected: SelectedSteps, name: str, edges: np.ndarray

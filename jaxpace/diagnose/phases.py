@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.limits import SAMPLED
-from jaxpace.diagnose.selected_steps import SelectedSteps
+from jaxpace.diagnose.selected_steps import SelectedSteps, medians_known
 from jaxpace.diagnose.step_times import counted
 from jaxpace.runs.run import Run
 from jaxpace.runs.step_causes import PAUSES
@@ -36,10 +36,8 @@ def phase_medians(run: Run, mask: np.ndarray) -> dict[str, np.ndarray]:
     if name == "sync" and "held" in run.durations:
       # As recorded it begins before what was held, which is recorded by itself.
       values -= np.nan_to_num(run.durations["held"][:, steps], nan=0.0)
-    known = np.isfinite(values).any(axis=1)
-    if known.any():
-      median = np.full(run.ranks, np.nan)
-      median[known] = np.nanmedian(values[known], axis=1)
+    median = medians_known(values)
+    if np.isfinite(median).any():
       medians[name.removeprefix("phase_")] = median
   return medians
 

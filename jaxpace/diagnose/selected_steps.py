@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -86,16 +86,8 @@ class SelectedSteps(NamedTuple):
   def medians(self, values: np.ndarray) -> np.ndarray:
     """Medians of the known values of each block: [K] -> [B]; NaN where nothing is known."""
     use = np.flatnonzero(self._use(values))
-    order = np.lexsort((values[use], self.block[use]))
-    block, ordered = self.block[use][order], values[use][order]
-    first = np.searchsorted(block, np.arange(self.blocks))
-    number = np.append(first[1:], len(block)) - first
-    found = np.full(self.blocks, np.nan)
-    some = np.flatnonzero(number)
-    found[some] = (
-        (ordered[first[some] + (number[some] - 1) // 2] + ordered[first[some] + number[some] // 2])
-        / 2)
-    return found
+    begin = np.searchsorted(self.block[use], np.arange(1, self.blocks))
+    return medians_known(np.split(values[use], begin))
 
   def _use(self, values: np.ndarray) -> np.ndarray:
     return np.isfinite(values) & (self.block >= 0)
@@ -144,6 +136,12 @@ def mean_known(values: np.ndarray, axis: int = -1) -> np.ndarray:
   """Mean along an axis over what is known; NaN where nothing is."""
   known = np.isfinite(values)
   return ratio(np.where(known, values, 0.0).sum(axis=axis, dtype=np.float64), known.sum(axis=axis))
+
+
+def medians_known(rows: Iterable[np.ndarray]) -> np.ndarray:
+  """Median of what is known of each row; NaN where nothing is."""
+  known = [row[np.isfinite(row)] for row in rows]
+  return np.array([np.median(row) if row.size else np.nan for row in known], np.float64)
 
 
 def merged(values: np.ndarray, weights: np.ndarray) -> np.ndarray:

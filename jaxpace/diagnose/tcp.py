@@ -25,6 +25,7 @@ import numpy as np
 from jaxpace.diagnose.limits import BUSIER, FEWEST, MOST, PART, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import medians, per_window
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
+from jaxpace.diagnose.selected_steps import medians_known
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -91,7 +92,7 @@ def read(case: EvidenceInputs) -> BusyConnections:
              else np.empty((0, len(edges) - 1)))
   transfer = case.transfer[case.selected.mask]
   transfer = transfer[np.isfinite(transfer)]
-  typical = _medians(seconds)
+  typical = medians_known(seconds)
   carried = bool(len(processes) > 1 and transfer.size and np.isfinite(typical).any()
                  and np.nanmedian(typical) >= PART * np.quantile(transfer, 0.25))
   trips = medians(case.run, case.selected, "tcp_rtt_ns", edges)
@@ -130,7 +131,7 @@ def beyond(busy: BusyConnections, quiet: float) -> float:
 
   By the median of windows: other load makes a few of them long.
   """
-  typical = _medians(busy.seconds)
+  typical = medians_known(busy.seconds)
   return float(np.nanmedian(typical)) - 2 * quiet if np.isfinite(typical).any() else 0.0
 
 
@@ -148,7 +149,7 @@ def says_slower(busy: BusyConnections, inside: Sequence[tuple[int, int]],
 def _longer(within: np.ndarray, without: np.ndarray, least: float) -> bool:
   """Whether [P, w] values of some windows are so many times those of others, all processes
   together, and longer in nearly all windows."""
-  level, usual = _medians(within), _medians(without)
+  level, usual = medians_known(within), medians_known(without)
   known = np.isfinite(level) & np.isfinite(usual) & (usual > 0)
   if known.sum() < 2 or level[known].sum() < least * usual[known].sum():
     return False
@@ -161,7 +162,7 @@ def typical_trips(busy: BusyConnections, inside: Sequence[tuple[int, int]],
                   outside: Sequence[tuple[int, int]]) -> tuple[float, float] | None:
   """Typical round trips in some stretches and in others, s, of the processes that sampled them in
   both; None: of none."""
-  level, usual = _medians(busy.trips_of(inside)), _medians(busy.trips_of(outside))
+  level, usual = medians_known(busy.trips_of(inside)), medians_known(busy.trips_of(outside))
   known = np.isfinite(level) & np.isfinite(usual)
   return (float(np.median(level[known])), float(np.median(usual[known]))) if known.any() else None
 
@@ -176,7 +177,7 @@ def whose(case: EvidenceInputs, busy: BusyConnections,
     inside: blocks in which transfers are slow, (first, one past the last).
   """
   windows = busy.of(inside)
-  level = dict(zip(busy.processes, _medians(windows).tolist(), strict=True))
+  level = dict(zip(busy.processes, medians_known(windows).tolist(), strict=True))
   known = {p: value for p, value in level.items() if np.isfinite(value)}
   if len(known) < 2:
     return BusyLinks(known, (), 0.0, False)
@@ -231,12 +232,3 @@ def _stands_out(level: list[float]) -> bool:
   """Whether the first of falling busy times is that of the host with the slow link."""
   top, *rest = level
   return top >= (_OF_TWO if len(rest) == 1 else BUSIER) * rest[0]
-
-
-def _medians(values: np.ndarray) -> np.ndarray:
-  """[P] medians over windows, NaN where nothing is known."""
-  known = np.isfinite(values).any(axis=1) if values.size else np.zeros(len(values), bool)
-  found = np.full(len(values), np.nan)
-  if known.any():
-    found[known] = np.nanmedian(values[known], axis=1)
-  return found

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from jaxpace.costs import fabric_file as fabric
-from jaxpace.costs.fabric_file import coefficients, quiet_seconds, read_fabric
+from jaxpace.costs.alpha_beta import coefficients
+from jaxpace.costs.fabric_file import quiet_seconds, read_fabric
 from jaxpace.runs.run import RunError
 from tests.diagnose.traces import make_run
 from tests.synthetic import synthetic_runs

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jaxpace.costs.alpha_beta import KINDS, coefficients
 from jaxpace.costs.bench import HOST, HOSTS, PROCESS, Group, Timing, fit, levels, to_json
-from jaxpace.costs.fabric_file import ALGORITHMS, KINDS, coefficients, quiet_seconds, read_fabric
+from jaxpace.costs.fabric_file import ALGORITHMS, quiet_seconds, read_fabric
 
 SIZES = [1 << n for n in range(10, 25, 2)]
 

@@ -8,16 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.costs.fabric_file import (
-  ALGORITHMS,
-  RING,
-  TREE,
-  Cost,
-  Level,
-  MeasuredFabric,
-  coefficients,
-  kind_in,
-)
+from jaxpace.costs.alpha_beta import RING, TREE, coefficients, seconds
+from jaxpace.costs.fabric_file import ALGORITHMS, Cost, Level, MeasuredFabric, kind_in
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
@@ -259,10 +251,9 @@ def transfers(sample: Sample, ranks: int, fabric: MeasuredFabric | None, algorit
     return _given(sample, recorded, ranks, here, there, draws, random), GIVEN
   fitted = _fit(sample, floor, algorithm or RING)
   if fitted is not None:
-    ratio = np.array([_model(fitted, c.kind, algorithm or RING, ranks, c.size or 0)
-                      / max(_model(fitted, c.kind, algorithm or RING, sample.ranks, c.size or 0),
-                            1e-30)
-                      for c in sample.collectives])
+    then, now = (np.array([seconds(c.kind, algorithm or RING, number, c.size or 0, *fitted)
+                           for c in sample.collectives]) for number in (ranks, sample.ranks))
+    ratio = then / np.maximum(now, 1e-30)
     return np.full(1 + draws, (contention + floor * ratio).sum()), FITTED
   latency = random.random((draws, 1))
   algorithms = [algorithm] if algorithm in ALGORITHMS else [TREE, RING]
@@ -298,9 +289,9 @@ def _given(sample: Sample, recorded: np.ndarray, ranks: int, here: Level, there:
 
 def _drawn(cost: Cost, kind: str, ranks: int, size: float, alpha: np.ndarray,
            beta: np.ndarray) -> np.ndarray:
-  a, b = coefficients(kind, cost.algorithm, ranks)
-  return (a * np.maximum(cost.alpha.estimate + cost.alpha.deviation * alpha, 0.0)
-          + b * size * np.maximum(cost.beta.estimate + cost.beta.deviation * beta, 0.0))
+  drawn = (np.maximum(value.estimate + value.deviation * normal, 0.0)
+           for value, normal in ((cost.alpha, alpha), (cost.beta, beta)))
+  return seconds(kind, cost.algorithm, ranks, size, *drawn)
 
 
 def _fit(sample: Sample, floor: np.ndarray, algorithm: str) -> tuple[float, float] | None:
@@ -312,17 +303,12 @@ def _fit(sample: Sample, floor: np.ndarray, algorithm: str) -> tuple[float, floa
     return None
   rows = (np.array([coefficients(c.kind, algorithm, sample.ranks) for c, _ in known])
           * np.array([[1, s] for s in sizes]))
-  seconds = np.array([s for _, s in known])
-  solution, *_ = np.linalg.lstsq(rows / seconds[:, None], np.ones(len(known)), rcond=None)
+  took = np.array([s for _, s in known])
+  solution, *_ = np.linalg.lstsq(rows / took[:, None], np.ones(len(known)), rcond=None)
   if solution.min() < 0:  # one of the two alone, the better
-    alone = [(float(((rows[:, i] / seconds).sum()) / ((rows[:, i] / seconds)**2).sum()), i)
+    alone = [(float(((rows[:, i] / took).sum()) / ((rows[:, i] / took)**2).sum()), i)
              for i in (0, 1)]
-    errors = [float(((x * rows[:, i] / seconds - 1)**2).sum()) for x, i in alone]
+    errors = [float(((x * rows[:, i] / took - 1)**2).sum()) for x, i in alone]
     value, i = alone[int(np.argmin(errors))]
     solution = np.array([value, 0.0] if i == 0 else [0.0, value])
   return float(solution[0]), float(solution[1])
-
-
-def _model(fitted: tuple[float, float], kind: str, algorithm: str, ranks: int, size: int) -> float:
-  a, b = coefficients(kind, algorithm, ranks)
-  return a * fitted[0] + b * size * fitted[1]
