@@ -4,7 +4,7 @@ the max-plus model of a step.
     t[k+1] = max over ranks of (t[k] + A[r] + d[r]) + H + C
 
 A (undelayed arrivals) and C (the rest of the step) are as recorded, d is what the pacer asks, and H
-by how much its holds lengthen the step (`jaxpace.simulation.replay_holds`). In this model nothing a
+by how much its holds lengthen the step (`jaxpace.simulation.observed`). In this model nothing a
 rank does makes another one faster: delays can only cost, by L = max(A + d) - max(A) a step, and holds
 by H.
 """  # noqa: E501
@@ -23,7 +23,7 @@ from jaxpace.core import pacing
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.types import Pacer
 from jaxpace.runs.run import MISSING, Run, RunError
-from jaxpace.simulation import replay_holds
+from jaxpace.simulation import observed
 from jaxpace.simulation.observed import ObservedSteps, observe, timestamped_alone
 
 _CHUNK_CELLS = 1 << 18
@@ -51,7 +51,7 @@ class Replayed(NamedTuple):
   # [K, R] float32, the pacer's own, made after that step with the next one's delay
   columns: dict[str, np.ndarray]
   # [K, S], the first rank's, which are all ranks': what `hold` asked for, and how often it listened
-  holds: replay_holds.Answers
+  holds: observed.Answers
   # [K, S] bool: these are as recorded; False where it wasn't asked here or there
   holds_agree: np.ndarray
   # [K, S] bool: the record says that it was asked, and its answer followed
@@ -110,13 +110,13 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   count, total = len(ranks), len(run.steps)
   timestamped = np.zeros(slots, bool)
   timestamped[[c.slot for c in run.collectives if c.slot < slots]] = True
-  said = replay_holds.was_asked(run)
+  said = observed.was_asked(run)
   # Where nothing is shared nothing is held, live as here.
   asks = pacer.hold is not None and shared and (said or not as_recorded)
   recorded = asks or any(c.held is not None for c in run.collectives)
   may = np.zeros(slots, bool)
   may[[c.slot for c in run.collectives if c.slot < slots and not c.may_begin_early]] = True
-  ask = replay_holds.asker(pacer, may, max_hold) if asks else None
+  ask = observed.asker(pacer, may, max_hold) if asks else None
   states = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (count, *jnp.shape(leaf))),
                         pacer.init(count))
   carry = _Carry(states, jnp.zeros(count, jnp.float32), jnp.full(count, _NAN),
@@ -127,15 +127,15 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
                          ask, run.collectives[0].slot))
   there: np.ndarray = np.any(run.attempt[ranks] >= 0, axis=1)
   parts, width = [], max(64, _CHUNK_CELLS // count)
-  places = replay_holds.most_readings(run)
+  places = observed.most_readings(run)
   for begin in range(0, total, width):
     part = slice(begin, min(begin + width, total))
     seen = observe(run, ranks, slots, part)
-    held = (replay_holds.on_record(run, ranks, slots, part, places) if recorded
-            else replay_holds.nothing_on_record(len(seen.steps), slots))
+    held = (observed.on_record(run, ranks, slots, part, places) if recorded
+            else observed.nothing_on_record(len(seen.steps), slots))
     carry, (asked, delays, columns, answers) = play(
         carry, seen._replace(record=held) if recorded else seen)
-    found = (replay_holds.nothing_asked(len(seen.steps), slots) if not asks
+    found = (observed.nothing_asked(len(seen.steps), slots) if not asks
              else jax.tree.map(np.asarray, answers))
     parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
                         {name: np.asarray(values) for name, values in columns.items()}, found,
@@ -217,8 +217,8 @@ def _latest(seen: jax.Array, delays: jax.Array) -> jax.Array:
 
 
 def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np.ndarray,
-           columns: dict[str, np.ndarray], answers: replay_holds.Answers,
-           held: replay_holds.OnRecord) -> Replayed:
+           columns: dict[str, np.ndarray], answers: observed.Answers,
+           held: observed.OnRecord) -> Replayed:
   """Plays the steps again in float64, without the ranks that were never recorded (`there` is
   False)."""
   arrivals, applied = (seen.arrivals.astype(np.float64),
@@ -241,7 +241,7 @@ def _judge(seen: ObservedSteps, there: np.ndarray, asked: np.ndarray, delays: np
   return Replayed(seen.steps.astype(np.int64), delays, known, recorded,
                   recorded - held_back(applied) - held.longer,
                   held_back(delays.astype(np.float64)), holding, agrees, columns, answers,
-                  replay_holds.agree(answers, held), held.asked_ns != MISSING,
+                  observed.agree(answers, held), held.asked_ns != MISSING,
                   held.there.sum(axis=1, dtype=np.int64))
 
 

@@ -12,7 +12,6 @@ does besides.
 from __future__ import annotations
 
 import functools
-import heapq
 from typing import Any, NamedTuple
 
 import jax
@@ -106,30 +105,6 @@ def _compiled(pacer: Pacer) -> Any:
   return jax.jit(lambda state, rows: jax.lax.scan(step, (state, jnp.float32(_NAN)), rows))
 
 
-def best(seconds: np.ndarray, micro_batches: int, capacity: int, least: int = 1,
-         rest: float = 0.0) -> float:
-  """The shortest max over ranks of n s + rest that any whole numbers n can give: by putting the
-  next micro-batch where it ends earliest, which is optimal for one kind of work on machines of
-  different speed.
-
-  Args:
-    seconds: [R] s, time for one micro-batch on each rank.
-    micro_batches: what the n add up to.
-    capacity: most of a rank.
-    least: fewest of a rank.
-    rest: s, the same on all ranks.
-  """
-  counts = [least] * len(seconds)
-  ends = [((least + 1) * float(each), rank) for rank, each in enumerate(seconds)]
-  heapq.heapify(ends)
-  for _ in range(micro_batches - least * len(seconds)):
-    _, rank = heapq.heappop(ends)
-    counts[rank] += 1
-    if counts[rank] < capacity:
-      heapq.heappush(ends, ((counts[rank] + 1) * float(seconds[rank]), rank))
-  return float((np.asarray(counts) * seconds).max() + rest)
-
-
 CANNOT_KNOW = (
     "What part of a rank's busy time is micro-batches: all of it is taken to be, so what does not "
     "move (the optimizer, the input pipeline) makes the true gain smaller.",
@@ -160,16 +135,15 @@ class CountedSteps(NamedTuple):
             "cannot_know": list(CANNOT_KNOW), "notes": notes}
 
 
-def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, counted: np.ndarray,
-                    micro_batches: int | None = None) -> CountedSteps | None:
+def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np.ndarray
+                    ) -> CountedSteps | None:
   """Plays a run with even counts again, its work shared out by a balancer.
 
   Args:
     run: the recorded run.
-    balancer: what decides; or `share_work` of it, and then `micro_batches` too.
+    balancer: what decides.
     ranks: the recorded ranks along one data axis, by their index along it.
     counted: [K] bool, the steps that count.
-    micro_batches: of the global batch, where `balancer` is a pacer.
 
   Returns:
     What it would have come to; None where no step counts.
@@ -187,17 +161,13 @@ def replay_balancer(run: Run, balancer: Balancer | Pacer, ranks: np.ndarray, cou
     raise RunError(f"The work of {run.path} was shared by speed when it was recorded: what it "
                    "would have gained shows in a run with even counts. Its own effect is in the "
                    "report where it was guarded.")
-  total = balancer.micro_batches if isinstance(balancer, Balancer) else micro_batches
-  if total is None:
-    raise ValueError(
-        "replay_balancer takes the number of micro_batches of the global batch beside a pacer.")
   seen = observe(run, ranks, 1, slice(0, len(run.steps)))
-  share = total / len(ranks)
+  share = balancer.micro_batches / len(ranks)
   arrivals = seen.arrivals.astype(np.float64)
   known = np.isfinite(arrivals).all(axis=1) & np.isfinite(seen.step_time).all(axis=1)
   rest = np.where(known, seen.step_time.mean(axis=1) - arrivals.max(axis=1), 0.0)
   # The ranks of a job whose micro-batches don't come out even differ by one: as if they did.
-  played = play(balancer, arrivals / share, transfer=np.maximum(rest, 0.0), micro_batches=total)
+  played = play(balancer, arrivals / share, transfer=np.maximum(rest, 0.0))
   mask = known & counted & np.isfinite(played.seconds)
   if not mask.any():
     return None

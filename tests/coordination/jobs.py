@@ -1,6 +1,7 @@
 """A job of the tests' own: max-plus barriers, a pacer on every rank."""
 
 import functools
+import heapq
 
 import jax
 import jax.numpy as jnp
@@ -81,3 +82,24 @@ def held_back(arrivals, applied):
   """L of each step in float64: [steps, ranks], [steps, ranks] -> [steps]."""
   a, d = np.asarray(arrivals, np.float32).astype(np.float64), applied.astype(np.float64)
   return (a + d).max(axis=1) - a.max(axis=1)
+
+
+def best(seconds, micro_batches, capacity):
+  """The shortest max over ranks of n s that any whole numbers n can give: by putting the
+  next micro-batch where it ends earliest, which is optimal for one kind of work on machines of
+  different speed.
+
+  Args:
+    seconds: [R] s, time for one micro-batch on each rank.
+    micro_batches: what the n add up to.
+    capacity: most of a rank.
+  """
+  counts = [1] * len(seconds)
+  ends = [(2 * float(each), rank) for rank, each in enumerate(seconds)]
+  heapq.heapify(ends)
+  for _ in range(micro_batches - len(seconds)):
+    _, rank = heapq.heappop(ends)
+    counts[rank] += 1
+    if counts[rank] < capacity:
+      heapq.heappush(ends, ((counts[rank] + 1) * float(seconds[rank]), rank))
+  return float((np.asarray(counts) * seconds).max())

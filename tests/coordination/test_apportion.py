@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from jaxpace.coordination.apportion import apportion, even
 from jaxpace.coordination.data_order import DataOrder
+from tests.coordination.jobs import best
 from tests.quick import examples
 
 RANKS, TOTAL = 4, 10
@@ -49,7 +50,6 @@ def test_no_other_counts_are_done_earlier(speeds, fixed, bounds, now):
 @hypothesis.settings(max_examples=examples(30))
 def test_many_ranks_add_up_whatever_their_speeds(seed):
   """Against putting the next micro-batch where it ends earliest."""
-  from jaxpace.simulation.shared_work import best
   rng = np.random.default_rng(seed)
   ranks, total = 96, 8 * 96
   seconds = (np.exp(rng.normal(0, 1, ranks)) * 10.0 ** rng.integers(-6, 1)).astype(np.float32)

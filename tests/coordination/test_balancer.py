@@ -14,7 +14,8 @@ from jaxpace.coordination.apportion import even
 from jaxpace.coordination.balancer import _sorted
 from jaxpace.coordination.share_work import found
 from jaxpace.core.types import Observation
-from jaxpace.simulation.shared_work import best, play
+from jaxpace.simulation.shared_work import play
+from tests.coordination.jobs import best
 from tests.quick import long
 
 MILLI = 1e-3

@@ -13,11 +13,10 @@ import pytest
 import jaxpace
 from jaxpace.core.types import Decision, Observation, Pacer
 from jaxpace.simulation import noise
-from jaxpace.simulation.job import Job, Shape, simulation
+from jaxpace.simulation.job import Job, Shape, simulation, vmap_ranks
 from jaxpace.simulation.scenario import survive
 from jaxpace.simulation.settings import Failures
 from jaxpace.simulation.shared_work import play as play_barrier
-from jaxpace.simulation.vmap_ranks import vmap_ranks
 from tests.quick import long
 
 KEY = jax.random.key(7)
