@@ -12,7 +12,7 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.findings import few_pauses, find, hold_back, unnamed_waiting
-from jaxpace.diagnose.floor import find_floor, shares_of
+from jaxpace.diagnose.floor import find_floor, shares_in
 from jaxpace.diagnose.inconclusive import (
   find_inconclusive,
   missing_ranks,
@@ -144,12 +144,10 @@ def _without_words(case: EvidenceInputs, saved: Worth, events: Sequence[Mapping[
   run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
   parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
            for name, values in totals.per_step.items()}
-  quiet, contention = (float(values[:, selected.mask].sum(axis=0).mean()) if times.size else 0.0
-                       for values in (floor.quiet, floor.contention))
   at = shares_by_collective(run, selected, totals, floor)
   return Diagnosis(
       **vars(case), **vars(saved), step_time=step_time_of(times) if times.size else None,
-      shares=shares_of(parts, quiet, contention) if times.size else None,
+      shares=shares_in(totals, floor, selected.mask) if times.size else None,
       waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
       spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
       preempted=switches(run, selected), for_data=waiting_for_data(run, selected),

@@ -209,6 +209,14 @@ def shares_of(parts: Mapping[str, float], quiet: float, contention: float) -> di
   return {name: seconds[name] / parts["step"] for name in SHARES}
 
 
+def shares_in(totals: Totals, floor: Floor, steps: np.ndarray) -> dict[str, float]:
+  """Shares of the mean of some steps, chosen by number or bool, of which there is one at least."""
+  parts = {name: float(values[steps].mean()) for name, values in totals.per_step.items()}
+  quiet, contention = (float(np.nan_to_num(values[:, steps]).sum(axis=0).mean())
+                       for values in (floor.quiet, floor.contention))
+  return shares_of(parts, quiet, contention)
+
+
 def by_rank(totals: Totals, floor: Floor) -> list[dict[str, float] | None]:
   """Shares of every rank's own steps; None for a rank without one."""
   quiet, contention = _split(totals, floor)

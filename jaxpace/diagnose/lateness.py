@@ -203,25 +203,31 @@ def _held_by_group(totals: Totals, mean: np.ndarray, own: Sequence[int], span: s
   return seconds
 
 
+def longer_gap(totals: Totals, blocks: Blocks, episode: Episode) -> float:
+  """Seconds by which a late rank's mean gap is longer than the typical rank's, while it is late."""
+  span = slice(episode.begin, episode.end)
+  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
+  longer = totals.lateness_runtime[:, span].sum(axis=1) / number
+  typical = blocks.typical(episode.begin, episode.end, episode.rank)
+  return float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
+
+
 def _pauses(run_totals: RunTotals, blocks: Blocks, episode: Episode) -> bool:
   """Whether the rank is late for a few long gaps: beyond the typical rank's its mean gap is long,
   its median gap is not. Gaps that are long on all ranks make none late."""
-  run, selected, totals = run_totals.run, run_totals.selected, run_totals.totals
+  run = run_totals.run
   if "gap" not in run.durations:
     return False
-  begin, end = episode.begin, episode.end
-  steps = np.flatnonzero(selected.within(begin, end))
+  steps = np.flatnonzero(run_totals.selected.within(episode.begin, episode.end))
   steps = steps[::max(1, len(steps) // SAMPLED)]
-  typical = blocks.typical(begin, end, episode.rank)
+  typical = blocks.typical(episode.begin, episode.end, episode.rank)
   every = run.durations["gap"][:, steps].astype(np.float64)
   gaps = every[episode.rank] - (mean_known(every[typical], axis=0) if typical.size else 0.0)
   gaps = gaps[np.isfinite(gaps)]
   if not gaps.size:
     return False
-  number = np.maximum(totals.block_steps[:, begin:end].sum(axis=1), 1)
-  longer = totals.lateness_runtime[:, begin:end].sum(axis=1) / number
-  excess = float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
-  now_and_then = min(excess, float(gaps.mean() - np.median(gaps)))
+  now_and_then = min(longer_gap(run_totals.totals, blocks, episode),
+                     float(gaps.mean() - np.median(gaps)))
   return now_and_then >= MOST * episode.lateness
 
 

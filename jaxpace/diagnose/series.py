@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpace.costs.fabric_file import MeasuredFabric
 from jaxpace.diagnose.diagnosis import Diagnosis
-from jaxpace.diagnose.floor import SHARES, shares_of
+from jaxpace.diagnose.floor import SHARES, shares_in, shares_of
 from jaxpace.diagnose.forecast.forecast import forecast, to_json
 from jaxpace.diagnose.forecast.sample import take_sample
 from jaxpace.diagnose.groups import run_groups
@@ -202,14 +202,7 @@ def distribution(diagnosis: Diagnosis) -> dict[str, Any]:
                "step_time": np.quantile(steps, 1 - shares, method="inverted_cdf").tolist()},
       "longest": [{"step": int(run.steps[k]), "step_time": float(totals.per_step["step"][k]),
                    "last_rank": int(totals.last_rank[k]) if totals.last_rank[k] >= 0 else None,
-                   "shares": _shares(diagnosis, int(k))} for k in longest]}
-
-
-def _shares(diagnosis: Diagnosis, k: int) -> dict[str, float]:
-  parts = {name: float(diagnosis.totals.per_step[name][k]) for name in PARTS}
-  quiet, contention = (np.nan_to_num(values[:, k]).sum()
-                       for values in (diagnosis.floor.quiet, diagnosis.floor.contention))
-  return shares_of(parts, float(quiet), float(contention))
+                   "shares": shares_in(totals, diagnosis.floor, np.array([k]))} for k in longest]}
 
 
 # In which steps each finding happened, and where it cost most.

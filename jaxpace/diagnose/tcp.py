@@ -63,14 +63,11 @@ class BusyConnections(NamedTuple):
   def trips_of(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """[P, w] round trips in the windows of several spans; no windows where they were not
     sampled."""
-    return self._windows(self.trips if self.trips is not None
-                         else np.empty((len(self.processes), 0)), spans)
+    return self._windows(self.seconds[:, :0] if self.trips is None else self.trips, spans)
 
   def _windows(self, values: np.ndarray, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-    if not values.shape[1]:
-      return values
-    return np.concatenate([values[:, :0], *(values[:, self.within(*span)] for span in spans)],
-                          axis=1)
+    own = [values[:, self.within(*span)] for span in spans] if values.size else []
+    return np.concatenate([values[:, :0], *own], axis=1)
 
 
 class BusyLinks(NamedTuple):

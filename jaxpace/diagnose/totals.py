@@ -159,7 +159,8 @@ def _add_chunk(totals: Totals, run: Run, selected: SelectedSteps, part: slice) -
   totals.delayed += int(np.count_nonzero(valid & (work.pacing > 0)))
   into = into_blocks(selected.block[part])
   into(totals.block_steps, valid)
-  into(totals.lateness_runtime, _relative(split.runtime, valid, number))
+  mean_gap = ratio(np.where(valid, split.runtime, 0.0).sum(axis=0), number)
+  into(totals.lateness_runtime, np.where(valid, split.runtime - mean_gap, 0.0))
   alone = split
   if (valid & (work.pacing > 0)).any():
     alone = account(work._replace(arrival=work.undelayed, pacing=np.zeros_like(work.pacing)))
@@ -226,12 +227,6 @@ def _add_groups(totals: Totals, part: slice, alone: Account) -> None:
     totals.slow[rows, part] = alone.slow_groups[c, first]
 
 
-def _relative(values: np.ndarray, valid: np.ndarray, number: np.ndarray) -> np.ndarray:
-  """Values less their mean over the ranks present; 0 where a rank is not."""
-  mean = ratio(np.where(valid, values, 0.0).sum(axis=0), number)
-  return np.where(valid, values - mean, 0.0)
-
-
 # Who is late when, by all steps of an observed run, of which only some are detailed.
 #
 # A rank's busy time of a step is the step less its time in collectives: the sum of its arrivals.
@@ -247,7 +242,7 @@ def late_by_block(run: Run, selected: SelectedSteps) -> np.ndarray:
     selected: these; a block of them stands for all steps up to the next block's first.
   """
   assert run.aggregated is not None and selected.mask_of_all is not None
-  first = np.array([selected.first_step(run, block) for block in range(selected.blocks)])
+  first, _ = selected.spans(run)
   block = np.maximum(np.searchsorted(first, run.aggregated.steps, side="right") - 1, 0)
   total, number = (np.zeros((run.ranks, selected.blocks)),
                    np.zeros((run.ranks, selected.blocks), np.int64))

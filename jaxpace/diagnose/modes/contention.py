@@ -169,7 +169,8 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
                and not tcp.on_one_host(case))
   # Processes that wait for a processor make transfers long as well.
   if crowded and (slower is True or slower is None and not crowded_processors(case)):
-    seconds = mean - quiet if case.floor.known or slower else _contention(case)
+    seconds = (mean - quiet if case.floor.known or slower
+               else float(case.floor.contention[:, selected.mask].sum(axis=0).mean()))
     sure = confidence(merged(case.selected.means(transfer) - quiet,
                              case.totals.block_steps.sum(axis=0)))
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
@@ -185,10 +186,6 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
   return SlowTransfers(
       seconds=seconds, confidence=sure, begin=0, end=selected.blocks, level=mean,
       quiet=mean - seconds, bursts=0.0, links=found)
-
-
-def _contention(case: EvidenceInputs) -> float:
-  return float(case.floor.contention[:, case.selected.mask].sum(axis=0).mean())
 
 
 def _bursts(case: EvidenceInputs, transfer: np.ndarray,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose.episodes import Episode
-from jaxpace.diagnose.lateness import WaitedFor, costliest_first, rank_change, spell
+from jaxpace.diagnose.lateness import WaitedFor, costliest_first, longer_gap, rank_change, spell
 from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
@@ -120,11 +120,7 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
 def excess(case: EvidenceInputs, episode: Episode) -> tuple[float, float]:
   """Seconds by which a late rank's compute and gap are longer than the typical rank's, while it is
   late."""
-  totals, span = case.totals, slice(episode.begin, episode.end)
-  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
-  longer = totals.lateness_runtime[:, span].sum(axis=1) / number
-  typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
-  gap = float(longer[episode.rank] - longer[typical].mean())
+  gap = longer_gap(case.totals, case.lateness.blocks, episode)
   return episode.lateness - gap, gap
 
 
