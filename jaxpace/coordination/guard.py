@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.coordination import knobs, trial
 from jaxpace.core import fields
 from jaxpace.core.durations import valid
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState, pick
 
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
 _LAG = 1
@@ -121,12 +121,10 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
     # they are alike.
     begins = shared & jnp.logical_not(state.shared)
     none = jnp.zeros((), jnp.int32)
-    trial_then = jax.tree.map(lambda new, old: jnp.where(begins, new, old), judge.init(),
-                              state.trial)
     seconds = jnp.where(shared, observation.job_step_time, observation.step_time)
     tag = jnp.where(begins, none, jnp.where(shared, state.before, now))
     used = jnp.where(shared, state.asked, asked)
-    after = judge.update(seconds, tag, used, trial_then)
+    after = judge.update(seconds, tag, used, pick(begins, judge.init(), state.trial))
 
     on = trial.is_on(after)
     effect, low, high = trial.effect(after)
@@ -148,7 +146,7 @@ def guard(pacer: Pacer, block: int = trial.BLOCK, key: int = 0, harm: float = 0.
   def hold(moment: Moment, state: Guard) -> tuple[Hold, Guard]:
     asked, after = inner_hold(moment, state.inner)
     on = trial.is_on(state.trial)
-    inner = jax.tree.map(lambda new, old: jnp.where(on, new, old), after, state.inner)
-    return Hold(jnp.where(on, asked.seconds, _ZERO), asked.listen & on), state._replace(inner=inner)
+    return (Hold(jnp.where(on, asked.seconds, _ZERO), asked.listen & on),
+            state._replace(inner=pick(on, after, state.inner)))
 
   return Pacer(init, update, hold)

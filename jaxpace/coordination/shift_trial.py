@@ -27,6 +27,7 @@ import numpy as np
 
 from jaxpace.coordination import sequential
 from jaxpace.core.durations import valid
+from jaxpace.core.types import pick
 
 STEPS = 8
 """Steps that are compared."""
@@ -118,7 +119,7 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   entered = state._replace(tests=state.tests + np.int32(1), mean=mean,
                            squares=state.squares + error * (value - mean),
                            typical=state.typical + (outcome - state.typical) / n)
-  state = ShiftTest(*(jnp.where(good, new, old) for new, old in zip(entered, state, strict=True)))
+  state = pick(good, entered, state)
 
   _, low, high = effect(state, level)
   gain, harm = good & (high < _ZERO), good & (low > _ZERO)
@@ -158,5 +159,4 @@ def trigger(wanted: jax.Array, awake: jax.Array, base: jax.Array, draw: jax.Arra
   heads = draw < np.float32(0.5) * share
   act = live & jnp.where(runs, state.heads, ~begins | heads)
   begun = state._replace(age=jnp.int32(1), heads=heads, base=base, total=jnp.float32(0))
-  return (act, begins,
-          ShiftTest(*(jnp.where(begins, new, old) for new, old in zip(begun, state, strict=True))))
+  return act, begins, pick(begins, begun, state)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpace.coordination import knobs
 from jaxpace.coordination.knobs import Knobs, Switch
 from jaxpace.core.durations import bounded
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, PacerState, pick
 
 _NO_STEP = np.iinfo(np.int32).max
 _ZERO, _NAN = np.float32(0), np.float32(np.nan)
@@ -119,8 +119,8 @@ def steerable(pacer: Pacer) -> Pacer:
     changes = [jnp.any(old != new) for old, new in zip(steering, state.steering, strict=True)]
     allowed = jnp.where(jnp.any(jnp.stack(changes)), allowed, allowed)
     most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
-    inner = jax.tree.map(lambda new, old: jnp.where(allowed, new, old), after, state.inner)
     seconds = jnp.where(allowed, bounded(asked.seconds, most), _ZERO)
-    return Hold(seconds, asked.listen & allowed), state._replace(inner=inner)
+    return (Hold(seconds, asked.listen & allowed),
+            state._replace(inner=pick(allowed, after, state.inner)))
 
   return Pacer(init, update, hold)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpace.coordination import interleave, knobs, windows
 from jaxpace.coordination.keyed import checked, uniform
 from jaxpace.core.durations import valid
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, pick
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 SILENT, MEASURES, TRIES, TURNS, RESTS = (np.int32(mode) for mode in range(5))
@@ -325,10 +325,10 @@ def take_turns(key: int = 0, *, by: str = "bucket",
     return Decision(jnp.float32(0), info), state._replace(
         heard=jnp.zeros_like(state.heard), mode=after, since=jnp.where(changed, np.int32(0), since),
         patience=own_patience, rest=rest, recent=recent,
-        shared=_fresh(notices, sharing.init(), shared),
-        taken=_fresh(tries | shorter, turning.init(), taken),
+        shared=pick(notices, sharing.init(), shared),
+        taken=pick(tries | shorter, turning.init(), taken),
         spent=jnp.where(shorter, np.float32(0.5) * _BANK, jnp.where(tries | resumes, _ZERO, spent)),
-        others=_fresh(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
+        others=pick(tries, noticed.init(), others), before=jnp.where(valid(holds), holds, _ZERO),
         calm=jnp.where(changed, np.int32(0), calm), proven=proven,
         aside=aside if whole else state.aside)
 
@@ -340,7 +340,3 @@ def _towards(reading: jax.Array, old: jax.Array, least: bool) -> jax.Array:
   moved = old + _LEAK * (reading - old)
   return jnp.where(jnp.isnan(old), reading,
                    jnp.minimum(reading, moved) if least else jnp.maximum(reading, moved))
-
-
-def _fresh(begins: jax.Array, new: windows.Mean, old: windows.Mean) -> windows.Mean:
-  return windows.Mean(*(jnp.where(begins, a, b) for a, b in zip(new, old, strict=True)))

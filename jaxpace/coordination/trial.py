@@ -56,6 +56,7 @@ import jax.numpy as jnp
 
 from jaxpace.coordination import keyed, knobs, plain, sequential
 from jaxpace.coordination.sequential import Number
+from jaxpace.core.types import pick
 
 BLOCK = 16
 """Steps of a block, by default. Short blocks make little of drifts and of
@@ -161,7 +162,7 @@ def either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) 
   step.
   """
   def both(chosen: jax.Array) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(chosen, a, b), one(), other())
+    return pick(chosen, one(), other())
 
   return jax.lax.platform_dependent(chosen, cpu=lambda chosen: jax.lax.cond(chosen, one, other),
                                     default=both)

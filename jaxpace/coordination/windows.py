@@ -18,6 +18,7 @@ import numpy as np
 
 from jaxpace.coordination import knobs
 from jaxpace.core.durations import valid
+from jaxpace.core.types import pick
 
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 
@@ -95,7 +96,7 @@ def mean(window: int) -> Estimator:
     ok = valid(x)
     weight = state.weight + rate * (_ONE - state.weight)
     moved = state.mean + (rate / weight) * (x - state.mean)
-    return Mean(jnp.where(ok, moved, state.mean), jnp.where(ok, weight, state.weight))
+    return pick(ok, Mean(moved, weight), state)
 
   return Estimator(init, update, lambda state: jnp.where(state.weight > _ZERO, state.mean, _NAN))
 
@@ -122,7 +123,7 @@ def deviation(window: int) -> Estimator:
     error = jnp.where(ok, x - state.mean, _ZERO)
     variance = jnp.maximum(_ONE - share, _ZERO) * (state.variance + share * error * error)
     moved = Moments(state.mean + share * error, variance, weight)
-    return Moments(*(jnp.where(ok, new, old) for new, old in zip(moved, state, strict=True)))
+    return pick(ok, moved, state)
 
   return Estimator(init, update,
                    lambda state: jnp.where(state.weight > _ZERO, jnp.sqrt(state.variance), _NAN))
@@ -158,7 +159,7 @@ def quantile(window: int, share: float) -> Estimator:
     step = jnp.minimum(np.float32(QUANTILE_GAIN) / n, _ONE) * scale
     up = jnp.where(x > start, below, jnp.where(x < start, below - _ONE, _ZERO))
     moved = Quantile(jnp.maximum(start + step * up, _ZERO), scale, count)
-    return Quantile(*(jnp.where(ok, new, old) for new, old in zip(moved, state, strict=True)))
+    return pick(ok, moved, state)
 
   return Estimator(init, update,
                    lambda state: jnp.where(state.seen > np.int32(0), state.quantile, _NAN))

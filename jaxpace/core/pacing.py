@@ -16,7 +16,7 @@ import numpy as np
 from jaxpace.core import arrivals as said
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.ring_layout import MAX_DECISIONS
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer
+from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, pick
 
 _NAN = np.float32(np.nan)
 MOST_LISTENED = 128
@@ -196,8 +196,7 @@ def until_sent(pacer: Pacer, moment: Moment, state: Any, max_hold: float, allowe
   """
   def ask(moment: Moment, state: Any) -> tuple[Hold, Moment, Any]:
     hold, after = hold_back(pacer, moment, state, max_hold)
-    after = jax.tree.map(
-        lambda new, old: old if new is old else jnp.where(allowed, new, old), after, state)
+    after = pick(allowed, after, state)
     seconds = jnp.where(allowed, hold.seconds, np.float32(0))
     return Hold(seconds, hold.listen & allowed), moment, after
 

@@ -6,10 +6,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 PacerState = Any
 """Any pytree of arrays with fixed shapes; carried by the user inside the pace state."""
+
+
+
+def pick(chosen: jax.Array, new: Any, old: Any) -> Any:
+  """Returns `new` where it is chosen, else `old`, leaf by leaf of two trees alike."""
+  return jax.tree.map(lambda a, b: b if a is b else jnp.where(chosen, a, b), new, old)
+
 
 _NOTHING: Any = np.full((0,), np.nan, np.float32)
 

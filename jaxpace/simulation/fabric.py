@@ -170,17 +170,6 @@ class Fabric:
                    self.spine_latency)
     return np.where(nodes[0] == nodes[1], self.node_latency, far)
 
-  def names(self) -> list[str]:
-    """What each link is, for people: [L]."""
-    result = [f"{way} port of rank {r}" for way in ("out", "in") for r in range(self.ranks)]
-    result += [f"{way} path of rank {r}" for way in ("out", "in") for r in range(self.ranks)]
-    result += [f"{way} card {c} of node {n}" for way in ("out", "in") for n in range(self.nodes)
-               for c in range(self.cards)]
-    width = 1 if self.routing == "even" else self.uplinks
-    return result + [f"{way}link {u} of rack {r}" for way in ("up", "down")
-                     for r in range(self.racks)
-                     for u in range(width)]
-
   def _rack_of(self, nodes: np.ndarray) -> np.ndarray:
     return nodes // (self.rack or self.nodes)
 

@@ -162,9 +162,8 @@ def rounds(algorithm: str, ranks: Sequence[int], size: float, per_node: int) -> 
   return ALGORITHMS[algorithm](ranks, size)
 
 
-def load(schedule: Sequence[MessageRound], fabric: Fabric,
-         background: np.ndarray | None = None) -> Load:
-  """Plays the rounds on a fabric that carries nothing else, or steady traffic of others.
+def load(schedule: Sequence[MessageRound], fabric: Fabric) -> Load:
+  """Plays the rounds on a fabric that carries nothing else.
 
   Rounds that are repeated or pipelined begin and end for all ranks together, others don't: see
   `jaxpace.simulation.sharing`. Where that has too many instants of its own they, too, end for all
@@ -173,15 +172,11 @@ def load(schedule: Sequence[MessageRound], fabric: Fabric,
   Args:
     schedule: rounds, one after the other.
     fabric: what they run on.
-    background: [L] share of each link that others' traffic takes throughout, 0 to below 1; none by
-      default.
 
   Returns:
     How long they take and what they use. Links without a limit count as unused.
   """
   capacities = fabric.capacities()
-  if background is not None:
-    capacities = capacities * (1 - np.asarray(background))
   busy = np.zeros(fabric.ranks)
   stretches: list[Stretch] = []
   everyone = (np.unique(np.concatenate([np.concatenate([p.sources, p.targets]) for p in schedule]))

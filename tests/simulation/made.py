@@ -18,6 +18,17 @@ JOB = {"forward": 10e-3, "backward": 20e-3, "gradient_bytes": 5e7,
 COMPUTE = 30e-3
 
 
+def link_names(fabric):
+  """What each of a fabric's links is: [L], as its `paths` numbers them."""
+  result = [f"{way} {what} of rank {r}" for what in ("port", "path") for way in ("out", "in")
+            for r in range(fabric.ranks)]
+  result += [f"{way} card {c} of node {n}" for way in ("out", "in") for n in range(fabric.nodes)
+             for c in range(fabric.cards)]
+  width = 1 if fabric.routing == "even" else fabric.uplinks
+  return result + [f"{way}link {u} of rack {r}" for way in ("up", "down")
+                   for r in range(fabric.racks) for u in range(width)]
+
+
 def read(changes=None, fabric=None, steps=400, seed=1):
   """A scenario of one job, changed here and there."""
   config = copy.deepcopy({**PLAIN, "steps": steps, "seed": seed})

@@ -14,6 +14,7 @@ from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.settings import read
 from tests.quick import examples, long
 from tests.simulation import message_reference as reference
+from tests.simulation.made import link_names
 
 RATE = 12.5e9
 LATENCIES = {"node_latency": 3e-6, "rack_latency": 8e-6, "spine_latency": 12e-6}
@@ -67,7 +68,7 @@ def test_stretches_say_what_each_round_takes_of_the_trunk():
   fabric = Fabric(nodes=8, per_node=1, card_rate=RATE, rack=4, uplink_rate=2 * RATE, rack_latency=0,
                   spine_latency=0)
   found = schedules.load(schedules.recursive_doubling(range(8), 1e8), fabric)
-  trunk = fabric.names().index("uplink 0 of rack 0")
+  trunk = link_names(fabric).index("uplink 0 of rack 0")
   assert [(round(piece.seconds * 1e3, 6), round(float(piece.usage[trunk]), 6),
            int(piece.flows[trunk]))
           for piece in found.stretches] == [(8, 0, 0), (8, 0, 0), (16, 1, 4)]

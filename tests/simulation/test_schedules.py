@@ -12,6 +12,7 @@ from jaxpace.core.fields import SettingsError
 from jaxpace.costs.alpha_beta import ALL_REDUCE, DOUBLING, HALVING, RING, TREE, seconds
 from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import NONE, Fabric
+from tests.simulation.made import link_names
 
 RATE, ALPHA, SIZE = 10e9, 5e-6, 64e6
 ALGORITHMS = {"ring": RING, "recursive_doubling": DOUBLING, "halving_doubling": HALVING,
@@ -112,22 +113,13 @@ def test_hashed_routes_collide_and_even_ones_do_not():
 def test_what_is_used_is_what_is_sent():
   fabric = Fabric(nodes=4, per_node=2, card_rate=RATE, node_rate=4 * RATE, rack=2, uplink_rate=RATE)
   did = schedules.load(schedules.ring(range(8), SIZE), fabric)
-  names = fabric.names()
+  names = link_names(fabric)
   sent = 2 * 7 / 8 * SIZE  # by every rank, over its port or its card
   card = did.usage[names.index("out card 0 of node 1")]
   assert card == pytest.approx(sent / (RATE * did.seconds))
   assert (did.usage[names.index("out port of rank 0")]
           == pytest.approx(sent / (4 * RATE * did.seconds)))
   assert (did.usage <= 1 + 1e-12).all()
-
-
-def test_steady_traffic_of_others_takes_its_share():
-  fabric = flat(4)
-  busy = np.zeros(len(fabric.capacities()))
-  busy[fabric.names().index("out card 0 of node 1")] = 0.5
-  ring = schedules.ring(range(4), SIZE)
-  assert (schedules.load(ring, fabric, busy).seconds
-          == pytest.approx(closed("ring", 4, SIZE, ALPHA, 2 / RATE)))
 
 
 @given(nodes=st.integers(1, 12), per_node=st.sampled_from([1, 2, 4]), cards=st.sampled_from([1, 2]),
@@ -138,7 +130,7 @@ def test_paths_are_links_of_the_right_kind(nodes, per_node, cards, rack, uplinks
     return
   fabric = Fabric(nodes, per_node, cards=cards, rack=rack, uplinks=uplinks, uplink_rate=1e9,
                   routing=routing)
-  names, ranks = fabric.names(), fabric.ranks
+  names, ranks = link_names(fabric), fabric.ranks
   assert len(names) == len(fabric.capacities())
   pairs = [(s, t) for s in range(ranks) for t in range(ranks) if s != t]
   if not pairs:
