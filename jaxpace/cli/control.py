@@ -9,7 +9,7 @@ import sys
 from jaxpace.cli import running
 from jaxpace.files import UserError
 from jaxpace.live import control_file
-from jaxpace.live.control_request import ControlRequest, RequestError
+from jaxpace.live.control_file import ControlRequest, RequestError
 
 EPILOG = """\
 Writes RUN/control.json, which a job with `jaxpace.Control(RUN)` in its loop follows: a few seconds later the change

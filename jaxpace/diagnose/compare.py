@@ -15,7 +15,7 @@ from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
 from jaxpace.diagnose.words.codes import ChangeCode, Sentence, codes
-from jaxpace.diagnose.words.names import milliseconds, signed
+from jaxpace.diagnose.words.names import hosts_of, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import list_ranks, plural
@@ -189,7 +189,7 @@ def _notes(a: Diagnosis, b: Diagnosis) -> list[Sentence]:
   notes: list[Sentence] = []
   if a.run.id == b.run.id and a.run.window == b.run.window:
     notes.append(Note.SAME_RUN.say())
-  hosts = [{h for h in (d.run.host_of_rank(r) for r in range(d.run.ranks)) if h} for d in (a, b)]
+  hosts = [set(hosts_of(d.run, range(d.run.ranks))) for d in (a, b)]
   if a.run.ranks != b.run.ranks:
     notes.append(Note.RANKS_DIFFER.say(a=plural(a.run.ranks_in_all, "rank"), b=b.run.ranks_in_all))
   if hosts[0] != hosts[1]:
@@ -275,7 +275,7 @@ def to_json(found: Comparison) -> dict[str, Any]:
 def _run(diagnosis: Diagnosis) -> dict[str, Any]:
   run = diagnosis.run
   return {"run": run.id, "path": str(run.path), "ranks": run.ranks_in_all,
-          "hosts": sorted({h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h}),
+          "hosts": sorted(hosts_of(run, range(run.ranks))),
           "steps": diagnosis.selected.size, "window": list(run.window),
           "problems": list(run.problems)}
 

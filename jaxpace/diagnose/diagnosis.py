@@ -17,6 +17,7 @@ from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
 from jaxpace.diagnose.words.codes import Sentence, codes
+from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
@@ -65,14 +66,13 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
   A key of the schema whose analysis needs what was not recorded, or is not made, is there and null.
   """
   run = diagnosis.run
-  hosts = sorted({h for h in (run.host_of_rank(r) for r in range(run.ranks)) if h})
   document = {
       "schema": SCHEMA,
       "run": run.id,
       "path": str(run.path),
       "ranks": run.ranks_in_all,
       "processes": _processes(diagnosis),
-      "hosts": hosts,
+      "hosts": sorted(hosts_of(run, range(run.ranks))),
       "steps": diagnosis.selected.recorded,
       "steps_counted": diagnosis.counted,
       "steps_in_full": diagnosis.selected.size,

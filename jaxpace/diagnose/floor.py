@@ -11,6 +11,7 @@ import numpy as np
 from jaxpace.costs.fabric_file import MeasuredFabric, kind_in, quiet_seconds
 from jaxpace.diagnose.selected_steps import ratio
 from jaxpace.diagnose.totals import Totals
+from jaxpace.diagnose.words.names import ranks_by_host
 from jaxpace.runs.run import CollectiveTimes, Run
 
 RUNNING_MINIMUM = "running minimum"
@@ -226,13 +227,8 @@ def by_rank(totals: Totals, floor: Floor) -> list[dict[str, float] | None]:
 def by_host(run: Run, totals: Totals, floor: Floor) -> dict[str, dict[str, float]]:
   """Shares of every host, over all steps of its ranks."""
   quiet, contention = _split(totals, floor)
-  ranks: dict[str, list[int]] = {}
-  for rank in range(run.ranks):
-    host = run.host_of_rank(rank)
-    if host:
-      ranks.setdefault(host, []).append(rank)
   shares = {host: _mean_shares(totals, quiet, contention, own)
-            for host, own in sorted(ranks.items())}
+            for host, own in ranks_by_host(run).items() if host}
   return {host: own for host, own in shares.items() if own is not None}
 
 

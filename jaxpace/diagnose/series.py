@@ -27,7 +27,7 @@ from jaxpace.diagnose.selected_steps import (
 )
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, typical
-from jaxpace.diagnose.words.names import some_ranks
+from jaxpace.diagnose.words.names import ranks_by_host, some_ranks
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
@@ -265,11 +265,8 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
   Ranks whose host is not known are under the name null.
   """
   run, lateness = diagnosis.run, diagnosis.lateness.mean
-  ranks: dict[str, list[int]] = {}
-  for rank in range(run.ranks):
-    ranks.setdefault(run.host_of_rank(rank), []).append(rank)
   hosts = []
-  for name, own in sorted(ranks.items()):
+  for name, own in ranks_by_host(run).items():
     known = [r for r in own if np.isfinite(lateness[r])]
     hosts.append({"host": name or None, "ranks": own,
                   "processes": sorted({int(p) for p in run.process_of_rank[own] if p >= 0}),

@@ -4,7 +4,7 @@ asks to be taken out."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpace.diagnose.floor import Floor
@@ -14,7 +14,7 @@ from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
 from jaxpace.diagnose.words.codes import codes
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.names import hosts_of
+from jaxpace.diagnose.words.names import hosts_of, ranks_by_host
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files import UserError
 from jaxpace.runs.problems import plural
@@ -70,16 +70,15 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
   modes = {finding.mode for finding in findings}
   found = case.totals.groups
   direct = bool(found.direct.all())
-  of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
-  hosts = list(hosts_of(run, late)) if len(set(of_rank)) > 1 else []
+  by_host = ranks_by_host(run)
+  hosts = list(hosts_of(run, late)) if len(by_host) > 1 else []
   without: dict[Any, Without] = {"skew": Without(skew=not direct),
                                  "contention": Without(contention=True)}
   without |= {rank: Without(ranks=(rank,)) for rank in late}
   without |= {("asked", place): resolve(request, run, case.floor)._replace(
       together=Verdict.CONTENTION in modes & request.findings)
       for place, request in enumerate(asked)}
-  without |= {("host", host): Without(ranks=tuple(r for r, name in enumerate(of_rank)
-                                                  if name == host)) for host in hosts}
+  without |= {("host", host): Without(ranks=tuple(by_host[host])) for host in hosts}
   if run.collectives and has_gaps(run):
     without["jitter"] = Without(runtime_jitter=True)
   if late and found.all_meet:
@@ -191,11 +190,11 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
       raise RunError(
           f"{asked}: the run has {plural(run.ranks, 'rank')}, numbered 0 to {run.ranks - 1}.")
     gone.update(range(first, last + 1))
-  of_rank = [run.host_of_rank(r) for r in range(run.ranks)]
+  by_host = ranks_by_host(run)
   for host in request.hosts:
-    if host not in of_rank:
-      raise RunError(f"{asked}: no host of the run is called {host!r}; {_close(host, of_rank)}")
-    gone.update(r for r, name in enumerate(of_rank) if name == host)
+    if host not in by_host:
+      raise RunError(f"{asked}: no host of the run is called {host!r}; {_close(host, by_host)}")
+    gone.update(by_host[host])
   present = {r for r in range(run.ranks) if (run.attempt[r] >= 0).any()}
   if present <= gone:
     raise RunError(f"{asked} leaves no rank of the run: take fewer out.")
@@ -219,8 +218,8 @@ def _range(part: str, value: str) -> tuple[int, int]:
   return int(first), int(last or first)
 
 
-def _close(host: str, names: list[str]) -> str:
-  known = sorted({name for name in names if name})
+def _close(host: str, names: Iterable[str]) -> str:
+  known = [name for name in names if name]
   if not known:
     return "its processes left no host names."
   # Only after a slip: every report imports this module.

@@ -20,7 +20,7 @@ from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed
 from jaxpace.hosts import distributed
 from jaxpace.live import control_file
-from jaxpace.live.control_request import MAX_STEP, ControlRequest
+from jaxpace.live.control_file import MAX_STEP, ControlRequest
 from jaxpace.live.shares import Shares
 
 Steered = TypeVar("Steered", PaceState, Shares)

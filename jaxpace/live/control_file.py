@@ -1,19 +1,201 @@
-"""The control file of a run, the note of what was applied when, and how process 0 follows them."""
+"""What a control file asks for, checked; the file of a run, the note of what was applied when, and
+how process 0 follows them."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
 import json
 import logging
 import os
 import pathlib
 import queue
 import threading
+from collections.abc import Mapping
 from typing import Any
 
+from jaxpace.core.fields import is_number, is_whole
+from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, parse, read_bytes, read_end
-from jaxpace.live.control_request import ControlRequest, RequestError
+from jaxpace.hosts.locality.tree import format_list
+
+_LOG = logging.getLogger("jaxpace")
+MAX_STEP = 2**31 - 1
+MAX_RANK = 2**20 - 1
+_MOST_RANGES, _MOST_LISTED = 2**16, 64
+"""Ranges that are read; ranks that are written one by one, and not as ranges."""
+
+
+class RequestError(UserError, ValueError):
+  """The file asks for something that can't be: a sentence that says what."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ControlRequest:
+  """Settings of a running job's pacer. The default leaves everything as the pacer was made."""
+
+  enabled: bool = True
+  max_delay: float | None = None
+  """Seconds; None: as the pacer was made."""
+  threshold: float | None = None
+  """A share of the median step; None: as the pacer was made."""
+  ranks: tuple[int, ...] | None = None
+  """Ranks along the data axis that may be delayed; None: all."""
+  from_step: int = 0
+  """First step in which delays are allowed."""
+  until_step: int | None = None
+  """One past the last; None: for good."""
+
+  def allows(self, step: int) -> bool:
+    """Whether the pacer may act in a step, or work may be shared by speed."""
+    return self.enabled and self.from_step <= step and (
+        self.until_step is None or step < self.until_step)
+
+  @staticmethod
+  def from_json(data: Any, ranks: int | None = None) -> ControlRequest:
+    """Checks what was read from a file.
+
+    Args:
+      data: a JSON value; absent keys and nulls mean the default.
+      ranks: ranks along the data axis, where that is known.
+
+    Raises:
+      RequestError: it is not an object, has unknown keys, or a value is out of range.
+    """
+    if not isinstance(data, Mapping):
+      raise RequestError(
+          f"it must hold an object such as {{\"enabled\": false}}, not a {type(data).__name__}")
+    names = {field.name for field in dataclasses.fields(ControlRequest)}
+    for key in data:
+      if key not in names:
+        close = difflib.get_close_matches(str(key)[:50], names, n=1)
+        raise RequestError(f"there is no setting {str(key)[:50]!r}; " + (
+            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names))}"))
+    given = {key: value for key, value in data.items() if value is not None}
+    enabled = given.get("enabled", True)
+    if not isinstance(enabled, bool):
+      raise RequestError(f"enabled must be true or false, not {_shown(enabled)}")
+    chosen = None
+    if "ranks" in given:
+      chosen = parse_ranks(given["ranks"], ranks)
+    first, end = _step(given, "from_step") or 0, _step(given, "until_step")
+    if end is not None and end <= first:
+      raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step "
+                         "between them; to switch pacing off: enabled false")
+    return ControlRequest(enabled,
+                          _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
+                          _number(given, "threshold", 1,
+                                  "a share of the step from 0 to 1; 5 % is 0.05"), chosen,
+                          first, end)
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain values; inverse of `from_json`. What is as made is left out, but for
+    `enabled`."""
+    default = ControlRequest()
+    values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+    return {name: _listed(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if name == "enabled" or value != getattr(default, name)}
+
+  def __str__(self) -> str:
+    """Says it in words."""
+    if not self.enabled:
+      return "pacing off"
+    words = []
+    if self.max_delay is not None:
+      words.append(f"longest delay {self.max_delay * 1e3:g} ms")
+    if self.threshold is not None:
+      words.append(f"threshold {self.threshold:g}")
+    if self.ranks is not None:
+      words.append(f"ranks {format_list(self.ranks)} only")
+    if self.from_step:
+      words.append(f"from step {self.from_step}")
+    if self.until_step is not None:
+      words.append(f"until step {self.until_step}")
+    return "pacing on, " + (", ".join(words) if words else "as the pacer was made")
+
+
+def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
+  """Reads ranks: a list of numbers, or text such as "0-7,9". Nothing is written out before all of
+  it is checked.
+
+  >>> parse_ranks("0-2,9")
+  (0, 1, 2, 9)
+
+  Args:
+    value: of a JSON file, or of a command line.
+    ranks: ranks along the data axis, where that is known.
+
+  Raises:
+    RequestError: there are none, it is something else, or there is no such rank.
+  """
+  wrong = RequestError(
+      f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {_shown(value)}")
+  if not isinstance(value, str | list | tuple):
+    raise wrong
+  if (len(value) if not isinstance(value, str) else value.count(",") + 1) > _MOST_RANGES:
+    raise RequestError(
+        f"ranks has more than {_MOST_RANGES:,} pieces: write neighbours as a range, such "
+        "as \"0-7\"")
+  ranges: list[tuple[int, int]] = []
+  try:
+    for item in value.split(",") if isinstance(value, str) else value:
+      if isinstance(item, str):
+        first, dash, last = item.strip().partition("-")
+        low, high = int(first), int(last if dash else first)
+      else:
+        low = high = item
+      if type(low) is not int or not 0 <= low <= high <= MAX_RANK:
+        raise wrong
+      ranges.append((low, high))
+  except (TypeError, ValueError):
+    raise wrong from None
+  if not ranges:
+    raise wrong
+  last_rank = max(high for _, high in ranges)
+  if ranks is not None and last_rank >= ranks:
+    raise RequestError(f"there is no rank {last_rank}: the data axis has ranks 0 to {ranks - 1}")
+  chosen: list[int] = []
+  for low, high in sorted(ranges):
+    # each rank once: where ranges overlap, only what is beyond the ones before
+    chosen.extend(range(max(low, chosen[-1] + 1 if chosen else 0), high + 1))
+  return tuple(chosen)
+
+
+def _listed(ranks: tuple[int, ...]) -> list[int] | str:
+  return list(ranks) if len(ranks) <= _MOST_LISTED else format_list(ranks)
+
+
+def _shown(value: Any) -> str:
+  """A value as it is written in Python, as far as it fits into a sentence."""
+  try:
+    text = repr(value)
+  except (ValueError, RecursionError):  # a number of thousands of digits
+    return f"a {type(value).__name__}"
+  return text if len(text) <= 100 else f"{text[:100]}..."
+
+
+def _number(given: Mapping[str, Any], name: str, most: float, hint: str) -> float | None:
+  value = given.get(name)
+  if value is None:
+    return None
+  if not is_number(value, 0, most):
+    raise RequestError(f"{name} must be {hint}, not {_shown(value)}")
+  return float(value)
+
+
+def _step(given: Mapping[str, Any], name: str) -> int | None:
+  value = given.get(name)
+  if value is None:
+    return None
+  if not is_whole(value, 0, MAX_STEP):
+    raise RequestError(f"{name} must be the number of a step, from 0, not {_shown(value)}")
+  return value
+
+
+# The file.
 
 NAME = "control.json"
 APPLIED = "control.applied.jsonl"
@@ -89,7 +271,6 @@ def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   return None
 
 
-_LOG = logging.getLogger("jaxpace")
 _PATIENCE_SECONDS = 1.0
 """How long the first look is waited for, and the thread at the end: a file system may hang."""
 

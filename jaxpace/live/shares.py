@@ -22,7 +22,7 @@ from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Balancer
 from jaxpace.instrumentation import checks
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.speeds import SharedCounts, ShareState
 
 

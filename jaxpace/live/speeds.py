@@ -27,7 +27,7 @@ from jaxpace.core import own_context
 from jaxpace.core.observed import ObservedFunction
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.live.busy_times import BusyTimes
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 from jaxpace.observation.clocks import host_ring
 
 _LOG = logging.getLogger("jaxpace")

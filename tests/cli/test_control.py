@@ -7,7 +7,7 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.live import control_file
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
 

@@ -131,7 +131,7 @@ import pathlib, sys
 import jax, jax.numpy as jnp
 import jaxpace
 from jaxpace.live import control_file
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 directory, victims = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
 victims.mkdir(); directory.mkdir(parents=True)
 def plant(name):

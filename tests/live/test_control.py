@@ -17,8 +17,8 @@ import jaxpace
 from jaxpace.cli import main as cli
 from jaxpace.hosts import distributed
 from jaxpace.hosts.distributed import rounds
-from jaxpace.live import control_file, control_request
-from jaxpace.live.control_request import ControlRequest, RequestError
+from jaxpace.live import control_file
+from jaxpace.live.control_file import ControlRequest, RequestError
 from tests.instrumentation import models
 from tests.instrumentation.running import P, column, mesh_of
 
@@ -344,10 +344,10 @@ def test_wrong_uses_name_the_fix(tmp_path):
 
 
 def test_ranks_are_checked_before_they_are_written_out():
-  assert (control_request.parse_ranks("0-5,3-9,3,20") == (*range(10), 20)
-          and control_request.parse_ranks([5, 1, 5]) == (1, 5))
+  assert (control_file.parse_ranks("0-5,3-9,3,20") == (*range(10), 20)
+          and control_file.parse_ranks([5, 1, 5]) == (1, 5))
   many = "0-1048575," * 6000 + "0"
-  assert len(control_request.parse_ranks(many)) == 1 << 20
+  assert len(control_file.parse_ranks(many)) == 1 << 20
   long = ControlRequest(ranks=tuple(range(1000)))
   assert (long.to_json()["ranks"] == "0-999"
           and ControlRequest.from_json(long.to_json(), 1000) == long)

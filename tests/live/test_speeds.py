@@ -17,7 +17,7 @@ import jaxpace
 from jaxpace.coordination import knobs
 from jaxpace.live import busy_times, speeds
 from jaxpace.live.busy_times import BusyTimes, busy_seconds
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 from jaxpace.live.speeds import Gathered
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.ring.executions import Executions

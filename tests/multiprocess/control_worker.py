@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 import jaxpace
 from jaxpace.hosts.distributed import rounds as messages
 from jaxpace.live import control_file
-from jaxpace.live.control_request import ControlRequest
+from jaxpace.live.control_file import ControlRequest
 from tests.instrumentation.running import column
 
 

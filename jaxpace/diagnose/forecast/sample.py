@@ -16,6 +16,7 @@ from jaxpace.diagnose.limits import MOST, PART
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.words.codes import Sentence, Silence
+from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
@@ -129,14 +130,13 @@ def take_sample(run: Run) -> Sample:
   units, unit = _units(run, arrival, kept)
   if unit > 1:
     notes.append(Note.LATE_TOGETHER.say(unit=unit))
-  names = {h for h in (run.host_of_rank(int(r)) for r in kept) if h}
   collectives = tuple(SampledCollective(c.name, kind_in(run, c), c.bytes) for c in run.collectives)
   blocks = _blocks(step.mean(axis=0), units)
   return Sample(
       arrival=units, busy=arrived, transfer=transfer,
       floor=np.nan_to_num(running_minimum(transfer).floor), step=step.mean(axis=0),
-      collectives=collectives, ranks=len(ranks), unit=unit, hosts=max(1, len(names)), block=blocks,
-      notes=tuple(notes))
+      collectives=collectives, ranks=len(ranks), unit=unit,
+      hosts=max(1, len(hosts_of(run, kept))), block=blocks, notes=tuple(notes))
 
 
 def _units(run: Run, arrival: np.ndarray, ranks: np.ndarray) -> tuple[np.ndarray, int]:

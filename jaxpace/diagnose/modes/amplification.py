@@ -14,7 +14,7 @@ from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.names import hosts_of, percent, some_ranks
+from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host, some_ranks
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import plural
 
@@ -158,7 +158,6 @@ def _stretch(case: EvidenceInputs) -> tuple[int, int]:
 def _blame_by_host(case: EvidenceInputs) -> list[tuple[str, float, float]]:
   """Host, its share of the waiting it caused, its share of the ranks."""
   run, blame = case.run, case.totals.blame
-  hosts = [run.host_of_rank(r) for r in range(run.ranks)]
   whole = max(float(blame.sum()), 1e-12)
-  return [(h, float(sum(blame[r] for r in range(run.ranks) if hosts[r] == h)) / whole,
-           hosts.count(h) / run.ranks) for h in sorted(set(hosts)) if h]
+  return [(host, float(sum(blame[own])) / whole, len(own) / run.ranks)
+          for host, own in ranks_by_host(run).items() if host]

@@ -29,6 +29,7 @@ from jaxpace.diagnose.words.names import (
   name_rank,
   named,
   percent,
+  ranks_by_host,
   some_ranks,
 )
 from jaxpace.diagnose.words.verdicts import Verdict
@@ -161,9 +162,8 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
 
 
 def _whole_host_late(case: EvidenceInputs, host: str, late: set[int]) -> bool:
-  run = case.run
-  ranks = [r for r in range(run.ranks) if run.host_of_rank(r) == host]
-  return len(ranks) > 1 and len(ranks) < run.ranks and late.issuperset(ranks)
+  ranks = ranks_by_host(case.run)[host]
+  return 1 < len(ranks) < case.run.ranks and late.issuperset(ranks)
 
 
 # The slow ranks are those that sit in a bad place: `locality`.

@@ -10,6 +10,15 @@ from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 
 
+def ranks_by_host(run: Run) -> dict[str, list[int]]:
+  """Ranks of each host by its name, in the names' order; those of unknown hosts under the empty
+  one."""
+  found: dict[str, list[int]] = {}
+  for rank in range(run.ranks):
+    found.setdefault(run.host_of_rank(rank), []).append(rank)
+  return dict(sorted(found.items()))
+
+
 def hosts_of(run: Run, ranks: Sequence[int] | np.ndarray) -> tuple[str, ...]:
   """Names of the hosts of `ranks`, in their order, each once."""
   return tuple(dict.fromkeys(h for h in (run.host_of_rank(int(r)) for r in ranks) if h))

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from jaxpace.live import housekeeper
-from jaxpace.live.collector import GarbageCollector
+from jaxpace.live.housekeeper import GarbageCollector
 
 
 class Freezer:

@@ -6,7 +6,7 @@ import weakref
 
 import pytest
 
-from jaxpace.live.collector import GarbageCollector, resident_bytes
+from jaxpace.live.housekeeper import GarbageCollector, resident_bytes
 
 old_generation = pytest.mark.skipif(sys.version_info >= (3, 14),
                                     reason="no threshold of an oldest generation")
