@@ -85,12 +85,10 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[Verdict, ...]]
   """Modes new in B, gone in B, and sentences on those of which the other run can't tell whether it
   has them."""
   inconclusive: list[Sentence] = []
-
-  def only(one: Diagnosis, other: Diagnosis, own: tuple[Verdict, ...],
-           others: tuple[Verdict, ...], letters: str) -> tuple[Verdict, ...]:
-    sure = []
+  sure: dict[str, list[Verdict]] = {"BA": [], "AB": []}
+  for letters, one, other, own in (("BA", b, a, modes[1]), ("AB", a, b, modes[0])):
     for mode in own:
-      if mode in others:
+      if mode in modes[0] and mode in modes[1]:
         continue
       ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
       hidden = (sorted(ranks & set(other.unseen))
@@ -103,13 +101,10 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[Verdict, ...]]
         said = Note.UNTOLD.say(mode=mode.replace("_", " ").capitalize(), one=letters[0],
                                other=letters[1])
       else:
-        sure.append(mode)
+        sure[letters].append(mode)
         continue
       inconclusive.append(said)
-    return tuple(sure)
-
-  new, gone = only(b, a, modes[1], modes[0], "BA"), only(a, b, modes[0], modes[1], "AB")
-  return new, gone, tuple(inconclusive)
+  return tuple(sure["BA"]), tuple(sure["AB"]), tuple(inconclusive)
 
 
 def series(diagnosis: Diagnosis) -> dict[str, np.ndarray]:

@@ -114,17 +114,26 @@ def find_episodes(blocks: Blocks, steps: int) -> list[Episode]:
     spans = list(zip(edges[:-1], edges[1:], strict=True)) if changes else []
     tested = [blocks.test([rank], *span, len(ranks) * len(spans))[0] for span in spans]
     late = [i for i, test in enumerate(tested) if test.late(blocks.step_time)]
-    joined: list[list[int]] = []
-    for begin, end in (spans[i] for i in _grown(late, tested, blocks.step_time)):
-      if joined and joined[-1][1] == begin:
-        joined[-1][1] = end
-      else:
-        joined.append([begin, end])
-    if not joined and whole[rank].late(blocks.step_time):
-      joined = [[0, size]]
-    own = [blocks.test([rank], begin, end, len(ranks))[0] for begin, end in joined]
+    stretches = joined([spans[i] for i in _grown(late, tested, blocks.step_time)])
+    if not stretches and whole[rank].late(blocks.step_time):
+      stretches = [(0, size)]
+    own = [blocks.test([rank], begin, end, len(ranks))[0] for begin, end in stretches]
     found += [e for e in own if e.end - e.begin >= min(SHORTEST, size)
               and e.steps >= min(FEWEST_STEPS, steps)]
+  return found
+
+
+def joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+  """Rising spans, those that follow on each other as one.
+
+  >>> joined([(0, 2), (2, 5), (7, 8)])
+  [(0, 5), (7, 8)]
+  """
+  found: list[tuple[int, int]] = []
+  for begin, end in spans:
+    if found and found[-1][1] == begin:
+      begin = found.pop()[0]
+    found.append((begin, end))
   return found
 
 

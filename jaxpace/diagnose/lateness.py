@@ -256,10 +256,16 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
   return split_series(values, run.steps[steps], selected.first_step(run, block))
 
 
-def series_change(run: Run, selected: SelectedSteps, values: np.ndarray, block: int) -> int:
-  """The same for a [K] series of the job."""
-  steps = np.flatnonzero(selected.within(block - 1, block + 1))
-  return split_series(values[steps], run.steps[steps], selected.first_step(run, block))
+def series_changes(run: Run, selected: SelectedSteps, values: np.ndarray, begin: int, end: int
+                   ) -> tuple[int | None, int | None]:
+  """First and last step of a stretch of blocks in which a [K] series of the job has another level;
+  None where the stretch reaches the run's beginning or end."""
+
+  def change(block: int) -> int:
+    steps = np.flatnonzero(selected.within(block - 1, block + 1))
+    return split_series(values[steps], run.steps[steps], selected.first_step(run, block))
+
+  return change(begin) if begin else None, change(end) - 1 if end < selected.blocks else None
 
 
 def split_series(values: np.ndarray, numbers: np.ndarray, otherwise: int) -> int:

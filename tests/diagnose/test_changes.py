@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnose.episodes import SHORTEST, change_points, long_run_deviation
-from jaxpace.diagnose.lateness import series_change
+from jaxpace.diagnose.lateness import series_changes
 from tests.diagnose.synthetic import case_of, run_of
 from tests.quick import long
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -97,4 +97,4 @@ def test_a_level_is_dated_to_the_step_and_a_single_pause_is_none(pause):
   values = 1.0 + 0.1 * (run.steps >= begin) + 0.005 * np.random.default_rng(0).standard_normal(600)
   if pause is not None:
     values[inside[pause]] += 10
-  assert series_change(run, selected, values, 10) == begin
+  assert series_changes(run, selected, values, 10, selected.blocks) == (begin, None)

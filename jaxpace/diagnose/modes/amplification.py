@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
-from jaxpace.diagnose.lateness import series_change, spell
+from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
@@ -45,10 +45,7 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
       Evidence.WORST_TENTH.say("pauses" if worst > MOST else "everyday", part=percent(worst))]
   at = most_waited(case)
   evidence += [at] if at else []
-  first = (None if begin == 0
-           else series_change(run, case.selected, _for_work(case), begin))
-  last = (None if end == case.selected.blocks
-          else series_change(run, case.selected, _for_work(case), end) - 1)
+  first, last = series_changes(run, case.selected, _for_work(case), begin, end)
   if first is not None or last is not None:
     evidence.append(Evidence.SPELL.say(spell=spell(first, last)))
   causes = {name: float(totals.per_rank[f"waiting_{name}"].sum())

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose import tcp
-from jaxpace.diagnose.episodes import change_points, confidence
-from jaxpace.diagnose.lateness import series_change, spell
+from jaxpace.diagnose.episodes import change_points, confidence, joined
+from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import crowded_processors, per_step
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
@@ -124,16 +124,10 @@ def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, slow: list[tuple[in
 def _longest(slow: list[tuple[int, int]]) -> tuple[int, int]:
   """From where to where it is slow: neighbouring slow spans that hold most of all slow blocks, else
   all of them."""
-  runs: list[list[int]] = []
-  for begin, end in slow:
-    if runs and runs[-1][1] == begin:
-      runs[-1][1] = end
-    else:
-      runs.append([begin, end])
+  runs = joined(slow)
   longest = max(runs, key=lambda own: own[1] - own[0])
-  if longest[1] - longest[0] < NEARLY_ALL * sum(end - begin for begin, end in runs):
-    longest = [runs[0][0], runs[-1][1]]
-  return longest[0], longest[1]
+  most = longest[1] - longest[0] >= NEARLY_ALL * sum(end - begin for begin, end in runs)
+  return longest if most else (runs[0][0], runs[-1][1])
 
 
 def _known_in(case: EvidenceInputs, values: np.ndarray, spans: list[tuple[int, int]]) -> np.ndarray:
@@ -224,11 +218,8 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
 
 def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
   """Describes slow transfers, and whose link it is as far as that is known."""
-  run, selected = case.run, case.selected
-  first = (None if slow.begin == 0
-           else series_change(run, selected, case.transfer, slow.begin))
-  last = (None if slow.end == selected.blocks
-          else series_change(run, selected, case.transfer, slow.end) - 1)
+  run = case.run
+  first, last = series_changes(run, case.selected, case.transfer, slow.begin, slow.end)
   if slow.bursts:
     evidence = [Evidence.TWO_KINDS.say(part=percent(slow.bursts), level=milliseconds(slow.level),
         quiet=milliseconds(slow.quiet))]
@@ -284,26 +275,23 @@ def _whose(case: EvidenceInputs, slow: SlowTransfers) -> list[Sentence]:
   run, busy = case.run, slow.links.busy
   if len(busy) < 2:
     return [Evidence.ONE_HOST.say() if tcp.on_one_host(case) else Evidence.NO_COUNTERS.say()]
-  said = []
   worst = max(busy, key=lambda p: busy[p])
   others = float(np.median([value for p, value in busy.items() if p != worst]))
+  least, most = milliseconds(min(busy.values())), milliseconds(busy[worst])
+  process = name_process(run, worst)
   if slow.links.slow:
-    said.append(Evidence.SLOW_LINK.say(process=name_process(run, worst),
-        busy=milliseconds(busy[worst]), others=milliseconds(others)))
+    said = [Evidence.SLOW_LINK.say(process=process, busy=most, others=milliseconds(others))]
   elif _crowded(case, slow):
-    said.append(Evidence.ALL_BUSY.say(least=milliseconds(min(busy.values())),
-        most=milliseconds(busy[worst])))
+    said = [Evidence.ALL_BUSY.say(least=least, most=most)]
   elif len(busy) == 2:
-    said.append(Evidence.BOTH_BUSY.say(least=milliseconds(min(busy.values())),
-        most=milliseconds(busy[worst])))
+    said = [Evidence.BOTH_BUSY.say(least=least, most=most)]
   else:
-    said.append(Evidence.NO_SINGLE_LINK.say(least=milliseconds(min(busy.values())),
-        most=milliseconds(busy[worst]), process=name_process(run, worst)))
+    said = [Evidence.NO_SINGLE_LINK.say(least=least, most=most, process=process)]
   if slow.queued and slow.trips:
     said.append(Evidence.QUEUE.say(then=milliseconds(slow.trips[0]),
         otherwise=milliseconds(slow.trips[1])))
   resent = per_step(run, case.selected, "retransmits", slow.begin, slow.end)
   if resent and max(resent.values()) >= 0.01:
-    most = max(resent, key=lambda p: resent[p])
-    said.append(Evidence.RESENT.say(segments=resent[most], process=name_process(run, most)))
+    worst = max(resent, key=lambda p: resent[p])
+    said.append(Evidence.RESENT.say(segments=resent[worst], process=name_process(run, worst)))
   return said
