@@ -111,23 +111,6 @@ def transfer(wait: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.
   return jnp.where(known, jnp.maximum(wait - early, _ZERO), _NAN)
 
 
-def transfers(waits: jax.Array, arrivals: jax.Array, delays: jax.Array, rank: jax.Array
-              ) -> jax.Array:
-  """Estimates every collective's own time from one rank's waits.
-
-  `Observation.job_transfers` averages these. Arrivals are those at the first collective, so they
-  say nothing of the later ones: there it is the wait.
-
-  Args:
-    waits: [S] float32 s.
-    arrivals, delays, rank: as for `transfer`.
-
-  Returns:
-    [S] float32 s; NaN where unknown.
-  """
-  return waits.at[0].set(transfer(waits[0], arrivals, delays, rank))
-
-
 def transfers_now(waits: jax.Array, arrivals: jax.Array, delays: jax.Array) -> jax.Array:
   """Estimates every collective's own time from the mean over ranks of their waits.
 

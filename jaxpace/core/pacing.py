@@ -76,7 +76,9 @@ def observe(step: jax.Array, rank: jax.Array, arrivals: jax.Array, delays: jax.A
     The observation, and [S] own estimates of each collective's own time, which the next step's
     message will carry.
   """
-  transfers = said.transfers(waits, arrivals, delays, rank)
+  # Arrivals are those at the first collective, so they say nothing of the later ones: there it is
+  # the wait.
+  transfers = waits.at[0].set(said.transfer(waits[0], arrivals, delays, rank))
   observation = Observation(
       step=step, rank=rank, arrivals=arrivals, delays=delays, waits=waits, step_time=step_time,
       job_step_time=shared.step_time, job_transfers=shared.transfers,
