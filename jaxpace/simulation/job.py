@@ -196,18 +196,14 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
         _nan(buckets), noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
         job.traffic.init(second) if job.traffic is not None else ())
 
-  def noise_of(job: Job, key: jax.Array, step: jax.Array, states: Any) -> tuple[Any, ...]:
-    share, pauses, caused, states = noises.sample(
-        job.noise, key, step, states, ranks, shape.causes, shape.per_process)
-    return jnp.maximum(_ONE + share, _LEAST), pauses, caused, states
-
   def draw(key: jax.Array, job: Job, state: JobState) -> Draft:
     own = jax.random.split(jax.random.fold_in(key, 1))
-    slower, pauses, caused, noise = noise_of(job, own[0], state.step, state.noise)
+    share, pauses, caused, noise = noises.sample(
+        job.noise, own[0], state.step, state.noise, ranks, shape.causes, shape.per_process)
     factor, traffic = _ONE, state.traffic
     if job.traffic is not None:
       factor, traffic = job.traffic.sample(jax.random.fold_in(own[1], state.step), state.traffic)
-    slower = slower * _shared(state.pacer)
+    slower = jnp.maximum(_ONE + share, _LEAST) * _shared(state.pacer)
     forward, backward = _f32(job.forward) * slower, _f32(job.backward) * slower
     gap, delay = _f32(job.gap) + pauses, bounded(state.asked, most)
     begin = _f32(job.update) + gap + forward + delay
@@ -237,7 +233,6 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
       found = jnp.mean(each, axis=0)
       decision, pacers = paced.update(seen, state.pacer)
       asked, info = decision.delay, decision.info
-
 
     def keep(values: jax.Array) -> jax.Array:
       return values if by_rank else jnp.mean(values, axis=0)

@@ -87,8 +87,7 @@ class Wandering(NamedTuple):
 
   def sample(self, key: Key, step: jax.Array, state: jax.Array,
              ranks: int) -> tuple[jax.Array, jax.Array]:
-    keep = jnp.exp(-_ONE / _f32(self.steps))
-    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (ranks,), jnp.float32)  # noqa: E501
+    state = _wandered(key, state, self.steps)
     return _f32(self.deviation) * state, state
 
 
@@ -103,10 +102,16 @@ class Common(NamedTuple):
 
   def sample(self, key: Key, step: jax.Array, state: jax.Array,
              ranks: int) -> tuple[jax.Array, jax.Array]:
-    memory = _f32(self.steps)
-    keep = jnp.where(memory > _ZERO, jnp.exp(-_ONE / jnp.maximum(memory, np.float32(1e-6))), _ZERO)
-    state = keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, (), jnp.float32)
+    state = _wandered(key, state, self.steps)
     return jnp.broadcast_to(_f32(self.deviation) * state, (ranks,)), state
+
+
+def _wandered(key: Key, state: jax.Array, steps: Any) -> jax.Array:
+  """AR(1) of unit variance, one step on; `steps` 0 for independent ones."""
+  memory = _f32(steps)
+  keep = jnp.where(memory > _ZERO, jnp.exp(-_ONE / jnp.maximum(memory, np.float32(1e-6))), _ZERO)
+  return keep * state + jnp.sqrt(_ONE - keep * keep) * jax.random.normal(key, state.shape,
+                                                                         jnp.float32)
 
 
 class Slow(NamedTuple):

@@ -68,8 +68,6 @@ def survive(step_times: np.ndarray, failures: Failures, seed: int) -> Survived:
 
 _PART_CELLS = 1 << 21
 """Rank-steps times buckets that are kept at once; about 100 bytes each."""
-
-
 _MOST_STRETCHES = 64
 """Stretches of a collective at most, each with its own use of shared links."""
 
@@ -97,8 +95,7 @@ def run(scenario: Scenario) -> Iterator[tuple[int, Steps]]:
   A job alone on its links is simulated by itself, in parts. Jobs that share links run together, in
   one piece.
   """
-  together = _together(scenario)
-  for group in together:
+  for group in _together(scenario):
     if len(group) == 1:
       yield from _alone(scenario, group[0])
     else:
@@ -127,15 +124,11 @@ def _together(scenario: Scenario) -> list[list[int]]:
   return sorted(sorted(group) for group in groups)
 
 
-def _key(scenario: Scenario) -> jax.Array:
-  return jax.random.key(scenario.seed)
-
-
 def _alone(scenario: Scenario, index: int) -> Iterator[tuple[int, Steps]]:
   settings = scenario.jobs[index]
   total = min(scenario.steps, settings.leaves or scenario.steps)
   plan, advance = _compiled(settings.shape, settings.pacer, settings.buckets, scenario.max_delay)
-  key = jax.random.fold_in(_key(scenario), index)
+  key = jax.random.fold_in(jax.random.key(scenario.seed), index)
   state = plan.init(key, settings.job)
   length = max(1, min(total, _PART_CELLS // (settings.shape.ranks * settings.buckets)))
   done = 0
@@ -161,8 +154,9 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[tuple[int, Steps]]
                  steps=[scenario.steps] * len(jobs),
                  max_delay=scenario.max_delay, by_rank=True)
   last = [j.leaves or 2**30 for j in jobs]
+  key = jax.random.fold_in(jax.random.key(scenario.seed), group[0])
   histories = jax.jit(plan)(
-      jax.random.fold_in(_key(scenario), group[0]), [j.job for j in jobs], shares(jobs),
+      key, [j.job for j in jobs], shares(jobs),
       np.asarray([j.start for j in jobs], np.float32), np.asarray(last, np.int32))
   for index, steps in zip(group, histories, strict=True):
     kept: Any = jax.tree.map(np.asarray, steps)
