@@ -101,9 +101,9 @@ class ProcessFiles:
       if info is None or (run is not None and info.get("run", run) != run):
         self._seen.pop(entry.name, None)
         continue
-      self._seen[entry.name] = Seen(_process(int(entry.name.removesuffix(".json")), info),
-                                    timestamp,
-                                    changed, now, True)
+      process = Process(int(entry.name.removesuffix(".json")), info.get("hostname") or "",
+                        tuple(info.get("ranks") or ()), info)
+      self._seen[entry.name] = Seen(process, timestamp, changed, now, True)
     for name in set(self._seen) - there:
       del self._seen[name]
 
@@ -173,12 +173,6 @@ def _named(seen: Sequence[Seen]) -> str:
     return f"Process {seen[0].name}"
   return f"Processes {', '.join(s.name for s in seen)}" if len(seen) <= 3 else (
       f"{len(seen)} processes ({list_ranks(s.process.process for s in seen)})")
-
-
-def _process(number: int, info: dict[str, Any]) -> Process:
-  ranks = info.get("ranks")
-  ranks = tuple(r for r in ranks if isinstance(r, int)) if isinstance(ranks, list) else ()
-  return Process(number, str(info.get("hostname") or ""), ranks, info)
 
 
 # What watchdogs have written into the run directory, in words; see `jaxpace.Watchdog`.
