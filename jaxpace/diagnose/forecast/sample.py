@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.costs.alpha_beta import RING, TREE, coefficients, seconds
-from jaxpace.costs.fabric_file import ALGORITHMS, Cost, Level, MeasuredFabric, kind_in
+from jaxpace.costs.fabric_file import ALGORITHMS, Level, MeasuredFabric, kind_in
 from jaxpace.diagnose.floor import running_minimum
 from jaxpace.diagnose.groups import fully_grouped
 from jaxpace.diagnose.limits import MOST, PART
@@ -273,25 +273,21 @@ def _given(sample: Sample, recorded: np.ndarray, ranks: int, here: Level, there:
   """As recorded, and what the fabric takes more at the new size than at the old one."""
   total = np.zeros(1 + draws)
   for c, collective in enumerate(sample.collectives):
-    kind, size = collective.kind, float(collective.size or 0)
-    costs = here.costs[kind], there.costs[kind]
-    before, after = (cost.seconds(kind, p, size)
-                     for cost, p in zip(costs, (sample.ranks, ranks), strict=True))
-    total[0] += max(recorded[c] + after - before, 0.0)
     # One error for both where they are of one level: α off by a tenth is off at both sizes.
-    alpha, beta = random.standard_normal((2, draws))
-    other = (alpha, beta) if here is there else random.standard_normal((2, draws))
-    old = _drawn(costs[0], kind, sample.ranks, size, alpha, beta)
-    new = _drawn(costs[1], kind, ranks, size, *other)
-    total[1:] += np.maximum(recorded[c] + new - old, 0.0)
+    normal = random.standard_normal((2, draws))
+    other = normal if here is there else random.standard_normal((2, draws))
+    old = _drawn(here, collective, sample.ranks, normal)
+    total += np.maximum(recorded[c] + _drawn(there, collective, ranks, other) - old, 0.0)
   return total
 
 
-def _drawn(cost: Cost, kind: str, ranks: int, size: float, alpha: np.ndarray,
-           beta: np.ndarray) -> np.ndarray:
-  drawn = (np.maximum(value.estimate + value.deviation * normal, 0.0)
-           for value, normal in ((cost.alpha, alpha), (cost.beta, beta)))
-  return seconds(kind, cost.algorithm, ranks, size, *drawn)
+def _drawn(level: Level, collective: SampledCollective, ranks: int, normal: np.ndarray
+           ) -> np.ndarray:
+  """[1 + D] s of a collective, first as it is most likely; [2, D] normal errors of α and β."""
+  cost = level.costs[collective.kind]
+  drawn = (np.append(value.estimate, np.maximum(value.estimate + value.deviation * error, 0.0))
+           for value, error in zip((cost.alpha, cost.beta), normal, strict=True))
+  return seconds(collective.kind, cost.algorithm, ranks, float(collective.size or 0), *drawn)
 
 
 def _fit(sample: Sample, floor: np.ndarray, algorithm: str) -> tuple[float, float] | None:
