@@ -96,13 +96,6 @@ class ShareState(NamedTuple):
   balancer: tuple[np.ndarray, ...]  # what the balancer knows: the leaves of its state, in order
 
 
-class _Sent(NamedTuple):
-  """What was gathered: busy times of consecutive steps, room for `MOST`. R ranks."""
-
-  steps: np.ndarray  # [MOST] int32, numbers of the steps; -1 where there is none
-  ran: np.ndarray  # [MOST, R] int32, counts of each
-
-
 class SharedCounts:
   """The counts of each step of an observed step: decided beside it, alike on all ranks."""
 
@@ -152,7 +145,9 @@ class SharedCounts:
     self._inner = jax.tree.unflatten(self._structure, state.balancer)
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
-    self._sent: _Sent | None = None
+    # Of the steps whose busy times were sent, room for `MOST`: their numbers, -1 where there is
+    # none, and the counts [MOST, R] of each.
+    self._sent: tuple[np.ndarray, np.ndarray] | None = None
     self._decided: Any = None
     # The step at which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
@@ -259,7 +254,7 @@ class SharedCounts:
     self._rarest = _rarest(took, self._rarest)
     least = self._steered.threshold
     with _beside():
-      self._decided = self._update(sent.steps, self.by_rank(busy), took, sent.ran, self._counts,
+      self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
                                    self._inner, _NAN if least is None else np.float32(least))
 
   def _send(self, number: int) -> None:
@@ -275,9 +270,10 @@ class SharedCounts:
     # A call that ran without timestamps has counted no further.
     calls = [one[0] if one and after and one[0] < after[0] else None
              for one, after in itertools.pairwise(ran)]
-    self._sent = _Sent(np.full(MOST, -1, np.int32), np.stack([self._counts] * MOST))
-    self._sent.steps[:len(numbers)] = numbers
-    self._sent.ran[:len(numbers)] = [one[1] for one in ran[:-1] if one]
+    steps, counts = np.full(MOST, -1, np.int32), np.stack([self._counts] * MOST)
+    steps[:len(numbers)] = numbers
+    counts[:len(numbers)] = [one[1] for one in ran[:-1] if one]
+    self._sent = steps, counts
     self._gathered.send(self._own_rows(calls))
     self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
 

@@ -192,7 +192,7 @@ def mechanics(shape: Shape, pacer: Pacer | None, *, buckets: int, max_delay: flo
   def init(key: jax.Array, job: Job) -> JobState:
     first, second = jax.random.split(jax.random.fold_in(key, 0))
     return JobState(
-        jnp.int32(0), paced.init() if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(),
+        jnp.int32(0), paced.init(ranks) if paced else (), jnp.zeros((ranks,), jnp.float32), _nan(),
         _nan(buckets), noises.init(job.noise, first, ranks, shape.causes, shape.per_process),
         job.traffic.init(second) if job.traffic is not None else ())
 
@@ -291,19 +291,12 @@ OWN = Observation._make(name in ("rank", "waits") for name in Observation._field
 together."""
 
 
-class PacerOfRanks(NamedTuple):
-  """A pacer of R ranks. Own leaves of its state have a leading axis [R], the others are of all
-  ranks."""
-
-  init: Callable[[], Any]
-  update: Callable[[Observation, Any], tuple[Decision, Any]]
-  """Observation whose `OWN` fields are [R, ...] -> decision with a delay [R] and columns [R],
-  state."""
-  own: Any  # the state's tree, True where a leaf differs between ranks
-
-
-def vmap_ranks(pacer: Pacer, ranks: int, slots: int) -> PacerOfRanks:
+def vmap_ranks(pacer: Pacer, ranks: int, slots: int) -> Pacer:
   """Makes a pacer of R ranks out of a rank's.
+
+  Leaves of its state that differ between ranks have a leading axis [R], the others are of all
+  ranks. It takes an observation whose `OWN` fields are [R, ...], and gives a delay [R] and columns
+  [R].
 
   Args:
     pacer: of one rank.
@@ -331,10 +324,7 @@ def vmap_ranks(pacer: Pacer, ranks: int, slots: int) -> PacerOfRanks:
   def spread(leaf: jax.Array, differs: bool) -> jax.Array:
     return jnp.broadcast_to(leaf, (ranks, *leaf.shape)) if differs else leaf
 
-  def init() -> Any:
-    return jax.tree.map(spread, state, own)
-
-  return PacerOfRanks(init, update_all, own)
+  return Pacer(lambda _: jax.tree.map(spread, state, own), update_all)
 
 
 def _own_leaves(update: Callable[..., Any], seen: Observation, state: Any) -> Any:

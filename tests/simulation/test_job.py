@@ -219,7 +219,8 @@ def test_a_state_that_depends_on_the_rank_is_carried_by_rank():
   none = jnp.int32(0)
   pacer = Pacer(lambda ranks: {"own": none, "of_own": none, "same": none, "waited": jnp.float32(0)},
                 update)
-  assert vmap_ranks(pacer, 3, 1).own == {"own": True, "of_own": True, "same": False, "waited": True}
+  of_ranks = {name: leaf.shape for name, leaf in vmap_ranks(pacer, 3, 1).init(3).items()}
+  assert of_ranks == {"own": (3,), "of_own": (3,), "same": (), "waited": (3,)}
   slow = np.array([0, 0.5, 0], np.float32)
   steps = play(PLAIN._replace(noise=(noise.Slow(slow),)), 3, 10, pacer=pacer, by_rank=True)
   # the first step is not known; decided after ten
