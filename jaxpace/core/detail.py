@@ -19,6 +19,14 @@ MANY_RANKS = 128
 ROWS, FEW_ROWS = 20, 4
 
 
+def mixed(words: np.ndarray) -> np.ndarray:
+  """Mixes the bits of uint64 words so that each depends on all: the finaliser of splitmix64."""
+  with np.errstate(over="ignore"):
+    for shift, factor in _MIX:
+      words = (words ^ (words >> shift)) * factor
+  return words ^ (words >> _LAST)
+
+
 def every(occurrences: int, ranks: int) -> int:
   """Steps of which one is written in detail, so that a step has a bounded number of rows on
   average.
@@ -50,8 +58,5 @@ def is_detailed(step: int | np.ndarray, stretch: int) -> np.ndarray:
   size = np.uint64(max(1, stretch))
   which = numbers // size
   with np.errstate(over="ignore"):
-    mixed = which * _GOLDEN + _GOLDEN
-    for shift, factor in _MIX:
-      mixed = (mixed ^ (mixed >> shift)) * factor
-    mixed ^= mixed >> _LAST
-  return np.asarray(numbers % size == mixed % size)
+    place = mixed(which * _GOLDEN + _GOLDEN) % size
+  return np.asarray(numbers % size == place)

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from jaxpace.core.detail import mixed
 from jaxpace.core.fields import SettingsError, choice, is_number, is_whole, whole
 
 NONE = -1
@@ -179,10 +180,8 @@ class Fabric:
 
 
 def _hashed(sources: np.ndarray, targets: np.ndarray, seed: int) -> np.ndarray:
-  """A fixed draw for each pair, as switches hash addresses: splitmix64's finaliser."""
+  """A fixed draw for each pair, as switches hash addresses."""
   with np.errstate(over="ignore"):
-    mixed = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + targets.astype(np.uint64)
-    mixed += np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-      mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
-  return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(1)).astype(np.int64)
+    pairs = sources.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + targets.astype(np.uint64)
+    pairs += np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
+  return (mixed(pairs) >> np.uint64(1)).astype(np.int64)
