@@ -31,7 +31,7 @@ class ObservedSteps(NamedTuple):
   asked: np.ndarray  # [K, R] asked for
   waits: np.ndarray  # [K, R, S]
   step_time: np.ndarray  # [K, R] own last exit to own last exit
-  record: Any = ()  # OnRecord of these steps; () where nothing was held and nobody is asked
+  record: Any = ()  # OnRecord of these steps; () where nobody asks for it
 
 
 def timestamped_alone(run: Run) -> Run:
@@ -185,15 +185,6 @@ def most_readings(run: Run) -> int:
   return min(int(np.unique(run.listening.step, return_counts=True)[1].max()), MOST_READINGS)
 
 
-def nothing_on_record(count: int, slots: int, places: int = 1) -> OnRecord:
-  """What there is on record of so many steps in which nobody was asked."""
-  shape = count, slots
-  return OnRecord(np.zeros(shape, bool), np.full(shape, MISSING), np.full(shape, MISSING),
-                  np.zeros(shape, np.int32), np.zeros(shape, np.int32),
-                  np.full((count, max(places, 1), 2), _NAN), np.full(shape, _NAN),
-                  np.zeros(count, np.float32))
-
-
 def on_record(run: Run, ranks: np.ndarray, slots: int, part: slice, places: int) -> OnRecord:
   """Rebuilds what was held and heard in the steps of `part`.
 
@@ -205,12 +196,15 @@ def on_record(run: Run, ranks: np.ndarray, slots: int, part: slice, places: int)
     ranks: recorded ranks along the data axis, by their index along it.
     slots: S.
     part: slice of the step axis.
-    places: P, at least 1.
+    places: P.
   """
   before = slice(max(part.start - 1, 0), part.stop)
   lead = part.start - before.start
-  count = part.stop - part.start
-  made = nothing_on_record(count, slots, places)
+  shape = part.stop - part.start, slots
+  made = OnRecord(np.zeros(shape, bool), np.full(shape, MISSING), np.full(shape, MISSING),
+                  np.zeros(shape, np.int32), np.zeros(shape, np.int32),
+                  np.full((shape[0], max(places, 1), 2), _NAN), np.full(shape, _NAN),
+                  np.zeros(shape[0], np.float32))
   said = was_asked(run)
   newest = run.attempt[:, before].max(axis=0)
   follows = np.zeros(len(newest), bool)

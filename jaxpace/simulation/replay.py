@@ -113,7 +113,6 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   said = observed.was_asked(run)
   # Where nothing is shared nothing is held, live as here.
   asks = pacer.hold is not None and shared and (said or not as_recorded)
-  recorded = asks or any(c.held is not None for c in run.collectives)
   may = np.zeros(slots, bool)
   may[[c.slot for c in run.collectives if c.slot < slots and not c.may_begin_early]] = True
   ask = observed.asker(pacer, may, max_hold) if asks else None
@@ -131,10 +130,8 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
   for begin in range(0, total, width):
     part = slice(begin, min(begin + width, total))
     seen = observe(run, ranks, slots, part)
-    held = (observed.on_record(run, ranks, slots, part, places) if recorded
-            else observed.nothing_on_record(len(seen.steps), slots))
-    carry, (asked, delays, columns, answers) = play(
-        carry, seen._replace(record=held) if recorded else seen)
+    held = observed.on_record(run, ranks, slots, part, places)
+    carry, (asked, delays, columns, answers) = play(carry, seen._replace(record=held))
     found = (observed.nothing_asked(len(seen.steps), slots) if not asks
              else jax.tree.map(np.asarray, answers))
     parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
@@ -180,8 +177,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
       moved = jnp.where(jnp.isnan(moved), np.float32(0), moved)
       own = jnp.where(row.present, delays - jnp.nan_to_num(row.delays), np.float32(0))
       waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
-      if not isinstance(row.record, tuple):
-        moved -= row.record.longer
+      moved -= row.record.longer
     holds: Any = ()
     answers: Any = ()
     states = carry.states

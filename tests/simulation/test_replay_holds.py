@@ -213,6 +213,10 @@ def test_what_was_held_is_taken_out_and_what_is_asked_for_counted_in(listened):
   bare = summary_of(listened, Pacer(lambda ranks: (), nothing))
   # A millisecond before each of three collectives, and listening.
   assert bare.held is None and bare.bare < bare.recorded - 3e-3
+  seen = replay(listened, Pacer(lambda ranks: (), lambda seen, state: (
+      Decision(jnp.float32(0), {"took": seen.step_time}), state)))
+  np.testing.assert_allclose(seen.columns["took"][seen.known].mean(axis=1), seen.bare[seen.known],
+                             rtol=1e-4)
   again = summary_of(listened, asks(1e-3, 1))
   assert again.held.listened == again.held.on_record and not again.held.unanswered
   # But for the last time of telling, which nobody is told.
