@@ -192,7 +192,7 @@ class FoundRecorder(Recorder):
   @property
   def anything(self) -> bool:
     """Whether anything has been executed."""
-    return self._order is not None and self._order.collector.anything
+    return self._collector is not None and self._collector.anything
 
   @property
   def step(self) -> Step | None:

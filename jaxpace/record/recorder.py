@@ -24,9 +24,9 @@ from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.exporting import Exporter
 from jaxpace.record.recording import Recording
-from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.record.ring.found import Agreement, HostUse, StepFinder
+from jaxpace.record.ring.found import HostUse, StepFinder, agreement
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake
 from jaxpace.record.ring.observed import PlannedPrograms
@@ -140,7 +140,7 @@ class Recorder(Recording):
     """Takes what was found to be the step."""
     self._calls = self._handed = 0  # of `record`, and those that were taken
     self._intake: Intake | None = None
-    self._order: ExecutionOrder | None = None
+    self._collector: Collector | None = None
     self._host: HostUse | None = None
     self._finder: StepFinder | None = None
     self._copier: RingCopier | None = None
@@ -187,8 +187,8 @@ class Recorder(Recording):
 
   def due(self) -> int:
     """Rows of `steps` that this process was to record so far: one a call and rank."""
-    return 0 if self._order is None else self._calls * len(
-        self._recorded.ranks(self._order.collector))
+    return 0 if self._collector is None else self._calls * len(
+        self._recorded.ranks(self._collector))
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """Copies events to the run directory, and says who reads them.
@@ -197,7 +197,7 @@ class Recorder(Recording):
       OSError: the directory can't be written.
     """
     assert self.directory is not None
-    if self._order is None:
+    if self._collector is None:
       if self._observed and (reason := host_ring.unavailable()):
         _LOG.warning("Steps are not recorded, training goes on: %s", reason)
         return
@@ -207,23 +207,24 @@ class Recorder(Recording):
       collector = Collector()
       self._recorded.meet(collector)
       self._begin(collector, self._recorded.buffers(collector))
-    assert self._order is not None
+    assert self._collector is not None
     first = self._first or 0
     if self._observed and self._resume and self._first is None:
       first = _next_step(self.directory, identity)
     self._copier = RingCopier(self.directory, identity)
     self._copier.start()
     if self._match is not None:
-      self._finder = StepFinder(self._recorded, self._order.collector, self._match, Agreement(
+      self._finder = StepFinder(self._recorded, self._collector, self._match, agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
-    self._intake = Intake(self._recorded, self._order, self.directory, identity.run,
+    self._intake = Intake(self._recorded, self._collector, self.directory, identity.run,
                           jax.process_index(), identity.attempt, writer.losses, self._detail,
                           first, self._finder, self._host)
     writer.set_intake(self._intake)
 
   def _begin(self, collector: Collector, buffers: Mapping[int, Sequence[int]]) -> None:
     """Begins with what is executed from now on; `buffers` of programs that may have run before."""
-    self._order = ExecutionOrder(collector, buffers)
+    collector.skip(buffers)
+    self._collector = collector
     if self._observed:
       self._causes.start()
       self._host = HostUse(self._causes)

@@ -26,7 +26,6 @@ from jaxpace.record.parts import PartStore
 from jaxpace.record.recorder import Recorder
 from jaxpace.record.ring import collect, finding, intake
 from jaxpace.record.ring import observed as programs
-from jaxpace.record.ring.collect import ExecutionOrder
 from jaxpace.record.ring.copier import RingCopier
 from jaxpace.runs import rundir, step_causes
 from tests.observation import observed_steps
@@ -41,8 +40,8 @@ BOTH = {
     "copy ring": (RingCopier, "copy"), "run": (rundir, "claim"), "place": (describe, "read"),
     "process": (describe, "process"), "share": (distributed, "share_string"),
     "sample": (HostSampler, "__init__"), "intake": (intake.Intake, "__init__"),
-    "begin": (ExecutionOrder, "__init__"), "collect": (collect.Collector, "collect"),
-    "order": (ExecutionOrder, "settle"), "lay out": (programs.PlannedPrograms, "device"),
+    "begin": (collect.Collector, "skip"), "collect": (collect.Collector, "collect"),
+    "order": (collect.Collector, "settle"), "lay out": (programs.PlannedPrograms, "device"),
     "meet": (intake.ring_file, "write_plan"), "write": (PartStore, "append"),
     "close ring": (RingCopier, "close"),
 }

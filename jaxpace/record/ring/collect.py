@@ -103,7 +103,8 @@ _OWN = np.uint32((1 << TAG_BITS) - 1)
 
 
 class Collector:
-  """Belongs to one thread."""
+  """The executions of programs on this process's devices, in the order in which they began. Belongs
+  to one thread."""
 
   def __init__(self, before: bool = False):
     """Begins with what is written from now on; with `before`, with what the ring still holds."""
@@ -116,8 +117,11 @@ class Collector:
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
     self._latest = [0] * len(self._buffers)
-    self.gaps: list[int] = []
-    """ns of the last event before each loss of some."""
+    # ns of the last event before each loss of some.
+    self._gaps: list[int] = []
+    # By program, how many executions have a place in the order, and when the last of them began.
+    self._settled: dict[int, int] = {}
+    self._last_began: dict[int, int] = {}
 
   @property
   def devices(self) -> list[int]:
@@ -149,7 +153,35 @@ class Collector:
         read: a program may be compiled and run for the first time meanwhile.
     """
     host_ring.current()
-    self._drain(programs)
+    # Before what is read: a start that was counted and does not come is lost.
+    started = {key: host_ring.executions(*key) for key in self._splitters}
+    for buffer, follower in enumerate(self._buffers):
+      slots, blocks = self._ring.events[buffer], self._ring.blocks
+      since: dict[int, int] | None = None
+
+      def head(blocks: np.ndarray = blocks, buffer: int = buffer) -> int:
+        return int(blocks["head"][buffer])
+
+      # What is written meanwhile is for the next time.
+      end = head()
+      while follower.position < end:
+        taken = follower.take(slots, head)
+        if taken.lost:
+          self._gaps.append(self._latest[buffer])
+          since = {}
+          for (own, _), splitter in self._splitters.items():
+            if own == buffer:
+              splitter.lose()
+        if not len(taken.ns) and not taken.lost:
+          break
+        if len(taken.ns):
+          if since is not None:
+            _first_numbers(taken.ns, taken.tag, since)
+          self._split(buffer, taken.ns, taken.tag, programs())
+      if since is not None:
+        for (own, program), count in started.items():
+          if own == buffer:
+            self._pass(buffer, program, min(count, since.get(program, count)))
 
   def copied(self) -> Collector:
     """The same as far as it was read, so that what is taken out of it stays here."""
@@ -158,15 +190,51 @@ class Collector:
     other._passed = dict(self._passed)
     return other
 
-  def skip(self, buffer: int, program: int) -> None:
-    """Counts what a program has run so far as over; what of it comes all the same is read."""
-    self._passed[buffer, program] = host_ring.executions(buffer, program)
+  def skip(self, buffers: Mapping[int, Sequence[int]]) -> None:
+    """Counts what has run so far as over, and gives it no place in the order; what of it comes all
+    the same is read. `buffers` as for `settle`, of the programs that are known by now."""
+    for number, of in buffers.items():
+      for buffer in of:
+        self._passed[buffer, number] = host_ring.executions(buffer, number)
+      self._settled[number] = self._ended_on_all(number, of)
 
   def passed(self, buffer: int, program: int) -> int:
     """Executions of a program that are over on a device buffer's device, lost ones counted."""
     return self._passed.get((buffer, program), 0)
 
-  def began(self, buffer: int, program: int, begin: int, end: int) -> np.ndarray:
+  def settle(self, buffers: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
+    """Returns what has ended on all devices since the last call: program and number of each
+    execution, in the order in which they began.
+
+    Args:
+      buffers: of each program, the device buffers whose devices it runs on.
+    """
+    fresh: list[tuple[int, int, int]] = []
+    for number, of in buffers.items():
+      begin, end = self._settled.get(number, 0), self._ended_on_all(number, of)
+      self._settled[number] = end
+      if end > begin:
+        fresh += zip(self._times(number, of, begin, end), [number] * (end - begin),
+                     range(begin, end), strict=True)
+    return [(number, at) for _, number, at in sorted(fresh)]
+
+  def _ended_on_all(self, number: int, buffers: Sequence[int]) -> int:
+    return min((self.passed(buffer, number) for buffer in buffers), default=0)
+
+  def _times(self, number: int, buffers: Sequence[int], begin: int, end: int) -> list[int]:
+    """When executions began, on the last device; of lost ones, when events were lost."""
+    began = np.max([self._began(buffer, number, begin, end) for buffer in buffers], axis=0)
+    gaps, latest, times = sorted(self._gaps), self._last_began.get(number, 0), []
+    for ns in began.tolist():
+      if not ns:
+        at = bisect.bisect_left(gaps, latest)
+        ns = gaps[at] if at < len(gaps) else latest
+      latest = max(latest, ns)
+      times.append(latest)
+    self._last_began[number] = latest
+    return times
+
+  def _began(self, buffer: int, program: int, begin: int, end: int) -> np.ndarray:
     """[end - begin] int64 ns at which executions with these numbers began; 0 where lost, or
     taken."""
     found = np.zeros(end - begin, np.int64)
@@ -186,15 +254,14 @@ class Collector:
     return (float(took[1:].sum()) + float(np.median(took))) * 1e-9 if len(took) else 0.0
 
   def spent(self, program: int) -> float:
-    """The same, with an execution that is under way."""
+    """Time of a program's executions, one under way included, on the device that took longest."""
     return max(int((ran.end_ns - ran.start_ns).sum()) for buffer in range(self.buffers)
                for ran in [self._with_under_way(buffer, program)]) * 1e-9
 
   @property
   def under_way(self) -> set[int]:
-    """Programs of which timestamps have come since their last execution ended."""
-    return {program for (_, program), splitter in self._splitters.items()
-            if len(splitter.under_way.number)}
+    """Programs that have begun an execution since their last one ended."""
+    return {program for (_, program), splitter in self._splitters.items() if splitter.has_begun}
 
   def _with_under_way(self, buffer: int, program: int) -> Executions:
     kept = self._ended.get((buffer, program), [])
@@ -221,53 +288,16 @@ class Collector:
       self._pass(buffer, other, len(each.number))
     return min((len(each.number) for each in cut.values()), default=0)
 
-  def take(self, buffer: int, program: int, before: int) -> Executions:
-    """Takes out the executions with numbers below `before`."""
-    return self._take(buffer, program, lambda kept: np.searchsorted(kept.number, before))
-
-  def take_begun(self, buffer: int, program: int, before_ns: int) -> Executions:
-    """Takes out the executions that began before then."""
-    return self._take(buffer, program, lambda kept: np.searchsorted(kept.start_ns, before_ns))
-
-  def _take(self, buffer: int, program: int, count_of: Callable[[Executions], Any]) -> Executions:
+  def take(self, buffer: int, program: int, before: int, by: str = "number") -> Executions:
+    """Takes out the executions with numbers below `before`; or those that began before then, where
+    it is by "start_ns"."""
     kept = self._ended.get((buffer, program))
     if not kept:
       return NOTHING
     joined = join(kept)
-    count = int(count_of(joined))
+    count = int(np.searchsorted(getattr(joined, by), before))
     self._ended[buffer, program] = [part(joined, count, len(joined.number))]
     return part(joined, 0, count)
-
-  def _drain(self, programs: Callable[[], Container[int]]) -> None:
-    # Before what is read: a start that was counted and does not come is lost.
-    started = {key: host_ring.executions(*key) for key in self._splitters}
-    for buffer, follower in enumerate(self._buffers):
-      slots, blocks = self._ring.events[buffer], self._ring.blocks
-      since: dict[int, int] | None = None
-
-      def head(blocks: np.ndarray = blocks, buffer: int = buffer) -> int:
-        return int(blocks["head"][buffer])
-
-      # What is written meanwhile is for the next time.
-      end = head()
-      while follower.position < end:
-        taken = follower.take(slots, head)
-        if taken.lost:
-          self.gaps.append(self._latest[buffer])
-          since = {}
-          for (own, _), splitter in self._splitters.items():
-            if own == buffer:
-              splitter.lose()
-        if not len(taken.ns) and not taken.lost:
-          break
-        if len(taken.ns):
-          if since is not None:
-            _first_numbers(taken.ns, taken.tag, since)
-          self._split(buffer, taken.ns, taken.tag, programs())
-      if since is not None:
-        for (own, program), count in started.items():
-          if own == buffer:
-            self._pass(buffer, program, min(count, since.get(program, count)))
 
   def _split(self, buffer: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)
@@ -310,51 +340,3 @@ def _first_numbers(ns: np.ndarray, tag: np.ndarray, found: dict[int, int]) -> No
   starts = np.flatnonzero(tag & _OWN == NUMBER)
   for at in starts.tolist():
     found.setdefault(int(tag[at]) >> TAG_BITS, int(ns[at]))
-
-
-class ExecutionOrder:
-  """The executions of programs, in the order in which they began. Belongs to one thread."""
-
-  def __init__(self, collector: Collector, buffers: Mapping[int, Sequence[int]]):
-    """Begins where a recording does.
-
-    Args:
-      collector: reads the ring.
-      buffers: of each program that is known by now, the device buffers whose devices it runs on.
-    """
-    self.collector = collector
-    for number, of in buffers.items():
-      for buffer in of:
-        collector.skip(buffer, number)
-    # By program, how many executions have a place in the order.
-    self._settled = {number: self._passed(number, of) for number, of in buffers.items()}
-    self._latest: dict[int, int] = {}
-
-  def settle(self, buffers: Mapping[int, Sequence[int]]) -> list[tuple[int, int]]:
-    """Returns what has ended on all devices since the last call: program and number of each
-    execution, in their order. `buffers` as at the beginning, with newer programs."""
-    fresh: list[tuple[int, int, int]] = []
-    for number, of in buffers.items():
-      begin, end = self._settled.get(number, 0), self._passed(number, of)
-      self._settled[number] = end
-      if end > begin:
-        fresh += zip(self._times(number, of, begin, end), [number] * (end - begin),
-                     range(begin, end), strict=True)
-    return [(number, at) for _, number, at in sorted(fresh)]
-
-  def _passed(self, number: int, buffers: Sequence[int]) -> int:
-    return min((self.collector.passed(buffer, number) for buffer in buffers), default=0)
-
-  def _times(self, number: int, buffers: Sequence[int], begin: int, end: int) -> list[int]:
-    """When executions began, on the last device; of lost ones, when events were lost."""
-    began = np.max([self.collector.began(buffer, number, begin, end) for buffer in buffers],
-                   axis=0)
-    gaps, latest, times = sorted(self.collector.gaps), self._latest.get(number, 0), []
-    for ns in began.tolist():
-      if not ns:
-        at = bisect.bisect_left(gaps, latest)
-        ns = gaps[at] if at < len(gaps) else latest
-      latest = max(latest, ns)
-      times.append(latest)
-    self._latest[number] = latest
-    return times

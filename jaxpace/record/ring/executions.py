@@ -113,6 +113,11 @@ class Splitter:
     self._tag, self._ns, self._complete = np.empty(0, np.uint32), _NONE, False
 
   @property
+  def has_begun(self) -> bool:
+    """Whether an execution has begun that has not ended."""
+    return bool((self._tag == START_TAG).any())
+
+  @property
   def under_way(self) -> Executions:
     """The execution that has begun, as if it ended with its last timestamp."""
     times = self._ns[self._tag < VALUES]
@@ -310,15 +315,6 @@ PHASES = {"forward": FORWARD, "backward": BACKWARD, "update": UPDATE}
 """Any other phase is `COMPUTE`: it is unknown."""
 
 
-class Sums(NamedTuple):
-  """What n executions spent their time with; ns."""
-
-  # [n] in collectives; where several overlap, the exposed time of each
-  sync: np.ndarray
-  # [n, 4] by phase of what was computed; -1 where nothing is known to belong to it
-  computed: np.ndarray
-
-
 def exposed(of: np.ndarray, enter: np.ndarray, leave: np.ndarray
             ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """From when to when each of m collectives was waited for: where they overlap, each instant counts
@@ -343,8 +339,8 @@ def exposed(of: np.ndarray, enter: np.ndarray, leave: np.ndarray
 
 
 def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.ndarray,
-         leave: np.ndarray, phase: np.ndarray) -> Sums:
-  """Sums up executions.
+         leave: np.ndarray, phase: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Sums up what executions spent their time with.
 
   Between two collectives of the same phase, a device computes that phase; before the first one, if
   it is the forward pass's, the forward pass; after the last one, if it is the update's, the update.
@@ -357,6 +353,10 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
     enter: [m] ns.
     leave: [m] ns.
     phase: [m] one of the four numbers.
+
+  Returns:
+    [n] ns in collectives; where several overlap, the exposed time of each. And [n, 4] ns by phase
+    of what was computed; -1 where nothing is known to belong to it.
   """
   n = len(start)
   leave = np.maximum(leave, enter)
@@ -391,4 +391,4 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
       spans[0][inner + 1] - spans[1][inner])
   bare = np.setdiff1d(np.arange(n), of)
   add(bare, np.full(len(bare), COMPUTE), (end - start)[bare])
-  return Sums(sync, np.where(known, computed, -1))
+  return sync, np.where(known, computed, -1)

@@ -47,32 +47,31 @@ Agree = Callable[[Step | None, bool, int], Step | None]
 returns what all take for the step from that on, None as long as that isn't known."""
 
 
-class Agreement:
-  """Process 0 decides which programs are the step; the others take its word."""
+def agreement(name: str, say: Callable[[str], None]) -> Agree:
+  """Has process 0 decide which programs are the step; the others take its word. `name` is the
+  recording's, the same on all processes; `say` takes what is found."""
+  asked = -_ASK_SECONDS
 
-  def __init__(self, key: str, say: Callable[[str], None]):
-    """Prepares; `key` is the recording's, the same on all processes. `say` takes what is found."""
-    self._key, self._say = key, say
-    self._asked = -_ASK_SECONDS
-
-  def __call__(self, found: Step | None, last: bool, first: int) -> Step | None:
-    """See `Agree`. In the writer's thread."""
-    key = f"{self._key}/{first}"
+  def agree(found: Step | None, last: bool, first: int) -> Step | None:
+    nonlocal asked
+    key = f"{name}/{first}"
     if jax.process_index() == 0:
       if found is not None:
-        self._say(f"The step is {found.why}." if first == 0 else
-                  f"From step {first:,} on the step is {found.why}.")
+        say(f"The step is {found.why}." if first == 0 else
+            f"From step {first:,} on the step is {found.why}.")
         if jax.process_count() > 1:
           distributed.key_value_set(key, msgspec.json.encode(found).decode())
       return found
-    if not last and time.monotonic() - self._asked < _ASK_SECONDS:
+    if not last and time.monotonic() - asked < _ASK_SECONDS:
       return None
-    self._asked = time.monotonic()
+    asked = time.monotonic()
     with contextlib.suppress(TimeoutError, ConnectionError):
       text = (distributed.key_value_get(key, _AGREE_SECONDS) if last else
-              distributed.key_value_directory(self._key).get(key))
+              distributed.key_value_directory(name).get(key))
       return msgspec.json.decode(text, type=Step) if text else None
     return found if last else None
+
+  return agree
 
 
 class HostUse:
@@ -223,9 +222,9 @@ class StepFinder:
     step is one."""
     numbers = {number for number, _ in self._order} | self._collector.under_way
     numbers &= self._source.by_number.keys()
-    others = {number for number in numbers if not finding.is_beside(self._name(number))}
     if not numbers:
       return False
+    others = {number for number in numbers if not finding.is_beside(self._name(number))}
     main = self._name(max(others or numbers, key=self._collector.spent))
     if "step" in main:
       return False

@@ -22,16 +22,16 @@ from jaxpace.core.plan import BACKWARD, COMPUTE, DELAY, FORWARD, GAP, SYNC, UPDA
 from jaxpace.core.ring_layout import timestamp_tags
 from jaxpace.record.columns import Columns, DeviceSteps, StepCalls, null, picked
 from jaxpace.record.ring.collect import Collector, Detail
-from jaxpace.record.ring.decisions import (
+from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
+from jaxpace.record.ring.observed import (
   Decisions,
+  PlannedPrograms,
   by_tag,
   columns_of,
   decisions_of,
   floats,
   nanoseconds,
 )
-from jaxpace.record.ring.executions import NOTHING, Executions, exposed, occurrences
-from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import PlannedProgram, StepPlan
 from jaxpace.runs.groups import read_groups, sends
 

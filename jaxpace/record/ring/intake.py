@@ -19,7 +19,7 @@ from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
 from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, StepCalls, rows
-from jaxpace.record.ring.collect import Detail, ExecutionOrder
+from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.found import HostUse, StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import StepPlan
@@ -189,15 +189,15 @@ class Intake(StepTables):
 
   wait_seconds = _POLL_SECONDS
 
-  def __init__(self, source: PlannedPrograms, order: ExecutionOrder,
-               directory: pathlib.Path, run: str, process: int, attempt: int, losses: Losses,
+  def __init__(self, source: PlannedPrograms, collector: Collector, directory: pathlib.Path,
+               run: str, process: int, attempt: int, losses: Losses,
                detail: int | str = "auto", first_step: int = 0,
                finder: StepFinder | None = None, host: HostUse | None = None):
     """Begins.
 
     Args:
       source: what is recorded; asked for its programs by the writer's thread.
-      order: what has been executed since the recording began.
+      collector: has what has been executed since the recording began.
       directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
       run: id of the run.
       process: index of this process.
@@ -210,7 +210,7 @@ class Intake(StepTables):
       host: knows what the process did in each step, where the loop does not say so.
     """
     super().__init__(process, attempt, losses, detail)
-    self._source, self._order, self._collector, self._host = source, order, order.collector, host
+    self._source, self._collector, self._host = source, collector, host
     # Held open: what stands under its name later is nothing to write to.
     self._folder = Folder(directory, ring_file.FOLDER)
     self._run, self._first_attempt = run, attempt
@@ -276,7 +276,7 @@ class Intake(StepTables):
     self._collector.collect(self._meet)
     if self._host is not None:
       self._host.keep()
-    fresh = self._order.settle(self._source.buffers(self._collector))
+    fresh = self._collector.settle(self._source.buffers(self._collector))
     steps = self._each(fresh) if self._finder is None else self._finder.cut(fresh, self.last)
     self.over += len(steps)
     steps = self._as_recorded(steps)
@@ -347,7 +347,7 @@ class Intake(StepTables):
     for number, paced in self._source.paced.items():
       if number in found:
         over[paced] = max([over.get(paced, 0), *found[number].end_ns[-1:].tolist()])
-    return found | {paced: self._collector.take_begun(buffer, paced, end)
+    return found | {paced: self._collector.take(buffer, paced, end, by="start_ns")
                     for paced, end in over.items()}
 
 

@@ -43,7 +43,7 @@ class _Collector:
 
   def __init__(self, ranks):
     self.ranks, self.devices, self.buffers = list(ranks), list(ranks), len(ranks)
-    self.waiting = {}
+    self.waiting, self.fresh = {}, []
 
   def collect(self, programs):
     """All is there."""
@@ -51,14 +51,8 @@ class _Collector:
   def take(self, buffer, program, before):
     return self.waiting.pop(buffer, NOTHING)
 
-
-class _Order:
-  """Every execution is over."""
-
-  def __init__(self, collector):
-    self.collector, self.fresh = collector, []
-
   def settle(self, buffers):
+    """Every execution is over."""
     fresh, self.fresh = self.fresh, []
     return fresh
 
@@ -70,17 +64,17 @@ class Replayed:
     (path / "marks").mkdir(exist_ok=True)
     source = step_of(plan)
     source.ranks = lambda collector: dict(enumerate(collector.ranks))
-    self.order, self.losses = _Order(_Collector(ranks)), Losses()
-    self.intake = Intake(source, self.order, path, "run", process, attempt, self.losses)
+    self.collector, self.losses = _Collector(ranks), Losses()
+    self.intake = Intake(source, self.collector, path, "run", process, attempt, self.losses)
     self.intake.last = True
 
   def rows(self, executions, calls):
     """Rows of both tables of executions by rank, with what the loop has recorded of them."""
     ran = list(executions.values())
     for buffer, own in enumerate(ran):
-      self.order.collector.waiting[buffer] = join([own])
+      self.collector.waiting[buffer] = join([own])
     numbers = sorted({number for own in ran for number in own.number.tolist()})
-    self.order.fresh = [(NUMBER, number) for number in numbers]
+    self.collector.fresh = [(NUMBER, number) for number in numbers]
     for sample, extra in calls:
       self.intake.record(sample, extra)
     self.intake.poll()

@@ -5,7 +5,7 @@ import pytest
 
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
-from jaxpace.record.ring.collect import Collector, ExecutionOrder
+from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.executions import Executions
 
 
@@ -26,14 +26,15 @@ def ran(programs, names, buffers):
 
 def begun(programs, buffers):
   collector = Collector()
-  return collector, ExecutionOrder(collector, {programs[name]: on for name, on in buffers.items()})
+  collector.skip({programs[name]: on for name, on in buffers.items()})
+  return collector
 
 
-def settled(collector, order, programs, buffers):
+def settled(collector, programs, buffers):
   """Names of what has ended since the last call."""
   collector.collect(lambda: set(programs.values()))
   by_number = {number: name for name, number in programs.items()}
-  return "".join(by_number[program] for program, _ in order.settle(
+  return "".join(by_number[program] for program, _ in collector.settle(
       {programs[name]: on for name, on in buffers.items()}))
 
 
@@ -43,31 +44,31 @@ BOTH = {"a": [0, 1], "b": [0, 1]}
 @pytest.mark.parametrize("buffers", [BOTH, {"a": [0, 1], "b": [1]}, {"a": [0], "b": [0, 1]}])
 def test_executions_come_in_their_order_without_those_before(programs, buffers):
   ran(programs, "ab", buffers)
-  collector, order = begun(programs, buffers)
+  collector = begun(programs, buffers)
   said = "abbabaab"
   for name in said:
     ran(programs, name, buffers)
-    assert settled(collector, order, programs, buffers) == name
+    assert settled(collector, programs, buffers) == name
   # All at once, read later.
   ran(programs, said, buffers)
-  assert settled(collector, order, programs, buffers) == said
+  assert settled(collector, programs, buffers) == said
 
 
 def test_an_execution_is_not_over_before_all_devices_have_ended_it(programs):
-  collector, order = begun(programs, BOTH)
+  collector = begun(programs, BOTH)
   ran(programs, "a", {"a": [0]})
-  assert settled(collector, order, programs, BOTH) == ""
+  assert settled(collector, programs, BOTH) == ""
   ran(programs, "a", {"a": [1]})
-  assert settled(collector, order, programs, BOTH) == "a"
+  assert settled(collector, programs, BOTH) == "a"
 
 
 @pytest.mark.parametrize("before", ["", "a", "ab", "bba"])
 @pytest.mark.parametrize("lost", ["ab", "bab", "b", "aa"])
 def test_lost_events_shift_no_execution(programs, before, lost):
-  collector, order = begun(programs, BOTH)
+  collector = begun(programs, BOTH)
   known = "ba" + before
   ran(programs, known, BOTH)
-  assert settled(collector, order, programs, BOTH) == known
+  assert settled(collector, programs, BOTH) == known
   ran(programs, lost, BOTH)
   for buffer in (0, 1):
     # More than the ring holds, before anybody reads it.
@@ -76,7 +77,7 @@ def test_lost_events_shift_no_execution(programs, before, lost):
   after = "aab"
   for name in after:
     ran(programs, name, BOTH)
-    found += settled(collector, order, programs, BOTH)
+    found += settled(collector, programs, BOTH)
   assert sorted(found[:len(lost)]) == sorted(lost) and found[len(lost):] == after
 
 

@@ -204,17 +204,17 @@ def test_sums_are_those_of_every_single_nanosecond(executions):
           for k, (length, each) in enumerate(executions) for a, b, phase in sorted(each)
           if a < length]
   execution = np.array([row[0] for row in rows], np.int64)
-  found = sums(start, end, execution,
+  in_sync, by_phase = sums(start, end, execution,
                start[execution] + np.array([row[1] for row in rows], np.int64),
                start[execution] + np.array([row[2] for row in rows], np.int64),
                np.array([row[3] for row in rows], np.int64))
   for k, (length, _) in enumerate(executions):
     own = [row[1:] for row in rows if row[0] == k]
     sync, computed = plain_sums(0, length, own)
-    assert found.sync[k] == sync
-    assert found.sync[k] + np.maximum(found.computed[k], 0).sum() == length
+    assert in_sync[k] == sync
+    assert in_sync[k] + np.maximum(by_phase[k], 0).sum() == length
     if len({row[1] for row in own}) == len(own):  # where several end at once, either phase is right
-      assert {kind: ns for kind, ns in enumerate(found.computed[k].tolist()) if ns > 0} == {
+      assert {kind: ns for kind, ns in enumerate(by_phase[k].tolist()) if ns > 0} == {
           kind: ns for kind, ns in computed.items() if ns > 0}
 
 
@@ -230,5 +230,5 @@ def test_phases_are_where_the_collectives_tell_them_and_an_open_one_hides_nothin
     rows, end, sync, computed):
   enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
   found = sums(np.array([0]), np.array([end]), np.zeros(len(rows), np.int64), enter, leave, phase)
-  assert (found.sync.tolist(), found.computed.tolist()) == ([sync], [computed])
+  assert [each.tolist() for each in found] == [[sync], [computed]]
   assert [FORWARD, BACKWARD, UPDATE, COMPUTE] == [0, 1, 2, 3]
