@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
+from jaxpace.show.console import make_console
 
 if TYPE_CHECKING:
   from rich.console import Console
   from rich.tree import Tree
 
-  from jaxpace.hosts.locality.concerns import Concern
+  from jaxpace.hosts.locality.job import Concern
   from jaxpace.hosts.locality.outline import Outline
   from jaxpace.hosts.locality.types import Locality
 
@@ -47,9 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> running.Answer:
   """Runs the command; status 1 with --strict where there is a warning."""
   from jaxpace.files.plain import to_plain
-  from jaxpace.hosts.locality.concerns import WARNING
-  from jaxpace.hosts.locality.job import job_concerns
-  from jaxpace.show.console import make_console
+  from jaxpace.hosts.locality.job import WARNING, job_concerns
 
   places, problems = _look(args)
   concerns = job_concerns(places)
@@ -100,8 +99,7 @@ def render(places: list[Locality], concerns: list[Concern], problems: list[str],
   from rich.padding import Padding
   from rich.text import Text
 
-  from jaxpace.hosts.locality.concerns import WARNING
-  from jaxpace.hosts.locality.job import host_name
+  from jaxpace.hosts.locality.job import WARNING, host_name
   from jaxpace.hosts.locality.outline import outlines
 
   if title:

@@ -21,8 +21,7 @@ from jaxpace.diagnose.words.names import hosts_of
 from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
-from jaxpace.hosts.locality.concerns import WARNING
-from jaxpace.hosts.locality.job import job_concerns
+from jaxpace.hosts.locality.job import WARNING, job_concerns
 
 _NO_WORDS_YET = Sentence(Verdict.NO_STEPS, "")
 

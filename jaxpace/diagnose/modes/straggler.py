@@ -33,7 +33,7 @@ from jaxpace.diagnose.words.names import (
   some_ranks,
 )
 from jaxpace.diagnose.words.verdicts import Verdict
-from jaxpace.hosts.locality.concerns import WARNING, Concern, find_concerns
+from jaxpace.hosts.locality.job import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 

@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpace.core.fields import is_whole
-from jaxpace.hosts.locality import host, nvml, pci
-from jaxpace.hosts.locality.nics import nearest, read_nics
+from jaxpace.hosts.locality import cards, host, nvml
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.hosts.locality.types import Device, Gpu, Locality
 
@@ -31,13 +30,13 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
   environment = os.environ if tree.live else {}
   sources = ["sysfs"] if tree.exists("/sys") else []
   notes: list[str] = []
-  gpus, nics = read_gpus(tree), read_nics(tree)
+  gpus, nics = read_gpus(tree), cards.read_nics(tree)
   module = nvml.load() if tree.live else None
   if module is not None:
     driven, notes = nvml.read_gpus(module)
     gpus = _join_nvml(gpus, driven)
     sources.append("nvml")
-  gpus = nearest(gpus, nics)
+  gpus = cards.nearest(gpus, nics)
   return Locality(
       process=process,
       hostname=socket.gethostname() if tree.live else tree.text("/etc/hostname"),
@@ -53,20 +52,20 @@ def read_locality(root: str | os.PathLike[str] = "/", *, process: int | None = N
 
 def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
   """GPUs and other accelerators on the PCIe bus."""
-  everything = list(pci.devices(tree))
-  switched = any(pci.is_nvswitch(cls, vendor) for _, _, cls, vendor in everything)
+  everything = list(cards.devices(tree))
+  switched = any(cards.is_nvswitch(cls, vendor) for _, _, cls, vendor in everything)
   gpus = []
   for address, directory, cls, vendor in everything:
-    if pci.is_accelerator(cls, vendor):
-      path = pci.path_of(directory)
+    if cards.is_accelerator(cls, vendor):
+      path = cards.path_of(directory)
       information = tree.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
       lines = [line.partition(":") for line in information.splitlines()]
       facts = {key.strip(): value.strip() for key, _, value in lines}
-      maker = pci.GPU_VENDORS.get(vendor)
+      maker = cards.GPU_VENDORS.get(vendor)
       gpus.append(Gpu(address, facts.get("Model") or (f"{maker} GPU" if maker else None),
-                      facts.get("GPU UUID"), pci.numa_node(tree, directory), path,
-                      pci.switch_of(path), pci.link(tree, directory),
-                      interconnect="nvlink" if switched and vendor == pci.NVIDIA else None))
+                      facts.get("GPU UUID"), cards.numa_node(tree, directory), path,
+                      cards.switch_of(path), cards.link(tree, directory),
+                      interconnect="nvlink" if switched and vendor == cards.NVIDIA else None))
   return tuple(gpus)
 
 

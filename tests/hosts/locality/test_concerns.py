@@ -14,7 +14,7 @@ from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.files.plain import to_plain
 from jaxpace.files.reading import check, parse
 from jaxpace.hosts.locality import job
-from jaxpace.hosts.locality.concerns import NOTE, WARNING, find_concerns
+from jaxpace.hosts.locality.job import NOTE, WARNING, find_concerns
 from jaxpace.hosts.locality.read import read_locality
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Gpu, Link, Locality, Nic, NumaNode
 from jaxpace.runs import rundir

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpace.files.plain import to_plain
-from jaxpace.hosts.locality import host, nvml, pci, read
-from jaxpace.hosts.locality.nics import nearest
+from jaxpace.hosts.locality import cards, host, nvml, read
+from jaxpace.hosts.locality.cards import nearest
 from jaxpace.hosts.locality.read import describe_device, read_locality, visible
 from jaxpace.hosts.locality.tree import Tree, format_list, parse_list
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
@@ -159,7 +159,7 @@ def test_no_text_is_an_error(text):
     ((), (), (0, 1), "SYS"),
 ])
 def test_distance(a, b, nodes, expected):
-  assert pci.distance(a, b, *nodes) == pci.distance(b, a, *nodes[::-1]) == expected
+  assert cards.distance(a, b, *nodes) == cards.distance(b, a, *nodes[::-1]) == expected
 
 
 class NvmlError(Exception):
