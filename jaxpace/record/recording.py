@@ -23,7 +23,6 @@ from jaxpace.hosts import distributed
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler
-from jaxpace.record.lock import DirectoryLock
 from jaxpace.record.signals import in_main_thread
 from jaxpace.record.writer import Writer, explain
 from jaxpace.runs import rundir
@@ -68,7 +67,7 @@ class Recording:
     self._feed = Feed(exporters)
     self._causes = host.StepCauseMeter()
     self._writer: Writer | None = None
-    self._lock: DirectoryLock | None = None
+    self._lock: rundir.DirectoryLock | None = None
     self._opened = self._closed = self._terminated = self._patient = False
     self._pid = 0
     self.run: str | None = None
@@ -249,7 +248,7 @@ class Recording:
     if process == 0:
       try:
         rundir.prepare(self.directory)
-        self._lock = DirectoryLock.take(self.directory)
+        self._lock = rundir.DirectoryLock.take(self.directory)
         text = json.dumps(rundir.claim(self.directory, self._resume, time.time_ns()))
       except Exception as error:
         text = "!" + explain(error, self.directory)

@@ -24,7 +24,6 @@ from jaxpace.hosts import distributed
 from jaxpace.record import columns
 from jaxpace.record.exporting import Feed
 from jaxpace.record.host_sampler import HostSampler
-from jaxpace.record.lock import BusyError
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.intake import Losses, StepTables
 from jaxpace.record.ring.plan import StepPlan
@@ -359,7 +358,7 @@ class Writer:
 def explain(error: BaseException, directory: pathlib.Path) -> str:
   """Says in a sentence what kept the recorder from writing, and what to do about it."""
   number = error.errno if isinstance(error, OSError) else None
-  if isinstance(error, rundir.ForeignDirectoryError | BusyError | ForeignFileError):
+  if isinstance(error, rundir.ForeignDirectoryError | ForeignFileError):
     return str(error)
   if number in (errno.ENOSPC, errno.EDQUOT):
     return (f"no space is left for {directory} (disk or quota full). What was written until now "

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jaxpace.files.folders import Folder
-from jaxpace.record import lock
 from jaxpace.record.recorder import Recorder
+from jaxpace.runs import rundir
 from jaxpace.runs.reader import read_run
 from tests.record import fake_step as fake
 from tests.record.recording import (
@@ -193,7 +193,7 @@ def test_a_second_recorder_in_the_same_directory_does_not_record(tmp_path, caplo
 
 HOLDER = """
 import os, pathlib, sys, time
-from jaxpace.record.lock import DirectoryLock
+from jaxpace.runs.rundir import DirectoryLock
 lock = DirectoryLock.take(pathlib.Path(sys.argv[1]))
 child = sys.argv[2] == "fork" and not os.fork()
 if not child:
@@ -244,15 +244,15 @@ def test_a_job_in_another_pid_namespace_keeps_its_lock(tmp_path, holder):
   holder(tmp_path, "stay")
   # Containers of one host may share its name, and neither sees the other's processes.
   (tmp_path / ".lock").write_text(f"{2 ** 22 + 1} {socket.gethostname()}\n")
-  with pytest.raises(lock.BusyError, match=f"process {2 ** 22 + 1} on "):
-    lock.DirectoryLock.take(tmp_path)
+  with pytest.raises(rundir.ForeignDirectoryError, match=f"process {2 ** 22 + 1} on "):
+    rundir.DirectoryLock.take(tmp_path)
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
   def unsupported(*_):
     raise OSError(errno.ENOLCK, "No locks available")
 
-  monkeypatch.setattr(lock.fcntl, "flock", unsupported)
+  monkeypatch.setattr(rundir.fcntl, "flock", unsupported)
   with Recorder(tmp_path, fake.FakePaced()) as recorder:
     train(recorder, 3)
   assert_complete(tmp_path, range(3))
