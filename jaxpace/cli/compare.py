@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from jaxpace.cli import running
+from jaxpace.show.console import make_console, make_table
 
 if TYPE_CHECKING:
   from rich.console import Console
@@ -48,7 +49,6 @@ def run(args: argparse.Namespace) -> running.Answer:
   from jaxpace.runs.alarms import read_events
   from jaxpace.runs.links import read_links
   from jaxpace.runs.reader import read_run
-  from jaxpace.show.console import make_console
 
   diagnosed = []
   for path, window in ((args.a, args.steps_a), (args.b, args.steps_b)):
@@ -65,7 +65,6 @@ def _render(found: Comparison, console: Console, most: int | None) -> None:
 
   from jaxpace.diagnose.words.names import milliseconds, signed
   from jaxpace.runs.problems import plural
-  from jaxpace.show.console import make_table
 
   for letter, diagnosis in (("A", found.a), ("B", found.b)):
     run = diagnosis.run

@@ -7,6 +7,7 @@ import sys
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
+from jaxpace.runs.plain_text import write_plain
 
 EPILOG = """\
 NCCL's Inspector writes a JSON object for each collective and rank, of any program. With NCCL_INSPECTOR_DUMP_VERBOSE=1
@@ -33,7 +34,6 @@ def run(args: argparse.Namespace) -> int:
   """Runs the command."""
   from jaxpace.record.nccl.convert import convert
   from jaxpace.record.nccl.records import read_dumps
-  from jaxpace.runs.plain_text import write_plain
   from jaxpace.runs.problems import plural
 
   dumps = read_dumps(args.dumps)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
+from jaxpace.runs.plain_text import plain, write_plain
 
 if TYPE_CHECKING:
   from jaxpace.runs.run import Run
@@ -103,7 +104,6 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
 def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> running.Answer:
   """Plays a pacer."""
   from jaxpace.diagnose.selected_steps import count_steps
-  from jaxpace.runs.plain_text import write_plain
   from jaxpace.runs.run import RunError
   from jaxpace.simulation.replay import replay, summarise, to_json
 
@@ -133,7 +133,6 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
               ) -> running.Answer:
   """Plays the work shared by speed."""
   from jaxpace.diagnose.selected_steps import count_steps
-  from jaxpace.runs.plain_text import plain, write_plain
   from jaxpace.runs.run import RunError
   from jaxpace.simulation import shared_work
   try:
@@ -210,7 +209,6 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
 
 
 def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
-  from jaxpace.runs.plain_text import plain
   from jaxpace.runs.problems import plural
   from jaxpace.simulation.replay import cannot_know
   ranks = len(summary.delay)

@@ -7,6 +7,8 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
+from jaxpace.runs.plain_text import write_plain
+from jaxpace.show.console import check_target, make_console, write_file
 
 if TYPE_CHECKING:
   from jaxpace.diagnose.diagnosis import Diagnosis
@@ -89,7 +91,6 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   from jaxpace.runs.alarms import read_events
   from jaxpace.runs.links import read_links
   from jaxpace.runs.reader import read_run
-  from jaxpace.show.json_file import check_target
 
   for option, target in (("--html", args.html), ("--chrome", args.chrome)):
     if target is not None:
@@ -117,8 +118,6 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
   """Reports on a job that hung before it had recorded a step."""
   from jaxpace.diagnose.diagnosis import hang_only
-  from jaxpace.runs.plain_text import write_plain
-  from jaxpace.show.console import make_console
   from jaxpace.show.terminal import render_hang
 
   def show() -> None:
@@ -132,8 +131,6 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
             hang: Hang | None, found: Forecast | None) -> running.Answer:
   """The report; and the page and timelines that were asked for are written beside it."""
   from jaxpace.diagnose.diagnosis import to_json
-  from jaxpace.runs.plain_text import write_plain
-  from jaxpace.show.console import make_console
   from jaxpace.show.terminal import render, render_forecast
 
   document = to_json(diagnosis, hang) if args.json or args.html else {}
@@ -148,7 +145,6 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
 
   if args.html:
     from jaxpace.show.html.page import page
-    from jaxpace.show.json_file import write_file
 
     write_file([page(document | {"series": drawn}).encode("utf-8")], args.html)
     write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
@@ -160,7 +156,6 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
 def _write_timeline(diagnosis: Diagnosis, target: str) -> str:
   """Writes the timeline of the run, of a very large one its last steps; says what is in it."""
   from jaxpace.runs.dense import read_bounds
-  from jaxpace.show.json_file import write_file
   from jaxpace.show.timeline.build import build, latest
   from jaxpace.show.timeline.slices import encode_chrome
 

@@ -10,7 +10,14 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from jaxpace.files import UserError
-from jaxpace.show.console import give_up_output, refuse
+from jaxpace.show.console import (
+  Progress,
+  UnwritableError,
+  check_target,
+  give_up_output,
+  refuse,
+  write_document,
+)
 
 
 class Answer(NamedTuple):
@@ -46,9 +53,6 @@ def call(name: str, command: ModuleType, args: argparse.Namespace) -> int:
   Raises:
     BrokenPipeError: the reader of standard output has left.
   """
-  from jaxpace.show.console import Progress
-  from jaxpace.show.json_file import check_target
-
   args.progress = Progress()
   try:
     if target := getattr(args, "json", None):
@@ -72,7 +76,6 @@ def call(name: str, command: ModuleType, args: argparse.Namespace) -> int:
 
 
 def _delivered(answer: Answer, target: str | None) -> int:
-  from jaxpace.show.json_file import UnwritableError, write_document
   try:
     if target != "-":
       answer.show()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxpace.cli import running
 from jaxpace.files import UserError
+from jaxpace.runs.plain_text import write_plain
 
 if TYPE_CHECKING:
   from jaxpace.simulation.fabric import Fabric
@@ -51,7 +52,6 @@ def run(args: argparse.Namespace) -> running.Answer:
   progress.during("Starting")
   from jaxpace.cli import pacer_expression
   from jaxpace.runs import rundir
-  from jaxpace.runs.plain_text import write_plain
   from jaxpace.simulation import scenario as scenarios
   from jaxpace.simulation import settings
   from jaxpace.simulation.record import RunWriter

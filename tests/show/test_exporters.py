@@ -17,8 +17,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 
 from jaxpace.record.exporting import Feed
 from jaxpace.record.recorder import Recorder
-from jaxpace.show.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard, series
-from jaxpace.show.exporters.figures import figures
+from jaxpace.show import exporters as series
+from jaxpace.show.exporters import OpenTelemetry, Prometheus, Scalars, TensorBoard
+from jaxpace.show.figures import figures
 from tests.multiprocess.jobs import ROOT
 from tests.record import fake_step as fake
 from tests.record.recording import assert_complete, one_warning, train

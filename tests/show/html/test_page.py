@@ -14,9 +14,9 @@ import stat
 import pytest
 
 from jaxpace.cli.main import main
+from jaxpace.show.console import UnwritableError, write_file
 from jaxpace.show.html import page
 from jaxpace.show.html.markup import element, find, text
-from jaxpace.show.json_file import UnwritableError, write_file
 from tests.show.html.runs import NASTY, hostile, report, rich
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
