@@ -17,7 +17,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 
@@ -30,6 +29,7 @@ _KEEP = 16384  # samples kept while nobody takes them
 _WRITE_SECONDS = 5.0
 _NET = "/sys/class/net"
 _INFINIBAND = "/sys/class/infiniband"
+_ROUND_TRIPS = ("tcp_rtt_ns", "tcp_min_rtt_ns")
 _GAUGES = ("gpu_clock_mhz", "gpu_power_w")
 
 Values = dict[str, int | float | None]
@@ -56,11 +56,7 @@ class HostCounters:
   def read(self) -> Values:
     """Values of the `hosts` table's columns: counters since the first reading, round trips since
     the last one."""
-    values: Values = {}
-    counts = self._sockets.read() if self._sockets else None
-    if counts:
-      values.update(tcp_busy_ns=counts.busy_ns, tcp_receiver_limited_ns=counts.receiver_limited_ns,
-                    retransmits=counts.retransmits)
+    values = self._sockets.read() if self._sockets else {}
     values["nic_rx_bytes"], values["nic_tx_bytes"], values["loopback_bytes"] = self._bytes()
     values["throttled_ns"] = host.throttled_ns(self._tree, *self._group)
     values["steal_ns"] = self._steal()
@@ -68,10 +64,8 @@ class HostCounters:
     if self._first is None:
       self._first = dict(values)
     first = self._first
-    values = {name: None if value is None else value - (first.get(name) or 0)
-              for name, value in values.items()}
-    if counts:
-      values.update(tcp_rtt_ns=counts.rtt_ns, tcp_min_rtt_ns=counts.min_rtt_ns)
+    values = {name: value if value is None or name in _ROUND_TRIPS
+              else value - (first.get(name) or 0) for name, value in values.items()}
     if self._gauges:
       values.update(zip(_GAUGES, self._gauges.read(), strict=True))
     return values
@@ -197,21 +191,9 @@ _FULL = 184
 _NO_MIN_RTT = 0xFFFFFFFF
 
 
-class Counts(NamedTuple):
-  """Sums and means over connections. None: the kernel does not count it, or nothing was sent."""
-
-  busy_ns: int | None  # time with data sent or waiting to be sent, not yet acknowledged
-  receiver_limited_ns: int | None  # of it, time in which the receiver's window was full
-  retransmits: int
-  # round trip, smoothed; mean weighted by how long each was busy since the last reading
-  rtt_ns: int | None = None
-  min_rtt_ns: int | None = None  # the shortest one of the last minutes, weighted alike
-
-
-class _Connection(NamedTuple):
-  counters: tuple[int, int, int]  # busy and receiver limited time, microseconds; retransmits
-  rtt: int  # microseconds
-  min_rtt: int
+_Connection = tuple[tuple[int, int, int], int, int]
+"""Its counters: busy and receiver limited time in microseconds, retransmits; its round trip and the
+shortest one, microseconds."""
 
 
 class OwnSockets:
@@ -227,15 +209,16 @@ class OwnSockets:
     self._buffer = ctypes.create_string_buffer(256)
     self._cookie = ctypes.c_uint64()
 
-  def read(self) -> Counts | None:
-    """Counts since the first reading; None where this can't be known."""
+  def read(self) -> Values:
+    """Columns of the table `hosts`: sums since the first reading; means of round trips, weighted by
+    how long each connection was busy since the last one. Nothing where this can't be known."""
     get = self._get
     if get is None:
-      return None
+      return {}
     try:
       descriptors = os.listdir("/proc/self/fd")
     except OSError:
-      return None
+      return {}
     buffer, size = self._buffer, ctypes.c_uint32()
     seen: dict[tuple[str, int], _Connection] = {}
     for name in descriptors:
@@ -246,28 +229,29 @@ class OwnSockets:
         continue  # no TCP socket
       seen[self._identity(descriptor)] = self._parse(size.value)
     weighted = []
-    for key, new in seen.items():
+    for key, (counters, rtt, least) in seen.items():
       # A connection first seen now was made since the last reading: all of it counts. Not so at the
       # first one.
-      old = (self._seen[key].counters if key in self._seen else new.counters if self._first
+      old = (self._seen[key][0] if key in self._seen else counters if self._first
              else (0, 0, 0))
-      rise = [max(now - then, 0) for now, then in zip(new.counters, old, strict=True)]
+      rise = [max(now - then, 0) for now, then in zip(counters, old, strict=True)]
       self._totals = [total + more for total, more in zip(self._totals, rise, strict=True)]
-      if rise[0] > 0 and new.min_rtt != _NO_MIN_RTT:
-        weighted.append((rise[0], new.rtt, new.min_rtt))
+      if rise[0] > 0 and least != _NO_MIN_RTT:
+        weighted.append((rise[0], rtt, least))
     self._seen, self._first = seen, False
     busy, limited, retransmits = self._totals
-    return Counts(None if self._short else busy * 1000, None if self._short else limited * 1000,
-                  retransmits, *_means(weighted))
+    return {"tcp_busy_ns": None if self._short else busy * 1000,
+            "tcp_receiver_limited_ns": None if self._short else limited * 1000,
+            "retransmits": retransmits, **dict(zip(_ROUND_TRIPS, _means(weighted), strict=True))}
 
   def _parse(self, size: int) -> _Connection:
     (retransmits,) = struct.unpack_from("=I", self._buffer, _TOTAL_RETRANS)
     if size < _FULL:
       self._short = True
-      return _Connection((0, 0, retransmits), 0, 0)
+      return (0, 0, retransmits), 0, 0
     busy, limited = struct.unpack_from("=QQ", self._buffer, _BUSY)
     (rtt,), (least,) = (struct.unpack_from("=I", self._buffer, place) for place in (_RTT, _MIN_RTT))
-    return _Connection((busy, limited, retransmits), rtt, least)
+    return (busy, limited, retransmits), rtt, least
 
   def _identity(self, descriptor: int) -> tuple[str, int]:
     """Tells a connection from a later one on the same descriptor, where the kernel can; one on two
