@@ -19,7 +19,7 @@ from jaxpace.hang.positions import Position, ProgramsByKey, position
 from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.problems import list_ranks, plural, why_unreadable
-from jaxpace.runs.ring_file import Pulse, RingFile, read_pulse, read_ring
+from jaxpace.runs.ring_file import RingFile, read_pulse, read_ring
 from jaxpace.runs.rundir import read_processes
 
 _RING = re.compile(r"^([0-9]{1,7})\.ring$")
@@ -162,13 +162,13 @@ class _Reading:
     """
     if not self._in_question:
       return 0.0
-    begun, written = time.monotonic(), dict[int, Pulse]()
+    begun, written = time.monotonic(), set[int]()
     while True:
       for process in self._open.keys() - written:
         path, ring = self._open[process]
         pulse = read_pulse(path)
-        if pulse is not None and pulse.alive_ns != ring.alive_ns:
-          written[process] = pulse
+        if pulse is not None and pulse[0] != ring.alive_ns:
+          written.add(process)
       passed = time.monotonic() - begun
       if len(written) == len(self._open) or passed >= seconds:
         break
@@ -179,12 +179,11 @@ class _Reading:
 
   def _has_written(self, process: int) -> None:
     path, ring = self._open[process]
-    pulse = read_pulse(path)
+    _, heads = read_pulse(path) or (0, ())
     for buffer, rank in enumerate(ring.ranks.tolist()):
       one = self._positions.get(rank)
       if one is not None and one.process == process:
-        moving = (pulse is None or buffer >= len(pulse.heads)
-                  or int(pulse.heads[buffer]) != int(ring.heads[buffer]))
+        moving = buffer >= len(heads) or int(heads[buffer]) != int(ring.heads[buffer])
         self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
 
   def flight(self, info: Mapping[str, Any], watched: float) -> Flight:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
-from jaxpace.hang import in_step, progress, verdict
+from jaxpace.hang import progress, verdict
 from jaxpace.hang.heartbeat import (
   LARGE_JOB,
   STACK_CHARACTERS,
@@ -272,8 +272,8 @@ class Watchdog:
   def _own_marks(self) -> str:
     programs = self._recorder.programs if self._recorder is not None else []
     large = self._processes > LARGE_JOB
-    return in_step.own_text(programs, self._process,
-                            in_step.CHARACTERS_IN_LARGE_JOBS if large else in_step.CHARACTERS)
+    return verdict.own_text(programs, self._process,
+                            verdict.CHARACTERS_IN_LARGE_JOBS if large else verdict.CHARACTERS)
 
   def _with_marks(self, late: Late) -> Late:
     """Adds what the timestamps of an observed step tell; trouble with that leaves the rest as it
@@ -283,7 +283,7 @@ class Watchdog:
       return late
     heard = self._store_thread.last_heartbeats() if self._store_thread is not None else {}
     try:
-      found = in_step.find(programs, self._process, heard, self._recorder.directory)
+      found = verdict.find_in_step(programs, self._process, heard, self._recorder.directory)
     except Exception as error:
       _LOG.debug("Marks can't be read", exc_info=error)
       return late

@@ -53,14 +53,6 @@ class RingFile(NamedTuple):
   events: np.ndarray
 
 
-class Pulse(NamedTuple):
-  """What changes in a ring's file as long as its process lives."""
-
-  alive_ns: int
-  # [buffers] uint64
-  heads: np.ndarray
-
-
 def name(process: int) -> str:
   """Returns the name of a process's ring in `FOLDER`."""
   return f"{process}.ring"
@@ -93,8 +85,9 @@ def run_of(path: pathlib.Path) -> str | None:
   return None if found is None else found["run"].decode("utf-8", "replace")
 
 
-def read_pulse(path: pathlib.Path) -> Pulse | None:
-  """Reads what shows whether a process still writes; None where it can't be read."""
+def read_pulse(path: pathlib.Path) -> tuple[int, np.ndarray] | None:
+  """Reads what shows whether a process still writes: `alive_ns` and `heads` of a `RingFile`; None
+  where it can't be read."""
   found = header(path)
   if found is None or not 1 <= found["lanes"] <= ring_layout.MOST_BUFFERS:
     return None
@@ -104,7 +97,7 @@ def read_pulse(path: pathlib.Path) -> Pulse | None:
   except OSError:
     return None
   blocks[:len(there)] = there
-  return Pulse(int(found["alive_ns"]), blocks["head"])
+  return int(found["alive_ns"]), blocks["head"]
 
 
 def header(path: pathlib.Path) -> np.void | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpace.hang import in_step, positions
+from jaxpace.hang import positions, verdict
 from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
@@ -47,14 +47,14 @@ def machine(of, call):
 
 
 def test_nothing_is_told_of_a_step_that_is_not_observed():
-  assert in_step.find([], 0, {}, None) == () and in_step.own_text([], 0, 100) == ""
+  assert verdict.find_in_step([], 0, {}, None) == () and verdict.own_text([], 0, 100) == ""
 
 
 def test_the_others_are_known_by_their_heartbeats(of, waiting):
   found = flight_of(machine(of, waiting)).positions
   # The process with ranks 8 and 9 tells of them; programs have the same key in both.
   text = positions.to_text([found[8], found[9]], 2000)
-  cause = absent(in_step.find([of], 0, {1: heartbeat(1, text)}, None), (8,))
+  cause = absent(verdict.find_in_step([of], 0, {1: heartbeat(1, text)}, None), (8,))
   assert "all-reduce.0 (model.py:10)" in cause.sentences[0] and "on b" in cause.sentences[1]
 
 
@@ -62,19 +62,19 @@ def test_or_by_their_rings_in_the_directory(of, waiting, tmp_path):
   machine(of, waiting).write(tmp_path / "marks" / "1.ring", [8, 9], process=1, alive=3.0)
   ring_file.write_plan(tmp_path, 1, "run", 0, type(machine(of, 0).plan)((of,)))
   # Of a process that sends nothing, what its ring was last written shows, and no more.
-  said = absent(in_step.find([of], 0, {}, tmp_path), (8,))
+  said = absent(verdict.find_in_step([of], 0, {}, tmp_path), (8,))
   assert "3.0 s before its process last wrote" in said.sentences[1]
   assert "silent" not in [each.code for each in said.said]
 
 
 def test_or_not_at_all(of, waiting):
-  kinds = {one.cause.ranks: one.cause.kind for one in in_step.find([of], 0, {}, None)}
+  kinds = {one.cause.ranks: one.cause.kind for one in verdict.find_in_step([of], 0, {}, None)}
   assert kinds[8,] == "unknown"
 
 
 def test_the_account_is_short(of, waiting):
-  text = in_step.own_text([of], 0, in_step.CHARACTERS)
-  assert 0 < len(text) < in_step.CHARACTERS
+  text = verdict.own_text([of], 0, verdict.CHARACTERS)
+  assert 0 < len(text) < verdict.CHARACTERS
   assert Heartbeat.from_text(heartbeat(0, text).heartbeat.to_text()).marks == text
   assert Heartbeat.from_text(heartbeat(0, 3).heartbeat.to_text()) is None
 
