@@ -16,6 +16,7 @@ from jaxpace.cli.running import number
 from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
+from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
 from jaxpace.hosts.launch.launcher import Launcher, find_program
 
 EPILOG = """\
@@ -35,9 +36,6 @@ examples:
   jaxpace run --nproc 2 --devices-per-process 4 --show all --no-record -- python train.py
 """  # noqa: E501
 
-_RUN, _MATCH, _EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
-_UNSEEN = "JAXPACE_RUN_UNSEEN"
-"""As in `jaxpace.record.observed`, which imports JAX."""
 _NOBODY = ("Nothing was recorded: no process of this command used a device through JAX, or its "
            "Python did not see PYTHONPATH (python -I or -E, sudo, a container).")
 _WORKERS = ("Nothing was recorded: only workers of multiprocessing used a device through JAX, and "
@@ -98,12 +96,12 @@ def run(args: argparse.Namespace) -> int:
   if wrong := find_program(command):
     raise UserError(wrong)
   name = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-  os.environ.pop(_UNSEEN, None)
+  os.environ.pop(UNSEEN, None)
   if args.no_record:
-    os.environ.pop(_RUN, None)
+    os.environ.pop(RUN, None)
   else:
     _record(args.out or Path("runs") / name, args.match, args.exact)
-  unseen = os.environ.get(_UNSEEN)
+  unseen = os.environ.get(UNSEEN)
   if args.nproc is None:
     if args.devices_per_process:
       os.environ["XLA_FLAGS"] = environment.with_device_count(
@@ -128,9 +126,9 @@ def _record(directory: Path, match: str, exact: bool) -> None:
   """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
   folder = str(Path(launch.__file__).parent / "on_path")
   path = os.environ.get("PYTHONPATH")
-  os.environ |= {_RUN: os.path.abspath(directory), _MATCH: match,
-                 _EXACT: "1" if exact else os.environ.get(_EXACT, ""),
-                 _UNSEEN: _made_file(),
+  os.environ |= {RUN: os.path.abspath(directory), MATCH: match,
+                 EXACT: "1" if exact else os.environ.get(EXACT, ""),
+                 UNSEEN: _made_file(),
                  "PYTHONPATH": os.pathsep.join([folder, *([path] if path else [])])}
 
 

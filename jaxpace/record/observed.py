@@ -23,6 +23,7 @@ from typing import Any, Self
 import jax
 
 from jaxpace.core.observed import ObservedProgram
+from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
 from jaxpace.record.recording import Recording, in_one_line
@@ -32,12 +33,6 @@ from jaxpace.record.ring.observed import buffers_of
 from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
-DIRECTORY, MATCH, EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
-"""Environment variables: the run directory, a pattern of the names of the step's programs, and
-whether to compare their first executions bit for bit."""
-UNSEEN = "JAXPACE_RUN_UNSEEN"
-"""The same: a file that is there as long as no process of a command was seen by `jaxpace run`, but
-workers perhaps, which write into it."""
 _OPEN_SECONDS = 10.0
 """How long the end of a program waits for its recording to begin."""
 _LOOK_SECONDS = 0.05
@@ -214,7 +209,7 @@ class FoundRecorder(Recorder):
 
 def attach() -> None:
   """Records this process as the environment asks for; without the variable it does nothing."""
-  directory = os.environ.get(DIRECTORY)
+  directory = os.environ.get(RUN)
   if not directory or _attached:
     return
   worker = _is_a_worker()

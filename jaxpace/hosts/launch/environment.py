@@ -13,6 +13,12 @@ BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 LAUNCH_ID = "JAXPACE_LAUNCH_ID"
 """Marks every process a launch started, grandchildren included: what is left of a launch is found
 by it."""
+RUN, MATCH, EXACT = "JAXPACE_RUN", "JAXPACE_RUN_MATCH", "JAXPACE_EXACT"
+"""The run directory to record to, a pattern of the names of the step's programs, and whether to
+compare their first executions bit for bit."""
+UNSEEN = "JAXPACE_RUN_UNSEEN"
+"""A file that is there as long as no process of a command was seen by `jaxpace run`, but workers
+perhaps, which write into it."""
 DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 LOOPBACK = "127.0.0.1"
 
