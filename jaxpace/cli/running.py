@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from jaxpace.files import UserError
 from jaxpace.show.console import (
   Progress,
-  UnwritableError,
   check_target,
   give_up_output,
   refuse,
@@ -86,7 +85,7 @@ def _delivered(answer: Answer, target: str | None) -> int:
     raise
   except OSError as error:
     give_up_output()
-    raise UnwritableError(
+    raise UserError(
         f"standard output can't be written: {error.strerror or error}.") from error
   return answer.status
 

@@ -216,10 +216,9 @@ class Recorder(Recording):
     if self._match is not None:
       self._finder = StepFinder(self._recorded, self._collector, self._match, agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
-    self._intake = Intake(self._recorded, self._collector, self.directory, identity.run,
-                          jax.process_index(), identity.attempt, writer.losses, self._detail,
-                          first, self._finder, self._host)
-    writer.set_intake(self._intake)
+    writer.intake = self._intake = Intake(
+        self._recorded, self._collector, self.directory, identity.run, jax.process_index(),
+        identity.attempt, writer.losses, self._detail, first, self._finder, self._host)
 
   def _begin(self, collector: Collector, buffers: Mapping[int, Sequence[int]]) -> None:
     """Begins with what is executed from now on; `buffers` of programs that may have run before."""

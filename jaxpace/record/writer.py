@@ -87,7 +87,8 @@ class Writer:
     self._flush_asked = self._flushed = 0
     self._flush_done = threading.Condition(self._lock)
     self._stores: dict[str, PartStore] = {}
-    self._intake: StepTables | None = None
+    self.intake: StepTables | None = None
+    """Reads the steps; to be given before `start`."""
     self._guess: StepTables | None = None
     self._guessed_rows = 0
     self._began = time.monotonic()
@@ -115,10 +116,6 @@ class Writer:
     if self._hosts:
       self._hosts.start()
     self._thread.start()
-
-  def set_intake(self, intake: StepTables) -> None:
-    """Says who reads the steps. Before `start`."""
-    self._intake = intake
 
   def fail(self, error: Exception) -> None:
     """Ends the recording, for something that went wrong beside it."""
@@ -202,10 +199,10 @@ class Writer:
     the grace time."""
     now = time.monotonic()
     due = self._last_heartbeat + _HEARTBEAT_SECONDS
-    if self._intake and self._intake.rows:
+    if self.intake and self.intake.rows:
       due = min(due, self._last_flush + _FLUSH_SECONDS)
-    if self._intake and self._intake.wait_seconds is not None:
-      due = min(due, now + self._intake.wait_seconds)
+    if self.intake and self.intake.wait_seconds is not None:
+      due = min(due, now + self.intake.wait_seconds)
     if self._die_at is not None:
       due = min(due, self._die_at)
     self._receive.settimeout(max(due - now, 0.001))
@@ -230,20 +227,20 @@ class Writer:
 
   def _due(self) -> bool:
     now = time.monotonic()
-    if self._intake and self._intake.rows and (
-        now - self._last_flush >= _FLUSH_SECONDS or self._intake.rows >= _FLUSH_ROWS):
+    if self.intake and self.intake.rows and (
+        now - self._last_flush >= _FLUSH_SECONDS or self.intake.rows >= _FLUSH_ROWS):
       return True
-    if self._intake and self._intake.undecided and now >= self._guess_at:
+    if self.intake and self.intake.undecided and now >= self._guess_at:
       return True
     return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
 
   def _take_in(self) -> None:
     if self._failure is not None:
       raise self._failure
-    if self._intake is None:
+    if self.intake is None:
       return
-    self._intake.poll()
-    plan = self._intake.plan
+    self.intake.poll()
+    plan = self.intake.plan
     if plan is not None and plan is not self._plan:
       self._plan = plan
       self._write_plan(plan)
@@ -251,8 +248,8 @@ class Writer:
       self._guess_at = 0.0
 
   def _write_plan(self, plan: StepPlan) -> None:
-    assert self._intake is not None
-    self._process_info = {**self._process_info, "ranks": self._intake.ranks}
+    assert self.intake is not None
+    self._process_info = {**self._process_info, "ranks": self.intake.ranks}
     if self._run_info is None:
       return
     run_info = {**self._run_info, "clock": plan.clock, "axis": plan.axis, "ranks": plan.ranks,
@@ -263,13 +260,13 @@ class Writer:
     self._run_info = run_info
 
   def _flush(self, merge: bool = True) -> None:
-    tables = self._intake.take() if self._intake else {}
+    tables = self.intake.take() if self.intake else {}
     if self._feed and (steps := tables.get("steps")):
       self._feed.put(steps, tables.get("collectives", {}))
     for table, rows in tables.items():
       self._store(table).append(rows, merge)
-    if self._intake:
-      self._write_guess(self._intake)
+    if self.intake:
+      self._write_guess(self.intake)
     self.rows_written += columns.length(tables.get("steps", {}))
     if self._hosts:
       self._store("hosts").append(self._hosts.take(force=self._closing or not merge), merge)
@@ -316,7 +313,7 @@ class Writer:
     info = {**self._process_info, **dataclasses.asdict(self.losses),
             "rows_written": self.rows_written + self._guessed_rows, "closed_cleanly": closed,
             "ended_by": self._ended_by(closed), "stopped": self.stopped,
-            "last_step": tables.last_step if (tables := self._guess or self._intake) else None,
+            "last_step": tables.last_step if (tables := self._guess or self.intake) else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     name, text = f"{self._process}.json", rundir.json_text(info)
     if not in_place:

@@ -159,10 +159,6 @@ class Progress:
     self._stream.flush()
 
 
-class UnwritableError(UserError):
-  """The file can't be written; the message is a sentence that says why."""
-
-
 def check_target(target: str, only_files_for: str = "") -> None:
   """Finds out, before the work is done, whether a document can be written there.
 
@@ -171,33 +167,33 @@ def check_target(target: str, only_files_for: str = "") -> None:
     only_files_for: option that takes no "-"; empty where it may be one.
 
   Raises:
-    UnwritableError: it can't.
+    UserError: it can't.
   """
   from jaxpace.files.folders import Folder, is_special  # not at the top, as rich
 
   path = pathlib.Path(target)
   if target == "-" and only_files_for:
-    raise UnwritableError(f"{only_files_for} takes the name of a file, not '-'.")
+    raise UserError(f"{only_files_for} takes the name of a file, not '-'.")
   if target == "-" or is_special(path):
     return
   if path.is_dir():
-    raise UnwritableError(
+    raise UserError(
         f"{path} is a directory: give the name of a file in it, such as {path / 'report.json'}.")
   if not path.parent.is_dir():
     reason = "is a file" if path.parent.exists() else "does not exist"
-    raise UnwritableError(f"{path} can't be written: the directory {path.parent} {reason}.")
+    raise UserError(f"{path} can't be written: the directory {path.parent} {reason}.")
   try:
     real = path.resolve()
     Folder(real.parent).try_out(real.name)
   except OSError as error:
-    raise UnwritableError(_refused(path, error)) from error
+    raise UserError(_refused(path, error)) from error
 
 
 def write_document(document: dict[str, Any], target: str) -> None:
   """Writes the document to a file, or to standard output for "-".
 
   Raises:
-    UnwritableError: the file can't be written.
+    UserError: the file can't be written.
     OSError: standard output can't be.
     ValueError: the document holds a NaN or infinity.
   """
@@ -214,7 +210,7 @@ def write_file(pieces: Iterable[bytes], target: str) -> None:
   A reader of the file sees the old one or the new one, never half of one.
 
   Raises:
-    UnwritableError: the file can't be written.
+    UserError: the file can't be written.
   """
   from jaxpace.files.folders import writing_named
 
@@ -223,7 +219,7 @@ def write_file(pieces: Iterable[bytes], target: str) -> None:
     with writing_named(target) as file:
       file.writelines(pieces)
   except OSError as error:
-    raise UnwritableError(_refused(pathlib.Path(target), error)) from error
+    raise UserError(_refused(pathlib.Path(target), error)) from error
 
 
 def _refused(path: pathlib.Path, error: OSError) -> str:

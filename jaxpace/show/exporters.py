@@ -62,7 +62,7 @@ class Scalars:
     """Leaves the writer open: it is the caller's."""
 
 
-class TensorBoard:
+class TensorBoard(Scalars):
   """An exporter that writes TensorBoard files, by tensorboardX; see `Scalars` for the names."""
 
   def __init__(self, logdir: str | os.PathLike[str]):
@@ -78,11 +78,7 @@ class TensorBoard:
           "TensorBoard() needs tensorboardX: pip install 'jaxpace[metrics]'.") from error
     self._make = lambda: tensorboardX.SummaryWriter(os.path.abspath(logdir))
     self._files: Any = None
-    self._scalars = Scalars(self)
-
-  def export(self, steps: Columns, collectives: Columns) -> None:
-    """Writes the means of new rows; see `jaxpace.record.exporting.Exporter`."""
-    self._scalars.export(steps, collectives)
+    super().__init__(self)
 
   def write_scalars(self, step: int, scalars: dict[str, float]) -> None:
     """Writes numbers by name."""

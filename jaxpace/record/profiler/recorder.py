@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import threading
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -32,14 +32,10 @@ _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
 
 
-class _Session(NamedTuple):
-  """A session whose steps are done. Its trace is ended and read by the thread, while the loop goes
-  on."""
-
-  folder: str
-  end_ns: int  # of the host's monotonic clock; what begins later is of no session
-  steps: list[StepCalls]
-  ended: bool  # whether the loop has ended the trace
+_Session = tuple[str, int, list[StepCalls], bool]
+"""One whose steps are done: folder of its trace, which is ended and read by the thread, while the
+loop goes on; its end on the host's monotonic clock, since what begins later is of no session; its
+steps; and whether the loop has ended the trace."""
 
 
 class _ProfiledIntake(StepTables):
@@ -131,9 +127,8 @@ class ProfiledRecorder(Recording, Recordable):
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
     """See `Recording`."""
-    self._intake = _ProfiledIntake(jax.process_index(), identity.attempt, writer.losses,
-                                   PlannedPrograms([self._traced]))
-    writer.set_intake(self._intake)
+    writer.intake = self._intake = _ProfiledIntake(
+        jax.process_index(), identity.attempt, writer.losses, PlannedPrograms([self._traced]))
 
   def record(self, result: Any, **host_columns: float) -> None:
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on
@@ -201,7 +196,7 @@ class ProfiledRecorder(Recording, Recordable):
     if self._reader is None:
       self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
       self._reader.start()
-    self._queue.put(_Session(self._folder, time.monotonic_ns(), self._steps, ended))
+    self._queue.put((self._folder, time.monotonic_ns(), self._steps, ended))
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
@@ -230,26 +225,27 @@ class ProfiledRecorder(Recording, Recordable):
 
   def _read(self) -> None:
     while (session := self._queue.get()) is not None:
+      folder, end_ns, steps, ended = session
       try:
         try:
-          if not session.ended:
+          if not ended:
             jax.profiler.stop_trace()
         finally:
           self._free.set()
-        self._take_in(session)
+        self._take_in(folder, end_ns, steps)
         self.sessions += 1
       except Exception as error:
         self._say(f"A sample was left out: {in_a_line(error)}")
         _LOG.debug("A profile could not be read", exc_info=error)
       finally:
-        shutil.rmtree(session.folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
-  def _take_in(self, session: _Session) -> None:
-    files = sorted(pathlib.Path(session.folder).glob("**/*.xplane.pb"))
+  def _take_in(self, folder: str, end_ns: int, steps: list[StepCalls]) -> None:
+    files = sorted(pathlib.Path(folder).glob("**/*.xplane.pb"))
     if not files:
       raise executions.ProfileError("the profiler has written no trace")
     found = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
-    program, by_device = executions.executions(found, self._length, session.end_ns)
+    program, by_device = executions.executions(found, self._length, end_ns)
     rank_of = executions.ranks_of(list(by_device),
                                   [(d.id, d.local_hardware_id) for d in jax.local_devices()],
                                   [device.id for device in jax.devices()])
@@ -265,7 +261,7 @@ class ProfiledRecorder(Recording, Recordable):
                         ranks)
     each = len(by_device[ordinals[0]]) // self._length
     steps = [step._replace(ranges=(Range(one.number, at * each, (at + 1) * each),))
-             for at, step in enumerate(session.steps)]
+             for at, step in enumerate(steps)]
     ran = {rank: {one.number: executions.events(by_device[ordinal], one)}
            for ordinal, rank in zip(ordinals, ranks, strict=True)}
     writer, intake = self._writer, self._intake

@@ -14,7 +14,8 @@ import stat
 import pytest
 
 from jaxpace.cli.main import main
-from jaxpace.show.console import UnwritableError, write_file
+from jaxpace.files import UserError
+from jaxpace.show.console import write_file
 from jaxpace.show.html import page
 from jaxpace.show.html.markup import element, find, text
 from tests.show.html.runs import NASTY, hostile, report, rich
@@ -267,7 +268,7 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
 
   monkeypatch.setattr(os, "replace", full)
   target.write_text("old")
-  with pytest.raises(UnwritableError, match="No space left"):
+  with pytest.raises(UserError, match="No space left"):
     write_file([page.page(made[2]).encode()], str(target))
   assert target.read_text() == "old" and [f.name for f in tmp_path.iterdir()] == ["report.html"]
 
