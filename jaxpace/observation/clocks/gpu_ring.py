@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.core import ring_layout
+from jaxpace.core.observed import TAG_BITS
 from jaxpace.observation.clocks import kernels
 from jaxpace.observation.clocks.native.cuda import DriverError, GpuDevice
 
@@ -29,6 +30,7 @@ _FARTHEST_NS = 100_000
 """Two clocks that differ by less than this count as equal: timestamps of a GPU come
 in microseconds."""
 _TRY_TAG = 2
+_OWN = (1 << TAG_BITS) - 1
 
 
 class GpuBuffer(NamedTuple):
@@ -60,11 +62,17 @@ class Source:
       self.uncertain_ns.append(uncertain)
     # What was tried is no timestamp of a program.
     self._read = [_TRIES] * len(self.buffers)
+    # By device buffer and program, of what was read.
+    self._started: dict[tuple[int, int], int] = {}
 
   @property
   def blocks(self) -> list[int]:
     """Address of each GPU's block, in its memory."""
     return [buffer.block for buffer in self.buffers]
+
+  def started(self, buffer: int, program: int) -> int:
+    """How many executions of a program have started on a GPU, as far as its events were read."""
+    return self._started.get((buffer, program), 0)
 
   def pour(self, blocks: np.ndarray, events: np.ndarray) -> None:
     """Puts what is new into the ring of the process. One thread at a time.
@@ -81,6 +89,8 @@ class Source:
         lost, new = _new(buffer.events, self._read[place])
         if not lost and not len(new):
           break
+        for event in new[new["tag"] & _OWN == ring_layout.NUMBER]:
+          self._started[place, int(event["tag"]) >> TAG_BITS] = int(event["ns"]) + 1
         head = int(blocks["head"][place]) + lost
         capacity = events.shape[1]
         kept = new[max(0, len(new) - capacity):]

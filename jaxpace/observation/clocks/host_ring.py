@@ -247,6 +247,9 @@ def next_program() -> int:
 def executions(buffer: int, program: int) -> int:
   """Returns how many executions of a program have started on a device buffer's device in this
   process."""
+  if _source is not None:
+    current()
+    return _source.started(buffer, program)
   if library.unavailable():
     return _started[buffer, program]
   return int(library.functions().jaxpace_executions(buffer, program))

@@ -60,6 +60,7 @@ def test_what_kernels_store_comes_into_the_ring_of_the_process_in_order_and_by_t
   assert {program for program, _, _ in events} == {PROGRAM}
   assert ([ns for _, tag, ns in events if tag == layout.NUMBER]
           == [0, 1]), "executions that had started before"
+  assert [source.started(1, program) for program in (PROGRAM, PROGRAM + 1)] == [2, 0]
   last = [ns for _, tag, ns in events[5:] if tag != layout.NUMBER]
   uncertain = source.uncertain_ns[1]
   assert before - uncertain <= last[0] <= last[1] <= last[2] <= last[3] <= after + uncertain
@@ -227,9 +228,11 @@ def test_whoever_reads_the_ring_of_the_process_finds_what_a_gpu_wrote(monkeypatc
   ring_now = process_marks.current()
   before = int(ring_now.heads()[0])
   monkeypatch.setattr(process_marks, "_source", source)
-  for tag in (2, 3):
+  for tag in (layout.START_TAG, 3):
     mark(gpu, source, tag)
+  assert process_marks.executions(0, PROGRAM) == 1
   after = process_marks.current()
-  assert after is ring_now and int(after.heads()[0]) == before + 2
-  event = after.events[0, (before + 1) % after.layout.capacity]
+  # The start is two events, of which the first counts.
+  assert after is ring_now and int(after.heads()[0]) == before + 3
+  event = after.events[0, (before + 2) % after.layout.capacity]
   assert int(event["tag"]) == PROGRAM << 20 | 3
