@@ -106,7 +106,8 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
   """Returns the environment of one worker.
 
   It looks like a SLURM step's, which `jax.distributed.initialize()` without arguments finds its
-  place by. JAX then gives each process one GPU, so it does not where GPUs are fewer than devices.
+  place by. Processes that outnumber the GPUs share them: NCCL refuses two ranks of one host on one
+  GPU, so each is a host of its own to NCCL, and collectives go through sockets.
 
   Args:
     base: environment to start from, usually the launcher's own.
@@ -140,6 +141,11 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
   if gpus >= nproc * per_process and "JAX_LOCAL_DEVICE_IDS" not in base:
     first = index * per_process
     env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(first, first + per_process)))
+  elif 0 < gpus < nproc and devices is None and "JAX_LOCAL_DEVICE_IDS" not in base:
+    env["JAX_LOCAL_DEVICE_IDS"] = str(index % gpus)
+    for name, value in (("NCCL_HOSTID", f"{launch_id}-{index}"), ("NCCL_SOCKET_IFNAME", "lo"),
+                        ("NCCL_IB_DISABLE", "1"), ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")):
+      env.setdefault(name, value)
   if threads is not None and "NPROC" not in base and "PJRT_NPROC" not in base:
     env["PJRT_NPROC"] = str(threads)
   if gpus == 0 or "JAX_LOCAL_DEVICE_IDS" in env:

@@ -47,8 +47,18 @@ def test_slurm_variables_lead_jax_to_the_same_coordinator():
   assert (env["SLURM_STEP_NODELIST"], env["JAX_COORDINATOR_PORT"]) == ("127.0.0.1", "1234")
   assert (env["SLURM_NTASKS"], env["SLURM_PROCID"], env["SLURM_LOCALID"]) == ("4", "1", "1")
   # JAX would give each of them one GPU, and there are too few.
-  assert "SLURM_PROCID" not in env_of(gpus=2) and "JAX_COORDINATOR_PORT" not in env_of(gpus=2)
+  assert "SLURM_PROCID" not in env_of(gpus=2, devices=2)
+  assert "JAX_COORDINATOR_PORT" not in env_of(gpus=2, devices=2)
   assert "SLURM_PROCID" in env_of({"JAX_PLATFORMS": "cpu"}, gpus=2)
+
+
+def test_processes_share_gpus_that_are_fewer_as_hosts_of_their_own_to_nccl():
+  made = [env_of({"NCCL_SOCKET_IFNAME": "eth1"}, index=index, gpus=2) for index in range(4)]
+  assert [env["JAX_LOCAL_DEVICE_IDS"] for env in made] == ["0", "1", "0", "1"]
+  assert len({env["NCCL_HOSTID"] for env in made}) == 4
+  assert {env["NCCL_SOCKET_IFNAME"] for env in made} == {"eth1"}, "what the user says stays"
+  assert {env["XLA_PYTHON_CLIENT_PREALLOCATE"] for env in made} == {"false"}
+  assert "NCCL_HOSTID" not in env_of(gpus=4)
 
 
 @pytest.mark.parametrize(("options", "base", "ids"), [
