@@ -13,10 +13,9 @@ from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 
 from jaxpace.cli import main
-from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Silence
+from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Silence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 
 KINDS = {"verdict": Verdict, "hang": HangCode, "comparison": ChangeCode, "silence": Silence,
          "evidence": Evidence, "note": Note}

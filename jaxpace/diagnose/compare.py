@@ -14,10 +14,9 @@ from jaxpace.diagnose.forecast.sample import correlation_time
 from jaxpace.diagnose.inconclusive import unseen_sentence
 from jaxpace.diagnose.limits import INTERVAL, LEAST, MIN_STEPS, SCHEMA
 from jaxpace.diagnose.selected_steps import mean_known, ratio
-from jaxpace.diagnose.words.codes import ChangeCode, Sentence, codes
+from jaxpace.diagnose.words.codes import ChangeCode, Sentence, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, signed
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run, RunError
 

@@ -38,9 +38,9 @@ from jaxpace.diagnose.selected_steps import (
 from jaxpace.diagnose.totals import RunTotals, add_up
 from jaxpace.diagnose.verdict import mended, verdict_on
 from jaxpace.diagnose.waiting_places import overlap, shares_by_collective, where_waits_are
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent, some_ranks
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
 from jaxpace.runs.links import ProbedLinks
 from jaxpace.runs.run import Run

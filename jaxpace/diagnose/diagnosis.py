@@ -16,9 +16,8 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.pacing import PacingEffect, WorkMoved
 from jaxpace.diagnose.selected_steps import StepTime, mean_known
 from jaxpace.diagnose.waiting_places import CollectiveShare, Overlap, places
-from jaxpace.diagnose.words.codes import Sentence, codes
+from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
 from jaxpace.diagnose.words.names import hosts_of
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import Worth
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import WARNING, job_concerns

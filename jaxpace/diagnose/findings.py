@@ -30,11 +30,10 @@ from jaxpace.diagnose.modes.straggler import excess
 from jaxpace.diagnose.phases import beyond_usual, pauses_in
 from jaxpace.diagnose.what_if import has_gaps
 from jaxpace.diagnose.words.advice import advise
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import joined, milliseconds, named
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.tree import parse_list
 from jaxpace.runs.run import MISSING, Run
 from jaxpace.runs.step_causes import PAUSES

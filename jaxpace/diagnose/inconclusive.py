@@ -14,10 +14,9 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, SilentStretches
 from jaxpace.diagnose.selected_steps import SelectedSteps
 from jaxpace.diagnose.step_times import StepTimes, counted
 from jaxpace.diagnose.totals import RunTotals, Totals
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, named, some_ranks
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Process, Run
 

@@ -17,10 +17,9 @@ from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percent, some_ranks
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.alarms import where
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural

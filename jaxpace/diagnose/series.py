@@ -27,8 +27,8 @@ from jaxpace.diagnose.selected_steps import (
 )
 from jaxpace.diagnose.step_times import busy, chunks
 from jaxpace.diagnose.totals import PARTS, typical
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.names import ranks_by_host, some_ranks
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import job_concerns
 from jaxpace.hosts.locality.outline import outlines

@@ -9,9 +9,8 @@ from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
 from jaxpace.diagnose.mechanism import CROWDED
 from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.what_if import Alternative
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import joined, milliseconds, named, percent, some_ranks
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import plural
 
 

@@ -12,10 +12,9 @@ from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import pauses_in
 from jaxpace.diagnose.what_if import Alternative, Without, alternative, has_gaps, saved
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, ranks_by_host
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files import UserError
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import Run, RunError

@@ -13,9 +13,8 @@ import pytest
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.floor import SHARES
-from jaxpace.diagnose.words.codes import Silence
+from jaxpace.diagnose.words.codes import Silence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.files.folders import Folder
 from jaxpace.hang import read_rings
 from jaxpace.runs import reader

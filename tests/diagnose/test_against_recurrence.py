@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.worth import parse
 from jaxpace.runs.reader import read_run
 from tests.diagnose.recurrence import Cause, Job, Place, gain, pipeline, play, rank_groups, write

@@ -12,10 +12,9 @@ from typing import get_args
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence, codes
+from jaxpace.diagnose.words.codes import ChangeCode, HangCode, Sentence, Silence, Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hang import describe
 from jaxpace.runs.step_causes import PAUSES
 from tests.diagnose.synthetic import run_of

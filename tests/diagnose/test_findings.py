@@ -10,10 +10,9 @@ import pytest
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import run_of, true_shares

@@ -8,8 +8,8 @@ import pytest
 
 from jaxpace.__main__ import main
 from jaxpace.diagnose.live.follower import Follower
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose import grouped
 from tests.diagnose.grouped import report
 from tests.lib.said import numbers

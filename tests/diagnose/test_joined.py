@@ -9,9 +9,8 @@ from jaxpace.diagnose import tcp
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.mechanism import of_lateness, of_pauses
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.diagnose.worth import parse
 from jaxpace.runs.links import Culprit, ProbedLinks
 from jaxpace.runs.run import HostCauses

@@ -9,11 +9,10 @@ from scipy import stats
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.episodes import student_cdf
 from jaxpace.diagnose.modes.jitter import LongGaps
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.synthetic import case_of, run_of
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only

@@ -15,10 +15,9 @@ from jaxpace.core.detail import is_detailed
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import collectives, rundir

@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.grouped import report
 from tests.diagnose.recurrence import (
   STEP_GAP,

@@ -8,9 +8,8 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.findings import never_grouped, turns
 from jaxpace.diagnose.selected_steps import count_steps
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.types import Cgroup, Cpu, Device, Locality
 from jaxpace.runs.groups import RankGroups
 from tests.diagnose.traces import barrier, make_run

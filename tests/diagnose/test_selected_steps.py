@@ -8,10 +8,9 @@ import pytest
 from jaxpace.diagnose.compare import compare
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.selected_steps import count_steps
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
 from tests.diagnose import grouped

@@ -17,10 +17,9 @@ from jaxpace.diagnose.floor import find_floor, running_minimum
 from jaxpace.diagnose.mechanism import per_step, per_window
 from jaxpace.diagnose.selected_steps import count_steps
 from jaxpace.diagnose.tcp import BusyConnections
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.test_findings import job, with_bytes
 from tests.lib.said import numbers, only

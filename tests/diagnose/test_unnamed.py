@@ -7,9 +7,8 @@ import pytest
 
 from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.words.codes import codes
+from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.run import HostCauses
 from jaxpace.runs.step_causes import PAUSES
 from tests.diagnose.traces import barrier, make_run

@@ -11,8 +11,8 @@ from jaxpace.diagnose import stream
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.limits import COSTLY
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.diagnose.words.verdicts import Verdict
 from tests.diagnose.grouped import report
 from tests.diagnose.traces import make_run
 from tests.lib.said import numbers, only

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.record import columns
 from jaxpace.record.parts import PartStore
 from jaxpace.runs.reader import read_run

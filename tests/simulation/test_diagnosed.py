@@ -4,7 +4,7 @@ severe; or nothing."""
 import numpy as np
 import pytest
 
-from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from tests.quick import long
 from tests.simulation.made import COMPUTE, diagnosed, play
 

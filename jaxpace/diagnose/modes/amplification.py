@@ -12,10 +12,9 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.diagnose.words.advice import advise
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, percent, ranks_by_host, some_ranks
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.runs.problems import plural
 
 

@@ -16,7 +16,7 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_contended
 from jaxpace.diagnose.words.advice import advise
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import (
   hosts_of_processes,
@@ -25,7 +25,6 @@ from jaxpace.diagnose.words.names import (
   named,
   percent,
 )
-from jaxpace.diagnose.words.verdicts import Verdict
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.

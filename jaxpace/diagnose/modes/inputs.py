@@ -10,8 +10,7 @@ import numpy as np
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.totals import RunTotals
-from jaxpace.diagnose.words.codes import Sentence, codes
-from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
 from jaxpace.runs.links import ProbedLinks
 
 

@@ -24,10 +24,9 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import mean_known, merged
 from jaxpace.diagnose.words.advice import against_pauses
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
-from jaxpace.diagnose.words.verdicts import Verdict
 
 
 class LongGaps:

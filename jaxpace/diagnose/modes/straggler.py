@@ -18,7 +18,7 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.selected_steps import MAX_COARSE
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.diagnose.words.advice import ADVICE, advise
-from jaxpace.diagnose.words.codes import Sentence
+from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import (
   NAMED,
@@ -32,7 +32,6 @@ from jaxpace.diagnose.words.names import (
   ranks_by_host,
   some_ranks,
 )
-from jaxpace.diagnose.words.verdicts import Verdict
 from jaxpace.hosts.locality.job import WARNING, Concern, find_concerns
 from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run

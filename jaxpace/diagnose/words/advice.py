@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from jaxpace.diagnose.words.verdicts import Verdict
+from jaxpace.diagnose.words.codes import Verdict
 
 ADVICE: Mapping[str, Mapping[str, str]] = {
     Verdict.PERSISTENT: {
