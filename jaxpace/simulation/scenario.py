@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from jaxpace.core.types import Pacer
-from jaxpace.diagnose.selected_steps import step_time_of
 from jaxpace.simulation.job import Shape, Simulation, Steps, simulation
 from jaxpace.simulation.jobs import LinkShares, several
 from jaxpace.simulation.settings import Failures, JobSettings, Scenario
@@ -242,7 +241,9 @@ class Adding:
   def summary(self, settings: JobSettings, seed: int) -> JobSummary:
     """Returns the job in figures, of all parts so far; `seed` is that of its failures."""
     step_times = np.concatenate(self._step_times)
-    transfer, earliness, delay, cost = (total / len(step_times) for total in self._sums.values())
+    mean, count = float(step_times.mean()), len(step_times)
+    transfer, earliness, delay, cost = (total / count for total in self._sums.values())
     return JobSummary(
-        len(step_times), *step_time_of(step_times), alone(settings), transfer, earliness, delay,
-        cost, survive(step_times, settings.failures, seed) if settings.failures else None)
+        count, mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
+        float(step_times.std() / mean) if mean else 0.0, alone(settings), transfer, earliness,
+        delay, cost, survive(step_times, settings.failures, seed) if settings.failures else None)
