@@ -93,7 +93,8 @@ def _laid_out(args: argparse.Namespace, run: Run) -> Any:
                    "wait for all: nothing can be played.")
   laid_out = groups(run.info, run.ranks)
   if len(parts) > 1 and (laid_out is None or len(laid_out) != len(parts)):
-    laid_out = _of_one_size(parts)
+    import numpy as np
+    laid_out = np.stack(parts) if len({len(ranks) for ranks in parts}) == 1 else None
   if laid_out is None:
     raise RunError(f"run.json of {args.run} does not say which of its {run.ranks} recorded "
                    "ranks synchronise with each other along the data axis, so their arrivals "
@@ -108,14 +109,12 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   from jaxpace.simulation.replay import replay, summarise, to_json
 
   named = args.pacer_from or args.pacer
-  found = run.info.get("settings")
-  settings = found if isinstance(found, dict) else {}
+  settings = run.info.get("settings") or {}
   try:
-    replayed = replay(run, pacer, ranks=laid_out[0],
-                      max_delay=_number(settings.get("max_delay"), 0.25),
-                      slots=int(_number(settings.get("slots"), 16)), shared=not args.no_share,
+    replayed = replay(run, pacer, ranks=laid_out[0], max_delay=settings.get("max_delay") or 0.25,
+                      slots=settings.get("slots") or 16, shared=not args.no_share,
                       as_recorded=args.as_recorded, progress=args.progress.counting("Replaying"),
-                      max_hold=_number(settings.get("max_hold"), 0.25))
+                      max_hold=settings.get("max_hold") or 0.25)
   except (ValueError, TypeError) as error:
     raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   summary = summarise(replayed, count_steps(run).mask)
@@ -155,17 +154,6 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   return running.Answer(
       lambda: write_plain("\n".join(lines)),
       lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes))
-
-
-def _of_one_size(parts: Any) -> Any:
-  """[groups, R] parts of the job; None where they are of several sizes."""
-  import numpy as np
-  return np.stack(parts) if len({len(ranks) for ranks in parts}) == 1 else None
-
-
-def _number(value: Any, default: float) -> float:
-  from jaxpace.core.fields import is_number
-  return float(value) if is_number(value, 0) and value else default
 
 
 def _hold_notes(pacer: Any, summary: ReplaySummary, args: argparse.Namespace) -> list[str]:

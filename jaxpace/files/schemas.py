@@ -80,6 +80,7 @@ class SettingsJson(Struct):
                        Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
   slots: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
   max_delay: Seconds | None = None
+  max_hold: Seconds | None = None
   pacer: Line | None = None
   clock: Line | None = None
 

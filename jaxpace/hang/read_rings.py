@@ -23,7 +23,7 @@ from jaxpace.runs.ring_file import RingFile, read_pulse, read_ring
 from jaxpace.runs.rundir import read_processes
 
 _RING = re.compile(r"^([0-9]{1,7})\.ring$")
-_MOST_NAMED = 3
+_MOST_NAMED, _MOST_PROCESSES = 3, 1 << 20
 _MOST_HOLES = 64
 """Slots that a killed process left half written: one a thread."""
 WATCHED_SECONDS = 3.0
@@ -190,8 +190,7 @@ class _Reading:
     """Puts it together."""
     running = not watched or any(one.state == "running" for one in self._positions.values())
     declared = info.get("processes")
-    missing = (sorted(set(range(min(declared, 1 << 20))) - self._read) if isinstance(declared, int)
-               else [])
+    missing = sorted(set(range(min(declared or 0, _MOST_PROCESSES))) - self._read)
     return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
                   running, watched, run=str(info.get("run") or ""))
 
@@ -225,9 +224,8 @@ def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
 
 def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
                info: Mapping[str, Any]) -> bool:
-  declared = info.get("processes")
-  expected = (set(rings) | (set(range(declared)) if isinstance(declared, int)
-                            and declared <= 1 << 20 else set()))
+  declared = info.get("processes") or 0
+  expected = {*rings, *range(declared if declared <= _MOST_PROCESSES else 0)}
   return all(process in infos and infos[process].get("closed_cleanly") is True
              and not infos[process].get("ended_by") for process in expected)
 

@@ -149,9 +149,7 @@ _SLIVER = 2_000
 def order(run: Run) -> list[str]:
   """Phases recorded, in the order in which the plan's timestamps first name them; in the usual one
   where there are none."""
-  marks = run.plan.get("marks")
-  named = ([str(mark.get("segment")) for mark in marks if isinstance(mark, dict)]
-           if isinstance(marks, list) else [])
+  named = [mark["segment"] for mark in run.plan.get("marks") or ()]
   planned = list(dict.fromkeys(f"phase_{name}" if f"phase_{name}" in run.durations else name
                                for name in named))
   own = [name for name in run.durations if name not in _NOT_WORK and name not in _DEFAULT]
