@@ -130,7 +130,8 @@ def _sentence(flight: Flight, cause: Cause) -> str:
             f"having entered different collectives: "
             f"{'; '.join(pieces)}. What they run differs, or the order in which they run it.")
   if cause.kind == "stuck":
-    left = (f"and {_ranks(wait.left)} left it; {waiting} {_are(wait.waiting)} still inside"
+    left = (f"and {_ranks(wait.left)} left it; {waiting} "
+            f"{'is' if len(wait.waiting) == 1 else 'are'} still inside"
             if wait.left else "and none has left it")
     return (f"{call}all of {_ranks(wait.meeting.group)} have entered {what}, {left}{for_long}: "
             "the network between them, a device, or a process of theirs that has ended or stands "
@@ -228,7 +229,8 @@ def meeting(programs: ProgramsByKey, one: GroupRun) -> str:
   """Names a meeting: "all-reduce.3, turn 17 of 32 (model.py:120), over data among ranks 0-3"."""
   each = programs.collective(one.program, one.place)
   axes = f", over {' and '.join(each.axes)}" if each.axes else ","
-  kind = "" if each.name.startswith(each.kind) else f", {_a(each.kind)}"
+  kind = "" if each.name.startswith(each.kind) else (
+      f", {'an' if each.kind[:1] in 'aeiou' else 'a'} {each.kind}")
   return (f"{occurrence(programs, one.program, one.place, one.iteration)}{kind}{axes} among "
           f"{_ranks(one.group)}")
 
@@ -298,11 +300,3 @@ def _waits(flight: Flight, ranks: Sequence[int], seconds: float | None = None) -
 
 def _has(ranks: Sequence[int]) -> str:
   return "has" if len(ranks) == 1 else "have"
-
-
-def _are(ranks: Sequence[int]) -> str:
-  return "is" if len(ranks) == 1 else "are"
-
-
-def _a(kind: str) -> str:
-  return f"{'an' if kind[:1] in 'aeiou' else 'a'} {kind}"

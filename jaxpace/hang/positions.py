@@ -103,8 +103,9 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
       continue
     at = np.flatnonzero(number == each)
     execution, begun = _newest(own[at], ns[at], key, programs.by_key[key])
-    found.append((int(at[-1]), int(at[begun]), execution,
-                  _usual(own[at], ns[at], programs.by_key[key])))
+    starts = ns[at][own[at] == programs.by_key[key].start_tag][-_USUAL_OF - 1:]
+    usual = float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
+    found.append((int(at[-1]), int(at[begun]), execution, usual))
   found.sort(key=lambda entry: entry[0])
   # A device runs one program with collectives after the other: what ended later shows that one
   # which began earlier was given up, as when a step raises.
@@ -175,11 +176,6 @@ def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entere
     if leaves or int(counts[t]) <= entered[place]:
       return place, (left if leaves else entered)[place] - 1, leaves
   return None
-
-
-def _usual(tag: np.ndarray, ns: np.ndarray, program: ObservedProgram) -> float | None:
-  starts = ns[tag == program.start_tag][-_USUAL_OF - 1:]
-  return float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
 
 
 _OWN = ("number", "paced", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")

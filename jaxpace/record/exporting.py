@@ -82,20 +82,17 @@ class Feed:
     self._thread = None
 
   def _run(self) -> None:
-    while (rows := self._queue.get()) is not None:
+    rows: tuple[Columns, Columns] | None = ({}, {})
+    while rows is not None:
+      rows = self._queue.get()
       for exporter in list(self._exporters):
-        self._call(exporter, rows)
-    for exporter in list(self._exporters):
-      self._call(exporter, None)
-
-  def _call(self, exporter: Exporter, rows: tuple[Columns, Columns] | None) -> None:
-    try:
-      if rows is None:
-        exporter.close()
-      else:
-        exporter.export(*rows)
-    except Exception as error:
-      self._exporters.remove(exporter)
-      _LOG.warning("%s stopped, training and recording go on: %s: %s", type(exporter).__name__,
-                   type(error).__name__, error)
-      _LOG.debug("Exporter stopped", exc_info=error)
+        try:
+          if rows is None:
+            exporter.close()
+          else:
+            exporter.export(*rows)
+        except Exception as error:
+          self._exporters.remove(exporter)
+          _LOG.warning("%s stopped, training and recording go on: %s: %s",
+                       type(exporter).__name__, type(error).__name__, error)
+          _LOG.debug("Exporter stopped", exc_info=error)

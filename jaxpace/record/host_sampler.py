@@ -275,9 +275,4 @@ def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None
 
 
 def _getsockopt():
-  if not sys.platform.startswith("linux"):
-    return None
-  try:
-    return ctypes.CDLL(None).getsockopt
-  except (OSError, AttributeError):
-    return None
+  return ctypes.CDLL(None).getsockopt if sys.platform.startswith("linux") else None

@@ -106,21 +106,18 @@ class PartStore:
       return
     data = to_arrow(columns, self._table)
     number = self._parts[-1].id.last + 1 if self._parts else 0
-    replaced, self._preliminary = self._preliminary, None
-    first = number
-    if replaced is not None:
-      self._parts.remove(replaced)
-      first = replaced.id.first
-    self._add(_Part(Part(self._run, self._process, first, number), data.num_rows, 0), data)
-    if replaced is not None:
-      self._folder.unlink(replaced.id.file_name)
+    first = number if self._preliminary is None else self._preliminary.id.first
+    added = _Part(Part(self._run, self._process, first, number), data.num_rows, 0)
+    self._write(added.id, data)
+    self.drop_preliminary()
+    self._parts.append(added)
     if preliminary:
-      self._preliminary = self._parts[-1]
+      self._preliminary = added
     elif merge:
       self._merge_full_levels()
 
   def drop_preliminary(self) -> None:
-    """Takes a preliminary part away that none has replaced."""
+    """Takes a preliminary part away."""
     if self._preliminary is not None:
       self._parts.remove(self._preliminary)
       self._folder.unlink(self._preliminary.id.file_name)
@@ -157,10 +154,6 @@ class PartStore:
       parts.append(_Part(part, rows, 1))
     return parts
 
-  def _add(self, part: _Part, data: pa.Table) -> None:
-    self._write(part.id, data)
-    self._parts.append(part)
-
   def _write(self, part: Part, data: pa.Table) -> None:
     """Writes a part under a temporary name, then gives it its own."""
     with self._folder.replacing(part.file_name) as file:
@@ -169,9 +162,8 @@ class PartStore:
   def _merge_full_levels(self) -> None:
     while True:
       level = self._parts[-1].level
-      run = 0
-      while run < len(self._parts) and self._parts[-1 - run].level == level:
-        run += 1
+      run = next((at for at, part in enumerate(reversed(self._parts)) if part.level != level),
+                 len(self._parts))
       if run < self._merge_parts or level > 8:
         return
       before = len(self._parts)

@@ -226,13 +226,10 @@ class Writer:
     return time.monotonic() < self._terminates_until
 
   def _due(self) -> bool:
-    now = time.monotonic()
-    if self.intake and self.intake.rows and (
-        now - self._last_flush >= _FLUSH_SECONDS or self.intake.rows >= _FLUSH_ROWS):
-      return True
-    if self.intake and self.intake.undecided and now >= self._guess_at:
-      return True
-    return now - self._last_heartbeat >= _HEARTBEAT_SECONDS
+    now, rows = time.monotonic(), self.intake.rows if self.intake else 0
+    return (rows >= _FLUSH_ROWS or (rows > 0 and now - self._last_flush >= _FLUSH_SECONDS)
+            or (self.intake is not None and self.intake.undecided and now >= self._guess_at)
+            or now - self._last_heartbeat >= _HEARTBEAT_SECONDS)
 
   def _take_in(self) -> None:
     if self._failure is not None:

@@ -213,7 +213,8 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   # Programs that run in the same steps are parts of one; the shapes of a program never do.
   parts = (rows[:, rows[main] > 0] > 0).mean(axis=1) > _MOST
   own, other = rows[parts].sum(axis=0), (rows[~parts] > 0).any(axis=0)
-  drawn = is_detailed(np.maximum(axis.steps, 0), _every(info))
+  every = (info["plan"].get("detail") or {}).get("every")
+  drawn = is_detailed(np.maximum(axis.steps, 0), every if is_whole(every, 1) else 1)
   some = own[drawn & (own > 0)]
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
@@ -240,11 +241,6 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
                 "them, evenly spread, were read. --steps reads all of a stretch.")
     steps = steps[np.linspace(0, len(steps) - 1, most).round().astype(int)]
   return Chosen(steps, slots, tuple(said))
-
-
-def _every(info: dict[str, Any]) -> int:
-  value = (info["plan"].get("detail") or {}).get("every")
-  return value if is_whole(value, 1) else 1
 
 
 def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs: Sequence[int]

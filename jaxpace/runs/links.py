@@ -225,7 +225,8 @@ def infer(seconds: np.ndarray, hosts: Sequence[str]) -> tuple[tuple[Culprit, ...
     rest = {other: shift for other, shift in chosen.items() if other != best}
     probability, shift = _compare(y - _explained(rest, sets), tier, sets)
     one, ratio = tried[best], math.exp(shift[best])
-    if probability[1 + best] >= _needed(one.kind) and ratio >= SMALLEST_RATIO:
+    needed = LINK_CONFIDENCE if one.kind in ("link", "direction") else CONFIDENCE
+    if probability[1 + best] >= needed and ratio >= SMALLEST_RATIO:
       culprits.append(Culprit(one.kind, tuple(names[h] for h in one.hosts), one.processes, ratio,
                               float(probability[1 + best])))
     else:
@@ -307,10 +308,6 @@ def _bases(y: np.ndarray, tier: np.ndarray, of: np.ndarray) -> np.ndarray:
 
 def _scale(residuals: np.ndarray) -> float:
   return float(np.abs(residuals).mean()) + _FLOOR
-
-
-def _needed(kind: Kind) -> float:
-  return LINK_CONFIDENCE if kind in ("link", "direction") else CONFIDENCE
 
 
 def _ambiguous(probability: np.ndarray, tried: Sequence[_Hypothesis], shift: np.ndarray,

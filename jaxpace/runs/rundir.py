@@ -164,13 +164,8 @@ def _of_processes(directory: pathlib.Path) -> Iterator[tuple[pathlib.Path, int, 
       yield path, int(number[1]), info["run"] if _is_ours(info) else None
   for path in _files(directory, ring_file.FOLDER):
     if (owner := ring_file.process_of(path.name)) is not None:
-      yield path, owner, _run_of_marks(path)
-
-
-def _run_of_marks(path: pathlib.Path) -> str | None:
-  if path.suffix == ".ring":
-    return ring_file.run_of(path)
-  return (read_json(path, ProcessFile) or {}).get("run") or None
+      yield path, owner, (ring_file.run_of(path) if path.suffix == ".ring" else
+                          (read_json(path, ProcessFile) or {}).get("run") or None)
 
 
 def _files(directory: pathlib.Path, name: str) -> list[pathlib.Path]:
@@ -270,7 +265,11 @@ class DirectoryLock:
     except OSError:
       self._close()
       return True
-    if not _is_at(self._descriptor, self._folder):
+    try:
+      there = os.path.samestat(os.fstat(self._descriptor), self._folder.stat(_LOCK_FILE))
+    except FileNotFoundError:
+      there = False
+    if not there:
       self._close()
       return False
     os.ftruncate(self._descriptor, 0)
@@ -287,13 +286,6 @@ def _let_go(lock: weakref.ref[DirectoryLock]) -> None:
   """In a forked child."""
   if (mine := lock()) is not None and mine._descriptor >= 0:
     mine._close()
-
-
-def _is_at(descriptor: int, folder: Folder) -> bool:
-  try:
-    return os.path.samestat(os.fstat(descriptor), folder.stat(_LOCK_FILE))
-  except FileNotFoundError:
-    return False
 
 
 def _busy(directory: pathlib.Path, owner: list[str]) -> str:

@@ -89,7 +89,12 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
   rundir.set_aside(path, run)
   for old in sorted((path / "collectives").glob(f"{run}-*.parquet")):
     old.unlink()
-  rundir.write_json(path / rundir.RUN_FILE, _info(run, ranks, len(processes), table, said))
+  rundir.write_json(path / rundir.RUN_FILE, {
+      "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
+      "processes": len(processes), "devices": ranks, "axis": None, "clock": "nccl",
+      "platform": "gpu", "kind": "nccl",
+      "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
+               "collectives": list(table.slots), "notices": list(said)}})
   names, axes, sizes = described(table.slots)
   for i, (host, pid) in enumerate(processes):
     own = [rank for rank, process in who.process.items() if process == (host, pid)]
@@ -108,15 +113,6 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
           "bytes": null(sizes[slot], sizes[slot] < 0),
           "enter_ns": table.enter_ns[rows], "exit_ns": table.exit_ns[rows]})
     store.compact()
-
-
-def _info(run: str, ranks: int, processes: int, table: Table,
-          said: Sequence[str]) -> dict[str, Any]:
-  return {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
-          "processes": processes, "devices": ranks, "axis": None, "clock": "nccl",
-          "platform": "gpu", "kind": "nccl",
-          "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
-                   "collectives": list(table.slots), "notices": list(said)}}
 
 
 _KINDS = {"AllReduce": "all-reduce", "AllGather": "all-gather", "ReduceScatter": "reduce-scatter",

@@ -138,9 +138,15 @@ class RingCopier:
 
   def _write(self, file: int, since: list[int]) -> list[int]:
     """Writes what each device buffer has marked `since` then; returns how far it has come."""
-    heads = self._ring.heads().tolist()
+    heads, where, size = self._ring.heads().tolist(), self._ring.layout, layout.EVENT.itemsize
     for buffer, head in enumerate(heads):
-      self._write_buffer(file, buffer, since[buffer], head)
+      at = max(self._began[buffer], since[buffer] - _BEHIND, head - where.capacity)
+      while at < head:
+        # Up to the end of the device buffer's memory, then from its beginning.
+        count = min(head - at, where.capacity - at % where.capacity)
+        begin = where.events + (buffer * where.capacity + at % where.capacity) * size
+        _put(file, self._ring.memory[begin:begin + count * size], begin)
+        at += count
     self._header["alive_ns"] = time.monotonic_ns()
     blocks = self._ring.blocks.copy()
     blocks["head"] = heads
@@ -148,16 +154,6 @@ class RingCopier:
     # Last: what they count is in the file.
     _put(file, self._left, 0)
     return heads
-
-  def _write_buffer(self, file: int, buffer: int, since: int, head: int) -> None:
-    where, size = self._ring.layout, layout.EVENT.itemsize
-    at = max(self._began[buffer], since - _BEHIND, head - where.capacity)
-    while at < head:
-      # Up to the end of the device buffer's memory, then from its beginning.
-      count = min(head - at, where.capacity - at % where.capacity)
-      begin = where.events + (buffer * where.capacity + at % where.capacity) * size
-      _put(file, self._ring.memory[begin:begin + count * size], begin)
-      at += count
 
 
 def _take_space(file: int, size: int) -> None:

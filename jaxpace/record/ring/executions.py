@@ -255,8 +255,7 @@ def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Oc
   marks = [(tag, place, leaves) for place, each in enumerate(collectives)
            for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags]
   if not marks or not executions.tag.size:
-    nothing = np.empty(0, np.int64)
-    return Occurrences(nothing, nothing, nothing, nothing, nothing)
+    return Occurrences(_NONE, _NONE, _NONE, _NONE, _NONE)
   size = max(tag for tag, _, _ in marks) + 1
   marks.sort()
   tags_of, place_of, side_of = np.array(marks, np.int64).T
@@ -279,9 +278,6 @@ def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Oc
   order = np.argsort(key, kind="stable")
   key, ns = key[order], ns[order]
   first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[:len(key)])
-  if not first.size:
-    nothing = np.empty(0, np.int64)
-    return Occurrences(nothing, nothing, nothing, nothing, nothing)
   found, counts = key[first], np.diff(np.append(first, len(key)))
   last, earliest = np.maximum.reduceat(ns, first), np.minimum.reduceat(ns, first)
   tags = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives], np.int64)

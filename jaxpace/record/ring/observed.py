@@ -218,7 +218,9 @@ class PlannedPrograms:
     used = {rank for each in planned if not each.program.bare for rank in each.program.ranks}
     ranks = max(used) + 1 if used else jax.device_count()
     clocks = {each.program.clock for each in planned}
-    mesh = _mesh(planned, ranks)
+    # Where it has all devices in their order.
+    mesh = next((dict(each.program.mesh_axes) for each in planned if each.program.mesh_axes
+                 and each.program.ranks == tuple(range(ranks))), {})
     axes = mesh or dict.fromkeys(axis for each in planned for axis in each.program.mesh_axes)
     told = {"axis": ",".join(axes), "ranks": ranks,
             "clock": next((name for clock, name in _CLOCKS.items() if clock in clocks), CLOCK),
@@ -246,14 +248,6 @@ def _same(one: ObservedProgram, other: ObservedProgram) -> bool:
          each.loops and
          [loop.trips for loop in each.loops]) for each in program.collectives]
   return key(one) == key(other)
-
-
-def _mesh(programs: Sequence[PlannedProgram], ranks: int) -> dict[str, int]:
-  """The mesh, where it has all devices in their order; else {}."""
-  for each in programs:
-    if each.program.mesh_axes and each.program.ranks == tuple(range(ranks)):
-      return dict(each.program.mesh_axes)
-  return {}
 
 
 def calls_before(ranges: Sequence[Range], programs: PlannedPrograms) -> list[int]:

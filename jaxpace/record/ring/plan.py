@@ -219,11 +219,9 @@ def _unroll(collectives: Sequence[Collective], kept: int | None) -> list[tuple[i
   return slots
 
 
-def described(entries: Iterable[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns names, axes and bytes of collectives by slot; -1 bytes where they are not known."""
-  by_slot = {entry["slot"]: entry for entry in entries}
-  ordered = [by_slot.get(slot, {}) for slot in range(max(by_slot, default=-1) + 1)]
-  names, axes = (np.array([entry.get(name, "") for entry in ordered], np.str_)
-                 for name in ("name", "axis"))
-  sizes = [entry.get("bytes") for entry in ordered]
-  return names, axes, np.array([-1 if size is None else size for size in sizes], np.int64)
+def described(entries: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Returns names, axes and bytes of the collectives in all slots, in their order; -1 bytes where
+  they are not known."""
+  names, axes = (np.array([entry[name] for entry in entries], np.str_) for name in ("name", "axis"))
+  sizes = [-1 if entry["bytes"] is None else entry["bytes"] for entry in entries]
+  return names, axes, np.array(sizes, np.int64)
