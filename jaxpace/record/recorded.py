@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import jax
 
@@ -25,12 +25,17 @@ class Recorded:
     recorder: the `jaxpace.Recorder` in use, for `measure` and `lost`.
     step: what `jaxpace.observe` returned; its `plan` says what was found in the step. The bare
       step where nothing is recorded; of an instrumented step the compiled function.
+    pace: of an instrumented step, the pace state after the last call; checkpoint it, or replace it
+      with a restored one. None of others.
   """
 
-  def __init__(self, step: Callable[..., Any], recorder: Recorder) -> None:
-    # With the attributes of what was jitted: libraries copy those of what they wrap.
-    functools.update_wrapper(self, getattr(step, "jitted", step))
-    self.step, self.recorder = step, recorder
+  def __init__(self, step: Callable[..., Any], recorder: Recorder, pace: Any = None) -> None:
+    if pace is None:
+      # With the attributes of what was jitted: libraries copy those of what they wrap. What was
+      # instrumented has those of before its first trace.
+      functools.update_wrapper(self, getattr(step, "jitted", step))
+    self.step, self.recorder, self.pace = step, recorder, pace
+    self._places: int | None = None if pace is None else pace.rank.shape[0]
 
   def __getattr__(self, name: str) -> Any:
     # Whatever else the step has: `lower`, `trace`, `plan`.
@@ -40,11 +45,29 @@ class Recorded:
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, records it, and returns what the bare step would have; only returns that while
-    JAX traces."""
-    out = self.step(*args, **kwargs)
-    # Libraries trace a step for its shapes, before the loop or in it: no device runs it.
-    if not compiling.tracing():
-      self.recorder.record()
+    JAX traces.
+
+    Raises:
+      ValueError: an instrumented step was compiled for other arguments or results than the pace
+        state and the bare step's, or drops some devices' part of the pace state.
+    """
+    if self.pace is None:
+      out = self.step(*args, **kwargs)
+      # Libraries trace a step for its shapes, before the loop or in it: no device runs it.
+      if not compiling.tracing():
+        self.recorder.record()
+      return out
+    try:
+      self.pace, out = self.step(self.pace, *args, **kwargs)
+    except ValueError as error:
+      explained = checks.of_specs(error)
+      if explained is None:
+        raise
+      raise ValueError(explained) from error
+    if self._places is not None:
+      checks.same_places(self.pace, self._places)
+      self._places = None
+    self.recorder.record()
     return out
 
   def open(self) -> Self:
@@ -64,60 +87,9 @@ class Recorded:
     self.recorder.__exit__(kind, error, trace)
 
 
-class RecordedInstrumented(Recorded):
-  """A compiled, instrumented step with the signature of the bare one; made by `recorded`.
-
-  Attributes:
-    pace: the pace state after the last call; checkpoint it, or replace it with a restored one.
-  """
-
-  def __init__(self, step: Callable[..., Any], recorder: Recorder, pace: Any) -> None:
-    # Without the attributes of what was instrumented: they are of before the first trace.
-    self.step, self.recorder, self.pace = step, recorder, pace
-    self._places: int | None = pace.rank.shape[0]
-
-  def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    """Runs one step, records it, and returns what the bare step would have.
-
-    Raises:
-      ValueError: the step was compiled for other arguments or results than the pace state and the
-        bare step's, or drops some devices' part of the pace state.
-    """
-    try:
-      self.pace, out = self.step(self.pace, *args, **kwargs)
-    except ValueError as error:
-      explained = checks.of_specs(error)
-      if explained is None:
-        raise
-      raise ValueError(explained) from error
-    if self._places is not None:
-      checks.same_places(self.pace, self._places)
-      self._places = None
-    self.recorder.record()
-    return out
-
-
-@overload
-def recorded(directory: str | os.PathLike[str] | None, paced: Callable[..., Any], **options: Any
-             ) -> Recorded: ...
-
-
-@overload
-def recorded(directory: str | os.PathLike[str] | None, paced: Instrumented,
-             step: Callable[..., Any], mesh: jax.sharding.Mesh | None = None, *,
-             devices: Sequence[jax.Device] | None = None, **options: Any
-             ) -> RecordedInstrumented: ...
-
-
-def recorded(
-    directory: str | os.PathLike[str] | None,
-    paced: Any,
-    step: Callable[..., Any] | None = None,
-    mesh: jax.sharding.Mesh | None = None,
-    *,
-    devices: Sequence[jax.Device] | None = None,
-    **options: Any,
-) -> Recorded:
+def recorded(directory: str | os.PathLike[str] | None, paced: Any,
+             step: Callable[..., Any] | None = None, mesh: jax.sharding.Mesh | None = None, *,
+             devices: Sequence[jax.Device] | None = None, **options: Any) -> Recorded:
   """Observes and records a jitted step, in one line.
 
       with jaxpace.recorded("runs/demo", step) as recorded_step:
@@ -166,4 +138,4 @@ def recorded(
                     "jaxpace.instrument returned, and then the compiled function around it: "
                     f"recorded(directory, paced, step, mesh). Here {wrong}.")
   recorder = Recorder(directory, paced, **options)
-  return RecordedInstrumented(step, recorder, paced.init(mesh, devices=devices))
+  return Recorded(step, recorder, paced.init(mesh, devices=devices))

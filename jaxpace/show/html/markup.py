@@ -5,7 +5,7 @@ other."""
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxpace.diagnose.floor import SHARES
@@ -127,36 +127,29 @@ class DocumentFigures:
 
   def time(self, path: str, *, signed: bool = False) -> Markup:
     """Seconds, shown in milliseconds."""
-    value = find(self.document, path)
-    if value is None:
-      return self._data(path, None, UNKNOWN)
-    return self._data(path, value, late(value) if signed else milliseconds(value))
+    return self._data(path, late if signed else milliseconds)
 
   def share(self, path: str, digits: int = 1, *, signed: bool = False) -> Markup:
     """A share of one, shown in per cent."""
-    value = find(self.document, path)
-    if value is None:
-      return self._data(path, value, UNKNOWN)
-    return self._data(path, value,
-                      f"{100 * value:{'+' if signed else ''}.{digits}f} %".replace("-", "−"))
+    form = f"{{:{'+' if signed else ''}.{digits}f}} %"
+    return self._data(path, lambda value: form.format(100 * value).replace("-", "−"))
 
   def times(self, path: str) -> Markup:
     """How many times as fast."""
-    value = find(self.document, path)
-    return self._data(path, value, UNKNOWN if value is None else f"{value:.2f}×")
+    return self._data(path, "{:.2f}×".format)
 
   def number(self, path: str) -> Markup:
     """A whole number."""
-    value = find(self.document, path)
-    return self._data(path, value, UNKNOWN if value is None else f"{value:,}")
+    return self._data(path, "{:,}".format)
 
   def confidence(self, path: str) -> Markup:
     """A confidence, never shown as certainty."""
-    value = find(self.document, path)
-    return self._data(path, value, UNKNOWN if value is None else contents.confidence(value))
+    return self._data(path, contents.confidence)
 
-  def _data(self, path: str, value: Any, shown: str) -> Markup:
-    return element("data", shown, value="" if value is None else repr(value), data_json=path)
+  def _data(self, path: str, shown: Callable[[Any], str]) -> Markup:
+    value = find(self.document, path)
+    return element("data", UNKNOWN if value is None else shown(value),
+                   value="" if value is None else repr(value), data_json=path)
 
 
 def late(seconds: float) -> str:
