@@ -23,6 +23,10 @@ Text = Annotated[str, Meta(max_length=1 << 20)]
 Count = Annotated[int, Meta(ge=0, le=TIME)]
 Step = Annotated[int, Meta(ge=-1, lt=TIME)]
 Number = Annotated[int, Meta(ge=0, lt=RANKS)]
+Positive = Annotated[int, Meta(ge=1, lt=RANKS)]
+Version = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Attempt = Annotated[int, Meta(ge=0, lt=1 << 15)]
+RunId = Annotated[str, Meta(min_length=1, max_length=255)]
 Nanoseconds = Annotated[int, Meta(gt=-TIME, lt=TIME)]
 Seconds = Annotated[float, Meta(ge=0, lt=1e12)]
 Fraction = Annotated[float, Meta(ge=0, le=1)]
@@ -59,7 +63,7 @@ class PlanOfStep(Struct):
   """`plan` of run.json, see `jaxpace.core.plan`."""
 
   axis: Line | None = None
-  ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  ranks: Positive | None = None
   clock: Line | None = None
   marks: Annotated[list[Timestamp], Meta(max_length=4 * _MOST_OF_A_STEP)] = []
   collectives: Annotated[list[CollectiveJson], Meta(max_length=_MOST_OF_A_STEP)] = []
@@ -76,8 +80,7 @@ class SettingsJson(Struct):
   """`settings` of run.json: how the step was instrumented."""
 
   axis: Annotated[list[Line], Meta(max_length=64)] | Line | None = None
-  mesh: Annotated[dict[Line,
-                       Annotated[int, Meta(ge=1, lt=RANKS)]], Meta(max_length=64)] | None = None
+  mesh: Annotated[dict[Line, Positive], Meta(max_length=64)] | None = None
   slots: Annotated[int, Meta(ge=1, le=1 << 16)] | None = None
   max_delay: Seconds | None = None
   max_hold: Seconds | None = None
@@ -88,13 +91,13 @@ class SettingsJson(Struct):
 class RunFile(Struct):
   """`run.json`."""
 
-  schema_version: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
+  schema_version: Version | None = None
+  run: RunId | None = None
+  attempt: Attempt | None = None
   attempts: Annotated[list[dict[str, Any]], Meta(max_length=1 << 15)] = []
-  ranks: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
-  processes: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
-  devices: Annotated[int, Meta(ge=1, lt=RANKS)] | None = None
+  ranks: Positive | None = None
+  processes: Positive | None = None
+  devices: Positive | None = None
   axis: Line | None = None
   clock: Line | None = None
   pacer: Line | None = None
@@ -106,9 +109,9 @@ class RunFile(Struct):
 class ProcessFile(Struct):
   """`process/<process>.json`."""
 
-  schema_version: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
-  run: Annotated[str, Meta(min_length=1, max_length=255)] | None = None
-  attempt: Annotated[int, Meta(ge=0, lt=1 << 15)] | None = None
+  schema_version: Version | None = None
+  run: RunId | None = None
+  attempt: Attempt | None = None
   process: Number | None = None
   hostname: Annotated[str, Meta(max_length=255)] | None = None
   ranks: Numbers = []
@@ -121,6 +124,9 @@ class ProcessFile(Struct):
   last_step: Step | None = None
 
 
+_Pairs = Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)] | None]], Meta(max_length=4096)]
+
+
 class LinksFile(Struct):
   """`links.json`."""
 
@@ -129,7 +135,5 @@ class LinksFile(Struct):
   message_bytes: Annotated[int, Meta(ge=1, le=1 << 40)] | None = None
   taken_seconds: Seconds | None = None
   hosts: Annotated[list[Line], Meta(max_length=4096)] = []
-  seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
-                               | None]], Meta(max_length=4096)] = []
-  median_seconds: Annotated[list[list[Annotated[float, Meta(gt=0, lt=1e6)]
-                                      | None]], Meta(max_length=4096)] = []
+  seconds: _Pairs = []
+  median_seconds: _Pairs = []

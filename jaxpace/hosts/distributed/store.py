@@ -6,9 +6,10 @@ In a process that has joined no job everything here is a no-op of a job of one p
 from __future__ import annotations
 
 import collections
+import contextlib
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 
@@ -35,12 +36,9 @@ def key_value_set(key: str, value: str, overwrite: bool = False) -> None:
   client = _client()
   if client is None:
     return
-  try:
+  with _explained(f"publishing {key!r}", "ALREADY_EXISTS", KeyError(
+      f"{key!r} has a value already; pass overwrite=True to replace it")):
     client.key_value_set(key, value, allow_overwrite=overwrite)
-  except jax.errors.JaxRuntimeError as error:
-    if "ALREADY_EXISTS" in str(error):
-      raise KeyError(f"{key!r} has a value already; pass overwrite=True to replace it") from error
-    raise _lost(f"publishing {key!r}", error) from error
 
 
 def key_value_get(key: str, timeout: float) -> str | None:
@@ -57,13 +55,9 @@ def key_value_get(key: str, timeout: float) -> str | None:
   client = _client()
   if client is None:
     return None
-  try:
+  with _explained(f"waiting for {key!r}", "DEADLINE_EXCEEDED", TimeoutError(
+      f"{_who()} waited {timeout:g} s for {key!r}, which no process published")):
     return str(client.blocking_key_value_get(key, _milliseconds(timeout)))
-  except jax.errors.JaxRuntimeError as error:
-    if "DEADLINE_EXCEEDED" in str(error):
-      raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
-                         f"{key!r}, which no process published") from error
-    raise _lost(f"waiting for {key!r}", error) from error
 
 
 def key_value_directory(directory: str) -> dict[str, str]:
@@ -76,24 +70,19 @@ def key_value_directory(directory: str) -> dict[str, str]:
   client = _client()
   if client is None:
     return {}
-  try:
+  with contextlib.suppress(FileNotFoundError), _explained(
+      f"reading {directory!r}", "NOT_FOUND", FileNotFoundError()):
     return dict(client.key_value_dir_get(directory))
-  except jax.errors.JaxRuntimeError as error:
-    if "NOT_FOUND" in str(error):
-      return {}
-    raise _lost(f"reading {directory!r}", error) from error
+  return {}
 
 
 def key_value_delete(key: str) -> None:
   """Deletes a key, and all below it if it is a directory; one that does not exist is no error. A
   no-op alone."""
   client = _client()
-  if client is None:
-    return
-  try:
-    client.key_value_delete(key)
-  except jax.errors.JaxRuntimeError as error:
-    raise _lost(f"deleting {key!r}", error) from error
+  if client is not None:
+    with _explained(f"deleting {key!r}"):
+      client.key_value_delete(key)
 
 
 def barrier(name: str, timeout: float, processes: Sequence[int] | None = None) -> None:
@@ -112,16 +101,14 @@ def barrier(name: str, timeout: float, processes: Sequence[int] | None = None) -
   if client is None:
     return
   try:
-    client.wait_at_barrier(name, _milliseconds(timeout),
-                           process_ids=None if processes is None else list(processes))
-  except jax.errors.JaxRuntimeError as error:
-    if "DEADLINE_EXCEEDED" not in str(error):
-      raise _lost(f"waiting for {name!r}", error) from error
-    missing = missing_at_barrier(str(error))
+    with _explained(f"waiting for {name!r}", "DEADLINE_EXCEEDED", TimeoutError()):
+      client.wait_at_barrier(name, _milliseconds(timeout),
+                             process_ids=None if processes is None else list(processes))
+  except TimeoutError as error:
+    missing = missing_at_barrier(str(error.__cause__))
     who = (f"process {', '.join(map(str, missing))} did not come" if missing
            else "not all processes came")
-    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
-                       f"{name!r}: {who}") from error
+    raise TimeoutError(f"{_who()} waited {timeout:g} s for {name!r}: {who}") from error.__cause__
 
 
 def missing_at_barrier(message: str) -> list[int]:
@@ -159,9 +146,8 @@ def share_string(name: str, value: str | None, timeout: float) -> str | None:
   try:
     return key_value_get(key, timeout)
   except TimeoutError as error:
-    raise TimeoutError(f"process {process_index()} of {process_count()} waited {timeout:g} s for "
-                       f"process 0 to share {name!r}. Is process 0 alive, and does it run the "
-                       "same code?") from error
+    raise TimeoutError(f"{_who()} waited {timeout:g} s for process 0 to share {name!r}. Is process "
+                       "0 alive, and does it run the same code?") from error
 
 
 def _milliseconds(seconds: float) -> int:
@@ -170,6 +156,18 @@ def _milliseconds(seconds: float) -> int:
   return max(1, math.ceil(seconds * 1e3))
 
 
-def _lost(doing: str, error: Exception) -> ConnectionError:
-  return ConnectionError(f"process {process_index()} of {process_count()} lost its job while "
-                         f"{doing}: {str(error).splitlines()[0]}")
+def _who() -> str:
+  return f"process {process_index()} of {process_count()}"
+
+
+@contextlib.contextmanager
+def _explained(doing: str, known: str = "", meaning: Exception | None = None) -> Iterator[None]:
+  """Raises, for an error of JAX's client, what it means where its text has a known word; else that
+  the job is lost."""
+  try:
+    yield
+  except jax.errors.JaxRuntimeError as error:
+    if meaning is not None and known in str(error):
+      raise meaning from error
+    raise ConnectionError(
+        f"{_who()} lost its job while {doing}: {str(error).splitlines()[0]}") from error
