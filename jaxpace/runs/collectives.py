@@ -17,8 +17,7 @@ import numpy as np
 
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
-from jaxpace.runs.cells import Cells, StepAxis
-from jaxpace.runs.columns import whole_numbers
+from jaxpace.runs.columns import Cells, StepAxis, whole_numbers
 from jaxpace.runs.groups import read_groups, sends
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes

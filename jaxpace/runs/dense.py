@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import schema
-from jaxpace.runs.cells import Cells, StepAxis
 from jaxpace.runs.collectives import Chosen, name_collectives
+from jaxpace.runs.columns import Cells, StepAxis
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,

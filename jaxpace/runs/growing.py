@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.cells import StepAxis, seconds_of
-from jaxpace.runs.columns import CAUSES, KEYS, Columns
+from jaxpace.runs.columns import CAUSES, KEYS, Columns, StepAxis, seconds_of
 from jaxpace.runs.run import MISSING, Process, Run
 from jaxpace.runs.table_reader import Part, Rows, TableFiles
 

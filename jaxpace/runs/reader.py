@@ -21,8 +21,8 @@ from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, ring_file
-from jaxpace.runs.cells import StepAxis
 from jaxpace.runs.collectives import choose
+from jaxpace.runs.columns import StepAxis
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import describe, kept_from_recording, why_unreadable

@@ -33,12 +33,14 @@ PART_PATTERN = re.compile(
 """Reads a `PART_NAME`."""
 
 _NS = pa.int64()
-
-STEPS = pa.schema([
+_WHOSE = (
     pa.field("step", pa.int64(), nullable=False),
     pa.field("rank", pa.int32(), nullable=False),
     pa.field("process", pa.int32(), nullable=False),
-    pa.field("attempt", pa.int32(), nullable=False),  # 0, then 1, 2, ... after restarts
+    pa.field("attempt", pa.int32(), nullable=False))  # 0, then 1, 2, ... after restarts
+
+STEPS = pa.schema([
+    *_WHOSE,
     pa.field("start_ns", _NS),
     pa.field("end_ns", _NS),
     pa.field("forward_ns", _NS),
@@ -59,10 +61,7 @@ STEPS = pa.schema([
 `decision_<name>` (float32)."""
 
 COLLECTIVES = pa.schema([
-    pa.field("step", pa.int64(), nullable=False),
-    pa.field("rank", pa.int32(), nullable=False),
-    pa.field("process", pa.int32(), nullable=False),
-    pa.field("attempt", pa.int32(), nullable=False),
+    *_WHOSE,
     pa.field("collective", pa.int32(), nullable=False),  # slot
     pa.field("name", pa.dictionary(pa.int16(), pa.string())),
     pa.field("axis", pa.dictionary(pa.int16(), pa.string())),
@@ -78,10 +77,7 @@ it was not. `asked_ns`, what the pacer asked for and listening took, and `listen
 did, are the same on all ranks; null where it wasn't asked, or its answer not followed."""
 
 LISTENING = pa.schema([
-    pa.field("step", pa.int64(), nullable=False),
-    pa.field("rank", pa.int32(), nullable=False),  # who wrote it down
-    pa.field("process", pa.int32(), nullable=False),
-    pa.field("attempt", pa.int32(), nullable=False),
+    *_WHOSE,  # rank: who wrote it down
     pa.field("collective", pa.int32(), nullable=False),  # slot, before which it was listened
     pa.field("turn", pa.int32(), nullable=False),  # 0 for the first time before this one
     # the shortest wait of any rank in a tiny collective

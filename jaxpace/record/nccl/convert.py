@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxpace.core.plan import Collective
+from jaxpace.files import UserError
 from jaxpace.record.columns import null, whose
-from jaxpace.record.nccl.jobs import Key, Members, NcclError, Process, Stream, members, streams
+from jaxpace.record.nccl.jobs import Key, Members, Process, Stream, members, streams
 from jaxpace.record.nccl.records import MOST_RECORDS, Dumps, Record
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.plan import MOST, described
@@ -38,21 +39,21 @@ def convert(dumps: Dumps, directory: str | pathlib.Path, each_step: int | None =
     Its rows; and what was left out, and what the dumps don't tell, in sentences.
 
   Raises:
-    NcclError: the dumps don't make a run.
+    UserError: the dumps don't make a run.
     OSError: it can't be written.
   """
   if not dumps.records:
     if dumps.orphans:
-      raise NcclError(f"{plural(dumps.orphans, 'record')} without the marker (dump_stats) that "
+      raise UserError(f"{plural(dumps.orphans, 'record')} without the marker (dump_stats) that "
                       "says whose they are, and none with it: give the plugin's files as it wrote "
                       "them, not filtered, split or merged.")
-    raise NcclError("No record of NCCL's Inspector was found. Its files are in "
+    raise UserError("No record of NCCL's Inspector was found. Its files are in "
                     "NCCL_INSPECTOR_DUMP_DIR, in a directory for each job, and hold JSON with a "
                     "key coll_perf.")
   who = members(dumps.records)
   timed = sum(record.enter_us is not None for record in dumps.records)
   if timed < _TIMED * len(dumps.records):
-    raise NcclError("these dumps hold how long each kernel ran, not when: set "
+    raise UserError("these dumps hold how long each kernel ran, not when: set "
                     "NCCL_INSPECTOR_DUMP_VERBOSE=1, with which they hold both.")
   found, doubts = streams(dumps.records, each_step)
   table = lay_out(dumps.records, who, found)
@@ -145,12 +146,12 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
   """Gives each record its step and its slot.
 
   Raises:
-    NcclError: there are more slots than a run can have, or no rows.
+    UserError: there are more slots than a run can have, or no rows.
   """
   by_key = {stream.key: stream for stream in found}
   slots, first_slot = _slots(found, who)
   if len(slots) > MOST:
-    raise NcclError(
+    raise UserError(
         f"A step would have {len(slots):,} collectives, more than the {MOST:,} that a run "
         "can have.")
   before = untimed = 0
@@ -181,7 +182,7 @@ def lay_out(records: Sequence[Record], who: Members, found: Sequence[Stream]) ->
       "Entry and exit are when the host saw the kernel's first channel start and its last one "
       "stop; a kernel that waits for its stream counts as not yet arrived."]
   if not rows:
-    raise NcclError(f"No collective has a rank, a step and the times of its kernel. {said[0]}")
+    raise UserError(f"No collective has a rank, a step and the times of its kernel. {said[0]}")
   keys = list(by_key)
   place = {key: i for i, key in enumerate(keys)}
   which = np.array([(rank, place[key], at) for rank, key, at in rows], np.int64)

@@ -22,10 +22,6 @@ Key = tuple[str, str]
 """A communicator, and a kind of collective in it: numbers are counted for each."""
 
 
-class NcclError(UserError):
-  """The dumps don't make a run: a sentence that says why and what to do."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Members:
   """Who is who. A rank of the job is a GPU."""
@@ -116,7 +112,7 @@ def streams(records: Sequence[Record],
     The streams that repeat, and sentences on what was left out or is not sure.
 
   Raises:
-    NcclError: nothing repeats, or `each_step` does not fit what does.
+    UserError: nothing repeats, or `each_step` does not fit what does.
   """
   sizes: dict[Key, dict[int, int | None]] = defaultdict(dict)
   processes: dict[Key, set[Process]] = defaultdict(set)
@@ -130,7 +126,7 @@ def streams(records: Sequence[Record],
     said.append(f"Collectives that don't repeat at least {_REPEATS} times, as those of the start, "
                 f"are left out: {plural(alone, 'kind')}.")
   if not found:
-    raise NcclError("No collective repeats at least three times, so there are no steps: are these "
+    raise UserError("No collective repeats at least three times, so there are no steps: are these "
                     "the dumps of a whole training job?")
   repeats = min(stream.steps for stream in found)
   folded = []
@@ -148,7 +144,7 @@ def streams(records: Sequence[Record],
   most = max(of_process.values())
   if each_step is not None:
     if each_step % most:
-      raise NcclError(f"{each_step} collectives per step don't fit: those of a rank repeat after "
+      raise UserError(f"{each_step} collectives per step don't fit: those of a rank repeat after "
                       f"{most}, so a step has a multiple of that.")
     folded = [_times(stream, each_step // most) for stream in folded]
   elif most == 1:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.files import UserError
 from jaxpace.record.nccl.convert import convert
-from jaxpace.record.nccl.jobs import NcclError, members, streams
+from jaxpace.record.nccl.jobs import members, streams
 from jaxpace.record.nccl.records import Record, read_dumps
 from jaxpace.runs.reader import read_run
 from tests.record.nccl.dumps import Job, batches, line
@@ -83,7 +84,7 @@ def test_objects_whose_marker_is_missing_belong_to_nobody(tmp_path):
   # A record that is damaged takes its place in the batch.
   found = read(tmp_path, "\n".join([*lines[:2], lines[2][:40], *lines[3:]]))
   assert (found.orphans, found.damaged) == (0, 1)
-  with pytest.raises(NcclError, match="without the marker"):
+  with pytest.raises(UserError, match="without the marker"):
     convert(read(tmp_path, "\n".join(text for text in lines if "dump_stats" not in text)),
             tmp_path / "run")
 
@@ -190,10 +191,10 @@ def test_collectives_that_look_alike_need_the_users_word():
   assert found[0].steps == 120 and "--collectives-per-step" in said[0]
   found, said = streams(alike(120), 12)
   assert (found[0].steps, found[0].period, said) == (10, 12, [])
-  with pytest.raises(NcclError, match="at least three"):
+  with pytest.raises(UserError, match="at least three"):
     streams(alike(2))
   pairs = [record._replace(bytes=record.number % 2) for record in alike(120)]
-  with pytest.raises(NcclError, match="don't fit"):
+  with pytest.raises(UserError, match="don't fit"):
     streams(pairs, 3)
 
 
@@ -211,7 +212,7 @@ def test_the_smallest_pattern_that_holds_for_most_is_the_step(pattern, repeats, 
   period, begin = next(((p, holds(p)) for p in range(1, n // 3 + 1) if holds(p) is not None),
                        (None, None))
   if period is None:
-    with pytest.raises(NcclError):
+    with pytest.raises(UserError):
       streams(records)
     return
   found, _ = streams(records)
