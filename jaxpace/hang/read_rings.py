@@ -99,34 +99,33 @@ class _Reading:
 
   def add(self, process: int, path: pathlib.Path) -> None:
     """Reads a process's ring and plan, unless it is known where its ranks are."""
-    if process in self._read:
-      return
+    try:
+      if process not in self._read:
+        self._take(process, path, *self._ring_and_plan(process, path))
+    except UnreadableError as error:
+      self._faults.setdefault(str(error), []).append(process)
+
+  def _ring_and_plan(self, process: int, path: pathlib.Path) -> tuple[RingFile, ObservedPlan]:
+    """Raises an `UnreadableError` where these can't be used."""
     try:
       ring = read_ring(path)
     except (OSError, UnreadableError) as error:
-      self._leave_out(process, f"can't be used: it {why_unreadable(error)}")
-      return
+      raise UnreadableError(f"can't be used: it {why_unreadable(error)}") from error
     if self._run is not None and ring.run != self._run:
-      self._leave_out(process, "is of another run")
-      return
+      raise UnreadableError("is of another run")
     if ring.attempt != self._attempt:
-      self._leave_out(process,
-                      f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
-      return
+      raise UnreadableError(
+          f"is of attempt {ring.attempt}, not of attempt {self._attempt}, the newest")
     try:
       plan = ring_file.read_plan(self._directory, process)
     except (OSError, UnreadableError) as error:
       if ring.events["seq"].any():
-        self._leave_out(process,
-                        "has no plan beside it that says what its timestamps mean: it "
-                        f"{why_unreadable(error)}")
-        return
-      # It has compiled nothing yet.
-      plan = ring_file.ProcessPlan(ring.run, ring.attempt, process, ObservedPlan())
+        raise UnreadableError("has no plan beside it that says what its timestamps mean: it "
+                              f"{why_unreadable(error)}") from error
+      return ring, ObservedPlan()  # it has compiled nothing yet
     if plan.run != ring.run or plan.attempt != ring.attempt:
-      self._leave_out(process, "has a plan of another start of the job beside it")
-      return
-    self._take(process, path, ring, plan.plan)
+      raise UnreadableError("has a plan of another start of the job beside it")
+    return ring, plan.plan
 
   def _take(self, process: int, path: pathlib.Path, ring: RingFile, plan: ObservedPlan) -> None:
     info = self._infos.get(process, {})
@@ -174,17 +173,14 @@ class _Reading:
         break
       time.sleep(_GLANCE)
     for process in written:
-      self._has_written(process)
+      path, ring = self._open[process]
+      _, heads = read_pulse(path) or (0, ())
+      for buffer, rank in enumerate(ring.ranks.tolist()):
+        one = self._positions.get(rank)
+        if one is not None and one.process == process:
+          moving = buffer >= len(heads) or int(heads[buffer]) != int(ring.heads[buffer])
+          self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
     return passed
-
-  def _has_written(self, process: int) -> None:
-    path, ring = self._open[process]
-    _, heads = read_pulse(path) or (0, ())
-    for buffer, rank in enumerate(ring.ranks.tolist()):
-      one = self._positions.get(rank)
-      if one is not None and one.process == process:
-        moving = buffer >= len(heads) or int(heads[buffer]) != int(ring.heads[buffer])
-        self._positions[rank] = dataclasses.replace(one, state="running", moving=moving)
 
   def flight(self, info: Mapping[str, Any], watched: float) -> Flight:
     """Puts it together."""
@@ -193,9 +189,6 @@ class _Reading:
     missing = sorted(set(range(min(declared or 0, _MOST_PROCESSES))) - self._read)
     return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
                   running, watched, run=str(info.get("run") or ""))
-
-  def _leave_out(self, process: int, why: str) -> None:
-    self._faults.setdefault(why, []).append(process)
 
   def _sentences(self, missing: list[int]) -> Iterable[str]:
     for why, processes in list(self._faults.items())[:_MOST_NAMED]:
@@ -233,7 +226,7 @@ def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
 def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
   """(tag, ns) of all events that a device buffer still holds."""
   buffer = DeviceBuffer()
-  tags, times = [], []
+  tags, times = [np.empty(0, np.uint32)], [np.empty(0, np.int64)]
   reached = head()
   for _ in range(_MOST_HOLES):
     if buffer.position >= reached:
@@ -243,6 +236,4 @@ def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:
     times.append(taken.ns)
     if not len(taken.tag) and not taken.lost:
       break
-  if not tags:
-    return np.empty(0, np.uint32), np.empty(0, np.int64)
   return np.concatenate(tags), np.concatenate(times)

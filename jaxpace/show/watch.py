@@ -134,13 +134,9 @@ def _title(look: Snapshot, text: Callable[[object], str]) -> Row:
 
 
 def _head(look: Snapshot, text: Callable[[object], str]) -> list[Padding]:
-  facts = []
-  if look.ranks:
-    facts.append(plural(look.ranks, "rank"))
-  if look.processes:
-    facts.append(plural(look.processes, "process", "processes"))
-  if look.hosts:
-    facts.append(plural(look.hosts, "host"))
+  facts = [plural(number, one, many) for number, one, many in (
+      (look.ranks, "rank", ""), (look.processes, "process", "processes"), (look.hosts, "host", ""))
+           if number]
   if look.attempt > 0:
     facts.append(f"attempt {look.attempt + 1}")
   if look.step >= 0:

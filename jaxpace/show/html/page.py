@@ -189,10 +189,14 @@ def _work(figures: DocumentFigures) -> Markup:
     parts += [" Effect on the mean step, by its own guard: ",
               figures.share("pacing/work/effect", signed=True)]
     if work["effect_interval"]:
-      parts += [" (95 % interval ", figures.share("pacing/work/effect_interval/0", signed=True),
-                " to ", figures.share("pacing/work/effect_interval/1", signed=True), ")"]
+      parts += _interval(figures, "pacing/work")
     parts.append(".")
   return element("p", *parts)
+
+
+def _interval(figures: DocumentFigures, of: str) -> list[str]:
+  return [" (95 % interval ", figures.share(f"{of}/effect_interval/0", signed=True), " to ",
+          figures.share(f"{of}/effect_interval/1", signed=True), ")"]
 
 
 def _pacing(figures: DocumentFigures) -> Markup:
@@ -209,10 +213,8 @@ def _pacing(figures: DocumentFigures) -> Markup:
   if pacing["effect"] is None:
     return joined([active, element("p", "A guard ran, and has not compared any blocks: no delay "
                                         "was asked for, or not for long enough.", class_="aside")])
-  interval = pacing["effect_interval"]
-  sure = [" (95 % interval ", figures.share("pacing/effect_interval/0", signed=True), " to ",
-          figures.share("pacing/effect_interval/1", signed=True), ")"] if interval else [
-              " (too few pairs of blocks for an interval)"]
+  sure = _interval(figures, "pacing") if pacing["effect_interval"] else [
+      " (too few pairs of blocks for an interval)"]
   end = {True: "At the end the guard lets pacing act.",
          False: "At the end the guard holds pacing back.", None: ""}[pacing["guard"]["on"]]
   sentence = element("p", "Effect on the mean step: ",
