@@ -43,7 +43,7 @@ if TYPE_CHECKING:
   from jaxpace.observation.observe import observe as observe
   from jaxpace.observation.phases import phase as phase
   from jaxpace.record.observed import observed as observed
-  from jaxpace.record.profiler.recorder import ProfiledRecorder as ProfiledRecorder
+  from jaxpace.record.profiler import ProfiledRecorder as ProfiledRecorder
   from jaxpace.record.recorded import recorded as recorded
   from jaxpace.record.recorder import Recorder as Recorder
 
@@ -59,7 +59,7 @@ _HOMES = {
     "PaceState": "core.pace",
     "Pacer": "core.types",
     "Plan": "core.plan",
-    "ProfiledRecorder": "record.profiler.recorder",
+    "ProfiledRecorder": "record.profiler",
     "Recorder": "record.recorder",
     "Watchdog": "hang.watchdog",
     "accumulate": "instrumentation.accumulate",

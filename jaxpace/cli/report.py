@@ -156,8 +156,8 @@ def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any
 def _write_timeline(diagnosis: Diagnosis, target: str) -> str:
   """Writes the timeline of the run, of a very large one its last steps; says what is in it."""
   from jaxpace.runs.dense import read_bounds
-  from jaxpace.show.timeline.build import build, latest
-  from jaxpace.show.timeline.slices import encode_chrome
+  from jaxpace.show.slices import encode_chrome
+  from jaxpace.show.timeline import build, latest
 
   shown = latest(diagnosis.run)
   timeline = build(shown, read_bounds(shown), diagnosis.findings)

@@ -18,7 +18,7 @@ from jaxpace.diagnose.phases import phase_medians
 from jaxpace.instrumentation import before_collective
 from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.reader import read_run
-from jaxpace.show.timeline.build import build
+from jaxpace.show.timeline import build
 from tests.instrumentation import cases, models
 from tests.instrumentation.running import extra_operands, hlo_collectives, mesh_of, pair, restless
 from tests.patience import patiently

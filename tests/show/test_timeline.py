@@ -18,9 +18,9 @@ from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
-from jaxpace.show.timeline.build import build, latest
-from jaxpace.show.timeline.slices import encode_chrome, pour
-from jaxpace.show.timeline.slices import text as slices_text
+from jaxpace.show.slices import encode_chrome, pour
+from jaxpace.show.slices import text as slices_text
+from jaxpace.show.timeline import build, latest
 from tests.quick import examples
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_faults import Fault

@@ -17,8 +17,8 @@ import pytest
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.runs.dense import read_bounds
 from jaxpace.runs.reader import read_run
-from jaxpace.show.timeline.build import build
-from jaxpace.show.timeline.slices import encode_chrome
+from jaxpace.show.slices import encode_chrome
+from jaxpace.show.timeline import build
 from tests.show import chromium
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob

@@ -14,8 +14,17 @@ import numpy as np
 from jaxpace.core.plan import Collective
 from jaxpace.files import UserError
 from jaxpace.record.columns import null, whose
-from jaxpace.record.nccl.jobs import Key, Members, Process, Stream, members, streams
-from jaxpace.record.nccl.records import MOST_RECORDS, Dumps, Record
+from jaxpace.record.nccl.records import (
+  MOST_RECORDS,
+  Dumps,
+  Key,
+  Members,
+  Process,
+  Record,
+  Stream,
+  members,
+  streams,
+)
 from jaxpace.record.parts import PartStore
 from jaxpace.record.ring.plan import MOST, described
 from jaxpace.runs import rundir, schema

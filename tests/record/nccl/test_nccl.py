@@ -12,8 +12,7 @@ from jaxpace.cli.main import main
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.files import UserError
 from jaxpace.record.nccl.convert import convert
-from jaxpace.record.nccl.jobs import members, streams
-from jaxpace.record.nccl.records import Record, read_dumps
+from jaxpace.record.nccl.records import Record, members, read_dumps, streams
 from jaxpace.runs.reader import read_run
 from tests.record.nccl.dumps import Job, batches, line
 

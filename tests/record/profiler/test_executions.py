@@ -5,9 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from jaxpace.core.observed import ObservedFunction, ObservedPlan
+from jaxpace.record import traces as trace
 from jaxpace.record.columns import UNKNOWN, Range, StepCalls
-from jaxpace.record.profiler import executions as trace
-from jaxpace.record.profiler.executions import (
+from jaxpace.record.profiler import _ProfiledIntake
+from jaxpace.record.ring.intake import Losses
+from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.record.traces import (
   ANCHOR,
   Execution,
   ProfileError,
@@ -15,9 +18,6 @@ from jaxpace.record.profiler.executions import (
   is_collective,
   operations,
 )
-from jaxpace.record.profiler.recorder import _ProfiledIntake
-from jaxpace.record.ring.intake import Losses
-from jaxpace.record.ring.observed import PlannedPrograms
 
 SHIFT = 5_000_000_000_000
 

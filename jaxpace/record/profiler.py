@@ -19,8 +19,8 @@ import jax
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram, Recordable
 from jaxpace.hosts import distributed
 from jaxpace.observation.comparing import in_a_line
+from jaxpace.record import traces
 from jaxpace.record.columns import DeviceSteps, Range, StepCalls
-from jaxpace.record.profiler import executions
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.executions import Executions
 from jaxpace.record.ring.intake import Losses, StepTables
@@ -122,7 +122,7 @@ class ProfiledRecorder(Recording, Recordable):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns where the timestamps come from, as plain JSON values."""
-    return {"clock": executions.CLOCK, "pacer": None, "source": "jax.profiler",
+    return {"clock": traces.CLOCK, "pacer": None, "source": "jax.profiler",
             "every": self._period, "steps": self._length}
 
   def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
@@ -174,7 +174,7 @@ class ProfiledRecorder(Recording, Recordable):
     options.python_tracer_level = 0  # Python's calls are of no use here and cost most
     try:
       jax.profiler.start_trace(self._folder, profiler_options=options)
-      with jax.profiler.TraceAnnotation(f"{executions.ANCHOR}{time.monotonic_ns()}"):
+      with jax.profiler.TraceAnnotation(f"{traces.ANCHOR}{time.monotonic_ns()}"):
         pass
     except Exception as error:
       shutil.rmtree(self._folder, ignore_errors=True)
@@ -243,42 +243,42 @@ class ProfiledRecorder(Recording, Recordable):
   def _take_in(self, folder: str, end_ns: int, steps: list[StepCalls]) -> None:
     files = sorted(pathlib.Path(folder).glob("**/*.xplane.pb"))
     if not files:
-      raise executions.ProfileError("the profiler has written no trace")
-    found = executions.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
-    program, by_device = executions.executions(found, self._length, end_ns)
-    rank_of = executions.ranks_of(list(by_device),
+      raise traces.ProfileError("the profiler has written no trace")
+    found = traces.operations(jax.profiler.ProfileData.from_file(str(files[-1])))
+    program, by_device = traces.executions(found, self._length, end_ns)
+    rank_of = traces.ranks_of(list(by_device),
                                   [(d.id, d.local_hardware_id) for d in jax.local_devices()],
                                   [device.id for device in jax.devices()])
     ordinals, ranks = sorted(rank_of, key=rank_of.__getitem__), sorted(rank_of.values())
     if not ranks:
-      raise executions.ProfileError(
+      raise traces.ProfileError(
           f"{program} ran on devices {sorted(by_device)}, which are none of this process's")
     if self._ranks is None:
       self._ranks = ranks
     if ranks != self._ranks:
-      raise executions.ProfileError(f"{program} ran on other devices than what was recorded before")
+      raise traces.ProfileError(f"{program} ran on other devices than what was recorded before")
     one = self._program(program, [execution for own in by_device.values() for execution in own],
                         ranks)
     each = len(by_device[ordinals[0]]) // self._length
     steps = [step._replace(ranges=(Range(one.number, at * each, (at + 1) * each),))
              for at, step in enumerate(steps)]
-    ran = {rank: {one.number: executions.events(by_device[ordinal], one)}
+    ran = {rank: {one.number: traces.events(by_device[ordinal], one)}
            for ordinal, rank in zip(ordinals, ranks, strict=True)}
     writer, intake = self._writer, self._intake
     if writer is not None and intake is not None and writer.stopped is None:
       intake.ready.append((steps, ran))
       writer.poke()
 
-  def _program(self, name: str, ran: list[executions.Execution], ranks: list[int]
+  def _program(self, name: str, ran: list[traces.Execution], ranks: list[int]
                ) -> ObservedProgram:
     """What a program is taken for, with all of its collectives; process 0 says which they are."""
-    own = executions.iterations(ran)
+    own = traces.iterations(ran)
     key, number = (name, tuple(sorted(own))), len(self._known)
     if key not in self._known:
       text = distributed.share_string(f"profiled/{number}", json.dumps(own), _SHARE_SECONDS)
       several = jax.process_count() > 1
       everyone = {*ranks, *range(len(ranks) * jax.process_count() if several else 0)}
-      self._known[key] = executions.program(number, name, json.loads(text) if text else own,
+      self._known[key] = traces.program(number, name, json.loads(text) if text else own,
                                             self._axis, sorted(everyone))
       self._traced.plan = ObservedPlan(tuple(self._known.values()))
     return self._known[key]

@@ -1,5 +1,5 @@
-"""Lays the slices of a timeline out: what each rank did, who waited for whom, and what was found.
-Pure."""
+"""A merged timeline of all ranks, clocks aligned by the exits of collectives: what each rank did,
+who waited for whom, and what was found, laid out as slices. Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxpace.runs.dense import Bounds
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.run import MISSING, Run, cut
 from jaxpace.runs.step_causes import PAUSES
-from jaxpace.show.timeline.slices import (
+from jaxpace.show.slices import (
   JOB,
   UNKNOWN,
   Flow,

@@ -1,2 +1,0 @@
-"""A merged timeline of all ranks: clocks aligned by the exits of collectives, written for Perfetto
-and Chrome."""
