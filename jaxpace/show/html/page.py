@@ -32,8 +32,7 @@ from jaxpace.show.html.markup import (
 from jaxpace.show.html.sections import findings
 
 LIBRARY, LIBRARY_VERSION = "echarts.min.js", "6.1.0"
-SCRIPTS = ("base.js", "chart.js", "steps.js", "skew.js", "ranks.js", "distribution.js", "pacing.js",
-           "forecast.js", "start.js")
+SCRIPTS = ("base.js", "chart.js", "steps.js", "skew.js", "whole.js", "start.js")
 _POLICY = ("default-src 'none'; script-src {scripts}; style-src {style}; img-src data: blob:; "
            "base-uri 'none'; form-action 'none'")
 
