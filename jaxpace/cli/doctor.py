@@ -128,8 +128,8 @@ def _drawn(outline: Outline, above: Tree | None = None) -> Tree:
   """Draws an outline, as a branch of `above` if given."""
   from rich.text import Text
   from rich.tree import Tree
-  tree = Tree(Text(outline.text), guide_style="dim") if above is None else above.add(
-      Text(outline.text))
-  for line in outline.below:
+  text = Text(outline["text"])
+  tree = Tree(text, guide_style="dim") if above is None else above.add(text)
+  for line in outline["below"]:
     _drawn(line, tree)
   return tree

@@ -282,7 +282,7 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
                              f"late: {list_ranks(named)}" if named else ""]))
 
   return {"hosts": hosts,
-          "trees": [outline.to_json() for outline in outlines(run.locality, of_process)],
+          "trees": outlines(run.locality, of_process),
           "concerns": [concern.to_json() for concern in job_concerns(run.locality)]}
 
 

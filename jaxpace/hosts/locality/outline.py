@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxpace.hosts.locality.job import host_name
 from jaxpace.hosts.locality.tree import parse_list
@@ -12,15 +12,8 @@ from jaxpace.hosts.locality.types import Gpu, Link, Locality, Nic, NumaNode
 _SHOWN = 16
 
 
-class Outline(NamedTuple):
-  """A line, and what belongs to it."""
-
-  text: str
-  below: tuple[Outline, ...] = ()
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns nested plain dicts and lists."""
-    return {"text": self.text, "below": [outline.to_json() for outline in self.below]}
+Outline = dict[str, Any]
+"""A line as its "text", and outlines of what belongs to it, "below"."""
 
 
 def outlines(places: Sequence[Locality],
@@ -41,41 +34,38 @@ def outlines(places: Sequence[Locality],
     # Serial numbers differ between hosts that are alike.
     key = first.replace(gpus=tuple(gpu.replace(uuid=None) for gpu in first.gpus))
     alike.setdefault(key, []).append(name)
-  return [host_outline(names, [place for name in names for place in hosts[name]], more)
+  return [_host(names, [place for name in names for place in hosts[name]], more)
           for names in alike.values()]
 
 
-def host_outline(names: Sequence[str], places: Sequence[Locality],
-                 more: Callable[[int], str]) -> Outline:
-  """The outline of hosts that are alike.
-
-  Args:
-    names: of the hosts.
-    places: of all their processes, those of the first host first.
-    more: what else is to be said of a process; empty for nothing.
-  """
+def _host(names: Sequence[str], places: Sequence[Locality], more: Callable[[int], str]) -> Outline:
+  """The outline of hosts that are alike; places of all their processes, the first host's first."""
   place = places[0]
   title = names[0] if len(names) == 1 else f"{len(names)} equal hosts: {_some(names)}"
-  lines = [Outline(_processor(place)), Outline(_limits(place))]
+  lines = [_line(_processor(place)), _line(_limits(place))]
   cards: list[Gpu | Nic] = [*place.gpus, *place.nics]
   nodes = sorted({node.node for node in place.numa}
                  | {card.numa_node for card in cards if card.numa_node is not None})
   for node in nodes:
     own = next((n for n in place.numa if n.node == node), None)
-    lines.append(Outline(f"NUMA node {node}{f': {_node(own)}' if own else ''}",
-                         _cards(card for card in cards if card.numa_node == node)))
+    lines.append(_line(f"NUMA node {node}{f': {_node(own)}' if own else ''}",
+                       _cards(card for card in cards if card.numa_node == node)))
   homeless = [card for card in cards if card.numa_node is None]
   if homeless:
-    lines.append(Outline("NUMA node not known", _cards(homeless)))
+    lines.append(_line("NUMA node not known", _cards(homeless)))
   if not place.gpus:
-    lines.append(Outline("no GPU found"))
+    lines.append(_line("no GPU found"))
   processes = [p for p in places if p.process is not None or p.devices]
   for process in processes[:_SHOWN]:
     said = "" if process.process is None else more(process.process)
-    lines.append(Outline(", ".join(filter(None, [_process(process), said]))))
+    lines.append(_line(", ".join(filter(None, [_process(process), said]))))
   if len(processes) > _SHOWN:
-    lines.append(Outline(f"and {len(processes) - _SHOWN} more processes"))
-  return Outline(title, tuple(lines))
+    lines.append(_line(f"and {len(processes) - _SHOWN} more processes"))
+  return _line(title, lines)
+
+
+def _line(text: str, below: Sequence[Outline] = ()) -> Outline:
+  return {"text": text, "below": list(below)}
 
 
 def _node(node: NumaNode) -> str:
@@ -84,16 +74,16 @@ def _node(node: NumaNode) -> str:
   return ", ".join(filter(None, [f"CPUs {node.cpus}" if node.cpus else "no CPUs", memory]))
 
 
-def _cards(cards: Iterable[Gpu | Nic]) -> tuple[Outline, ...]:
+def _cards(cards: Iterable[Gpu | Nic]) -> list[Outline]:
   """Cards of a node, those on one PCIe switch together."""
   switches: dict[str | None, list[Outline]] = {}
   for card in cards:
     switches.setdefault(card.switch,
-                        []).append(Outline(_gpu(card) if isinstance(card, Gpu) else _nic(card)))
+                        []).append(_line(_gpu(card) if isinstance(card, Gpu) else _nic(card)))
   lines: list[Outline] = []
   for switch, own in switches.items():
-    lines += [Outline(f"PCIe switch {switch}", tuple(own))] if switch else own
-  return tuple(lines)
+    lines += [_line(f"PCIe switch {switch}", own)] if switch else own
+  return lines
 
 
 def _gpu(gpu: Gpu) -> str:
