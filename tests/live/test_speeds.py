@@ -311,7 +311,7 @@ def test_the_ring_is_read_once_a_part_of_it_is_new(monkeypatch):
 
 
 def test_a_step_that_runs_unmodified_keeps_even_counts(monkeypatch):
-  monkeypatch.setattr(host_ring, "unavailable", lambda clock="auto": "There is no clock.")
+  monkeypatch.setattr(host_ring, "unavailable", lambda: "There is no clock.")
   job = Job()
   job.run(17)
   assert job.ran == [EVEN] * 17 and job.step.calls == 0

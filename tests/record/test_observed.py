@@ -417,7 +417,7 @@ def test_nothing_is_said_to_be_recorded_for_the_reason_that_was_said_before(tmp_
   assert len(said) == 2 and "runs unmodified and is not recorded" in said[0]
   assert said[1] == ("Nothing was recorded: every program with collectives over several devices "
                      "ran unmodified, for the reasons above.")
-  monkeypatch.setattr(host_ring, "unavailable", lambda clock="auto": "There is no clock.")
+  monkeypatch.setattr(host_ring, "unavailable", lambda: "There is no clock.")
   assert left("no clock") == ["Nothing is recorded: There is no clock."]
   assert not (tmp_path / "run").exists()
 

@@ -228,7 +228,7 @@ def test_options_that_are_none_are_refused(tmp_path, observed, options, said):
 
 def test_where_marks_can_not_be_written_training_goes_on(tmp_path, observed, monkeypatch, caplog):
   monkeypatch.setattr(recorders.host_ring, "unavailable",
-                      lambda clock: "The native clock is not part of it.")
+                      lambda: "The native clock is not part of it.")
   with caplog.at_level(logging.WARNING, "jaxpace"), Recorder(tmp_path, observed) as recorder:
     observed(observed.inputs())
     recorder.record()
