@@ -113,20 +113,17 @@ def _late(heartbeat: Heartbeat, state: State, seconds: float = 0.0, stack: str =
                      heartbeat.phase, seconds, stack)
 
 
-def own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
+def _own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
   """Where this process's ranks are, by its own ring in place."""
-  known = ProgramsByKey()
-  if not programs:
-    return Flight({}, known)
-  ring = host_ring.current()
+  known, ring = ProgramsByKey(), host_ring.current()
   found = of_ring(ring.blocks, ring.events, process, ObservedPlan(tuple(programs)), known,
                   socket.gethostname())
   return Flight({one.rank: one for one in found}, known)
 
 
 def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> str:
-  """The same for a heartbeat; empty where nothing is observed."""
-  return to_text(own_flight(programs, process).positions.values(), most) if programs else ""
+  """Where this process's ranks are, for a heartbeat; empty where nothing is observed."""
+  return to_text(_own_flight(programs, process).positions.values(), most) if programs else ""
 
 
 def find_in_step(programs: Sequence[ObservedProgram], process: int,
@@ -143,7 +140,7 @@ def find_in_step(programs: Sequence[ObservedProgram], process: int,
   """
   if not programs:
     return ()
-  own = own_flight(programs, process)
+  own = _own_flight(programs, process)
   positions = dict(own.positions)
   for other, one in heard.items():
     if other != process and one.heartbeat.marks:

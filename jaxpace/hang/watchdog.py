@@ -278,12 +278,12 @@ class Watchdog:
   def _with_marks(self, late: Late) -> Late:
     """Adds what the timestamps of an observed step tell; trouble with that leaves the rest as it
     is."""
-    programs = self._recorder.programs if self._recorder is not None else []
-    if not programs or self._recorder is None:
+    if self._recorder is None:
       return late
     heard = self._store_thread.last_heartbeats() if self._store_thread is not None else {}
     try:
-      found = verdict.find_in_step(programs, self._process, heard, self._recorder.directory)
+      found = verdict.find_in_step(self._recorder.programs, self._process, heard,
+                                   self._recorder.directory)
     except Exception as error:
       _LOG.debug("Marks can't be read", exc_info=error)
       return late
