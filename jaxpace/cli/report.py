@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxpace.cli import running
 from jaxpace.runs.plain_text import write_plain
@@ -12,7 +12,6 @@ from jaxpace.show.console import check_target, make_console, write_file
 
 if TYPE_CHECKING:
   from jaxpace.diagnose.diagnosis import Diagnosis
-  from jaxpace.diagnose.forecast.forecast import Forecast
   from jaxpace.diagnose.hang import Hang
 
 EPILOG = """\
@@ -87,10 +86,12 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   are checked before the work."""
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnose.diagnose import diagnose
+  from jaxpace.diagnose.diagnosis import to_json
   from jaxpace.diagnose.worth import parse
   from jaxpace.runs.alarms import read_events
   from jaxpace.runs.links import read_links
   from jaxpace.runs.reader import read_run
+  from jaxpace.show.terminal import render, render_forecast
 
   for option, target in (("--html", args.html), ("--chrome", args.chrome)):
     if target is not None:
@@ -101,6 +102,7 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   recorded = read_run(args.run, window=args.steps, progress=counting("Reading"))
   diagnosis = diagnose(recorded, counting("Adding up"), asked=asked, fabric=fabric,
                        links=read_links(args.run), events=read_events(args.run, recorded.id))
+  document = to_json(diagnosis, hang) if args.json or args.html else {}
   drawn = forecast = None
   # Both need scipy, which other reports don't wait for.
   if args.html or (args.series and args.json):
@@ -112,7 +114,20 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
     forecast = forecasts.forecast(take_sample(diagnosis.run), args.forecast,
                                   per_host=args.ranks_per_host, fabric=fabric,
                                   algorithm=args.algorithm, progress=counting("Adding up"))
-  return _answer(args, diagnosis, drawn, hang, forecast)
+    document["forecast"] = forecasts.to_json(forecast, diagnosis.run)
+
+  def show() -> None:
+    render(diagnosis, make_console(), args.ranks, hang)
+    if forecast:
+      render_forecast(forecast, make_console())
+
+  if args.html:
+    from jaxpace.show.html.page import page
+    write_file([page(document | {"series": drawn}).encode("utf-8")], args.html)
+    write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
+  if args.chrome:
+    write_plain(_write_timeline(diagnosis, args.chrome), sys.stderr)
+  return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
 
 
 def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.Answer:
@@ -125,32 +140,6 @@ def _hang_only(args: argparse.Namespace, hang: Hang, problem: str) -> running.An
     write_plain(f"Nothing else can be reported: {problem}", sys.stderr)
 
   return running.Answer(show, lambda: hang_only(args.run, hang, problem))
-
-
-def _answer(args: argparse.Namespace, diagnosis: Diagnosis, drawn: dict[str, Any] | None,
-            hang: Hang | None, found: Forecast | None) -> running.Answer:
-  """The report; and the page and timelines that were asked for are written beside it."""
-  from jaxpace.diagnose.diagnosis import to_json
-  from jaxpace.show.terminal import render, render_forecast
-
-  document = to_json(diagnosis, hang) if args.json or args.html else {}
-  if found:  # needs scipy, which other reports don't wait for
-    from jaxpace.diagnose.forecast.forecast import to_json as forecast_json
-    document["forecast"] = forecast_json(found, diagnosis.run)
-
-  def show() -> None:
-    render(diagnosis, make_console(), args.ranks, hang)
-    if found:
-      render_forecast(found, make_console())
-
-  if args.html:
-    from jaxpace.show.html.page import page
-
-    write_file([page(document | {"series": drawn}).encode("utf-8")], args.html)
-    write_plain(f"{args.html} written: open it in a browser.", sys.stderr)
-  if args.chrome:
-    write_plain(_write_timeline(diagnosis, args.chrome), sys.stderr)
-  return running.Answer(show, lambda: document | ({"series": drawn} if args.series else {}))
 
 
 def _write_timeline(diagnosis: Diagnosis, target: str) -> str:

@@ -126,16 +126,12 @@ def _record(directory: Path, match: str, exact: bool) -> None:
   """Has the processes to come record themselves: JAX looks for plugins on Python's path."""
   folder = str(Path(launch.__file__).parent / "on_path")
   path = os.environ.get("PYTHONPATH")
+  descriptor, unseen = tempfile.mkstemp(prefix="jaxpace-run-")
+  os.close(descriptor)
   os.environ |= {RUN: os.path.abspath(directory), MATCH: match,
                  EXACT: "1" if exact else os.environ.get(EXACT, ""),
-                 UNSEEN: _made_file(),
+                 UNSEEN: unseen,
                  "PYTHONPATH": os.pathsep.join([folder, *([path] if path else [])])}
-
-
-def _made_file() -> str:
-  descriptor, name = tempfile.mkstemp(prefix="jaxpace-run-")
-  os.close(descriptor)
-  return name
 
 
 def _forget(unseen: str | None) -> None:

@@ -42,12 +42,19 @@ def run(args: argparse.Namespace) -> int:
   from rich.console import Console
 
   from jaxpace.diagnose.live.follower import Follower
-  from jaxpace.runs.reader import check_directory
+  from jaxpace.runs.reader import check_directory, misplaced
   from jaxpace.show import watch as live
 
   path = pathlib.Path(args.run)
   try:
-    _check(path)
+    # A directory that is missing or holds other things yet is waited for.
+    if path.exists():
+      wrong = misplaced(path)
+    else:
+      wrong = None if path.absolute().parent.is_dir() else (
+          f"There is no directory {path.parent}, so no run can begin at {path}. Is the name right?")
+    if wrong:
+      raise UserError(wrong)
     follower = Follower(path, args.steps)
     if args.once:
       check_directory(path)
@@ -59,17 +66,3 @@ def run(args: argparse.Namespace) -> int:
   except PermissionError as error:
     raise UserError(f"No permission to read {error.filename or path}. Ask its owner.") from error
   return 0
-
-
-def _check(path: pathlib.Path) -> None:
-  """Refuses what no run can begin at: a directory that is missing or holds other things yet is
-  waited for."""
-  from jaxpace.runs.reader import misplaced
-  from jaxpace.runs.run import RunError
-
-  wrong = misplaced(path) if path.exists() else None
-  if not path.exists() and not path.absolute().parent.is_dir():
-    wrong = (f"There is no directory {path.parent}, so no run can begin at {path}. Is the "
-             "name right?")
-  if wrong:
-    raise RunError(wrong)
