@@ -19,6 +19,7 @@ import jax
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram, Recordable
+from jaxpace.files import UserError
 from jaxpace.hosts import distributed
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
@@ -128,9 +129,8 @@ class Recording:
     except Exception as error:  # Whatever it is, training goes on.
       self._attempt(self.closed)
       self._causes.stop()
-      self._not_recording(explain(error, self.directory))
-      return
-    if writer is None:
+      self._unlock()
+      _LOG.warning("Not recording, training goes on: %s", explain(error, self.directory))
       return
     self._writer = writer
     self._causes.start()
@@ -140,12 +140,10 @@ class Recording:
     atexit.register(self._at_exit)
     self._pid = os.getpid()
 
-  def _begun(self, directory: pathlib.Path) -> Writer | None:
-    """Makes the run and starts its writer; None, with a warning, where it can't be recorded."""
+  def _begun(self, directory: pathlib.Path) -> Writer:
+    """Makes the run and starts its writer."""
     process = jax.process_index()
-    identity = self._agree(process)
-    if identity is None:
-      return None
+    identity = self._agree(process, directory)
     self.run = identity.run
     info = describe.process(identity, process)
     run_info = (describe.run(identity, self._source, self._config, directory) if process == 0
@@ -241,33 +239,28 @@ class Recording:
     """At the end: hands the writer what is under way, if there is a `deadline` until then, and says
     what is lost."""
 
-  def _agree(self, process: int) -> rundir.RunIdentity | None:
-    """Learns the run's id; None, with a warning, if it can't be recorded."""
-    assert self.directory is not None
+  def _agree(self, process: int, directory: pathlib.Path) -> rundir.RunIdentity:
+    """Learns the run's id.
+
+    Raises:
+      UserError: it can't be recorded, for the reason that process 0 gives, or it gives none.
+    """
     text = None
     if process == 0:
       try:
-        rundir.prepare(self.directory)
-        self._lock = rundir.DirectoryLock.take(self.directory)
-        text = json.dumps(rundir.claim(self.directory, self._resume, time.time_ns()))
+        rundir.prepare(directory)
+        self._lock = rundir.DirectoryLock.take(directory)
+        text = json.dumps(rundir.claim(directory, self._resume, time.time_ns()))
       except Exception as error:
-        text = "!" + explain(error, self.directory)
+        text = "!" + explain(error, directory)
     try:
       text = distributed.share_string(self.share_name, text, _SHARE_SECONDS)
     except (TimeoutError, ConnectionError):
       text = None
-    if text is None:
-      self._not_recording(
-          "process 0 did not say which run this is. Every process must open the recorder.")
-      return None
-    if text.startswith("!"):
-      self._not_recording(text[1:])
-      return None
+    if text is None or text.startswith("!"):
+      raise UserError(text[1:] if text else "process 0 did not say which run this is. Every "
+                      "process must open the recorder.")
     return rundir.RunIdentity(*json.loads(text))
-
-  def _not_recording(self, reason: str) -> None:
-    self._unlock()
-    _LOG.warning("Not recording, training goes on: %s", reason)
 
   def _unlock(self) -> None:
     if self._lock:

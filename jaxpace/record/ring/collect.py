@@ -111,8 +111,8 @@ class Collector:
     self._ring = host_ring.current()
     self.ranks = self._ring.ranks
     held = self._ring.layout.capacity if before else 0
-    self._begun = self._ring.heads().tolist()
-    self._buffers = [DeviceBuffer(max(0, head - held)) for head in self._begun]
+    self._heads_then = self._ring.heads().tolist()
+    self._buffers = [DeviceBuffer(max(0, head - held)) for head in self._heads_then]
     self._splitters: dict[tuple[int, int], Splitter] = {}
     self._ended: dict[tuple[int, int], list[Executions]] = {}
     self._passed: dict[tuple[int, int], int] = {}
@@ -136,7 +136,7 @@ class Collector:
   @property
   def anything(self) -> bool:
     """Whether anything was written since it began."""
-    return bool(host_ring.current().heads().tolist() != self._begun)
+    return bool(host_ring.current().heads().tolist() != self._heads_then)
 
   @property
   def unread(self) -> float:
