@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
-from jaxpace.core.ring_layout import slot_tags
+from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
 from jaxpace.observation import phases, source_lines
 from jaxpace.observation.clocks.native.library import NOTE
 from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, mlir, thunks
@@ -33,18 +33,6 @@ class Timestamped(NamedTuple):
   program: ObservedProgram
 
 
-class Made(NamedTuple):
-  """A program with timestamps, before what its collectives are of is looked up."""
-
-  executable: Any
-  text: str
-  """Of the compiler."""
-  found: Sequence[Found]
-  """Its collectives as the text has them, with the tags of their timestamps."""
-  facts: dict[str, Any]
-  """Fields of its `ObservedProgram`."""
-
-
 def timestamped(request: Request, number: Callable[[], int], name: str, ranks: Mapping[Any, int]
                 ) -> Timestamped | None:
   """Compiles a program with timestamps.
@@ -63,39 +51,37 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
     TimestampError, GroupsError: it can't be given timestamps.
     Exception: whatever the compiler raises.
   """
-  made = _made(request, number)
-  if made is None:
-    return None
-  axes, devices = mlir.mesh_of(request.module)
-  rank_of = [ranks[device] for device in request.devices]
-  program = ObservedProgram(
-      name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
-      collectives=_described(made.found, axes, devices, rank_of),
-      differentiated=_GRADIENT in made.text,
-      unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
-                      for one in made.found if not _timed(one)), **made.facts)
-  return Timestamped(made.executable, program)
-
-
-def _made(request: Request, numbered: Callable[[], int]) -> Made | None:
-  """Calls between what was compiled: nothing else changes."""
   began = time.monotonic()
   text = text_of(request.compile())
   compiled = time.monotonic()
   found = collectives.found_in(text, request.partitions)
   if not found:
     return None
-  serialized, number = _serialized(request, text), numbered()
-  if _on_cpus(request):
-    data, enter_tags = thunks.timestamped(serialized, number)
-  else:
-    data, enter_tags = gpu_thunks.timestamped(serialized, number, {one.name for one in found})
+  serialized, own = _serialized(request, text), number()
+  data, enter_tags = _put(request, serialized, own, {one.name for one in found})
   executable, tagged = request.load(data), _tagged(found, enter_tags)
+  loaded = time.monotonic()
+  axes, devices = mlir.mesh_of(request.module)
+  rank_of = [ranks[device] for device in request.devices]
   noted = _NOTED.search(text)
-  return Made(executable, text, tagged, {
-      "number": number, "clock": "host" if _on_cpus(request) else "stream",
-      "paced": int(noted[1]) if noted else None,
-      "bare_compile_s": compiled - began, "stamped_compile_s": time.monotonic() - compiled})
+  return Timestamped(executable, ObservedProgram(
+      number=own, name=name, ranks=tuple(rank_of), mesh_axes=dict(axes),
+      collectives=_described(tagged, axes, devices, rank_of),
+      clock="host" if _on_cpus(request) else "stream", differentiated=_GRADIENT in text,
+      paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
+      stamped_compile_s=loaded - compiled,
+      unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
+                      for one in tagged if not _timed(one))))
+
+
+def _put(request: Request, serialized: bytes, program: int, names: Container[str],
+         first_tag: int = FIRST_TAG, ends: bool = True
+         ) -> tuple[bytes, Mapping[str, Sequence[int]]]:
+  """Puts calls between what was compiled for the devices of a program; see `thunks.timestamped`
+  and `gpu_thunks.timestamped`."""
+  if _on_cpus(request):
+    return thunks.timestamped(serialized, program, None if ends else names, first_tag)
+  return gpu_thunks.timestamped(serialized, program, names, first_tag, ends)
 
 
 def _on_cpus(request: Request) -> bool:
@@ -128,12 +114,8 @@ def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
            and _is_along(_axes(one, axes, devices), plan.axis)]
   if not found:
     return []
-  serialized, names = _serialized(request, text), {one.name for one in found}
-  tag = slot_tags(first)[0]
-  if _on_cpus(request):
-    data, enter_tags = thunks.timestamped(serialized, plan.program, names, tag)
-  else:
-    data, enter_tags = gpu_thunks.timestamped(serialized, plan.program, names, tag, ends=False)
+  data, enter_tags = _put(request, _serialized(request, text), plan.program,
+                          {one.name for one in found}, slot_tags(first)[0], ends=False)
   tagged = _tagged(found, enter_tags)
   request.replace(data)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
