@@ -36,6 +36,7 @@ from absl import app, flags
 
 from experiments.lib import measured
 from experiments.measure.published_examples import EXAMPLES, facts_of, rows_of
+from jaxpace.hosts.launch import environment
 from jaxpace.runs import ring_file
 
 _MODULE = "experiments.measure.published_trainers"
@@ -67,8 +68,7 @@ def _placed(platform: str, devices: int, process: int) -> dict[str, str]:
   if platform == "cpu":
     return {"JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
-  return {"JAX_PLATFORMS": "cuda,cpu", "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-          "NCCL_HOSTID": f"host{process}", "NCCL_SOCKET_IFNAME": "lo",
+  return {"JAX_PLATFORMS": "cuda,cpu", **environment.own_host(f"host{process}"),
           # Two starts of one program sum in the same order.
           "XLA_FLAGS": "--xla_gpu_deterministic_ops=true"}
 

@@ -23,6 +23,7 @@ import numpy as np
 
 from experiments.labs.gpu.bench import Bench
 from experiments.lib.paired import estimate
+from jaxpace.hosts.launch import environment
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 CASES = {"data parallel": False, "FSDP, scan, remat": True}
@@ -114,7 +115,7 @@ def _started(name: str, count: int, gpus: int, rounds: int, out: pathlib.Path) -
     port = held.getsockname()[1]
   processes = []
   for place in range(count):
-    own = {} if gpus >= count else {"NCCL_HOSTID": f"host{place}", "NCCL_SOCKET_IFNAME": "lo"}
+    own = {} if gpus >= count else environment.own_host(f"host{place}")
     command = [sys.executable, "-m", "experiments.labs.gpu.processes", f"--case={name}",
                f"--place={place}", f"--count={count}", f"--device={place % gpus}",
                f"--coordinator=127.0.0.1:{port}", f"--rounds={rounds}", f"--out={out}"]

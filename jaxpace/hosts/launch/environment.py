@@ -100,6 +100,13 @@ def available_cores() -> int:
   return os.cpu_count() or 1
 
 
+def own_host(name: str) -> dict[str, str]:
+  """Environment of a process that shares a GPU with others of this machine: a host of its own to
+  NCCL, by this name, which takes memory as it needs it."""
+  return {"NCCL_HOSTID": name, "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1",
+          "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
 def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port: int,
                        launch_id: str, devices: int | None = None,
                        threads: int | None = None, gpus: int = 0) -> dict[str, str]:
@@ -143,8 +150,7 @@ def worker_environment(base: Mapping[str, str], *, index: int, nproc: int, port:
     env["JAX_LOCAL_DEVICE_IDS"] = ",".join(map(str, range(first, first + per_process)))
   elif 0 < gpus < nproc and devices is None and "JAX_LOCAL_DEVICE_IDS" not in base:
     env["JAX_LOCAL_DEVICE_IDS"] = str(index % gpus)
-    for name, value in (("NCCL_HOSTID", f"{launch_id}-{index}"), ("NCCL_SOCKET_IFNAME", "lo"),
-                        ("NCCL_IB_DISABLE", "1"), ("XLA_PYTHON_CLIENT_PREALLOCATE", "false")):
+    for name, value in own_host(f"{launch_id}-{index}").items():
       env.setdefault(name, value)
   if threads is not None and "NPROC" not in base and "PJRT_NPROC" not in base:
     env["PJRT_NPROC"] = str(threads)
