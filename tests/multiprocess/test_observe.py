@@ -28,6 +28,12 @@ def test_two_processes_put_the_same_timestamps_in_or_none():
 
 
 @pytest.mark.long
+def test_collectives_of_a_loop_stay_behind_those_before_it(tmp_path):
+  pair = jobs.pair("collectives_worker.py", tmp_path / "run", devices=1)
+  assert list(map(jobs.facts, pair)) == 2 * [{"same": True, "found": True}]
+
+
+@pytest.mark.long
 def test_two_processes_observe_whatever_is_set(tmp_path):
   for facts in facts_of("observe_context_worker.py", tmp_path):
     for name, (same, bare, lost) in facts.items():

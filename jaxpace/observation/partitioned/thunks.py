@@ -12,6 +12,14 @@ timestamp waits for all operands of its collective, which waits for the timestam
 results waits for the exit timestamp. The start timestamp names all memory that the program writes,
 so everything waits for it, and the end timestamp waits for everything.
 
+Collectives of one list run in its order, which XLA keeps by more than memory, and loses between
+the collectives of a list and those of a loop in it when it loads a program. So a timestamp also
+waits for what the collective before it has written, if that is in another list.
+
+XLA runs a list of at most eight thunks one after another, and the thunks of a longer one on several
+threads as their memory allows. Where timestamps make a short list long, it becomes a list of calls
+of short lists, so its thunks still run one after another.
+
 Numbers of fields are those of XLA's `CompilationResultProto`, `ThunkSequenceProto` and
 `BufferAssignmentProto` (xla/service/cpu/executable.proto, xla/backends/cpu/runtime/thunk.proto,
 xla/service/hlo.proto), the same in jaxlib 0.10 to 0.12.
@@ -34,10 +42,10 @@ _THUNKS, _USERS = 1, 2
 """In a list of thunks: thunks, and what else than memory keeps some of them in order."""
 _PLACES = 1
 """In the latter: places in the list."""
-_KIND, _INFO, _CUSTOM_CALL, _COLLECTIVE = 1, 2, 16, 18
+_KIND, _INFO, _CALL, _CUSTOM_CALL, _COLLECTIVE = 1, 2, 3, 16, 18
 _NAME = 1
 """In a thunk's information: the instruction that it runs."""
-_LISTS = {3: (1,), 4: (1,), 10: (1, 2)}
+_LISTS = {_CALL: (1,), 4: (1,), 10: (1, 2)}
 """In thunks that call, choose and loop: fields with lists of thunks."""
 _OPERANDS, _SOURCES, _DESTINATIONS = 2, 1, 2
 """In a collective: memory it reads, memory it writes."""
@@ -47,6 +55,11 @@ _INDEX, _SIZE, _OF_THREAD, _PARAMETER, _RESULT, _TUPLE, _CONSTANT, _DONATED = (
 """In a piece of memory."""
 _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
+_NOBODY = 0
+"""Program of a call that only waits: the handler writes no event."""
+_SHORT = 8
+"""Thunks of a list that XLA runs one after another (`execute_sequential_num_thunks_threshold` in
+xla/backends/cpu/runtime/thunk_executor.h)."""
 
 
 def timestamped(data: bytes, program: int, only: Container[str] | None = None,
@@ -72,9 +85,8 @@ def timestamped(data: bytes, program: int, only: Container[str] | None = None,
     header, outer = data[:begin + length], wire.read(data[begin + length:])
     executable = wire.read(wire.first(outer, _EXECUTABLE))
     lists = _Lists(program, only, first_tag)
-    sequence = lists.around(wire.first(executable, _SEQUENCE))
-    if only is None:
-      sequence = lists.ends(sequence, _memory(wire.first(executable, _BUFFERS)))
+    memory = _memory(wire.first(executable, _BUFFERS)) if only is None else None
+    sequence = lists.around(wire.first(executable, _SEQUENCE), memory)
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
   executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
@@ -88,33 +100,38 @@ class _Lists:
   def __init__(self, program: int, only: Container[str] | None, first_tag: int):
     self._program, self._only, self._next = program, only, first_tag
     self.enter_tags: dict[str, list[int]] = {}
+    # Of the last collective: its list, and what it writes.
+    self._last: tuple[list[wire.Field], list[bytes]] | None = None
 
-  def around(self, sequence: bytes) -> bytes:
-    """Timestamps around each collective of a list, and of the lists in it."""
+  def around(self, sequence: bytes, memory: Sequence[bytes] | None = None) -> bytes:
+    """Timestamps around each collective of a list, and of the lists in it; given the memory that
+    the program writes, at its beginning and at its end, too."""
+    fields = wire.read(sequence)
+    before = wire.every(fields, _THUNKS)
     thunks: list[bytes] = []
-    places: list[int] = []
-    fields = wire.read(sequence)
-    for thunk in wire.every(fields, _THUNKS):
+    places: dict[int, int] = {}
+    for place, thunk in enumerate(before):
       parts = wire.read(thunk)
-      collective = wire.every(parts, _COLLECTIVE)
-      if collective and self._chosen(wire.first(parts, _INFO)):
-        enter, leave = self._pair(wire.first(parts, _INFO), collective[0])
-        places.append(len(thunks) + 1)
-        thunks += [enter, thunk, leave]
+      if wire.every(parts, _COLLECTIVE):
+        enter, leave = self._beside(parts, fields)
       else:
-        places.append(len(thunks))
-        thunks.append(self._inside(parts))
-    return _list(thunks, fields, places)
+        thunk, enter, leave = self._inside(parts), [], []
+      places[place] = len(thunks) + len(enter)
+      thunks += [*enter, thunk, *leave]
+    if memory is not None:
+      thunks = self._ends(thunks, memory)
+      places = {old: new + 1 for old, new in places.items()}
+    rest = [field for field in fields if field.number != _THUNKS]
+    if len(before) <= _SHORT < len(thunks):
+      return _in_calls(thunks, rest, places)
+    return _list(thunks, rest, places)
 
-  def ends(self, sequence: bytes, memory: Sequence[bytes]) -> bytes:
-    """Timestamps at the beginning and at the end of the program's list."""
-    fields = wire.read(sequence)
-    thunks = wire.every(fields, _THUNKS)
+  def _ends(self, thunks: list[bytes], memory: Sequence[bytes]) -> list[bytes]:
     if not thunks:
       raise TimestampError("it runs nothing")
     info = wire.first(wire.read(thunks[0]), _INFO)
-    start, end = (self._mark(info, tag, memory) for tag in (START_TAG, END_TAG))
-    return _list([start, *thunks, end], fields, range(1, len(thunks) + 1))
+    start, end = (_mark(info, self._program, tag, memory) for tag in (START_TAG, END_TAG))
+    return [start, *thunks, end]
 
   def _inside(self, parts: list[wire.Field]) -> bytes:
     for number, lists in _LISTS.items():
@@ -126,48 +143,70 @@ class _Lists:
       parts = wire.changed(parts, number, in_lists)
     return wire.written(parts)
 
-  def _chosen(self, info: bytes) -> bool:
-    return self._only is None or _name(info) in self._only
-
-  def _pair(self, info: bytes, collective: bytes) -> tuple[bytes, bytes]:
-    operands = wire.read(wire.first(wire.read(collective), _OPERANDS))
+  def _beside(self, parts: list[wire.Field], of: list[wire.Field]
+              ) -> tuple[list[bytes], list[bytes]]:
+    """What comes before and after a collective of a list."""
+    info = wire.first(parts, _INFO)
+    operands = wire.read(wire.first(wire.read(wire.first(parts, _COLLECTIVE)), _OPERANDS))
     sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
+    last, self._last = self._last, (of, destinations[:1])
+    waited = last[1] if last is not None and last[0] is not of else []
+    # One operand is enough for the collective to wait by: what else reads the others need not.
+    if self._only is not None and _name(info) not in self._only:
+      return [_mark(info, _NOBODY, 0, sources[:1], waited)] if waited else [], []
     tag, self._next = self._next, self._next + 2
     if self._next > LAST_TAG:
       raise TimestampError("it has more collectives than tags can number")
     self.enter_tags.setdefault(_name(info), []).append(tag)
-    # One operand is enough for the collective to wait by: what else reads the others need not.
-    return (self._mark(info, tag, sources[:1], sources[1:]),
-            self._mark(info, tag + 1, destinations))
+    return ([_mark(info, self._program, tag, sources[:1], [*sources[1:], *waited])],
+            [_mark(info, self._program, tag + 1, destinations)])
 
-  def _mark(self, info: bytes, tag: int, handed_on: Sequence[bytes],
-            waited: Sequence[bytes] = ()) -> bytes:
-    """A thunk that calls the handler; `info` is that of the thunk beside it."""
-    said = [wire.text(_NAME, f"{MARK}.{tag}"),
-            *(field for field in wire.read(info) if field.number != _NAME)]
-    config = f"{{mark = {self._program << 32 | tag} : i64}}"
-    operands = [wire.text(1, each) for each in (*handed_on, *waited)]
-    call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK), wire.text(3, config),
-            wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
-    return wire.written([wire.text(_KIND, "custom-call"), wire.message(_INFO, *said),
-                         wire.message(_CUSTOM_CALL, *call)])
+
+def _mark(info: bytes, program: int, tag: int, handed_on: Sequence[bytes],
+          waited: Sequence[bytes] = ()) -> bytes:
+  """A thunk that calls the handler; `info` is that of the thunk beside it."""
+  config = f"{{mark = {program << 32 | tag} : i64}}"
+  operands = [wire.text(1, each) for each in (*handed_on, *waited)]
+  call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK), wire.text(3, config),
+          wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
+  return _thunk("custom-call", f"{MARK}.{tag}", info, wire.message(_CUSTOM_CALL, *call))
+
+
+def _thunk(kind: str, name: str, info: bytes, what: wire.Field) -> bytes:
+  """A thunk; `info` is that of one beside it."""
+  said = [wire.text(_NAME, name), *(each for each in wire.read(info) if each.number != _NAME)]
+  return wire.written([wire.text(_KIND, kind), wire.message(_INFO, *said), what])
 
 
 def _name(info: bytes) -> str:
   return wire.first(wire.read(info), _NAME).decode()
 
 
-def _list(thunks: Iterable[bytes], before: Iterable[wire.Field], places: Sequence[int]) -> bytes:
-  """A list of thunks with the rest of the list before it, whose thunks have new places."""
+def _list(thunks: Iterable[bytes], rest: Iterable[wire.Field], places: Mapping[int, int]) -> bytes:
+  """A list of thunks with the rest of the list before it. `places` are the new ones of its thunks;
+  of those that went elsewhere there is none."""
   def moved(users: bytes) -> bytes:
     fields = wire.read(users)
-    now = b"".join(wire.of_number(places[place]) for place in wire.numbers(fields, _PLACES))
+    now = b"".join(wire.of_number(places[place]) for place in wire.numbers(fields, _PLACES)
+                   if place in places)
     return wire.written([*(field for field in fields if field.number != _PLACES),
                          wire.text(_PLACES, now)])
 
-  rest = [field for field in before if field.number != _THUNKS]
   return wire.written([*(wire.text(_THUNKS, thunk) for thunk in thunks),
                        *wire.changed(rest, _USERS, moved)])
+
+
+def _in_calls(thunks: Sequence[bytes], rest: Iterable[wire.Field], places: Mapping[int, int]
+              ) -> bytes:
+  """A list of calls of short lists, which together have the thunks in their order."""
+  calls = []
+  for begin in range(0, len(thunks), _SHORT):
+    part = thunks[begin:begin + _SHORT]
+    own = {old: new - begin for old, new in places.items() if 0 <= new - begin < len(part)}
+    info = wire.first(wire.read(part[0]), _INFO)
+    calls.append(_thunk("call", f"jaxpace_call.{begin}", info, wire.message(
+        _CALL, wire.text(1, _list(part, rest, own)))))
+  return _list(calls, (), {})
 
 
 def _memory(buffers: bytes) -> list[bytes]:

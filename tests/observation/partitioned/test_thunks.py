@@ -42,25 +42,36 @@ def read(data):
   return wire.read(wire.first(wire.read(data[begin + length:]), 1))
 
 
-def lists_of(data):
-  """Every list of thunks of a program: (name, kind, thunk's fields) each, outermost last."""
+def inner_lists(parts):
+  return [one for number, lists in thunks._LISTS.items() for inner in wire.every(parts, number)
+          for each in lists for one in wire.every(wire.read(inner), each)]
+
+
+def lists_of(data, whole=True):
+  """Every list of thunks of a program, outermost last: (name, kind, thunk's fields) each, and the
+  names of what is kept in order by more than memory. Where a list was cut into calls of its parts,
+  the whole of it, or each part."""
   found = []
 
   def visit(sequence):
-    here = []
+    here, users = [], [[] for _ in wire.every(wire.read(sequence), 2)]
     for thunk in wire.every(wire.read(sequence), 1):
       parts = wire.read(thunk)
-      here.append((wire.first(wire.read(wire.first(parts, 2)), 1).decode(),
-                   wire.first(parts, 1).decode(), parts))
-      for number, lists in thunks._LISTS.items():
-        for inner in wire.every(parts, number):
-          for each in lists:
-            for one in wire.every(wire.read(inner), each):
-              visit(one)
-    found.append((here, wire.read(sequence)))
+      name = wire.first(wire.read(wire.first(parts, 2)), 1).decode()
+      inner = [visit(one) for one in inner_lists(parts)]
+      if whole and name.startswith("jaxpace_call."):
+        here += inner[0][0]
+        users = [sum(each, []) for each in zip(users, inner[0][1], strict=True)
+                 ] if users else inner[0][1]
+      else:
+        found.extend(inner)
+        here.append((name, wire.first(parts, 1).decode(), parts))
+    for names, one in zip(users, wire.every(wire.read(sequence), 2), strict=False):
+      names += [here[place][0] for place in wire.numbers(wire.read(one), 1)]
+    return here, users
 
-  visit(wire.first(read(data), 6))
-  return found
+  outermost = visit(wire.first(read(data), 6))
+  return [*found, outermost]
 
 
 def test_all_but_the_marks_is_as_it_was(in_loops):
@@ -94,14 +105,19 @@ def test_every_collective_stands_between_its_marks(in_loops):
 
 
 def test_what_is_kept_in_order_by_more_than_memory_keeps_its_places(in_loops):
-  found = 0
   before, after = lists_of(in_loops), lists_of(thunks.timestamped(in_loops, 7)[0])
-  for (bare, fields), (marked, moved) in zip(before, after, strict=True):
-    for one, two in zip(wire.every(fields, 2), wire.every(moved, 2), strict=True):
-      places = [wire.numbers(wire.read(users), 1) for users in (one, two)]
-      assert [bare[place][0] for place in places[0]] == [marked[place][0] for place in places[1]]
-      found += len(places[0])
-  assert found >= 3
+  assert [users for _, users in after] == [users for _, users in before]
+  assert sum(len(names) for _, users in before for names in users) >= 3
+
+
+def test_a_list_short_enough_to_run_in_order_stays_so(in_loops):
+  made = thunks.timestamped(in_loops, 7)[0]
+  short = [len(here) for here, _ in lists_of(in_loops)]
+  assert min(short) < 8
+  grown = [len(here) > 8 for here, _ in lists_of(made)]
+  assert any(long and bare <= 8 for long, bare in zip(grown, short, strict=True))
+  parts = [len(here) for here, _ in lists_of(made, whole=False)]
+  assert sum(one > 8 for one in parts) == sum(one > 8 for one in short)
 
 
 def numbered(message):
@@ -139,8 +155,43 @@ def test_marks_hand_on_what_they_stand_beside(in_loops):
         continue
       buffers = wire.read(wire.first(wire.read(wire.first(parts, 18)), 2))
       sources, destinations = wire.every(buffers, 1), wire.every(buffers, 2)
-      assert memory_of(marked[place - 1][2]) == (sources, sources[:1])
+      taken, given = memory_of(marked[place - 1][2])
+      assert (taken[:len(sources)], given) == (sources, sources[:1])
       assert memory_of(marked[place + 1][2]) == (destinations, destinations)
+
+
+def collectives_in_order(data):
+  """Collectives as they run: (list, operands' fields, the call before)."""
+  found = []
+
+  def visit(sequence, of):
+    before = None
+    for thunk in wire.every(wire.read(sequence), 1):
+      parts = wire.read(thunk)
+      if wire.first(parts, 1) == b"collective":
+        found.append((of, wire.read(wire.first(wire.read(wire.first(parts, 18)), 2)), before))
+      in_call = wire.first(wire.read(wire.first(parts, 2)), 1).startswith(b"jaxpace_call.")
+      for one in inner_lists(parts):
+        visit(one, of if in_call else one)
+      before = parts
+
+  visit(wire.first(read(data), 6), "outer")
+  return found
+
+
+def test_collectives_of_different_lists_keep_their_order(in_loops):
+  # XLA keeps it by more than memory, and loses that when it loads a program.
+  names = {name for name, kind, _ in sum((here for here, _ in lists_of(in_loops)), [])
+           if kind == "collective"}
+  for only in (None, set(), names):
+    order = collectives_in_order(thunks.timestamped(in_loops, 7, only)[0])
+    between = 0
+    for (of, one, _), (where, two, call) in zip(order, order[1:], strict=False):
+      taken, given = memory_of(call) if where != of or only != set() else ([], [])
+      assert not given or given == wire.every(two, 1)[:1]
+      assert where == of or wire.every(one, 2)[0] in taken
+      between += where != of
+    assert between >= 2
 
 
 @given(st.binary(max_size=40))

@@ -267,6 +267,7 @@ extern "C" XLA_FFI_Error* jaxpace_mark(XLA_FFI_CallFrame* frame) {
     return described->Call(frame);
   }
   const uint64_t mark = *static_cast<const uint64_t*>(static_cast<const XLA_FFI_Scalar*>(frame->attrs.attrs[0])->value);
+  if (mark >> 32 == 0) return nullptr;  // nobody's: it only waits
   XLA_FFI_DeviceOrdinal_Get_Args device{XLA_FFI_DeviceOrdinal_Get_Args_STRUCT_SIZE, nullptr, frame->ctx, 0};
   if (XLA_FFI_Error* error = frame->api->XLA_FFI_DeviceOrdinal_Get(&device)) return error;
   // On CPU the device's id in the job: 2048, 2049, ... in the second process.
