@@ -6,19 +6,16 @@ how JAX's compilation cache keeps them. Timestamps are put into the list of thun
 code, the order of everything else and each piece of memory stay as they were, and so do the
 results, bit for bit.
 
-A thunk runs when those before it that touch the same memory are done. A timestamp names the memory
-that it stands before or after as its own operand and result, and does not change it: the enter
-timestamp waits for all operands of its collective, which waits for the timestamp; what uses the
-results waits for the exit timestamp. The start timestamp names all memory that the program writes,
-so everything waits for it, and the end timestamp waits for everything.
+A thunk runs when those before it that touch the same memory are done, on one of several threads,
+and in a list of at most eight when the one before it is done. So a collective becomes a call of a
+list of three: enter timestamp, collective, exit timestamp. The list that it is in keeps its length,
+and what waits for what. The whole program becomes a call between the start and the end timestamp.
+Timestamps name memory as operands and results, which keeps these lists in order, and don't touch
+it.
 
-Collectives of one list run in its order, which XLA keeps by more than memory, and loses between
-the collectives of a list and those of a loop in it when it loads a program. So a timestamp also
-waits for what the collective before it has written, if that is in another list.
-
-XLA runs a list of at most eight thunks one after another, and the thunks of a longer one on several
-threads as their memory allows. Where timestamps make a short list long, it becomes a list of calls
-of short lists, so its thunks still run one after another.
+Collectives of one list run in its order, for which XLA has more than memory. It loses that between
+a list and those in it when it loads a program, and gloo mixes up collectives that run at the same
+time. So all enter timestamps write to a piece of memory of their own, which keeps them in order.
 
 Numbers of fields are those of XLA's `CompilationResultProto`, `ThunkSequenceProto` and
 `BufferAssignmentProto` (xla/service/cpu/executable.proto, xla/backends/cpu/runtime/thunk.proto,
@@ -47,19 +44,16 @@ _NAME = 1
 """In a thunk's information: the instruction that it runs."""
 _LISTS = {_CALL: (1,), 4: (1,), 10: (1, 2)}
 """In thunks that call, choose and loop: fields with lists of thunks."""
-_OPERANDS, _SOURCES, _DESTINATIONS = 2, 1, 2
-"""In a collective: memory it reads, memory it writes."""
-_ALLOCATIONS = 3
-_INDEX, _SIZE, _OF_THREAD, _PARAMETER, _RESULT, _TUPLE, _CONSTANT, _DONATED = (
-    1, 2, 3, 5, 7, 11, 12, 13)
-"""In a piece of memory."""
+_OPERANDS, _DESTINATIONS = 2, 2
+"""In a collective: its memory, and what it writes of that."""
+_ALLOCATIONS, _INDEX, _SIZE = 3, 1, 2
+"""In a program's memory: its pieces, and of each its number and its bytes."""
 _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
 _NOBODY = 0
 """Program of a call that only waits: the handler writes no event."""
-_SHORT = 8
-"""Thunks of a list that XLA runs one after another (`execute_sequential_num_thunks_threshold` in
-xla/backends/cpu/runtime/thunk_executor.h)."""
+_TOKEN_BYTES = 64
+"""Of the piece of memory that keeps collectives in order."""
 
 
 def timestamped(data: bytes, program: int, only: Container[str] | None = None,
@@ -84,11 +78,12 @@ def timestamped(data: bytes, program: int, only: Container[str] | None = None,
     length, begin = wire.varint(data, 0)
     header, outer = data[:begin + length], wire.read(data[begin + length:])
     executable = wire.read(wire.first(outer, _EXECUTABLE))
-    lists = _Lists(program, only, first_tag)
-    memory = _memory(wire.first(executable, _BUFFERS)) if only is None else None
-    sequence = lists.around(wire.first(executable, _SEQUENCE), memory)
+    memory, token = _with_token(wire.first(executable, _BUFFERS))
+    lists = _Lists(program, only, first_tag, token)
+    sequence = lists.whole(wire.first(executable, _SEQUENCE))
   except wire.WireError as error:
     raise TimestampError(f"the compiler's program can't be read: {error}") from error
+  executable = wire.changed(executable, _BUFFERS, lambda _: memory)
   executable = wire.changed(executable, _SEQUENCE, lambda _: sequence)
   outer = wire.changed(outer, _EXECUTABLE, lambda _: wire.written(executable))
   return header + wire.written(outer), lists.enter_tags
@@ -97,83 +92,79 @@ def timestamped(data: bytes, program: int, only: Container[str] | None = None,
 class _Lists:
   """Puts timestamps into lists of thunks, and counts their tags."""
 
-  def __init__(self, program: int, only: Container[str] | None, first_tag: int):
-    self._program, self._only, self._next = program, only, first_tag
+  def __init__(self, program: int, only: Container[str] | None, first_tag: int, token: bytes):
+    self._program, self._only, self._next, self._token = program, only, first_tag, token
     self.enter_tags: dict[str, list[int]] = {}
-    # Of the last collective: its list, and what it writes.
-    self._last: tuple[list[wire.Field], list[bytes]] | None = None
 
-  def around(self, sequence: bytes, memory: Sequence[bytes] | None = None) -> bytes:
-    """Timestamps around each collective of a list, and of the lists in it; given the memory that
-    the program writes, at its beginning and at its end, too."""
-    fields = wire.read(sequence)
-    before = wire.every(fields, _THUNKS)
-    thunks: list[bytes] = []
-    places: dict[int, int] = {}
-    for place, thunk in enumerate(before):
-      parts = wire.read(thunk)
-      if wire.every(parts, _COLLECTIVE):
-        enter, leave = self._beside(parts, fields)
-      else:
-        thunk, enter, leave = self._inside(parts), [], []
-      places[place] = len(thunks) + len(enter)
-      thunks += [*enter, thunk, *leave]
-    if memory is not None:
-      thunks = self._ends(thunks, memory)
-      places = {old: new + 1 for old, new in places.items()}
-    rest = [field for field in fields if field.number != _THUNKS]
-    if len(before) <= _SHORT < len(thunks):
-      return _in_calls(thunks, rest, places)
-    return _list(thunks, rest, places)
-
-  def _ends(self, thunks: list[bytes], memory: Sequence[bytes]) -> list[bytes]:
+  def whole(self, sequence: bytes) -> bytes:
+    """The program's list with timestamps."""
+    thunks = wire.every(wire.read(sequence), _THUNKS)
     if not thunks:
       raise TimestampError("it runs nothing")
+    sequence = self._around(sequence)
+    if self._only is not None:
+      return sequence
     info = wire.first(wire.read(thunks[0]), _INFO)
-    start, end = (_mark(info, self._program, tag, memory) for tag in (START_TAG, END_TAG))
-    return [start, *thunks, end]
+    start, end = (_mark(info, self._program, tag, [], [self._token])
+                  for tag in (START_TAG, END_TAG))
+    return _list([start, _call(info, sequence), end])
+
+  def _around(self, sequence: bytes) -> bytes:
+    """Timestamps around each collective of a list, and of the lists in it."""
+    fields = wire.read(sequence)
+    users = wire.every(fields, _USERS)
+    thunks = []
+    for place, thunk in enumerate(wire.every(fields, _THUNKS)):
+      parts = wire.read(thunk)
+      thunks.append(self._timed(thunk, parts, [_of_second(each, place) for each in users])
+                    if wire.every(parts, _COLLECTIVE) else self._inside(parts))
+    return _list(thunks, users)
 
   def _inside(self, parts: list[wire.Field]) -> bytes:
     for number, lists in _LISTS.items():
       def in_lists(thunk: bytes, lists: Sequence[int] = lists) -> bytes:
         fields = wire.read(thunk)
         for each in lists:
-          fields = wire.changed(fields, each, self.around)
+          fields = wire.changed(fields, each, self._around)
         return wire.written(fields)
       parts = wire.changed(parts, number, in_lists)
     return wire.written(parts)
 
-  def _beside(self, parts: list[wire.Field], of: list[wire.Field]
-              ) -> tuple[list[bytes], list[bytes]]:
-    """What comes before and after a collective of a list."""
+  def _timed(self, thunk: bytes, parts: list[wire.Field], users: Iterable[bytes]) -> bytes:
+    """A call of a collective between its timestamps."""
     info = wire.first(parts, _INFO)
+    name = _name(info)
     operands = wire.read(wire.first(wire.read(wire.first(parts, _COLLECTIVE)), _OPERANDS))
-    sources, destinations = (wire.every(operands, each) for each in (_SOURCES, _DESTINATIONS))
-    last, self._last = self._last, (of, destinations[:1])
-    waited = last[1] if last is not None and last[0] is not of else []
-    # One operand is enough for the collective to wait by: what else reads the others need not.
-    if self._only is not None and _name(info) not in self._only:
-      return [_mark(info, _NOBODY, 0, sources[:1], waited)] if waited else [], []
+    result = wire.every(operands, _DESTINATIONS)[:1]
+    before = [self._token, *result]
+    if self._only is not None and name not in self._only:
+      return _call(info, _list([_mark(info, _NOBODY, 0, [], before), thunk], users))
     tag, self._next = self._next, self._next + 2
     if self._next > LAST_TAG:
       raise TimestampError("it has more collectives than tags can number")
-    self.enter_tags.setdefault(_name(info), []).append(tag)
-    return ([_mark(info, self._program, tag, sources[:1], [*sources[1:], *waited])],
-            [_mark(info, self._program, tag + 1, destinations)])
+    self.enter_tags.setdefault(name, []).append(tag)
+    enter = _mark(info, self._program, tag, [], before)
+    leave = _mark(info, self._program, tag + 1, result, [])
+    return _call(info, _list([enter, thunk, leave], users))
 
 
-def _mark(info: bytes, program: int, tag: int, handed_on: Sequence[bytes],
-          waited: Sequence[bytes] = ()) -> bytes:
-  """A thunk that calls the handler; `info` is that of the thunk beside it."""
-  config = f"{{mark = {program << 32 | tag} : i64}}"
-  operands = [wire.text(1, each) for each in (*handed_on, *waited)]
-  call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK), wire.text(3, config),
-          wire.message(4, *operands, *(wire.text(2, each) for each in handed_on))]
+def _mark(info: bytes, program: int, tag: int, read: Iterable[bytes], written: Iterable[bytes]
+          ) -> bytes:
+  """A thunk that calls the handler, for which it reads and writes this memory; `info` is that of
+  the thunk beside it."""
+  memory = [*(wire.text(1, each) for each in read), *(wire.text(2, each) for each in written)]
+  call = [wire.whole(1, _TYPED_FFI), wire.text(2, MARK),
+          wire.text(3, f"{{mark = {program << 32 | tag} : i64}}"), wire.message(4, *memory)]
   return _thunk("custom-call", f"{MARK}.{tag}", info, wire.message(_CUSTOM_CALL, *call))
 
 
+def _call(info: bytes, sequence: bytes) -> bytes:
+  """A thunk that calls a list; `info` is that of one in it."""
+  return _thunk("call", f"jaxpace_call.{_name(info)}", info,
+                wire.message(_CALL, wire.text(1, sequence)))
+
+
 def _thunk(kind: str, name: str, info: bytes, what: wire.Field) -> bytes:
-  """A thunk; `info` is that of one beside it."""
   said = [wire.text(_NAME, name), *(each for each in wire.read(info) if each.number != _NAME)]
   return wire.written([wire.text(_KIND, kind), wire.message(_INFO, *said), what])
 
@@ -182,45 +173,25 @@ def _name(info: bytes) -> str:
   return wire.first(wire.read(info), _NAME).decode()
 
 
-def _list(thunks: Iterable[bytes], rest: Iterable[wire.Field], places: Mapping[int, int]) -> bytes:
-  """A list of thunks with the rest of the list before it. `places` are the new ones of its thunks;
-  of those that went elsewhere there is none."""
-  def moved(users: bytes) -> bytes:
-    fields = wire.read(users)
-    now = b"".join(wire.of_number(places[place]) for place in wire.numbers(fields, _PLACES)
-                   if place in places)
-    return wire.written([*(field for field in fields if field.number != _PLACES),
-                         wire.text(_PLACES, now)])
-
+def _list(thunks: Iterable[bytes], users: Iterable[bytes] = ()) -> bytes:
   return wire.written([*(wire.text(_THUNKS, thunk) for thunk in thunks),
-                       *wire.changed(rest, _USERS, moved)])
+                       *(wire.text(_USERS, each) for each in users)])
 
 
-def _in_calls(thunks: Sequence[bytes], rest: Iterable[wire.Field], places: Mapping[int, int]
-              ) -> bytes:
-  """A list of calls of short lists, which together have the thunks in their order."""
-  calls = []
-  for begin in range(0, len(thunks), _SHORT):
-    part = thunks[begin:begin + _SHORT]
-    own = {old: new - begin for old, new in places.items() if 0 <= new - begin < len(part)}
-    info = wire.first(wire.read(part[0]), _INFO)
-    calls.append(_thunk("call", f"jaxpace_call.{begin}", info, wire.message(
-        _CALL, wire.text(1, _list(part, rest, own)))))
-  return _list(calls, (), {})
+def _of_second(users: bytes, place: int) -> bytes:
+  """What keeps a list in order, for one whose second thunk was at this place."""
+  fields = wire.read(users)
+  others = [field for field in fields if field.number != _PLACES]
+  second = [wire.whole(_PLACES, 1)] if place in wire.numbers(fields, _PLACES) else []
+  return wire.written([*others, *second])
 
 
-def _memory(buffers: bytes) -> list[bytes]:
-  """Operands that are each piece of memory that a program writes."""
-  found = []
-  for piece in wire.every(wire.read(buffers), _ALLOCATIONS):
-    numbers = {field.number: field.value for field in wire.read(piece)}
-    index, size = numbers.get(_INDEX, 0), numbers.get(_SIZE, 0)
-    read_only = numbers.get(_PARAMETER) and not (numbers.get(_RESULT) or numbers.get(_DONATED))
-    if (not isinstance(index, int) or not isinstance(size, int) or not size or read_only
-        or any(numbers.get(kind) for kind in (_OF_THREAD, _TUPLE, _CONSTANT))):
-      continue
-    # An array of bytes, row-major.
-    shape = wire.message(1, wire.whole(2, _BYTE), wire.text(3, wire.of_number(size)),
-                         wire.message(5, wire.text(1, b"\0")), wire.text(6, b"\0"))
-    found.append(wire.written([shape, wire.message(2, wire.whole(2, size), wire.whole(3, index))]))
-  return found
+def _with_token(buffers: bytes) -> tuple[bytes, bytes]:
+  """A program's memory with one piece more, and that as an operand: an array of bytes."""
+  fields = wire.read(buffers)
+  index = len(wire.every(fields, _ALLOCATIONS))
+  piece = [wire.whole(_INDEX, index), wire.whole(_SIZE, _TOKEN_BYTES)]
+  shape = wire.message(1, wire.whole(2, _BYTE), wire.text(3, wire.of_number(_TOKEN_BYTES)),
+                       wire.message(5, wire.text(1, b"\0")), wire.text(6, b"\0"))
+  place = wire.message(2, wire.whole(2, _TOKEN_BYTES), wire.whole(3, index))
+  return wire.written([*fields, wire.message(_ALLOCATIONS, *piece)]), wire.written([shape, place])

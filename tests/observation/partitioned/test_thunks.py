@@ -42,86 +42,108 @@ def read(data):
   return wire.read(wire.first(wire.read(data[begin + length:]), 1))
 
 
-def inner_lists(parts):
-  return [one for number, lists in thunks._LISTS.items() for inner in wire.every(parts, number)
-          for each in lists for one in wire.every(wire.read(inner), each)]
+def visit(sequence):
+  """A list of thunks as names, kinds and fields, with the lists in them, and what else than memory
+  keeps them in order: places."""
+  here = []
+  for thunk in wire.every(wire.read(sequence), 1):
+    parts = wire.read(thunk)
+    inner = [visit(one) for number, lists in thunks._LISTS.items()
+             for each in wire.every(parts, number) for fields in [wire.read(each)]
+             for place in lists for one in wire.every(fields, place)]
+    here.append((wire.first(wire.read(wire.first(parts, 2)), 1).decode(),
+                 wire.first(parts, 1).decode(), parts, inner))
+  return here, [wire.numbers(wire.read(one), 1) for one in wire.every(wire.read(sequence), 2)]
 
 
-def lists_of(data, whole=True):
-  """Every list of thunks of a program, outermost last: (name, kind, thunk's fields) each, and the
-  names of what is kept in order by more than memory. Where a list was cut into calls of its parts,
-  the whole of it, or each part."""
+def is_ours(name):
+  return name.startswith("jaxpace_")
+
+
+def lists_of(data):
+  """Every list of thunks of a program, outermost last: (name, kind, thunk's fields) each. What
+  timestamps have put into lists of their own is back in its place."""
   found = []
 
-  def visit(sequence):
-    here, users = [], [[] for _ in wire.every(wire.read(sequence), 2)]
-    for thunk in wire.every(wire.read(sequence), 1):
-      parts = wire.read(thunk)
-      name = wire.first(wire.read(wire.first(parts, 2)), 1).decode()
-      inner = [visit(one) for one in inner_lists(parts)]
-      if whole and name.startswith("jaxpace_call."):
-        here += inner[0][0]
-        users = [sum(each, []) for each in zip(users, inner[0][1], strict=True)
-                 ] if users else inner[0][1]
+  def flat(here):
+    for name, kind, parts, inner in here:
+      if is_ours(name) and inner:
+        yield from flat(inner[0][0])
       else:
-        found.extend(inner)
-        here.append((name, wire.first(parts, 1).decode(), parts))
-    for names, one in zip(users, wire.every(wire.read(sequence), 2), strict=False):
-      names += [here[place][0] for place in wire.numbers(wire.read(one), 1)]
-    return here, users
+        for one, _ in inner:
+          found.append(list(flat(one)))
+        yield name, kind, parts
 
-  outermost = visit(wire.first(read(data), 6))
+  outermost = list(flat(visit(wire.first(read(data), 6))[0]))
   return [*found, outermost]
+
+
+def own_lists(data):
+  """Lists as XLA will run them, without those that timestamps were put into: names, and places of
+  what keeps them in order."""
+  found = []
+
+  def walk(here, users):
+    for *_, inner in here:
+      for one, places in inner:
+        walk(one, places)
+    if not any(name.startswith("jaxpace_mark") for name, *_ in here):
+      found.append(([name.removeprefix("jaxpace_call.") for name, *_ in here], users))
+
+  walk(*visit(wire.first(read(data), 6)))
+  return found
 
 
 def test_all_but_the_marks_is_as_it_was(in_loops):
   made, _ = thunks.timestamped(in_loops, 7)
   before, after = lists_of(in_loops), lists_of(made)
   assert len(before) == len(after) > 3
-  for (bare, _), (marked, _) in zip(before, after, strict=True):
-    assert [one[:2] for one in marked if not one[0].startswith("jaxpace_mark.")] == [
-        one[:2] for one in bare]
-  # What is neither a list of thunks nor has one in it is the same, byte for byte.
-  rest = [[(field.number, field.value) for field in read(data) if field.number != 6]
+  for bare, marked in zip(before, after, strict=True):
+    assert [one[:2] for one in marked if not is_ours(one[0])] == [one[:2] for one in bare]
+  # What is neither memory, a list of thunks nor has one in it is the same, byte for byte.
+  rest = [[(field.number, field.value) for field in read(data) if field.number not in (2, 6)]
           for data in (in_loops, made)]
   assert rest[0] == rest[1]
+  old, new = (wire.first(read(data), 2) for data in (in_loops, made))
+  assert new.startswith(old)
+  [piece] = wire.read(new[len(old):])
+  sizes = {field.number: field.value for field in wire.read(piece.value)}
+  assert (piece.number, sizes) == (3, {1: len(wire.every(wire.read(old), 3)), 2: 64})
+
+
+def test_lists_have_as_many_thunks_as_before_in_the_same_order(in_loops):
+  made, _ = thunks.timestamped(in_loops, 7)
+  assert own_lists(made) == own_lists(in_loops)
+  assert sum(len(places) for _, users in own_lists(made) for places in users) >= 3
+
+
+def collectives_of(data):
+  """The list that each collective is in: thunks, and what keeps it in order."""
+  found = []
+
+  def walk(here, users):
+    for _, kind, _, inner in here:
+      if kind == "collective":
+        found.append((here, users))
+      for one in inner:
+        walk(*one)
+
+  walk(*visit(wire.first(read(data), 6)))
+  return found
 
 
 def test_every_collective_stands_between_its_marks(in_loops):
   made, enter_tags = thunks.timestamped(in_loops, 7)
   tags = {tag for each in enter_tags.values() for tag in each}
-  found = 0
-  for marked, _ in lists_of(made):
-    names = [name for name, *_ in marked]
-    for place, (name, kind, _) in enumerate(marked):
-      if kind == "collective":
-        tag = int(names[place - 1].removeprefix("jaxpace_mark."))
-        assert tag in enter_tags[name]
-        assert names[place + 1] == f"jaxpace_mark.{tag + 1}"
-        found += 1
-  assert found == len(tags) >= 3
-  names = [name for name, *_ in lists_of(made)[-1][0]]
+  found = collectives_of(made)
+  assert len(found) == len(tags) >= 3
+  for ((enter, *_), (name, kind, *_), (leave, *_)), users in found:
+    tag = int(enter.removeprefix("jaxpace_mark."))
+    assert kind == "collective" and tag in enter_tags[name]
+    assert leave == f"jaxpace_mark.{tag + 1}"
+    assert users == [[1]]
+  names = [name for name, *_ in lists_of(made)[-1]]
   assert names[0] == "jaxpace_mark.0" and names[-1] == "jaxpace_mark.1"
-
-
-def test_what_is_kept_in_order_by_more_than_memory_keeps_its_places(in_loops):
-  before, after = lists_of(in_loops), lists_of(thunks.timestamped(in_loops, 7)[0])
-  assert [users for _, users in after] == [users for _, users in before]
-  assert sum(len(names) for _, users in before for names in users) >= 3
-
-
-def test_a_list_short_enough_to_run_in_order_stays_so(in_loops):
-  made = thunks.timestamped(in_loops, 7)[0]
-  short = [len(here) for here, _ in lists_of(in_loops)]
-  assert min(short) < 8
-  grown = [len(here) > 8 for here, _ in lists_of(made)]
-  assert any(long and bare <= 8 for long, bare in zip(grown, short, strict=True))
-  parts = [len(here) for here, _ in lists_of(made, whole=False)]
-  assert sum(one > 8 for one in parts) == sum(one > 8 for one in short)
-
-
-def numbered(message):
-  return {field.number: field.value for field in wire.read(message)}
 
 
 def memory_of(parts):
@@ -130,68 +152,25 @@ def memory_of(parts):
   return wire.every(buffers, 1), wire.every(buffers, 2)
 
 
-def test_the_first_and_the_last_mark_touch_all_memory_that_is_written(in_loops):
-  marked, _ = lists_of(thunks.timestamped(in_loops, 7)[0])[-1]
-  sizes = []
-  for _, _, parts in (marked[0], marked[-1]):
-    taken, given = memory_of(parts)
-    assert taken == given and taken
-    sizes.append({numbered(wire.first(wire.read(one), 2)).get(3, 0) for one in given})
-  # Whatever a thunk writes lies in one of them.
-  pieces = {}
-  for piece in wire.every(wire.read(wire.first(read(in_loops), 2)), 3):
-    fields = numbered(piece)
-    pieces[fields.get(1, 0)] = fields
-  written = {index for index, fields in pieces.items()
-             if not any(fields.get(kind) for kind in (3, 11, 12)) and not (
-                 fields.get(5) and not fields.get(7))}
-  assert sizes == [written, written]
-
-
-def test_marks_hand_on_what_they_stand_beside(in_loops):
-  for marked, _ in lists_of(thunks.timestamped(in_loops, 7)[0]):
-    for place, (_, kind, parts) in enumerate(marked):
-      if kind != "collective":
-        continue
+def test_memory_keeps_marks_in_order_with_each_other_and_their_collectives(in_loops):
+  collectives = {name for [_, (name, *_), *_], _ in collectives_of(thunks.timestamped(
+      in_loops, 7)[0])}
+  for only in (None, set(), collectives, set(sorted(collectives)[:1])):
+    made, _ = thunks.timestamped(in_loops, 7, only)
+    tokens = []
+    for (enter, (name, _, parts, _), *leave), _ in collectives_of(made):
       buffers = wire.read(wire.first(wire.read(wire.first(parts, 18)), 2))
-      sources, destinations = wire.every(buffers, 1), wire.every(buffers, 2)
-      taken, given = memory_of(marked[place - 1][2])
-      assert (taken[:len(sources)], given) == (sources, sources[:1])
-      assert memory_of(marked[place + 1][2]) == (destinations, destinations)
-
-
-def collectives_in_order(data):
-  """Collectives as they run: (list, operands' fields, the call before)."""
-  found = []
-
-  def visit(sequence, of):
-    before = None
-    for thunk in wire.every(wire.read(sequence), 1):
-      parts = wire.read(thunk)
-      if wire.first(parts, 1) == b"collective":
-        found.append((of, wire.read(wire.first(wire.read(wire.first(parts, 18)), 2)), before))
-      in_call = wire.first(wire.read(wire.first(parts, 2)), 1).startswith(b"jaxpace_call.")
-      for one in inner_lists(parts):
-        visit(one, of if in_call else one)
-      before = parts
-
-  visit(wire.first(read(data), 6), "outer")
-  return found
-
-
-def test_collectives_of_different_lists_keep_their_order(in_loops):
-  # XLA keeps it by more than memory, and loses that when it loads a program.
-  names = {name for name, kind, _ in sum((here for here, _ in lists_of(in_loops)), [])
-           if kind == "collective"}
-  for only in (None, set(), names):
-    order = collectives_in_order(thunks.timestamped(in_loops, 7, only)[0])
-    between = 0
-    for (of, one, _), (where, two, call) in zip(order, order[1:], strict=False):
-      taken, given = memory_of(call) if where != of or only != set() else ([], [])
-      assert not given or given == wire.every(two, 1)[:1]
-      assert where == of or wire.every(one, 2)[0] in taken
-      between += where != of
-    assert between >= 2
+      result = wire.every(buffers, 2)[:1]
+      read_first, (token, *written) = memory_of(enter[2])
+      assert (read_first, written) == ([], result)
+      assert bool(leave) == (only is None or name in only)
+      assert [memory_of(one[2]) for one in leave] == [(result, [])] * len(leave)
+      assert b"{mark = %d" % ((7 if leave else 0) << 32) in wire.first(enter[2], 16) or leave
+      tokens.append(token)
+    outermost = lists_of(made)[-1]
+    if only is None:
+      tokens += [memory_of(one[2])[1][0] for one in (outermost[0], outermost[-1])]
+    assert len(set(tokens)) == 1 and len(tokens) >= 3
 
 
 @given(st.binary(max_size=40))
