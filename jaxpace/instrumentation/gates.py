@@ -18,109 +18,56 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.instrumentation import primitives
-from jaxpace.instrumentation.program import Program, constant_values, size_bytes
-
-_COPIED_FREELY = 1 << 16
-"""Bytes. To hold back an input of the step XLA may have to copy it; up to this, nobody notices."""
+from jaxpace.instrumentation.program import COPIED_FREELY, Program
 
 _MOST_WAITED = 8
 """Values a phase boundary waits for."""
 
 
-class Producers:
-  """Which equation makes a value; step inputs and constants have none."""
+def exact(program: Program, value: int) -> bool:
+  """Whether holding this value back can change no result."""
+  dtype = getattr(program.avals[value], "dtype", None)
+  if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+    return False
+  name = program.primitive(value)
+  if name is None:
+    # An input of the step: in memory, rounded.
+    return True
+  if name in primitives.TRANSPARENT:
+    source = program.source(value)
+    return source is not None and exact(program, source)
+  if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
+    return True
+  # Half precision: a conversion back to float32 may be elided. A matrix may not be in default
+  # layout.
+  in_memory = name in primitives.IN_MEMORY | primitives.COLLECTIVES
+  return program.flat(value) and dtype in (jnp.float32, jnp.float64) and in_memory
 
-  def __init__(self, program: Program):
-    self.program = program
-    self.constant = constant_values(program)
-    self._maker = {o: i for i, e in enumerate(program.equations) for o in e.outputs}
-    self._plain = self._plain_values()
 
-  def of(self, value: int) -> int | None:
-    return self._maker.get(value)
-
-  def primitive(self, value: int) -> str | None:
-    index = self.of(value)
-    return None if index is None else self.program.equations[index].primitive.name
-
-  def exact(self, value: int) -> bool:
-    """Whether holding this value back can change no result."""
-    dtype = getattr(self.program.avals[value], "dtype", None)
-    if dtype is None or jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
-      return False
-    name = self.primitive(value)
-    if name is None:
-      # An input of the step: in memory, rounded.
-      return True
-    if name in primitives.TRANSPARENT:
-      source = next(iter(self.program.equations[self._maker[value]].reads()), None)
-      return source is not None and self.exact(source)
-    if jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_):
-      return True
-    # Half precision: a conversion back to float32 may be elided. A matrix may not be in default
-    # layout.
-    in_memory = name in primitives.IN_MEMORY | primitives.COLLECTIVES
-    return self.flat(value) and dtype in (jnp.float32, jnp.float64) and in_memory
-
-  def flat(self, value: int) -> bool:
-    """Whether a value has fewer than two axes, and so one layout."""
-    return len(getattr(self.program.avals[value], "shape", ())) < 2
-
-  def cost(self, value: int) -> tuple[int, int]:
-    """What to hold back first: small values, then large ones."""
-    size = size_bytes(self.program.avals[value])
-    return (int(size > _COPIED_FREELY), size)
-
-  def whole(self, value: int) -> bool:
-    """Whether a matrix product, convolution or opaque operation makes it, perhaps transposed."""
-    name = self.primitive(value)
-    if name in primitives.TRANSPARENT or name == "transpose":
-      source = next(iter(self.program.equations[self._maker[value]].reads()), None)
-      return source is not None and self.whole(source)
-    return name in primitives.IN_MEMORY | primitives.PRODUCTS
-
-  def plain(self, value: int) -> bool:
-    """Whether a small array has XLA's default layout for sure.
-
-    Nothing near it is transposed or multiplied.
-    """
-    return value in self._plain
-
-  def _plain_values(self) -> frozenset[int]:
-    small = {v for v, aval in enumerate(self.program.avals) if size_bytes(aval) <= _COPIED_FREELY}
-    found = small.difference(self._maker)
-    for equation in self.program.equations:
-      name = equation.primitive.name
-      kept = name in primitives.ELEMENTWISE and found.issuperset(equation.reads())
-      if primitives.reduces(name) or kept:
-        found |= small.intersection(equation.outputs)
-    return frozenset(found)
-
-  def opaque(self, value: int) -> bool:
-    """Whether the value comes from a loop, a branch or a call: XLA fuses nothing around those."""
-    return self.primitive(value) in primitives.IN_MEMORY
+def _whole(program: Program, value: int) -> bool:
+  """Whether a matrix product, convolution or opaque operation makes it, perhaps transposed."""
+  name = program.primitive(value)
+  if name in primitives.TRANSPARENT or name == "transpose":
+    source = program.source(value)
+    return source is not None and _whole(program, source)
+  return name in primitives.IN_MEMORY | primitives.PRODUCTS
 
 
 # What a timestamp holds back.
 
 
-def cover(producers: Producers, segment: Sequence[int], significant: Iterable[int],
-          major: Iterable[int]) -> tuple[list[int], bool]:
+def cover(program: Program, segment: Sequence[int]) -> tuple[list[int], bool]:
   """Chooses the values to gate so that no significant equation of a segment starts before a
   timestamp.
 
   Args:
-    producers: of the flat step.
+    program: the flat step.
     segment: indices of the segment's equations, in order.
-    significant: indices of the equations to hold back.
-    major: those of them that must be; a cast of parameters here and there may start early.
 
   Returns:
     The values to gate within this segment, the smallest that do, and whether they hold back every
-    major equation.
+    major equation; a cast of parameters here and there may start early.
   """
-  program = producers.program
-  heavy, decisive = set(significant), set(major)
   held: set[int] = set()
   # Made of constants alone: no work of the step.
   free: set[int] = set()
@@ -135,17 +82,18 @@ def cover(producers: Producers, segment: Sequence[int], significant: Iterable[in
       free |= set(equation.outputs)
       continue
     sources = reads.union(*(behind.get(value, ()) for value in reads))
-    if index in heavy and not reads & held:
-      exact = [v for v in sources if producers.exact(v)]
-      if exact:
-        best = min(exact, key=lambda v: (producers.cost(v), v))
+    if index in program.significant and not reads & held:
+      able = [v for v in sources if exact(program, v)]
+      if able:
+        # Small values, then large ones.
+        best = min(able, key=lambda v: (program.size(v) > COPIED_FREELY, program.size(v), v))
         chosen.append(best)
         held |= _descendants(program, segment, index, best)
-      elif index in decisive:
+      elif index in program.major:
         complete = False
     if reads & held:
       held |= set(equation.outputs)
-    elif index not in heavy:
+    elif index not in program.significant:
       behind.update((output, sources) for output in equation.outputs)
   return chosen, complete
 
@@ -162,70 +110,67 @@ def _descendants(program: Program, segment: Sequence[int], before: int, root: in
   return found
 
 
-def gate(producers: Producers, bucket: Sequence[int]) -> int | None:
+def gate(program: Program, bucket: Sequence[int]) -> int | None:
   """The operand that the entry timestamp holds back: the smallest float32 or integer one.
 
   None if there is none. A half-precision operand is never held back: XLA reduces it in float32 and
   elides the conversion before it.
   """
-  program = producers.program
   candidates = []
   for index in bucket:
     for value in program.equations[index].reads():
       dtype = getattr(program.avals[value], "dtype", None)
       if (dtype in (jnp.float32, jnp.float64, jnp.int32, jnp.uint32)
-          and value not in producers.constant
-          and (producers.flat(value) or producers.plain(value))):
-        candidates.append((dtype != jnp.float32, size_bytes(program.avals[value]), value))
+          and value not in program.constant
+          and (program.flat(value) or value in program.plain)):
+        candidates.append((dtype != jnp.float32, program.size(value), value))
   return min(candidates)[2] if candidates else None
 
 
-def scalar_inputs(producers: Producers, following: Iterable[int]) -> list[int]:
+def scalar_inputs(program: Program, following: Iterable[int]) -> list[int]:
   """Scalar inputs of the step that the equations after a bucket read.
 
   They are its step count, a learning rate. Adam's corrections and learning rate schedules come from
   the step count, so holding back these four bytes holds back every kernel of such an update. No
   more than scalars: holding back biases was seen to change results.
   """
-  program = producers.program
   read = {v for i in following for v in program.equations[i].reads()}
   return [v for v in program.inputs
-          if v in read and program.avals[v].shape == () and producers.exact(v)]
+          if v in read and program.avals[v].shape == () and exact(program, v)]
 
 
 # What a timestamp waits for.
 
 
-def ends(producers: Producers, segment: Sequence[int]) -> list[int]:
+def ends(program: Program, segment: Sequence[int]) -> list[int]:
   """Values made by a segment whose being ready shows that it is over.
 
   Only such as are in memory whatever XLA does: results of the step (the loss), operands of
   collectives (the loss again), results of opaque operations. One more reader of any other value
   could change what is fused.
   """
-  program = producers.program
   made = {o for i in segment for o in program.equations[i].outputs}
   kept = {ref for ref in program.outputs if isinstance(ref, int)}
   kept |= {v for e in program.equations if e.collective for v in e.reads()}
-  kept |= {v for v in made if producers.opaque(v)}
-  kept -= producers.constant
+  # XLA fuses nothing around a loop, a branch or a call.
+  kept |= {v for v in made if program.primitive(v) in primitives.IN_MEMORY}
+  kept -= program.constant
   return sorted(v for v in made & kept
-                if size_bytes(program.avals[v]) and producers.flat(v))[-_MOST_WAITED:]
+                if program.size(v) and program.flat(v))[-_MOST_WAITED:]
 
 
-def meeting_order(producers: Producers) -> dict[int, int]:
+def meeting_order(program: Program) -> dict[int, int]:
   """Position of each equation in the order in which XLA meets them.
 
   It walks from the step's results. XLA combines all-reduces greedily in that order; timestamps must
   not change it.
   """
-  program = producers.program
   order: dict[int, int] = {}
   waiting = [(ref, False) for ref in reversed(program.outputs) if isinstance(ref, int)]
   opened: set[int] = set()
   while waiting:
     value, done = waiting.pop()
-    index = producers.of(value)
+    index = program.maker.get(value)
     if index is None or index in order:
       continue
     if done:
@@ -237,7 +182,7 @@ def meeting_order(producers: Producers) -> dict[int, int]:
   return order
 
 
-def operands(producers: Producers, bucket: Sequence[int], behind: Mapping[int, int]) -> list[int]:
+def operands(program: Program, bucket: Sequence[int], behind: Mapping[int, int]) -> list[int]:
   """Operands of a bucket that its entry timestamp waits for.
 
   All flat ones; of matrices those that are results of whole kernels, of which an element can be
@@ -246,14 +191,13 @@ def operands(producers: Producers, bucket: Sequence[int], behind: Mapping[int, i
   element may be computed anew, but from what is done.
 
   Args:
-    producers: of the flat step.
+    program: the flat step.
     bucket: indices of its collectives, in the order in which XLA meets them.
     behind: by value, the significant equations behind it, from `dependencies`.
   """
-  program = producers.program
   values = [v for v in dict.fromkeys(v for i in bucket for v in program.equations[i].reads())
-            if size_bytes(program.avals[v]) and v not in producers.constant]
-  chosen = {v for v in values if producers.flat(v) or producers.whole(v)}
+            if program.size(v) and v not in program.constant]
+  chosen = {v for v in values if program.flat(v) or _whole(program, v)}
   done = _all_behind(chosen, behind)
   for value in sorted(set(values) - chosen, key=lambda v: (-behind.get(v, 0).bit_count(), v)):
     if behind.get(value, 0) & ~done:
@@ -262,7 +206,7 @@ def operands(producers: Producers, bucket: Sequence[int], behind: Mapping[int, i
   return [v for v in values if v in chosen] or values
 
 
-def results(producers: Producers, bucket: Sequence[int]) -> list[int]:
+def results(program: Program, bucket: Sequence[int]) -> list[int]:
   """The results of a bucket that can tell that it is over, in the order in which XLA meets them.
 
   Where a timestamp should be given little, it waits for the first flat one. A gradient can't be
@@ -270,12 +214,11 @@ def results(producers: Producers, bucket: Sequence[int]) -> list[int]:
   one would change which products the compiler contracts with which sums. But XLA runs what becomes
   ready in order, and the first result's readers are ready first; and see `scalar_inputs`.
   """
-  program = producers.program
-  found = [o for i in bucket for o in program.equations[i].outputs if size_bytes(program.avals[o])]
-  return [v for v in found if v not in producers.constant] or found
+  found = [o for i in bucket for o in program.equations[i].outputs if program.size(o)]
+  return [v for v in found if v not in program.constant] or found
 
 
-def latest(producers: Producers, found: Sequence[int], behind: Mapping[int, int]) -> int:
+def latest(program: Program, found: Sequence[int], behind: Mapping[int, int]) -> int:
   """Of a bucket's results one whose operands come after the most collectives, flat if any is.
 
   XLA moves an operand that is ready early into an earlier all-reduce of the same kind: with batch
@@ -283,21 +226,21 @@ def latest(producers: Producers, found: Sequence[int], behind: Mapping[int, int]
   all the others' results can't be moved.
 
   Args:
-    producers: of the flat step.
+    program: the flat step.
     found: the results, from `results`.
     behind: by value, the collectives behind it, from `dependencies`.
   """
   def after(value: int) -> int:
-    index = producers.of(value)
+    index = program.maker.get(value)
     assert index is not None, "a collective's"
-    equation = producers.program.equations[index]
+    equation = program.equations[index]
     each = len(equation.inputs) == len(equation.outputs)
     reads = [equation.inputs[equation.outputs.index(value)]] if each else equation.reads()
     return _all_behind((v for v in reads if isinstance(v, int)), behind).bit_count()
 
   counts = [after(value) for value in found]
   late = [value for value, count in zip(found, counts, strict=True) if count == max(counts)]
-  return next((value for value in late if producers.flat(value)), late[0])
+  return next((value for value in late if program.flat(value)), late[0])
 
 
 def dependencies(program: Program, equations: Iterable[int]) -> dict[int, int]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +21,9 @@ from jax.extend import core as jex_core
 from jaxpace.core.plan import Untimed
 from jaxpace.instrumentation import primitives
 from jaxpace.observation import phases
+
+COPIED_FREELY = 1 << 16
+"""Bytes. To hold back an input of the step XLA may have to copy it; up to this, nobody notices."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Equation:
     return (ref for ref in self.inputs if not isinstance(ref, Literal))
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Program:
   """A step, flat. `avals[i]` is the abstract value of value number `i`."""
 
@@ -63,6 +68,83 @@ class Program:
   avals: list[Any]
   hidden: list[Untimed]
 
+  # What is known of its values.
+
+  @functools.cached_property
+  def maker(self) -> dict[int, int]:
+    """By value, which equation makes it; inputs and constants have none."""
+    return {o: i for i, e in enumerate(self.equations) for o in e.outputs}
+
+  @functools.cached_property
+  def constant(self) -> frozenset[int]:
+    """Values made of constants alone.
+
+    XLA computes them ahead, and sums them over the ranks by multiplying. The gradients of unused
+    parameters are such. No timestamp may wait for them or for their sums: they are always there.
+    """
+    found: set[int] = set()
+    for equation in self.equations:
+      if equation.collective and len(equation.inputs) == len(equation.outputs):
+        # One operand, one result.
+        found.update(o for ref, o in zip(equation.inputs, equation.outputs, strict=True)
+                     if isinstance(ref, Literal) or ref in found)
+      elif found.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
+        found.update(equation.outputs)
+    return frozenset(found)
+
+  @functools.cached_property
+  def plain(self) -> frozenset[int]:
+    """Small arrays that have XLA's default layout for sure: nothing near is transposed or
+    multiplied."""
+    small = {v for v in range(len(self.avals)) if self.size(v) <= COPIED_FREELY}
+    found = small.difference(self.maker)
+    for equation in self.equations:
+      name = equation.primitive.name
+      kept = name in primitives.ELEMENTWISE and found.issuperset(equation.reads())
+      if primitives.reduces(name) or kept:
+        found |= small.intersection(equation.outputs)
+    return frozenset(found)
+
+  def size(self, value: int) -> int:
+    """Bytes on one rank."""
+    return size_bytes(self.avals[value])
+
+  def flat(self, value: int) -> bool:
+    """Whether a value has fewer than two axes, and so one layout."""
+    return len(getattr(self.avals[value], "shape", ())) < 2
+
+  def primitive(self, value: int) -> str | None:
+    """Name of what makes a value; None for inputs and constants."""
+    index = self.maker.get(value)
+    return None if index is None else self.equations[index].primitive.name
+
+  def source(self, value: int) -> int | None:
+    """The first value that the maker of a value reads, if it reads any."""
+    return next(iter(self.equations[self.maker[value]].reads()), None)
+
+  # How much work there is.
+
+  @functools.cached_property
+  def costs(self) -> tuple[float, ...]:
+    """Operations of each equation; none for collectives, and for what is made of constants."""
+    return tuple(0.0 if e.collective or self.constant.issuperset(e.outputs) else
+                 work(e.primitive.name, e.params, [self.avals[v] for v in e.reads()],
+                      [self.avals[o] for o in e.outputs]) for e in self.equations)
+
+  @functools.cached_property
+  def significant(self) -> frozenset[int]:
+    """Equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
+    return self._of_share(1e-3)
+
+  @functools.cached_property
+  def major(self) -> frozenset[int]:
+    """Equations that are never overlooked: a fiftieth of the step's work or more, or opaque."""
+    return self._of_share(0.02)
+
+  def _of_share(self, share: float) -> frozenset[int]:
+    bar = max(share * sum(c for c in self.costs if c != math.inf), 1.0)
+    return frozenset(i for i, c in enumerate(self.costs) if c >= bar)
+
 
 def size_bytes(aval: Any) -> int:
   """Bytes of a value on one rank; 0 for what has no size (tokens)."""
@@ -72,21 +154,30 @@ def size_bytes(aval: Any) -> int:
   return int(np.prod(shape, dtype=np.int64)) * int(getattr(dtype, "itemsize", 4))
 
 
-def constant_values(program: Program) -> frozenset[int]:
-  """Values made of constants alone.
+def work(name: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
+         ) -> float:
+  """A rough count of operations of a primitive on values or abstract values, what it calls counted
+  within; infinite where it is unknown."""
+  if name in primitives.UNKNOWN_WORK:
+    return math.inf
+  if name in primitives.WEIGHTLESS:
+    return 0.0
+  made = float(sum(map(_elements, outputs)))
+  if name == "dot_general":
+    (contract, _), _ = params["dimension_numbers"]
+    return 2.0 * made * math.prod(inputs[0].shape[d] for d in contract)
+  if name == "conv_general_dilated":
+    kernel = inputs[1].shape
+    features = kernel[params["dimension_numbers"].rhs_spec[0]]
+    return 2.0 * made * math.prod(kernel) / max(features, 1)
+  called = [sum(work(eqn.primitive.name, eqn.params, [v.aval for v in eqn.invars],
+                     [v.aval for v in eqn.outvars]) for eqn in body.eqns)
+            for body in bodies(params)]
+  return max([made + sum(map(_elements, inputs)), *called])
 
-  XLA computes them ahead, and sums them over the ranks by multiplying. The gradients of unused
-  parameters are such. No timestamp may wait for them or for their sums: they are always there.
-  """
-  found: set[int] = set()
-  for equation in program.equations:
-    if equation.collective and len(equation.inputs) == len(equation.outputs):
-      # One operand, one result.
-      found.update(o for ref, o in zip(equation.inputs, equation.outputs, strict=True)
-                   if isinstance(ref, Literal) or ref in found)
-    elif found.issuperset(equation.reads()) and not equation.primitive.name.endswith("callback"):
-      found.update(equation.outputs)
-  return frozenset(found)
+
+def _elements(value: Any) -> int:
+  return math.prod(getattr(value, "shape", ()))
 
 
 def axes_of(primitive: Any, params: Mapping[str, Any]) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import piggyback
 from jaxpace.instrumentation.before_collective import Holder, Holding
 from jaxpace.instrumentation.program import Literal, Ref, evaluate
-from jaxpace.instrumentation.schedule import Bucket, BucketTimestamps
+from jaxpace.instrumentation.schedule import BucketTimestamps, Stage
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation import phases
 from jaxpace.observation.clocks import Clock, gate, words
@@ -139,11 +139,11 @@ class Evaluation:
       outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
     self.env.update(zip(equation.outputs, outputs, strict=True))
 
-  def bucket(self, bucket: Bucket) -> None:
+  def bucket(self, stage: Stage) -> None:
     """Evaluates collectives that meet, between their timestamps if they have any."""
-    timestamps = bucket.timestamps
+    timestamps = stage.timestamps
     if timestamps is None:
-      for index in bucket.equations:
+      for index in stage.bucket:
         self.equation(index, self.read)
       return
     seen: dict[int, Any] = {}
@@ -155,7 +155,7 @@ class Evaluation:
       ours = self.our_operand(timestamps, begin)
       if timestamps.gate is not None and (ours is None or not timestamps.last):
         (seen[timestamps.gate],) = gate(self.clock, begin, [self.env[timestamps.gate]])
-    for index in bucket.equations:
+    for index in stage.bucket:
       self.equation(index, functools.partial(self.read, seen=seen))
     with jax.named_scope("jaxpace"):
       # On a GPU XLA makes several collectives of one bucket, to overlap them with what is computed
@@ -252,8 +252,7 @@ class Evaluation:
           with jax.named_scope("jaxpace"):
             self.holder = self.timestamp(*(self.env[v] for v in segment.boundary))
         self.equations(segment.equations, segment.gated)
-      if stage.bucket is not None:
-        self.bucket(stage.bucket)
+      self.bucket(stage)
     outputs = self.outputs = [self.read(ref) for ref in self.program.outputs]
     with jax.named_scope("jaxpace"):
       # What a step hands back as it came is there from the start, and keeping it to the end would

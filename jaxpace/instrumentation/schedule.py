@@ -2,7 +2,7 @@
 
     Stage     what is computed between two buckets
       Segment   its equations of one phase
-      Bucket    the collectives that end it, and the two timestamps around them
+      bucket    the collectives that end it, and the two timestamps around them
 
 Collectives that depend on none of each other form one bucket: XLA combines them, and a rank enters
 them together. Buckets are formed from the end (a gradient's psum that only feeds the update belongs
@@ -15,20 +15,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE
-from jaxpace.instrumentation import primitives
 from jaxpace.instrumentation.piggyback import Carrier
 from jaxpace.instrumentation.program import (
   Equation,
   Program,
   bodies,
-  constant_values,
   levels,
   nested_phases,
-  size_bytes,
 )
 from jaxpace.observation import phases
 
@@ -72,80 +68,14 @@ class BucketTimestamps:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bucket:
-  """Collectives that depend on none of each other, in program order."""
-
-  equations: tuple[int, ...]
-  timestamps: BucketTimestamps | None = None
-  """None before the timestamps are decided on, and where there are more buckets than slots."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Stage:
-  """What is computed between two buckets, then the bucket that ends it: none in the last stage."""
+  """What is computed between two buckets, then the bucket that ends it."""
 
   segments: tuple[Segment, ...]
-  bucket: Bucket | None
-
-  @property
-  def timestamps(self) -> BucketTimestamps | None:
-    """Those around its bucket, if it has any."""
-    return None if self.bucket is None else self.bucket.timestamps
-
-
-def work(equation: Equation, program: Program) -> float:
-  """A rough count of operations of an equation; infinite where it is unknown."""
-  return _work(equation.primitive.name, equation.params,
-               [program.avals[value] for value in equation.reads()],
-               [program.avals[output] for output in equation.outputs])
-
-
-def _work(name: str, params: Mapping[str, Any], inputs: Sequence[Any], outputs: Sequence[Any]
-          ) -> float:
-  """The same of a primitive, for values or abstract values; what it calls is counted within."""
-  if name in primitives.UNKNOWN_WORK:
-    return math.inf
-  if name in primitives.WEIGHTLESS:
-    return 0.0
-  made = float(sum(map(_elements, outputs)))
-  if name == "dot_general":
-    (contract, _), _ = params["dimension_numbers"]
-    return 2.0 * made * math.prod(inputs[0].shape[d] for d in contract)
-  if name == "conv_general_dilated":
-    kernel = inputs[1].shape
-    features = kernel[params["dimension_numbers"].rhs_spec[0]]
-    return 2.0 * made * math.prod(kernel) / max(features, 1)
-  called = [sum(_work(eqn.primitive.name, eqn.params, [v.aval for v in eqn.invars],
-                      [v.aval for v in eqn.outvars]) for eqn in body.eqns)
-            for body in bodies(params)]
-  return max([made + sum(map(_elements, inputs)), *called])
-
-
-def _elements(value: Any) -> int:
-  return math.prod(getattr(value, "shape", ()))
-
-
-_SIGNIFICANT, _MAJOR = 1e-3, 0.02
-"""Shares of a step's work: one whose order in time matters, and one that is never overlooked."""
-
-
-def significant(program: Program) -> frozenset[int]:
-  """Equations whose order in time matters: a thousandth of the step's work or more, or opaque."""
-  return _of_share(program, _SIGNIFICANT)
-
-
-def major(program: Program) -> frozenset[int]:
-  """Equations that are never overlooked: a fiftieth of the step's work or more, or opaque."""
-  return _of_share(program, _MAJOR)
-
-
-def _of_share(program: Program, share: float) -> frozenset[int]:
-  free = constant_values(program)
-  costs = [0.0 if e.collective or free.issuperset(e.outputs) else work(e, program)
-           for e in program.equations]
-  total = sum(c for c in costs if c != math.inf)
-  bar = max(total * share, 1.0)
-  return frozenset(i for i, c in enumerate(costs) if c >= bar)
+  bucket: tuple[int, ...]
+  """Collectives that depend on none of each other, in program order; none in the last stage."""
+  timestamps: BucketTimestamps | None = None
+  """None before the timestamps are decided on, and where there are more buckets than slots."""
 
 
 def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
@@ -159,10 +89,10 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
     collectives: indices of the equations of one bucket.
 
   Returns:
-    0 to 1, by `work`; what can't be counted (a loop) is left out of the whole, so that the share is
-    rather too large. None where any of that may run meanwhile.
+    0 to 1, by `Program.costs`; what can't be counted (a loop) is left out of the whole, so that the
+    share is rather too large. None where any of that may run meanwhile.
   """
-  own, free = frozenset(collectives), constant_values(program)
+  own = frozenset(collectives)
   before: set[int] = set()
   # What nobody needs the compiler drops.
   needed = {ref for ref in program.outputs if isinstance(ref, int)}
@@ -178,9 +108,9 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
     if index in own or after.intersection(equation.reads()):
       after.update(equation.outputs)
     idle = not needed.intersection(equation.outputs)
-    if idle or equation.collective or free.issuperset(equation.outputs):
+    if idle:
       continue
-    cost = work(equation, program)
+    cost = program.costs[index]
     total += cost if cost != math.inf else 0.0
     if not before.intersection(equation.outputs) and not after.intersection(equation.outputs):
       apart += cost
@@ -189,15 +119,15 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
   return apart / total if total else 0.0
 
 
-def buckets(program: Program) -> list[Bucket]:
-  """Returns the collectives of a step, first to last, without timestamps."""
+def buckets(program: Program) -> list[tuple[int, ...]]:
+  """Returns the collectives of a step, those that depend on none of each other together, first to
+  last."""
   level = levels([(list(equation.reads()), equation.outputs, equation.collective)
                   for equation in program.equations])
   if not level:
     return []
   top = max(level.values())
-  return [Bucket(tuple(sorted(i for i, h in level.items() if h == top - b)))
-          for b in range(top + 1)]
+  return [tuple(sorted(i for i, h in level.items() if h == top - b)) for b in range(top + 1)]
 
 
 def stages(program: Program, most_segments: int) -> list[Stage]:
@@ -214,7 +144,7 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
     buckets in that order is a valid order.
   """
   ordered = buckets(program)
-  bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket.equations}
+  bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket}
   feeding = _feeding(program)
   # By value, the stage in which it can be computed.
   ready: dict[int, int] = {}
@@ -236,7 +166,7 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
   if sum(map(len, segments)) > most_segments:
     segments = [_merged(several) if len(several) > 1 else several for several in segments]
   return [Stage(of_stage, bucket)
-          for of_stage, bucket in zip(segments, [*ordered, None], strict=True)]
+          for of_stage, bucket in zip(segments, [*ordered, ()], strict=True)]
 
 
 def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -261,7 +191,6 @@ class _Splitter:
 
   def __init__(self, program: Program):
     self.program = program
-    self.significant, self.major = significant(program), major(program)
 
   def segments(self, indices: Sequence[int], last: bool) -> tuple[Segment, ...]:
     """Only significant equations start a segment; light ones join the one they stand in."""
@@ -270,7 +199,7 @@ class _Splitter:
     pending: list[int] = []
     for index in indices:
       phase = self.phase(index, found[-1][0] if found else None, last)
-      if index not in self.significant:
+      if index not in self.program.significant:
         if found and not pending and phase == found[-1][0]:
           found[-1][1].append(index)
         else:
@@ -292,7 +221,7 @@ class _Splitter:
       return COMPUTE
     phase = phases.classify(equation.stack)
     # After the last collective, casting gradients is part of the update.
-    if phase == phases.OTHER or last and index not in self.major:
+    if phase == phases.OTHER or last and index not in self.program.major:
       phase = UPDATE if last else COMPUTE
     # Clipping or casting gradients between backward and sync belongs to what it follows.
     return BACKWARD if phase == COMPUTE and before == BACKWARD else phase
@@ -316,5 +245,5 @@ def _mixed(equation: Equation) -> bool:
 
 def operand_bytes(program: Program, collectives: Sequence[int]) -> int:
   """Bytes of all operands of these collectives on one rank."""
-  return sum(size_bytes(program.avals[value])
+  return sum(program.size(value)
              for index in collectives for value in program.equations[index].reads())

@@ -53,8 +53,7 @@ def write_script(program: Program, axis: Sequence[str], *, slots: int, delayed: 
   writer = _Writer(program, bare, slots)
   stages = [writer.stage(number, delayed) for number in range(len(bare))]
   timestamped = [(stage, stage.timestamps) for stage in stages if stage.timestamps is not None]
-  left = [stage.bucket.equations for stage in stages
-          if stage.bucket is not None and stage.timestamps is None]
+  left = [stage.bucket for stage in stages if stage.bucket and stage.timestamps is None]
   unstamped = [*program.hidden,
                *(_left_out(program, index) for collectives in left for index in collectives)]
   return Script(
@@ -72,10 +71,8 @@ class _Writer:
 
   def __init__(self, program: Program, stages: Sequence[Stage], slots: int):
     self.program, self.stages = program, stages
-    self.producers = gates.Producers(program)
-    self.significant, self.major = schedule.significant(program), schedule.major(program)
-    self.order = gates.meeting_order(self.producers)
-    self.work_behind = gates.dependencies(program, self.significant)
+    self.order = gates.meeting_order(program)
+    self.work_behind = gates.dependencies(program, program.significant)
     self.collectives_behind = gates.dependencies(
         program, (i for i, equation in enumerate(program.equations) if equation.collective))
     self.slot_of = _slots(program, stages, slots)
@@ -88,17 +85,15 @@ class _Writer:
     segments = [self.first(first, number, delayed)]
     for segment in others:
       self.append(segments, segment)
-    bucket = bare.bucket
-    if bucket is not None and number in self.slot_of:
-      bucket = dataclasses.replace(bucket, timestamps=self.timestamps(bucket.equations, number))
-    return Stage(tuple(segments), bucket)
+    return Stage(tuple(segments), bare.bucket,
+                 self.timestamps(bare.bucket, number) if number in self.slot_of else None)
 
   def first(self, segment: Segment, number: int, delayed: bool) -> Segment:
     """The first segment of a stage."""
     if number > 0:
       # The exit timestamp holds back the collective's own results.
       return segment
-    gated, complete = self.cover(segment)
+    gated, complete = gates.cover(self.program, segment.equations)
     if delayed and not complete:
       self.notices.append("Part of the step can start before its delay: no value there can be held "
                           "back exactly.")
@@ -107,8 +102,8 @@ class _Writer:
   def append(self, segments: list[Segment], segment: Segment) -> None:
     """Appends a segment behind a boundary; where none can be held, joins it to the one before."""
     before = segments[-1]
-    waits_for = gates.ends(self.producers, before.equations)
-    gated, complete = self.cover(segment)
+    waits_for = gates.ends(self.program, before.equations)
+    gated, complete = gates.cover(self.program, segment.equations)
     if complete and waits_for:
       segments.append(dataclasses.replace(segment, gated=tuple(gated), boundary=tuple(waits_for)))
       return
@@ -118,30 +113,27 @@ class _Writer:
     segments[-1] = dataclasses.replace(
         before, phase=COMPUTE, equations=before.equations + segment.equations)
 
-  def cover(self, segment: Segment) -> tuple[list[int], bool]:
-    return gates.cover(self.producers, segment.equations, self.significant, self.major)
-
   def timestamps(self, collectives: Sequence[int], number: int) -> BucketTimestamps:
     """The timestamps around the bucket that ends a stage."""
     met = sorted(collectives, key=lambda index: self.order.get(index, len(self.order)))
-    results = gates.results(self.producers, met)
+    results = gates.results(self.program, met)
     following = [i for segment in self.stages[number + 1].segments for i in segment.equations]
     slot = self.slot_of[number]
     return BucketTimestamps(
         slot=slot,
-        operands=tuple(gates.operands(self.producers, met, self.work_behind)),
-        gate=gates.gate(self.producers, collectives),
+        operands=tuple(gates.operands(self.program, met, self.work_behind)),
+        gate=gates.gate(self.program, collectives),
         joinable=_joinable(self.program, collectives, slot),
         last=number == len(self.stages) - 2,
         results=tuple(results),
-        latest_result=gates.latest(self.producers, results, self.collectives_behind),
-        held_after=tuple(gates.scalar_inputs(self.producers, following)))
+        latest_result=gates.latest(self.program, results, self.collectives_behind),
+        held_after=tuple(gates.scalar_inputs(self.program, following)))
 
 
 def _slots(program: Program, stages: Sequence[Stage], slots: int) -> dict[int, int]:
   """By number of a stage, the slot of its bucket: the largest buckets get one, in order of time."""
-  sizes = {number: schedule.operand_bytes(program, stage.bucket.equations)
-           for number, stage in enumerate(stages) if stage.bucket is not None}
+  sizes = {number: schedule.operand_bytes(program, stage.bucket)
+           for number, stage in enumerate(stages) if stage.bucket}
   kept = sorted(sizes, key=lambda number: (-sizes[number], number))[:slots]
   return {number: slot for slot, number in enumerate(sorted(kept))}
 
@@ -170,9 +162,8 @@ def _carrier(program: Program, stages: Sequence[Stage], axis: tuple[str, ...]) -
 
   It has seen most of the step. If none can it is the largest, which is named in the reason.
   """
-  sizes = {stage.timestamps.joinable: schedule.operand_bytes(program, stage.bucket.equations)
-           for stage in stages if stage.bucket is not None and stage.timestamps is not None
-           and stage.timestamps.joinable is not None}
+  sizes = {stage.timestamps.joinable: schedule.operand_bytes(program, stage.bucket)
+           for stage in stages if stage.timestamps and stage.timestamps.joinable}
   able = [carrier for carrier in sizes if not piggyback.refusal(carrier, axis)]
   return able[-1] if able else max(sizes, key=lambda carrier: sizes[carrier], default=None)
 
@@ -195,7 +186,7 @@ def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrie
       continue
     for value in equation.reads():
       dtype = str(program.avals[value].dtype)
-      sizes[dtype, axes] = sizes.get((dtype, axes), 0) + size_bytes(program.avals[value])
+      sizes[dtype, axes] = sizes.get((dtype, axes), 0) + program.size(value)
   if not sizes:
     return None
   dtype, axes = max(sizes, key=lambda key: (piggyback.carries(key[0]), sizes[key], key))
@@ -205,9 +196,8 @@ def _joinable(program: Program, collectives: Sequence[int], slot: int) -> Carrie
 def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis: Sequence[str]
               ) -> Collective:
   """What the plan says of a timestamped bucket."""
-  assert stage.bucket is not None
-  equations = [program.equations[i] for i in stage.bucket.equations]
-  largest = max(equations, key=lambda e: sum(size_bytes(program.avals[v]) for v in e.reads()))
+  equations = [program.equations[i] for i in stage.bucket]
+  largest = max(equations, key=lambda e: sum(program.size(v) for v in e.reads()))
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
   names = tuple(sorted({e.primitive.name for e in equations}))
   operands = [program.avals[v] for e in equations for v in e.reads()]
@@ -216,7 +206,7 @@ def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis
       index=timestamps.slot, name=name, phase=stage.segments[-1].phase, enter_tags=(enter,),
       exit_tags=(leave,),
       may_begin_early=timestamps.may_begin_early,
-      meanwhile=schedule.meanwhile(program, stage.bucket.equations),
+      meanwhile=schedule.meanwhile(program, stage.bucket),
       primitives=names, kind=of_primitives(names), axes=tuple(_axes(equations, axis)),
       bytes=sum(map(size_bytes, operands)), operands=len(operands),
       dtypes=tuple(sorted({str(aval.dtype) for aval in operands})),

@@ -70,7 +70,7 @@ def test_a_collective_inside_a_custom_gradient_is_found():
 def in_order(stages):
   for stage in stages:
     yield from (i for segment in stage.segments for i in segment.equations)
-    yield from stage.bucket.equations if stage.bucket else ()
+    yield from stage.bucket
 
 
 @settings(max_examples=examples(25))
@@ -93,7 +93,7 @@ def test_every_equation_once_and_after_what_it_reads(seed, merge):
 def test_buckets_hold_all_collectives_and_none_feeds_another_of_its_bucket(seed):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
-  buckets = [bucket.equations for bucket in schedule.buckets(program)]
+  buckets = schedule.buckets(program)
   assert sorted(i for bucket in buckets for i in bucket) == [
       i for i, equation in enumerate(program.equations) if equation.collective]
   feeds = {}  # value -> collectives it depends on
@@ -136,7 +136,7 @@ def test_gradients_of_all_layers_form_one_bucket_the_norms_one_each():
     return [jax.lax.psum(g, "data") for g in grads]
 
   program = flat(step, [jnp.ones((8, 8))] * 2, jnp.ones((4, 8)))
-  buckets = [bucket.equations for bucket in schedule.buckets(program)]
+  buckets = schedule.buckets(program)
   assert len(buckets[-1]) == 2
   assert all(len(bucket) == 1 for bucket in buckets[:-1]) and len(buckets) >= 2
 
@@ -201,18 +201,16 @@ def constant(program, segment):
 def test_complete_means_that_nothing_major_starts_before_the_stamp(seed):
   step, arguments = layered(seed)
   program = flat(step, *arguments)
-  producers = gates.Producers(program)
-  significant, major = schedule.significant(program), schedule.major(program)
   segments = [segment.equations for stage in schedule.stages(program, most_segments=16)
               for segment in stage.segments]
   for segment in segments:
-    chosen, complete = gates.cover(producers, segment, significant, major)
-    assert all(producers.exact(value) for value in chosen)
+    chosen, complete = gates.cover(program, segment)
+    assert all(gates.exact(program, value) for value in chosen)
     assert len(set(chosen)) == len(chosen)
-    open_ones = (major.intersection(segment) - behind(program, segment, chosen)
+    open_ones = (program.major.intersection(segment) - behind(program, segment, chosen)
                  - constant(program, segment))
     assert complete == (not open_ones)
-  first, complete = gates.cover(producers, segments[0], significant, major)
+  first, complete = gates.cover(program, segments[0])
   assert complete and first, "the step's inputs can always be held"
 
 
@@ -220,10 +218,8 @@ def covered(step, *arguments):
   """What is gated of the first segment of a step, as the places of the step's arguments; and
   whether that is enough."""
   program = flat(step, *arguments)
-  producers = gates.Producers(program)
   segment = [i for i, e in enumerate(program.equations) if not e.collective]
-  chosen, complete = gates.cover(producers, segment, schedule.significant(program),
-                                 schedule.major(program))
+  chosen, complete = gates.cover(program, segment)
   return [program.inputs.index(v) for v in chosen], complete
 
 
@@ -258,9 +254,9 @@ def test_what_is_made_of_constants_alone_needs_no_gate():
 
 
 def made(step, *arguments):
-  """The value a step returns last, and its program's producers."""
+  """A step's program, and the value it returns last."""
   program = flat(step, *arguments)
-  return gates.Producers(program), program.outputs[-1]
+  return program, program.outputs[-1]
 
 
 MATRIX, VECTOR = jnp.ones((4, 4)), jnp.ones(4)
@@ -286,5 +282,5 @@ MATRIX, VECTOR = jnp.ones((4, 4)), jnp.ones(4)
 ], ids=["input", "matrix", "half", "reshape", "sum", "reshaped-sum", "integer", "boolean", "psum",
         "psum-matrix", "psum-half", "transpose", "product", "loop", "loop-matrix", "key"])
 def test_only_what_is_in_memory_rounded_is_held(step, argument, exact):
-  producers, value = made(step, argument)
-  assert producers.exact(value) == exact
+  program, value = made(step, argument)
+  assert gates.exact(program, value) == exact

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpace.instrumentation import piggyback, script
-from jaxpace.instrumentation.program import constant_values
 from tests.instrumentation.traced import flat
 
 ARGUMENTS = ({"a_unused": jnp.ones(7), "w": jnp.ones((8, 8)), "x_unused": jnp.ones(3)},
@@ -35,15 +34,15 @@ def test_no_stamp_waits_for_the_gradients_of_unused_parameters(step):
   """They are zeros that XLA sums ahead: a timestamp that waits for them, or for their sums, waits
   for nothing."""
   result = written(step)
-  constant = constant_values(result.program)
+  constant = result.program.constant
   last = result.stages[-2].bucket
   # Two of the operands and two of the results are such.
-  operands = {v for i in last.equations for v in result.program.equations[i].reads()}
-  results = {v for i in last.equations for v in result.program.equations[i].outputs}
+  operands = {v for i in last for v in result.program.equations[i].reads()}
+  results = {v for i in last for v in result.program.equations[i].outputs}
   assert len(operands & constant) == len(results & constant) == 2
   for stage in result.stages:
     if stage.bucket:
-      timestamps = stage.bucket.timestamps
+      timestamps = stage.timestamps
       assert timestamps.operands and not constant.intersection(timestamps.operands)
       assert timestamps.latest_result not in constant and timestamps.gate not in constant
     for segment in stage.segments:
