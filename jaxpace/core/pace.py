@@ -44,11 +44,10 @@ class PaceState(NamedTuple):
   alike: jax.Array | tuple[()] = ()
 
 
-def fresh(rank: int, ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
-  """Makes one rank's state before its first step, as numpy arrays.
+def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
+  """Makes the first device's state before its first step, as numpy arrays.
 
   Args:
-    rank: number of the rank's device in the job.
     ranks: ranks along the data axis.
     slots: collectives that have a slot.
     pacer: whose state it will carry, or None.
@@ -60,7 +59,7 @@ def fresh(rank: int, ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
   leaves: dict[str, Any] = {
       "end": np.zeros((2,), np.uint32),
       "step": np.zeros((), np.int32),
-      "rank": np.asarray(rank, np.int32),
+      "rank": np.zeros((), np.int32),
       "last_exit": np.zeros((2,), np.uint32),
       "delay": np.zeros((), np.float32),
       "info": np.zeros((MAX_DECISIONS,), np.float32),

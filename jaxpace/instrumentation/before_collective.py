@@ -21,9 +21,8 @@ heard: the record of them is what a pacer's `hold` can be replayed from.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -47,19 +46,6 @@ _FACTOR = 2654435761
 """Odd, and near the golden ratio of 2**32: spreads what it multiplies over all bits."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Holder:
-  """Who is asked before collectives, and what is known as the step begins."""
-
-  pacer: Pacer
-  max_hold: float  # s, in a step
-  step: jax.Array  # int32 []
-  state: Any  # the pacer's
-  allowed: jax.Array  # bool [], whether all ranks were alike in the step before
-  axis: tuple[str, ...]  # the data axis, over which it is listened
-  digest: jax.Array  # float32 [], by which ranks are compared
-
-
 class Held(NamedTuple):
   """What was done before one collective."""
 
@@ -69,23 +55,6 @@ class Held(NamedTuple):
   # uint32 [2] ns, by how much later for it this rank began, but for what it waited for later ranks
   # meanwhile: own entry + lost is when it would have begun to wait for them
   lost: jax.Array
-
-
-def holder(pacer: Pacer | None, max_hold: float, one: PaceState, axis: tuple[str, ...]
-           ) -> Holder | None:
-  """Who is asked; None where nobody is.
-
-  Args:
-    pacer: the step's.
-    max_hold: seconds per step.
-    one: one rank's state.
-    axis: the data axis.
-  """
-  packed = checks.packed_pacer(one)
-  if pacer is None or pacer.hold is None or packed is None or isinstance(one.alike, tuple):
-    return None
-  return Holder(pacer, max_hold, one.step, packing.unpack(packed), one.alike, axis,
-                digest(packed, pacer))
 
 
 class _Turn(NamedTuple):
@@ -98,12 +67,35 @@ class _Turn(NamedTuple):
 
 
 class Holding:
-  """Asks the pacer before the collectives of one step, in order."""
+  """Asks the pacer before the collectives of one step, in order.
 
-  def __init__(self, clock: Clock, holder: Holder, events: Event | None):
-    self._clock, self._holder, self._events = clock, holder, events
-    self._axes = frozenset(holder.axis).union(*map(varying, jax.tree.leaves(holder.state)))
-    self.state = self._own(holder.state)
+  Attributes:
+    state: the pacer's.
+    digest: float32 [], by which ranks are compared.
+    held: what was done so far, by slot.
+  """
+
+  def __init__(self, clock: Clock, pacer: Pacer, max_hold: float, one: PaceState,
+               axis: tuple[str, ...], events: Event):
+    """Begins.
+
+    Args:
+      clock: to time with.
+      pacer: one that has a `hold`.
+      max_hold: seconds per step.
+      one: one rank's state.
+      axis: the data axis, over which it is listened.
+      events: of the step.
+    """
+    packed = checks.packed_pacer(one)
+    assert packed is not None and not isinstance(one.alike, tuple), "made for such a pacer"
+    self._clock, self._pacer, self._max_hold, self._step = clock, pacer, max_hold, one.step
+    # Whether all ranks were alike in the step before: bool [].
+    self._allowed, self._axis, self._events = one.alike, axis, events
+    state = packing.unpack(packed)
+    self.digest = digest(packed, pacer)
+    self._axes = frozenset(axis).union(*map(varying, jax.tree.leaves(state)))
+    self.state = self._own(state)
     self._spent = self._own(jnp.float32(0))
     self.held: dict[int, Held] = {}
 
@@ -118,11 +110,10 @@ class Holding:
     Returns:
       uint32 [2], the timestamp after which this rank may begin.
     """
-    holder = self._holder
-    moment = pacing.before_collective(holder.step, slot, self._spent)
+    moment = pacing.before_collective(self._step, slot, self._spent)
     zero = jnp.float32(0)
     turn = _Turn(over, ready, zero, zero)
-    asked = pacing.until_sent(holder.pacer, moment, self.state, holder.max_hold, holder.allowed,
+    asked = pacing.until_sent(self._pacer, moment, self.state, self._max_hold, self._allowed,
                               functools.partial(self._listen, slot), turn, self._own)
     turn, moment, self.state = asked.carried, asked.moment, asked.state
     begin = self._wait(asked.hold.seconds, turn.over, turn.now)
@@ -131,13 +122,13 @@ class Holding:
     held = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
                 words.of_seconds(lost))
     self.held[slot] = held
-    seconds = jnp.where(holder.allowed, held.seconds, jnp.float32(np.nan))
+    seconds = jnp.where(self._allowed, held.seconds, jnp.float32(np.nan))
     return self._note(begin, slot, ring_layout.LOST, [
         held.lost, words.of_bits(seconds), words.of_bits(held.heard), words.of_bits(held.listened)])
 
   def _note(self, chain: jax.Array, slot: int, which: int, numbers: list[jax.Array]) -> jax.Array:
     """Writes numbers to the ring, if the step has one; what follows comes after."""
-    if self._events is None:
+    if not self._events.program:
       return chain
     event = self._events.at(ring_layout.held_value(slot, which))
     return self._clock.note(chain, jnp.stack(numbers), event)
@@ -145,20 +136,19 @@ class Holding:
   def _wait(self, seconds: jax.Array, over: jax.Array, now: jax.Array) -> jax.Array:
     """Waits until `seconds` after `over`, of which some has gone by `now`; not in a first step."""
     left = jnp.where(words.is_zero(over), _ZERO, seconds - words.seconds_between(over, now))
-    return self._clock.delay(left, self._holder.max_hold, now)[1]
+    return self._clock.delay(left, self._max_hold, now)[1]
 
   def _listen(self, slot: int, asked: Hold, _moment: Moment, turn: _Turn
               ) -> tuple[jax.Array, jax.Array, _Turn]:
     """One turn: waits, listens, and reports."""
-    axis = self._holder.axis
     begin = self._wait(asked.seconds, turn.over, turn.now)
     (token,) = gate(self._clock, begin, [self._own(jnp.zeros((1,)))])
-    end = self._clock.timestamp(begin, jax.lax.psum(token, axis))
+    end = self._clock.timestamp(begin, jax.lax.psum(token, self._axis))
     # Of the rank that came last: others waited for it. Telling takes its time, too, which all know
     # only when it is reported the next time.
     took = [words.seconds_between(turn.now, begin), words.seconds_between(begin, end),
             turn.reported]
-    least = jax.lax.pmin(self._own(jnp.stack(took)), axis)
+    least = jax.lax.pmin(self._own(jnp.stack(took)), self._axis)
     now = self._clock.timestamp(end, least)
     lost = turn.lost + least[0] + least[1] + least[2]
     reported = words.seconds_between(end, now)
@@ -243,21 +233,21 @@ def agree(digests: jax.Array) -> jax.Array:
   return jnp.min(digests) == jnp.max(digests)
 
 
-def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, ...]:
+def notices(wanted: bool, script: Script, holding: Holding | None) -> tuple[str, ...]:
   """Says of which collectives a pacer that holds back is not asked.
 
   Args:
     wanted: whether the pacer holds back.
     script: of the step.
-    asked: slots before which it is asked.
+    holding: who was asked before its collectives.
   """
   if not wanted:
     return ()
-  if not asked:
+  if holding is None or not holding.held:
     return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of "
             "each other (see share), or none of its collectives can be held back without a risk to "
             "the last bits of the results.",)
-  left = [c.index for c in script.collectives if c.index not in asked]
+  left = [c.index for c in script.collectives if c.index not in holding.held]
   if not left:
     return ()
   several = len(left) > 1
@@ -266,4 +256,4 @@ def notices(wanted: bool, script: Script, asked: Collection[int]) -> tuple[str, 
           "the pacer is not asked.",)
 
 
-__all__ = ["Held", "Holder", "Holding", "agree", "digest", "holder", "notices"]
+__all__ = ["Held", "Holding", "agree", "digest", "notices"]

@@ -14,13 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core import own_context, pacing, packing
+from jaxpace.core import own_context, packing
 from jaxpace.core import pace as pace_state
 from jaxpace.core.observed import InstrumentedFunction
 from jaxpace.core.pace import PaceState
 from jaxpace.core.plan import Plan
-from jaxpace.core.ring_layout import MAX_DECISIONS
-from jaxpace.core.types import Decision, Pacer, PacerState
+from jaxpace.core.types import Pacer, PacerState
 from jaxpace.core.varying import vary, varying
 from jaxpace.instrumentation import (
   before_collective,
@@ -30,11 +29,12 @@ from jaxpace.instrumentation import (
   rewrite,
   script,
 )
+from jaxpace.instrumentation.before_collective import Holding
 from jaxpace.instrumentation.calls import Call
 from jaxpace.instrumentation.piggyback import Share
 from jaxpace.observation import everywhere, nested
 from jaxpace.observation.clocks import Clock, host_ring, resolve_clock, words
-from jaxpace.observation.clocks.operands import Event
+from jaxpace.observation.clocks.operands import NOWHERE, Event
 
 _LOG = logging.getLogger("jaxpace")
 
@@ -160,9 +160,9 @@ class Instrumented(InstrumentedFunction):
     self.first_place = first = jax.process_index() * len(devices)
     self.devices = tuple(device.id for device in devices)
     self.mesh_shape = {self.axis[0]: ranks}
-    states = [pace_state.fresh(first + i, ranks, self.slots, self.pacer)
-              for i in range(len(devices))]
-    return jax.tree.map(lambda *leaves: jnp.stack(leaves), *states)
+    one, count = pace_state.fresh(ranks, self.slots, self.pacer), len(devices)
+    state = jax.tree.map(lambda leaf: jnp.stack([leaf] * count), one)
+    return state._replace(rank=jnp.arange(first, first + count, dtype=jnp.int32))
 
   def abstract(self, mesh: Mesh, axes: Sequence[str] | None = None) -> PaceState:
     """Describes the pace state without making it: to compile ahead of time for devices that are not
@@ -268,7 +268,7 @@ class Instrumented(InstrumentedFunction):
     # Of those that hold the same place, along axes that are the compiler's, the first.
     placed = mesh.devices.transpose(order).reshape(count, -1)[:, 0]
     self.first_place, self.devices = 0, tuple(int(device.id) for device in placed)
-    return pace_state.fresh(0, ranks, self.slots, self.pacer), count
+    return pace_state.fresh(ranks, self.slots, self.pacer), count
 
   # The step.
 
@@ -316,26 +316,27 @@ class Instrumented(InstrumentedFunction):
         self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
     index = jax.lax.axis_index(self.axis)
-    holder = (before_collective.holder(self.pacer, self.max_hold, one, self.axis) if share
-              else None)
+    holding = None
+    if share and self.pacer is not None and self.holds and not isinstance(one.alike, tuple):
+      holding = Holding(clock, self.pacer, self.max_hold, one, self.axis, events)
+    carrier = written.carrier if share else None
+    job = (piggyback.job(one, len(written.collectives)) if share and self.pacer is not None
+           else jnp.zeros((0,), jnp.float32))
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
-                                self.max_delay if self.pacer is not None else None, share,
-                                self._job(one, written, share), mapped=not stacked,
-                                automatic=bool(automatic), holder=holder,
+                                self.max_delay if self.pacer is not None else None, carrier,
+                                job, mapped=not stacked, automatic=bool(automatic), holding=holding,
                                 events=events, numbers=self._numbers(one))
     measured = rewrite.run(written, clock, before, call.leaves)
-    held = () if measured.holding is None else measured.holding.held
     with jax.named_scope("jaxpace"):
-      state, names = self._after(one, measured, index, ranks)
+      state, names = measured.after(one, self.pacer, self.slots)
     self.note_traced(Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
         collectives=written.collectives, unstamped=written.unstamped, share=share,
-        share_reason=reason, carrier=written.carrier.slot if share and written.carrier else None,
-        decisions=names, overflow=written.overflow, holds=holder is not None,
-        program=None if events is None else self.number,
+        share_reason=reason, carrier=carrier.slot if carrier else None, decisions=names,
+        overflow=written.overflow, holds=holding is not None, program=events.program or None,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *((nested.UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
-                 *before_collective.notices(self.holds, written, held))), left)
+                 *before_collective.notices(self.holds, written, holding))), left)
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, measured.outputs
@@ -347,23 +348,23 @@ class Instrumented(InstrumentedFunction):
     checks.whole_mesh_named(pace)
     return (jax.tree.map(lambda leaf: leaf[0], pace) if stacked else pace), stacked
 
-  def _events(self, clock: Clock, one: PaceState) -> tuple[Event | None, tuple[str, ...]]:
-    """Where the step's events go; None, with a notice, where they can't go anywhere."""
+  def _events(self, clock: Clock, one: PaceState) -> tuple[Event, tuple[str, ...]]:
+    """Where the step's events go; nowhere, with a notice, where they can't be written."""
     reason = host_ring.unwritable(clock.name)
     if not reason and self.number is None:
       self.number = host_ring.next_program()
     if not reason and (self.number or 0) >= host_ring.MOST_PROGRAMS:
       reason = "This process has too many programs with marks."
     if reason or self.number is None:
-      return None, (f"Nothing of this step can be recorded. {reason}",)
+      return NOWHERE, (f"Nothing of this step can be recorded. {reason}",)
     host_ring.tell_places(self.number, self.devices, self.first_place)
     nested.functions[self.number] = self
     return Event(self.number, clock.place(one.rank)), ()
 
-  def _leave_nested(self, clock: Clock, automatic: bool, events: Event | None) -> str:
+  def _leave_nested(self, clock: Clock, automatic: bool, events: Event) -> str:
     """Leaves collectives that values can't reach, those in loops, branches and `jax.checkpoint`, to
     what compiles the step; says why that can't time them, empty where it can."""
-    if events is None:
+    if not events.program:
       return "nothing of this step is recorded."
     if clock.name != "native":
       return f"that takes the native clock, not {clock.name!r}."
@@ -381,60 +382,6 @@ class Instrumented(InstrumentedFunction):
     if self.pacer is not None:
       numbers.append(words.of_bits(one.info))
     return jnp.concatenate(numbers)
-
-  def _job(self, one: PaceState, written: script.Script, share: bool) -> jax.Array:
-    """What is shared of the step before; nothing where no pacer would see it."""
-    if not share or self.pacer is None:
-      return jnp.zeros((0,), jnp.float32)
-    return jnp.concatenate([one.step_time[None], one.transfers[:len(written.collectives)]])
-
-  def _after(self, one: PaceState, measured: rewrite.Evaluation, index: jax.Array, ranks: int
-             ) -> tuple[PaceState, tuple[str, ...]]:
-    """The state after the step: what it showed, and the pacer's decision for the next."""
-    nothing = jnp.float32(np.nan)
-    mine = jnp.arange(ranks, dtype=jnp.int32) == index
-    shared, holding = measured.shared, measured.holding
-    arrivals, delays = (shared.arrivals, shared.delays) if shared is not None else (
-        jnp.where(mine, measured.arrival, nothing), jnp.where(mine, measured.delay, nothing))
-    decision, pacer = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
-    names: tuple[str, ...] = ()
-    step_time, transfers = one.step_time, one.transfers
-    if self.pacer is not None and pacer is not None:
-      waits = jnp.stack([*measured.waits, *([nothing] * (self.slots - len(measured.waits)))])
-      first = words.is_zero(one.last_exit)
-      step_time = jnp.where(first, nothing,
-                            words.seconds_between(one.last_exit, measured.last_exit))
-      held: jax.Array | tuple[()] = ()
-      if holding is not None:
-        held = jnp.stack([holding.held[slot].seconds if slot in holding.held else jnp.float32(0)
-                          for slot in range(self.slots)])
-      seen, transfers = pacing.observe(one.step, index, arrivals, delays, waits, step_time,
-                                       self._shared(measured), held)
-      decision, after = pacing.decide(
-          self.pacer, seen, packing.unpack(pacer) if holding is None else holding.state)
-      pacer = packing.pack(after, pacer.layout)
-      names = tuple(decision.info)
-    info = [*decision.info.values()]
-    info += [jnp.float32(0)] * (MAX_DECISIONS - len(info))
-    return PaceState(
-        end=measured.timestamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
-        last_exit=measured.last_exit, delay=decision.delay, info=jnp.stack(info),
-        arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
-        pacer=() if pacer is None else pacer,
-        alike=one.alike if shared is None or shared.digests is None
-        else before_collective.agree(shared.digests)), names
-
-  def _shared(self, measured: rewrite.Evaluation) -> pacing.Shared:
-    """What came along in the step's message, slot by slot."""
-    job = measured.shared.job if measured.shared is not None else None
-    if job is None or not job.shape[0]:
-      return pacing.nothing_shared(self.slots)
-    before = 1 + len(measured.waits)
-
-    def filled(values: jax.Array) -> jax.Array:
-      return jnp.pad(values, (0, self.slots - values.shape[0]), constant_values=np.float32(np.nan))
-
-    return pacing.Shared(job[0], filled(job[1:before]), filled(job[before:]))
 
   # What the recorder writes down.
 

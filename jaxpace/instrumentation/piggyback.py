@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.coordination.share_work import shares_work
-from jaxpace.core import packing
+from jaxpace.core import pacing, packing
+from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Pacer
 from jaxpace.observation.clocks import Clock
@@ -104,6 +105,19 @@ def chosen(wanted: Share, written: Script, clock: Clock, pacer: Pacer | None,
   return True, f"shared in the all-reduce of collective {slot}"
 
 
+def job(one: PaceState, collectives: int) -> jax.Array:
+  """What a rank says of the step before: own step time, and its own times of collectives.
+
+  Args:
+    one: the rank's state.
+    collectives: how many have a slot.
+
+  Returns:
+    [1 + collectives] float32 s, NaN where unknown.
+  """
+  return jnp.concatenate([one.step_time[None], one.transfers[:collectives]])
+
+
 def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Array, ranks: int,
             dtype: str, digest: jax.Array | None = None) -> jax.Array:
   """Packs one rank's numbers.
@@ -112,7 +126,7 @@ def operand(arrival: jax.Array, delay: jax.Array, job: jax.Array, index: jax.Arr
     arrival: [] float32 seconds, NaN if unknown.
     delay: [] float32 seconds applied.
     job: [1 + n] float32 seconds, or [0]: own step time, of which rank 0's is sent; times of
-      collectives, which are averaged. NaN if unknown.
+      collectives, which are averaged: those of `job`, then this step's waits. NaN if unknown.
     index: [] int32, this rank's index along the axis.
     ranks: ranks along the axis.
     dtype: of the all-reduce.
@@ -151,6 +165,24 @@ def unpack(total: jax.Array, ranks: int, dtype: str, digested: bool = False) -> 
   return PiggybackSum(jnp.where(arrivals < jnp.float32(0), nothing, arrivals), delays,
                    jnp.where(job < jnp.float32(0), nothing, job),
                    values[2 * ranks:3 * ranks] if digested else None)
+
+
+def known_alike(total: PiggybackSum | None, collectives: int, slots: int) -> pacing.Shared:
+  """Reads what all ranks know alike, slot by slot.
+
+  Args:
+    total: None where nothing is shared.
+    collectives: as in `job`.
+    slots: of the pace state.
+  """
+  if total is None or not total.job.shape[0]:
+    return pacing.nothing_shared(slots)
+
+  def filled(values: jax.Array) -> jax.Array:
+    return jnp.pad(values, (0, slots - values.shape[0]), constant_values=np.float32(np.nan))
+
+  before = 1 + collectives
+  return pacing.Shared(total.job[0], filled(total.job[1:before]), filled(total.job[before:]))
 
 
 def _split(values: jax.Array, dtype: str) -> list[jax.Array]:

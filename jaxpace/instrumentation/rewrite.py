@@ -10,17 +10,21 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxpace.core import ring_layout
+from jaxpace.core import pacing, packing, ring_layout
+from jaxpace.core.pace import PaceState
+from jaxpace.core.types import Decision, Pacer
 from jaxpace.core.varying import vary, varying
-from jaxpace.instrumentation import piggyback
-from jaxpace.instrumentation.before_collective import Holder, Holding
+from jaxpace.instrumentation import checks, piggyback
+from jaxpace.instrumentation.before_collective import Holding, agree
+from jaxpace.instrumentation.piggyback import Carrier
 from jaxpace.instrumentation.program import Literal, Ref, evaluate
 from jaxpace.instrumentation.schedule import BucketTimestamps, Stage
 from jaxpace.instrumentation.script import Script
 from jaxpace.observation import phases
 from jaxpace.observation.clocks import Clock, gate, words
-from jaxpace.observation.clocks.operands import Event, first_element
+from jaxpace.observation.clocks.operands import NOWHERE, Event, first_element
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,14 +36,14 @@ class StepInputs:
   index: jax.Array  # int32 [], this rank's index along the axis
   ranks: int
   delay_limit: float | None  # s; None: the step has no delay operation
-  share: bool
+  carrier: Carrier | None  # the all-reduce that the ranks' arrivals ride in; None: not shared
   # float32 [1 + collectives] or [0] s, own step time and transfers of the step before, to be shared
   job: jax.Array
   mapped: bool  # under pmap, which gives every output one more axis when the step is over
   # some mesh axes are the compiler's, and it would gather a whole operand of a timestamp over them
   automatic: bool = False
-  holder: Holder | None = None  # who is asked before collectives; None: nobody
-  events: Event | None = None  # where timestamps go beside; None: nowhere
+  holding: Holding | None = None  # who is asked before collectives; None: nobody
+  events: Event = NOWHERE  # where timestamps go beside
   # uint32 [n, 2], what belongs in the ring as the step begins, from `ring_layout.STEP_VALUE` on
   numbers: jax.Array | None = None
 
@@ -56,7 +60,6 @@ class Evaluation:
       `StepInputs`: rank 0's step time, means of the rest; then this step's mean waits.
     waits: float32 [] s each, by slot, without what holding took.
     last_exit: uint32 [2].
-    holding: who was asked before collectives; None for nobody.
   """
 
   def __init__(self, script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any]):
@@ -77,8 +80,6 @@ class Evaluation:
     self.shared: piggyback.PiggybackSum | None = None
     self.outputs: list[Any] = []
     self.last_exit = before.last_exit
-    self.holding = (None if before.holder is None
-                    else Holding(clock, before.holder, before.events))
 
   def read(self, ref: Ref, seen: Mapping[int, Any] | None = None) -> Any:
     if isinstance(ref, Literal):
@@ -92,10 +93,9 @@ class Evaluation:
     self.chained = None
     return measured
 
-  def event(self, place: int) -> Event | None:
+  def event(self, place: int) -> Event:
     """What a timestamp leaves in the ring, by its place among the step's."""
-    events = self.before.events
-    return None if events is None else events.at(self.tags[place])
+    return self.before.events.at(self.tags[place])
 
   def begin(self) -> None:
     before, first = self.before, self.event(0)
@@ -103,13 +103,11 @@ class Evaluation:
       if before.delay_limit is None:
         self.timestamps.append(self.clock.timestamp(before.last_exit, event=first))
       else:
-        last = self.event(1)
-        early, late = self.clock.delay(
-            before.delay, before.delay_limit, before.last_exit,
-            events=None if first is None or last is None else (first, last))
+        early, late = self.clock.delay(before.delay, before.delay_limit, before.last_exit,
+                                       events=(first, self.event(1)))
         self.timestamps += [early, late]
         self.delay = words.seconds_between(early, late)
-      if before.events is not None and before.numbers is not None:
+      if before.events.program and before.numbers is not None:
         self.timestamps[-1] = self.clock.note(self.timestamps[-1], before.numbers,
                                           before.events.at(ring_layout.STEP_VALUE))
       self.holder = self.timestamps[-1]
@@ -133,7 +131,7 @@ class Evaluation:
   def equation(self, index: int, read: Callable[[Ref], Any]) -> None:
     equation, events = self.program.equations[index], self.before.events
     scope: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if equation.holds_some and events is not None:
+    if equation.holds_some and events.program:
       scope = jax.named_scope(phases.nested_scope(events.program, len(self.exits)))
     with scope:
       outputs = evaluate(equation, [read(ref) for ref in equation.inputs])
@@ -166,7 +164,7 @@ class Evaluation:
         total = jax.lax.psum(ours, timestamps.joinable.axes)
         if self.carries(timestamps):
           self.shared = piggyback.unpack(total, self.before.ranks, timestamps.joinable.dtype,
-                                       self.before.holder is not None)
+                                       self.before.holding is not None)
         else:
           # XLA drops what nobody reads, and with it what holds the bucket back.
           ends.append(total)
@@ -175,8 +173,9 @@ class Evaluation:
         held = gate(self.clock, leave, [self.env[value] for value in timestamps.held_after])
         self.env.update(zip(timestamps.held_after, held, strict=True))
       self.exits.append(leave)
-      if self.holding is not None and timestamps.slot in self.holding.held:
-        enter = words.add(enter, self.holding.held[timestamps.slot].lost)
+      holding = self.before.holding
+      if holding is not None and timestamps.slot in holding.held:
+        enter = words.add(enter, holding.held[timestamps.slot].lost)
       self.waits.append(words.seconds_between(enter, leave))
 
   def hold_back(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array:
@@ -184,18 +183,18 @@ class Evaluation:
 
     A bucket that may begin before its entry timestamp can't be held back, so nobody is asked there.
     """
-    if self.holding is None or timestamps.may_begin_early:
+    holding = self.before.holding
+    if holding is None or timestamps.may_begin_early:
       return enter
     over = self.exits[-1] if self.exits else self.before.last_exit
-    begin = self.holding.before(timestamps.slot, over, enter)
+    begin = holding.before(timestamps.slot, over, enter)
     # What comes after is chained to it; it is no timestamp of the plan's.
     self.chained = begin
     return begin
 
   def carries(self, timestamps: BucketTimestamps) -> bool:
     """Whether the ranks' arrivals ride in this bucket."""
-    joinable = timestamps.joinable
-    return self.before.share and joinable is not None and joinable == self.script.carrier
+    return timestamps.joinable is not None and timestamps.joinable == self.before.carrier
 
   def our_operand(self, timestamps: BucketTimestamps, enter: jax.Array) -> jax.Array | None:
     """The operand that holds the last bucket back by itself, if there is one.
@@ -215,8 +214,7 @@ class Evaluation:
         # What is over by now goes along.
         job = jnp.concatenate([job, jnp.stack(self.waits)])
       payload = piggyback.operand(self.arrival, self.delay, job, before.index, before.ranks,
-                                joinable.dtype,
-                                  None if before.holder is None else before.holder.digest)
+                                  joinable.dtype, before.holding.digest if before.holding else None)
     elif timestamps.gate is None and timestamps.last:
       payload = jnp.zeros((1,), joinable.dtype)
     else:
@@ -279,6 +277,48 @@ class Evaluation:
     self.timestamps, self.waits = list(map(own, self.timestamps)), list(map(own, self.waits))
     self.arrival, self.delay, self.last_exit = map(
         own, (self.arrival, self.delay, self.last_exit))
+
+
+  def after(self, one: PaceState, pacer: Pacer | None, slots: int
+            ) -> tuple[PaceState, tuple[str, ...]]:
+    """Makes the state after the step: what it showed, and the pacer's decision for the next.
+
+    Args:
+      one: the rank's state before it.
+      pacer: whom to ask, or None.
+      slots: places for collectives in the state.
+
+    Returns:
+      The state, and the names of the decision's columns.
+    """
+    before, shared, nothing = self.before, self.shared, jnp.float32(np.nan)
+    mine = jnp.arange(before.ranks, dtype=jnp.int32) == before.index
+    arrivals, delays = (shared.arrivals, shared.delays) if shared is not None else (
+        jnp.where(mine, self.arrival, nothing), jnp.where(mine, self.delay, nothing))
+    decision, packed = Decision(jnp.float32(0), {}), checks.packed_pacer(one)
+    step_time, transfers = one.step_time, one.transfers
+    if pacer is not None and packed is not None:
+      waits = jnp.stack([*self.waits, *([nothing] * (slots - len(self.waits)))])
+      first = words.is_zero(one.last_exit)
+      step_time = jnp.where(first, nothing, words.seconds_between(one.last_exit, self.last_exit))
+      holding = before.holding
+      held = () if holding is None else jnp.stack([
+          holding.held[slot].seconds if slot in holding.held else jnp.float32(0)
+          for slot in range(slots)])
+      seen, transfers = pacing.observe(one.step, before.index, arrivals, delays, waits, step_time,
+                                       piggyback.known_alike(shared, len(self.waits), slots), held)
+      decision, state = pacing.decide(
+          pacer, seen, packing.unpack(packed) if holding is None else holding.state)
+      packed = packing.pack(state, packed.layout)
+    info = [*decision.info.values()]
+    info += [jnp.float32(0)] * (ring_layout.MAX_DECISIONS - len(info))
+    alike = None if shared is None else shared.digests
+    return PaceState(
+        end=self.timestamps[-1], step=one.step + jnp.int32(1), rank=one.rank,
+        last_exit=self.last_exit, delay=decision.delay, info=jnp.stack(info),
+        arrivals=arrivals, delays=delays, step_time=step_time, transfers=transfers,
+        pacer=() if packed is None else packed,
+        alike=one.alike if alike is None else agree(alike)), tuple(decision.info)
 
 
 def _integer(value: jax.Array) -> jax.Array:

@@ -103,6 +103,6 @@ PACERS = {
 
 @pytest.mark.parametrize("name", PACERS)
 def test_a_pacers_state_is_one_array_of_the_pace_state_whatever_the_pacer(name):
-  pace = pace_state.fresh(0, 4, 16, PACERS[name])
+  pace = pace_state.fresh(4, 16, PACERS[name])
   assert len(jax.tree.leaves(pace)) == 11 and len(jax.tree.leaves(pace.pacer)) == 1
   same(packing.unpack(pace.pacer), PACERS[name].init(4))

@@ -117,7 +117,8 @@ def rewritten(step, delayed, share=False, check_vma=False, notices=None, **axes)
         ("data",))
     written = script.write_script(flat, ("data",), slots=16, delayed=delayed)
     before = rewrite.StepInputs(last_exit, seconds, jnp.int32(0), 2, 1.0 if delayed else None,
-                                share, jnp.zeros((0,), jnp.float32), mapped=False)
+                                written.carrier if share else None, jnp.zeros((0,), jnp.float32),
+                                mapped=False)
     taken = rewrite.run(written, CLOCK, before, leaves)
     outputs = taken.outputs
     kept.marks, kept.results = written.marks, len(outputs)

@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 from jaxpace.core.varying import vary, varying
 from jaxpace.observation.clocks import host_ring, operands, words
-from jaxpace.observation.clocks.operands import Event
+from jaxpace.observation.clocks.operands import NOWHERE, Event
 
 _WORDS = jax.ShapeDtypeStruct((2,), jnp.uint32)
 SENT_WHOLE = 64
@@ -30,26 +30,26 @@ def place(rank: jax.Array) -> jax.Array:
   return rank
 
 
-def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event = NOWHERE) -> jax.Array:
   """Reads the clock on the host; see `jaxpace.observation.clocks.Clock`."""
   *ready, previous = operands.prepare((*after, previous))
   given = operands.prepare((*_whose(event), *_sentinels(previous, ready), previous))
-  return io_callback(functools.partial(_read, *_named(event)), _WORDS, *given)
+  return io_callback(functools.partial(_read, event.program, event.tag), _WORDS, *given)
 
 
 def delay(
     seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
-    events: tuple[Event, Event] | None = None
+    events: tuple[Event, Event] = (NOWHERE, NOWHERE)
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in a host callback; see `jaxpace.observation.clocks.Clock`."""
   limit_ns = operands.nanoseconds(limit_s)
-  first, last = events or (None, None)
+  first, last = events
   before = timestamp(previous, *after, seconds, event=first)
   seconds = jax.lax.stop_gradient(jnp.asarray(seconds, jnp.float32))
 
   def sleep(seconds, before):
     asked = operands.prepare((seconds, before, *_whose(last)))
-    return io_callback(functools.partial(_sleep, limit_ns, *_named(last)), _WORDS, *asked)
+    return io_callback(functools.partial(_sleep, limit_ns, last.program, last.tag), _WORDS, *asked)
 
   # A callback that would sleep 0 s still costs milliseconds. NaN > 0 is false.
   end = jax.lax.cond(
@@ -60,16 +60,11 @@ def delay(
 def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
   """Writes numbers to the ring in a host callback; see `jaxpace.observation.clocks.Clock`."""
   given = operands.prepare((*_whose(event), numbers, chain))
-  return io_callback(functools.partial(_note, *_named(event)), _WORDS, *given)
+  return io_callback(functools.partial(_note, event.program, event.tag), _WORDS, *given)
 
 
-def _whose(event: Event | None) -> list[jax.Array]:
-  return [event.place] if event is not None and event.place is not None else []
-
-
-def _named(event: Event | None) -> tuple[int, int]:
-  """Program and tag of an event; (0, 0) for none."""
-  return (event.program, event.tag) if event is not None else (0, 0)
+def _whose(event: Event) -> list[jax.Array]:
+  return [] if event.place is None else [event.place]
 
 
 def gate(timestamp: jax.Array, values: list[jax.Array]) -> list[jax.Array]:

@@ -30,7 +30,7 @@ class Clock(NamedTuple):
     platforms: where it runs, as in `jax.Device.platform`; None for all.
     unavailable: `unavailable()` registers what the clock needs; returns why it can't be used here,
       empty where it can.
-    timestamp: `timestamp(previous, *after, event=None)` -> uint32 [2], (high, low) words of
+    timestamp: `timestamp(previous, *after, event=NOWHERE)` -> uint32 [2], (high, low) words of
       nanoseconds of this host's monotonic clock, read when `previous` (uint32 [2], the last
       timestamp) and every array of `after` is ready. Arrays of any shape and dtype, PRNG keys
       included; none is read or copied, but XLA hands a native timestamp its operands whole and in

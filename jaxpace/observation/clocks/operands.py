@@ -16,7 +16,7 @@ class Event(NamedTuple):
   """Where a timestamp goes beside its value: an event in the ring of timestamps of the process."""
 
   program: int
-  """Number of the program, among those of the process that write to the ring."""
+  """Number of the program, among those of the process that write to the ring; 0 for none."""
   place: jax.Array | None
   """What a clock must be given to know its device, see `jaxpace.observation.clocks.Clock.place`."""
   tag: int = 0
@@ -24,8 +24,11 @@ class Event(NamedTuple):
 
   def at(self, tag: int) -> Event:
     """The program's event with a tag."""
-    return self._replace(tag=tag)
+    return self._replace(tag=tag) if self.program else self
 
+
+NOWHERE = Event(0, None)
+"""Of a timestamp that is its value alone."""
 
 LONGEST_S = 60.0
 """No delay may be longer, whatever the limit: a step that sleeps for a minute looks like a hang."""

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpace.observation.clocks import kernels, operands
-from jaxpace.observation.clocks.operands import Event
+from jaxpace.observation.clocks.operands import NOWHERE, Event
 
 LONGEST_S = 2.0
 """No delay on the stream is longer: what holds up a GPU longer looks like a hang, to NCCL too."""
@@ -110,7 +110,7 @@ def place(_rank: jax.Array) -> jax.Array:
   return call()
 
 
-def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event = NOWHERE) -> jax.Array:
   """Reads the GPU's timer on the stream; see `jaxpace.observation.clocks.Clock`."""
   # In this order: see ORDER in jaxpace.observation.clocks.native.
   *ready, previous = operands.prepare((*after, previous))
@@ -118,7 +118,7 @@ def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None
   for lot in _lots(ready) or [[]]:
     body = _STAMP.format(taken=len(lot) + 1)
     (previous,) = launch("jaxpace_stamp", body, [*lot, previous], [_WORDS])
-  return previous if event is None else _put(previous, previous[None], event, timed=True)
+  return _put(previous, previous[None], event, timed=True) if event.program else previous
 
 
 def note(chain: jax.Array, numbers: jax.Array, event: Event) -> jax.Array:
@@ -137,7 +137,7 @@ def _put(chain: jax.Array, numbers: jax.Array, event: Event, timed: bool) -> jax
 
 def delay(
     seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
-    events: tuple[Event, Event] | None = None
+    events: tuple[Event, Event] = (NOWHERE, NOWHERE)
 ) -> tuple[jax.Array, jax.Array]:
   """Waits on the stream; see `jaxpace.observation.clocks.Clock`.
 
@@ -158,8 +158,8 @@ def delay(
                        billion=_single(1e9),
                        limit=_single(float(limit_ns)))
   before, end = launch("jaxpace_delay", body, given, [_WORDS, _WORDS])
-  if events is not None:
-    first, last = events
+  first, last = events
+  if first.program:
     before = _put(before, before[None], first, timed=True)
     # After the first in the ring, too.
     (end,) = gate(before, [end])

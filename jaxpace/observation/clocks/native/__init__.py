@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpace.observation.clocks import operands
 from jaxpace.observation.clocks.native.library import DELAY, HOLD, NOTE, STAMP, unavailable
-from jaxpace.observation.clocks.operands import Event
+from jaxpace.observation.clocks.operands import NOWHERE, Event
 
 __all__ = ["delay", "gate", "note", "place", "timestamp", "unavailable"]
 
@@ -32,28 +32,25 @@ def place(_rank: jax.Array) -> None:
   """What a handler must be given to know its device: nothing."""
 
 
-def timestamp(previous: jax.Array, *after: jax.Array, event: Event | None = None) -> jax.Array:
+def timestamp(previous: jax.Array, *after: jax.Array, event: Event = NOWHERE) -> jax.Array:
   """Reads the clock in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
   # In this order: see ORDER.
   arguments = operands.prepare((*after, previous))
   call = jax.ffi.ffi_call(STAMP, _WORDS, vmap_method="sequential")
-  return call(*arguments, program=np.int32(event.program if event else 0),
-              tag=np.int32(event.tag if event else 0))
+  return call(*arguments, program=np.int32(event.program), tag=np.int32(event.tag))
 
 
 def delay(
     seconds: jax.Array, limit_s: float, previous: jax.Array, *after: jax.Array,
-    events: tuple[Event, Event] | None = None
+    events: tuple[Event, Event] = (NOWHERE, NOWHERE)
 ) -> tuple[jax.Array, jax.Array]:
   """Sleeps in an XLA FFI handler; see `jaxpace.observation.clocks.Clock`."""
   limit_ns = np.int64(operands.nanoseconds(limit_s))
   arguments = operands.prepare((previous, jnp.asarray(seconds, jnp.float32), *after))
   call = jax.ffi.ffi_call(DELAY, (_WORDS, _WORDS), vmap_method="sequential")
-  first, last = events or (None, None)
-  before, end = call(*arguments, limit_ns=limit_ns,
-                     program=np.int32(first.program if first else 0),
-                     tag=np.int32(first.tag if first else 0),
-                     end_tag=np.int32(last.tag if last else 0))
+  first, last = events
+  before, end = call(*arguments, limit_ns=limit_ns, program=np.int32(first.program),
+                     tag=np.int32(first.tag), end_tag=np.int32(last.tag))
   return before, end
 
 
