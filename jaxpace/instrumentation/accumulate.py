@@ -111,10 +111,8 @@ def accumulate(
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
   _no_modules(params)
-  if not weighted:
-    loss_fn = _counting_one(loss_fn, has_aux)
-  run = functools.partial(_accumulate, loss_fn, names=names, has_aux=has_aux, sums=sums,
-                          fetch=fetch)
+  run = functools.partial(_accumulate, _checked(loss_fn, has_aux, weighted), names=names,
+                          has_aux=has_aux, sums=sums, fetch=fetch)
   if not _bound(names):
     return _island(run, params, micro_batches, count, names, key, index, mesh)
   if mesh is not None:
@@ -160,14 +158,12 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
 
   def turn(params: Any, picked: Any) -> Any:
     given = (picked,) if key is None else picked
-    (loss, (weight, aux)), grads = jax.value_and_grad(_checked(loss_fn, has_aux), has_aux=True)(
-        params, *given)
+    (loss, (weight, aux)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, *given)
     return loss, weight, aux, jax.tree.map(lambda grad: grad.astype(_sum_type(grad, sums)), grads)
 
   inputs = (copies, picked(jnp.int32(0)))
   closed, shapes = jax.make_jaxpr(turn, return_shape=True)(*inputs)
-  _no_meeting(closed.jaxpr, names, varying(own))
-  _no_sharding(closed.jaxpr, names)
+  _refuse(closed.jaxpr, names, varying(own))
   one_turn, tree = jex_core.jaxpr_as_fun(closed), jax.tree.structure(shapes)
 
   def body(i: Any, sofar: Any) -> Any:
@@ -207,27 +203,18 @@ def _sum_type(grad: jax.Array, sums: Sums) -> Any:
   return grad.dtype if sums == "parameters" else _exact(grad.dtype)
 
 
-def _counting_one(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-  """The loss with a weight of one."""
-
-  def weighted(*args: Any) -> Any:
-    if not has_aux:
-      return loss_fn(*args), 1.0
-    found = loss_fn(*args)
-    if not isinstance(found, tuple) or len(found) != 2:
-      raise ValueError("With has_aux=True and weighted=False the loss must return (loss, aux).")
-    return found[0], 1.0, found[1]
-
-  return functools.update_wrapper(weighted, loss_fn, assigned=("__name__",), updated=())
-
-
-def _checked(loss_fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
-  """The loss, its results checked: (loss, (weight, aux)), both numbers in float32 at least."""
+def _checked(loss_fn: Callable[..., Any], has_aux: bool, weighted: bool) -> Callable[..., Any]:
+  """The loss, its results checked: (loss, (weight, aux)), both numbers in float32 at least; with a
+  weight of one where it has none."""
   name = getattr(loss_fn, "__name__", "loss_fn")
   wanted = "(loss_sum, weight_sum, aux)" if has_aux else "(loss_sum, weight_sum)"
 
   def checked(*args: Any) -> Any:
     found = loss_fn(*args)
+    if not weighted:
+      if has_aux and (not isinstance(found, tuple) or len(found) != 2):
+        raise ValueError("With has_aux=True and weighted=False the loss must return (loss, aux).")
+      found = (found[0], 1.0, found[1]) if has_aux else (found, 1.0)
     if not isinstance(found, tuple) or len(found) != 2 + has_aux:
       what = (f"{len(found)} things" if isinstance(found, tuple) else
               "a list, not a tuple" if isinstance(found, list) else "one thing")
@@ -296,10 +283,10 @@ def _own_count(count: Any, names: tuple[str, ...],
           jnp.sum(earlier, dtype=jnp.int32))
 
 
-def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
-  """Checks that the loss asks for no sharding over the data axis, which JAX would refuse when it
-  compiles."""
-  for eqn, _ in walk(jaxpr):
+def _refuse(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
+  """Checks that no ranks whose counts differ meet in the loop; and that the loss asks for no
+  sharding over the data axis, which JAX would refuse when it compiles."""
+  for eqn, stack in walk(jaxpr):
     spec = (getattr(eqn.params.get("sharding"), "spec", None)
             if eqn.primitive.name == "sharding_constraint" else None)
     asked = {name for part in spec or () for name in (part if isinstance(part, tuple) else (part,))}
@@ -308,23 +295,17 @@ def _no_sharding(jaxpr: Any, names: tuple[str, ...]) -> None:
           f"The loss asks for a sharding over {', '.join(map(repr, met))}, {spec}, and inside "
           "jaxpace.accumulate each rank has its own micro-batch whole: there let shardings name "
           "other axes only.")
-
-
-def _no_meeting(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
-  """Checks that no ranks whose counts differ meet in the loop."""
-  for eqn, stack in walk(jaxpr):
-    met = [axis for axis in axes_of(eqn.primitive, eqn.params) if axis in names or axis in uneven]
-    if not met:
-      continue
-    called = phases.collective_name(stack)
-    where = f" in {called}" if called else ""
-    raise ValueError(
-        f"The loss holds a collective over {', '.join(map(repr, met))}: "
-        f"{eqn.primitive.name}{where}. It would run once a micro-batch, and ranks that run "
-        "different numbers of them would wait for each other for ever. jaxpace.accumulate sums "
-        "losses, weights and gradients itself, after the loop: take psum and pmean out of the "
-        "loss, keep statistics of batch norm on the rank, and gather parameters that are split "
-        "over this axis (FSDP) before the call.")
+    if met := [axis for axis in axes_of(eqn.primitive, eqn.params)
+               if axis in names or axis in uneven]:
+      called = phases.collective_name(stack)
+      where = f" in {called}" if called else ""
+      raise ValueError(
+          f"The loss holds a collective over {', '.join(map(repr, met))}: "
+          f"{eqn.primitive.name}{where}. It would run once a micro-batch, and ranks that run "
+          "different numbers of them would wait for each other for ever. jaxpace.accumulate sums "
+          "losses, weights and gradients itself, after the loop: take psum and pmean out of the "
+          "loss, keep statistics of batch norm on the rank, and gather parameters that are split "
+          "over this axis (FSDP) before the call.")
 
 
 def _bound(names: tuple[str, ...]) -> bool:
