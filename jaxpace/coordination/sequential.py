@@ -26,10 +26,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
-
-Number = Any
-"""A [] array, or a Python number where `xp` is `jaxpace.coordination.plain`."""
 
 TYPICAL_PAIRS = 128
 """Pairs for which the mixture is made: the interval is near its narrowest there, and within a tenth
@@ -38,7 +36,7 @@ from 40 to 800."""
 _ROUNDS = 16
 
 
-def prior(variance: Number) -> Number:
+def prior(variance: Any) -> Any:
   """Returns rho for values of about this variance: [] float32 s^2 -> [] float32 s^2, positive.
 
   Must be chosen from what was known before the first value. A poor guess costs power, not validity.
@@ -46,7 +44,7 @@ def prior(variance: Number) -> Number:
   return variance * (TYPICAL_PAIRS / 8.0)
 
 
-def log_odds(count: Number, mean: Number, squares: Number, rho: Number, xp: Any = jnp) -> Number:
+def log_odds(count: jax.Array, mean: jax.Array, squares: jax.Array, rho: jax.Array) -> jax.Array:
   """Evidence against a mean of zero: log M.
 
   Args:
@@ -54,17 +52,16 @@ def log_odds(count: Number, mean: Number, squares: Number, rho: Number, xp: Any 
     mean: [] float32 of the values.
     squares: [] float32, sum of squares about it.
     rho: [] float32, see `prior`.
-    xp: `jax.numpy`, or `jaxpace.coordination.plain`.
 
   Returns:
     [] float32; 0 for no values, log(20) is what a level of 5 % asks for.
   """
-  n = xp.float32(count)
+  n = jnp.float32(count)
   spread = squares + n * mean * mean + rho
-  return 0.5 * xp.log(rho / spread) + (n * mean) * (n * mean) / (2.0 * spread)
+  return 0.5 * jnp.log(rho / spread) + (n * mean) * (n * mean) / (2.0 * spread)
 
 
-def half_width(count: Number, squares: Number, rho: Number, odds: Number, xp: Any = jnp) -> Number:
+def half_width(count: Any, squares: Any, rho: Any, odds: Any, xp: Any = jnp) -> Any:
   """Half the interval's width about the mean.
 
   With u = |mean - m|, w = n u^2 and squares Q about the mean: S^2 = n w and V = Q + w, so M reaches
@@ -77,7 +74,7 @@ def half_width(count: Number, squares: Number, rho: Number, odds: Number, xp: An
     squares: [] float32, sum of squares about their mean, Q.
     rho: [] float32, see `prior`.
     odds: [] float32, log(1/level).
-    xp: `jax.numpy`, or `jaxpace.coordination.plain`.
+    xp: `jax.numpy`, or `numpy` on the host.
 
   Returns:
     [] float32 in the unit of the values; infinite where there are too few of them to say anything.

@@ -1,9 +1,8 @@
 """Judges whether something that can be switched on and off makes steps shorter: by pairs of blocks,
 on the running job.
 
-A state machine on plain scalars, one `update` a step. `jaxpace.guard` runs it inside the compiled
-step; whoever judges something on the host runs it on Python numbers (`xp=plain`), with the same
-code. It knows nothing of pacing.
+A state machine on scalars, one `update` a step, that `jaxpace.guard` runs inside the compiled step.
+It knows nothing of pacing.
 
     warm-up (off) -> pairs of blocks -> on, while it pays      -> pairs again
                                      -> off, where it doesn't  -> pairs again
@@ -54,8 +53,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpace.coordination import keyed, knobs, plain, sequential
-from jaxpace.coordination.sequential import Number
+from jaxpace.coordination import keyed, knobs, sequential
 from jaxpace.core.types import pick
 
 BLOCK = 16
@@ -87,71 +85,68 @@ _SLOW = 8.0  # steps in a row of twice the usual time that are the new usual
 
 
 class Trial(NamedTuple):
-  """State of a trial; all [] arrays, or Python numbers. What belongs to the step about to run is
-  marked *."""
+  """State of a trial; all []. What belongs to the step about to run is marked *."""
 
-  tag: Number  # int32, * bits `ON`, `COUNTED`, `SECOND`, `ODD`; hand it back with that step's time
-  mode: Number  # int32, * 0 pairs, 1 on, 2 off
+  # int32, * bits `ON`, `COUNTED`, `SECOND`, `ODD`; hand it back with that step's time
+  tag: jax.Array
+  mode: jax.Array  # int32, * 0 pairs, 1 on, 2 off
   # int32, * 0 first block, 1 second block, 2 the rest of the pair, 3 leaning to on, 4 to off
-  part: Number
-  into: Number  # int32, * steps of this part or mode before it
-  left: Number  # int32, * steps of this part or mode, itself included
-  pair: Number  # int32, * number of the pair, from 0
-  count_1: Number  # float32, steps counted in the first block
-  count_2: Number  # float32, in the second
-  total_1: Number  # float32 s, their times added up
-  total_2: Number  # float32 s
-  used: Number  # bool, the thing switched on was seen to do anything since the last pair
+  part: jax.Array
+  into: jax.Array  # int32, * steps of this part or mode before it
+  left: jax.Array  # int32, * steps of this part or mode, itself included
+  pair: jax.Array  # int32, * number of the pair, from 0
+  count_1: jax.Array  # float32, steps counted in the first block
+  count_2: jax.Array  # float32, in the second
+  total_1: jax.Array  # float32 s, their times added up
+  total_2: jax.Array  # float32 s
+  used: jax.Array  # bool, the thing switched on was seen to do anything since the last pair
   # bool, it was in the block switched on before this pair; else the pair is void
-  useful: Number
-  usual: Number  # float32 s, typical step time while off
-  spread: Number  # float32 s^2, variance of single steps about it
-  followed: Number  # float32, steps these two come from, at most 64
-  slow: Number  # float32, steps in a row, while off, that took twice as long or longer
-  base: Number  # float32 s, `usual` as it was when the pair began
-  fresh: Number  # bool, the next pair is the first one of this return to pairs
-  pairs: Number  # int32, pairs counted
-  mean: Number  # float32 s, of their differences on - off
-  squares: Number  # float32 s^2, sum of squares about it
-  off: Number  # float32 s, mean step time of their blocks off
-  rho: Number  # float32 s^2, see `sequential.prior`
+  useful: jax.Array
+  usual: jax.Array  # float32 s, typical step time while off
+  spread: jax.Array  # float32 s^2, variance of single steps about it
+  followed: jax.Array  # float32, steps these two come from, at most 64
+  slow: jax.Array  # float32, steps in a row, while off, that took twice as long or longer
+  base: jax.Array  # float32 s, `usual` as it was when the pair began
+  fresh: jax.Array  # bool, the next pair is the first one of this return to pairs
+  pairs: jax.Array  # int32, pairs counted
+  mean: jax.Array  # float32 s, of their differences on - off
+  squares: jax.Array  # float32 s^2, sum of squares about it
+  off: jax.Array  # float32 s, mean step time of their blocks off
+  rho: jax.Array  # float32 s^2, see `sequential.prior`
   # float32 s, the interval for the difference; -inf and inf until there are enough pairs
-  low: Number
-  high: Number  # float32 s
-  tries: Number  # float32, returns to pairs, this one included
-  hold: Number  # float32, steps of the last stretch on; 0 where the last decision was for off
-  wait: Number  # float32, steps of the next stretch off
+  low: jax.Array
+  high: jax.Array  # float32 s
+  tries: jax.Array  # float32, returns to pairs, this one included
+  hold: jax.Array  # float32, steps of the last stretch on; 0 where the last decision was for off
+  wait: jax.Array  # float32, steps of the next stretch off
 
 
 class Trials(NamedTuple):
   """A kind of trial: two pure functions."""
 
   init: Callable[[], Trial]
-  update: Callable[[Number, Number, Number, Trial], Trial]  # (seconds, tag, used, state) -> state
+  # (seconds, tag, used, state) -> state
+  update: Callable[[jax.Array, jax.Array, jax.Array, Trial], Trial]
 
 
-def is_on(state: Trial) -> Number:
+def is_on(state: Trial) -> jax.Array:
   """Says whether the step about to run is to be switched on: [] bool."""
   return (state.tag & ON) != 0
 
 
-def effect(state: Trial, xp: Any = jnp) -> tuple[Number, Number, Number]:
+def effect(state: Trial) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns (on - off) / off of the mean step time and its interval: three [] float32; NaN where
   not known yet.
 
   Below zero is faster with it on. Of the pairs since the last return to pairs, until the next one's
   first.
   """
-  nothing = xp.float32(math.nan)
+  nothing = jnp.float32(math.nan)
   known = state.pairs > 0
-  off = xp.where(known, state.off, 1.0)
+  off = jnp.where(known, state.off, 1.0)
   bounded = known & (state.high < math.inf)
-  return (xp.where(known, state.mean / off, nothing), xp.where(bounded, state.low / off, nothing),
-          xp.where(bounded, state.high / off, nothing))
-
-
-def _chosen(chosen: bool, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
-  return one() if chosen else other()
+  return (jnp.where(known, state.mean / off, nothing), jnp.where(bounded, state.low / off, nothing),
+          jnp.where(bounded, state.high / off, nothing))
 
 
 def either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
@@ -170,19 +165,16 @@ def either(chosen: jax.Array, one: Callable[[], Any], other: Callable[[], Any]) 
 
 def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 0.05,
            settle: int = 1, patience: int = 512, retry: int = 10_000, lag: int = 0, lean: int = 0,
-           trust: bool = False, xp: Any = jnp) -> Trials:
+           trust: bool = False) -> Trials:
   """Makes a kind of trial.
 
-  On the host, a step at a time:
-
-  >>> from jaxpace.coordination import plain
-  >>> judge = trials(xp=plain)
-  >>> state, took = judge.init(), 0
-  >>> for step in range(2000):
+  >>> judge = trials()
+  >>> def step(_, state):
   ...   on = is_on(state)                        # switch it on or off, run the step, and then
-  ...   seconds = 0.9e-3 if on else 1e-3
-  ...   state = judge.update(seconds, state.tag, on, state)
-  >>> print(is_on(state), f"{effect(state, plain)[0]:+.0%}")
+  ...   seconds = jnp.where(on, 0.9e-3, 1e-3)
+  ...   return judge.update(seconds, state.tag, on, state)
+  >>> state = jax.lax.fori_loop(0, 2000, step, judge.init())
+  >>> print(is_on(state), f"{effect(state)[0]:+.0%}")
   True -10%
 
   Args:
@@ -198,7 +190,6 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     lean: most pair lengths between two pairs that are spent on the side that looks better; 0 for
       none.
     trust: between two pairs it is on, for `lean` pair lengths, until the pairs speak against it.
-    xp: `jax.numpy`, or `jaxpace.coordination.plain` for Python numbers.
 
   Returns:
     `init() -> state`, before the first step; `update(seconds, tag, used, state) -> state`, once a
@@ -219,41 +210,37 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
   lag, lean = knobs.steps("lag", lag, 0), knobs.steps("lean", lean, 0)
   key = int(keyed.checked(key))
   measured = block - settle
-  real, where = xp.float32, xp.where
-  chosen = _chosen if xp is plain else either
-
-  def whole(value: int) -> Number:
-    return xp.int32(real(value))
+  real, whole, where = jnp.float32, jnp.int32, jnp.where
 
   def init() -> Trial:
     zero, none = real(0.0), whole(0)
     return Trial(
         tag=none, mode=whole(DROPPED), part=none, into=none, left=whole(block), pair=whole(-1),
-        count_1=zero, count_2=zero, total_1=zero, total_2=zero, used=xp.bool_(False),
-        useful=xp.bool_(False), usual=zero, spread=zero, followed=zero, slow=zero, base=zero,
-        fresh=xp.bool_(True), pairs=none, mean=zero, squares=zero, off=zero, rho=real(1.0),
+        count_1=zero, count_2=zero, total_1=zero, total_2=zero, used=jnp.bool_(False),
+        useful=jnp.bool_(False), usual=zero, spread=zero, followed=zero, slow=zero, base=zero,
+        fresh=jnp.bool_(True), pairs=none, mean=zero, squares=zero, off=zero, rho=real(1.0),
         low=real(-math.inf), high=real(math.inf), tries=real(1.0), hold=zero, wait=real(retry))
 
-  def update(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
+  def update(seconds: jax.Array, tag: jax.Array, used: jax.Array, state: Trial) -> Trial:
     state = _measure(seconds, tag, used, state)
     return _advance(state)
 
-  def _measure(seconds: Number, tag: Number, used: Number, state: Trial) -> Trial:
+  def _measure(seconds: jax.Array, tag: jax.Array, used: jax.Array, state: Trial) -> Trial:
     """Enters one step's time: into its block, and into what is usual while off."""
     valid = (seconds >= _SHORTEST) & (seconds <= _LONGEST)
     seconds = where(valid, seconds, real(0.0))
     on, second = (tag & ON) != 0, (tag & SECOND) != 0
     same = ((tag & ODD) != 0) == ((state.pair & 1) != 0)
     counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == PAIRS)
-    one, two = counted & xp.logical_not(second), counted & second
+    one, two = counted & jnp.logical_not(second), counted & second
 
-    off = valid & xp.logical_not(on)
+    off = valid & jnp.logical_not(on)
     # Nothing takes less than half the usual time but after what was not usual, such as compilation.
     slow = where(seconds >= 2.0 * state.usual, state.slow + 1.0, real(0.0))
     restart = off & ((state.followed == 0) | (seconds < 0.5 * state.usual) | (slow >= _SLOW))
-    weight = where(restart, real(1.0), xp.minimum(state.followed + 1.0, _MEMORY))
+    weight = where(restart, real(1.0), jnp.minimum(state.followed + 1.0, _MEMORY))
     usual = where(restart, seconds, state.usual)
-    away = xp.maximum(xp.minimum(seconds - usual, usual), -usual)
+    away = jnp.maximum(jnp.minimum(seconds - usual, usual), -usual)
     spread = where(restart, real(0.0), state.spread + (away * away - state.spread) / weight)
     return state._replace(
         count_1=state.count_1 + real(one), total_1=state.total_1 + where(one, seconds, real(0.0)),
@@ -276,19 +263,19 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     resting = second_over & (rest > 0)
     closed = in_pair & ((second_over & (rest <= 0)) | (over & (state.part == REST)))
     # A pair, unless what follows decides otherwise.
-    begins = closed | (over & (xp.logical_not(in_pair) | (state.part >= LEANS_ON)))
+    begins = closed | (over & (jnp.logical_not(in_pair) | (state.part >= LEANS_ON)))
 
     # false, and varying over ranks as all that comes of the state is
-    no = closed & xp.logical_not(closed)
-    judged, helps, fails = chosen(closed, lambda: _judge(state), lambda: (state, no, no))
+    no = closed & jnp.logical_not(closed)
+    judged, helps, fails = either(closed, lambda: _judge(state), lambda: (state, no, no))
     longer, better = _lean(judged) if lean else (whole(0), whole(LEANS_OFF))
-    leans = closed & xp.logical_not(helps | fails) & (longer > 0)
-    begins = begins & xp.logical_not(helps | fails | leans)
+    leans = closed & jnp.logical_not(helps | fails) & (longer > 0)
+    begins = begins & jnp.logical_not(helps | fails | leans)
     first = HOLD * (2.0 * block) * real(judged.pairs)
-    stay = xp.minimum(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
+    stay = jnp.minimum(where(state.hold > 0, 2.0 * state.hold, first), _FOREVER)
     mode = where(helps, whole(KEPT),
                  where(fails, whole(DROPPED), where(begins, whole(PAIRS), state.mode)))
-    left = where(helps, xp.int32(stay), where(fails, xp.int32(state.wait), where(
+    left = where(helps, jnp.int32(stay), where(fails, jnp.int32(state.wait), where(
         begins | first_over, whole(block), where(leans, longer, where(resting, rest, left)))))
     part = where(first_over, whole(1), where(resting, whole(REST), where(leans, better, where(
         closed | begins, whole(0), state.part))))
@@ -302,18 +289,18 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
         total_1=where(begins, zero, state.total_1), total_2=where(begins, zero, state.total_2),
         base=where(begins, state.usual, state.base),
         # What it was seen to do in the pair or the stretch on that ends here.
-        useful=where(seen, state.used, state.useful), used=state.used & xp.logical_not(seen),
+        useful=where(seen, state.used, state.useful), used=state.used & jnp.logical_not(seen),
         hold=where(helps, stay, where(fails, zero, state.hold)),
-        wait=where(fails, xp.minimum(2.0 * state.wait, _FOREVER), state.wait),
+        wait=where(fails, jnp.minimum(2.0 * state.wait, _FOREVER), state.wait),
         tries=where(helps | fails, state.tries + 1.0, state.tries),
         fresh=judged.fresh | helps | fails)
     return after._replace(tag=_tag(after))
 
-  def _lean(state: Trial) -> tuple[Number, Number]:
+  def _lean(state: Trial) -> tuple[jax.Array, jax.Array]:
     """Steps until the next pair, 0 for none, and the side on which they are: two int32."""
     total = real(state.pairs) * state.mean
     evidence = total * total / (state.squares + total * state.mean + state.rho)
-    pairs = xp.minimum(xp.int32(_LEANS_BY * evidence), whole(lean))
+    pairs = jnp.minimum(jnp.int32(_LEANS_BY * evidence), whole(lean))
     pairs = where(state.fresh | (state.pairs < _LEANS_FROM), whole(0), pairs)
     side = where(state.mean < 0, whole(LEANS_ON), whole(LEANS_OFF))
     if trust:
@@ -321,7 +308,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
       pairs, side = where(trusted, whole(lean), pairs), where(trusted, whole(LEANS_ON), side)
     return pairs * whole(2 * block), side
 
-  def _judge(state: Trial) -> tuple[Trial, Number, Number]:
+  def _judge(state: Trial) -> tuple[Trial, jax.Array, jax.Array]:
     """Enters the pair that has just ended, unless it is void.
 
     Returns:
@@ -329,13 +316,13 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     """
     known = (state.count_1 > 0) & (state.count_2 > 0) & (state.base > 0)
     counts = known & state.useful
-    first, second = (total / xp.maximum(count, 1.0)
+    first, second = (total / jnp.maximum(count, 1.0)
                      for total, count in ((state.total_1, state.count_1),
                                           (state.total_2, state.count_2)))
-    on_first = keyed.coin(key, state.pair, xp)
+    on_first = keyed.coin(key, state.pair)
     difference = where(on_first, first - second, second - first)
     most = _CLIP * state.base
-    difference = xp.maximum(xp.minimum(difference, most), -most)
+    difference = jnp.maximum(jnp.minimum(difference, most), -most)
 
     zero = real(0.0)
     pairs = where(state.fresh, whole(0), state.pairs) + 1
@@ -347,28 +334,28 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     squares = squares + error * (difference - mean)
     off = off + (where(on_first, second, first) - off) / n
     # A hundredth of a percent of the usual step at least: clocks tick.
-    variance = xp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
-    rho = where(state.fresh, xp.maximum(sequential.prior(variance), 1e-30), state.rho)
+    variance = jnp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
+    rho = where(state.fresh, jnp.maximum(sequential.prior(variance), 1e-30), state.rho)
     first_try = state.tries < 2.0
     shares = where(first_try, real(4.0 / 3.0),
-                   4.0 * state.tries * xp.maximum(state.tries - 1.0, 1.0))
-    strict = xp.log(shares) - math.log(level)
-    half = sequential.half_width(pairs, squares, rho, strict, xp)
+                   4.0 * state.tries * jnp.maximum(state.tries - 1.0, 1.0))
+    strict = jnp.log(shares) - math.log(level)
+    half = sequential.half_width(pairs, squares, rho, strict)
     low, high = mean - half, mean + half
-    odds = sequential.log_odds(pairs, mean, squares, rho, xp)
+    odds = sequential.log_odds(pairs, mean, squares, rho)
     gain, renews = mean < 0, state.hold > 0
     helps = counts & ((high < 0) | (renews & gain & (odds >= _RENEWS)))
-    gives_up = (xp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience)
-    fails = counts & xp.logical_not(helps) & ((low > 0) | gives_up)
+    gives_up = (jnp.logical_not(gain) & (odds >= _GIVES_UP)) | (pairs >= patience)
+    fails = counts & jnp.logical_not(helps) & ((low > 0) | gives_up)
     entered = state._replace(pairs=pairs, mean=mean, squares=squares, off=off, rho=rho, low=low,
-                             high=high, fresh=xp.bool_(False))
+                             high=high, fresh=jnp.bool_(False))
     judged = Trial(*(where(counts, new, old) for new, old in zip(entered, state, strict=True)))
     return judged, helps, fails
 
-  def _tag(state: Trial) -> Number:
+  def _tag(state: Trial) -> jax.Array:
     in_pair, first = state.mode == PAIRS, state.part == 0
-    on_first = keyed.coin(key, state.pair, xp)
-    block_on = ((where(first, on_first, xp.logical_not(on_first)) & (state.part < REST))
+    on_first = keyed.coin(key, state.pair)
+    block_on = ((where(first, on_first, jnp.logical_not(on_first)) & (state.part < REST))
                 | (state.part == LEANS_ON))
     on = where(in_pair, block_on, state.mode == KEPT)
     counted = in_pair & (state.part < 2) & (state.into >= settle)

@@ -65,15 +65,15 @@ class PacingEffect:
     if not pairs:
       return None, None
     # imports JAX, for which a report without a guard needn't wait
-    from jaxpace.coordination import plain, sequential
+    from jaxpace.coordination import sequential
 
     means = self.means[:pairs]
     difference, off = means[:, 0] - means[:, 1], float(means[:, 1].mean())
     effect = float(difference.mean()) / off
     # The variance is the same whichever of a pair's blocks had pacing, so the interval stays valid.
     rho = sequential.prior(max(self.variance, 1e-30))
-    squares = float(((difference - difference.mean())**2).sum())
-    half = sequential.half_width(pairs, squares, rho, -math.log(1 - INTERVAL), plain) / off
+    squares = ((difference - difference.mean())**2).sum()
+    half = float(sequential.half_width(pairs, squares, rho, -math.log(1 - INTERVAL), np)) / off
     return effect, (effect - half, effect + half) if math.isfinite(half) else None
 
   def to_json(self) -> dict[str, Any]:

@@ -61,8 +61,10 @@ def run(pacer, times, ranks=2, shared=True):
 
 
 def steps_of(base):
-  """The job's step time, where `base(step, on)` is that with any rank delayed or not."""
-  return lambda step, delays: base(step, bool((delays > 0).any()))
+  """The job's step time, where `base` [steps, 2] is that without and with any rank delayed; None
+  after the last."""
+  return lambda step, delays: (float(base[step, int((delays > 0).any())]) if step < len(base)
+                               else None)
 
 
 ASKS = always(WAIT, slack=7)

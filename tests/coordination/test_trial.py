@@ -3,7 +3,6 @@
 import functools
 import itertools
 
-import chex
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -11,43 +10,65 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import keyed, plain, sequential, shift_trial, trial
+from jaxpace.coordination import keyed, sequential, shift_trial, trial
 from tests.quick import examples, long
 
 BLOCK = trial.BLOCK
 
 
-def play(judge, times, used=True, lag=0, state=None):
-  """Runs a trial on plain numbers. `times(step, on)` gives the seconds of a step.
+@functools.cache
+def judge_of(**settings):
+  """A trial, and a jitted run of it: (times [steps, 2], used [steps], state, lag) -> states."""
+  judge = trial.trials(**settings)
+
+  @functools.partial(jax.jit, static_argnums=3)
+  def run(times, used, state, lag):
+    def step(carry, given):
+      state, waiting = carry
+      seconds, used = given
+      on = trial.is_on(state)
+      waiting = [*waiting, (jnp.where(on, seconds[1], seconds[0]), state.tag, used)]
+      state = judge.update(*waiting[0], state)
+      return (state, waiting[1:]), (on, waiting[-1][1], state)
+
+    late = [(jnp.float32(np.nan), jnp.int32(0), jnp.asarray(False))] * lag
+    return jax.lax.scan(step, (state, late), (times, used))[1]
+
+  return judge, run
+
+
+def play(times, used=True, lag=0, state=None, **settings):
+  """Runs a trial. `times` [steps, 2] are the seconds of each step, off and on.
 
   Returns:
     Whether each step was on [steps], tags [steps], the state after each step.
   """
-  state = judge.init() if state is None else state
-  on, tags, states, waiting = [], [], [], []
-  for step in itertools.count():
-    seconds = times(step, bool(trial.is_on(state)))
-    if seconds is None:
-      break
-    on.append(bool(trial.is_on(state)))
-    tags.append(state.tag)
-    waiting.append((seconds, state.tag, used(step) if callable(used) else used))
-    given = waiting.pop(0) if len(waiting) > lag else (np.nan, 0, False)
-    state = judge.update(*given, state)
-    states.append(state)
-  return np.array(on), np.array(tags), states
+  judge, run = judge_of(**settings, **({"lag": lag} if lag else {}))
+  on, tags, states = jax.tree.map(np.asarray, run(
+      jnp.asarray(times, jnp.float32), jnp.broadcast_to(jnp.asarray(used), len(times)),
+      judge.init() if state is None else state, lag))
+  return on, tags, [trial.Trial(*leaves) for leaves in zip(*states, strict=True)]
 
 
 def noisy(steps, effect=0.0, cv=0.05, seed=0, rho=0.0):
   """Step times of mean 1 (off) and 1 + effect (on), autocorrelated normal noise of the given
-  variation."""
+  variation: [steps, 2]."""
   rng = np.random.default_rng(seed)
   noise = np.empty(steps)
   level = rng.normal()
   for k in range(steps):
     noise[k], level = level, rho * level + np.sqrt(1 - rho * rho) * rng.normal()
-  return lambda step, on: max(0.2,
-                              1 + cv * noise[step]) * (1 + effect * on) if step < steps else None
+  return np.maximum(0.2, 1 + cv * noise)[:, None] * np.array([1, 1 + effect])
+
+
+def tossed(key, pairs):
+  """Which of pairs begin on, by the coin."""
+  return [bool(keyed.coin(key, jnp.int32(n))) for n in range(pairs)]
+
+
+def half_width(*numbers):
+  """In float64."""
+  return sequential.half_width(*map(np.float64, numbers), np)
 
 
 def runs_of(on):
@@ -56,11 +77,11 @@ def runs_of(on):
 
 
 def test_pairs_are_a_block_on_and_a_block_off_in_the_order_of_the_coin():
-  on, tags, _ = play(trial.trials(key=5, xp=plain), noisy(BLOCK * 41))
+  on, tags, _ = play(noisy(BLOCK * 41), key=5)
   assert not on[:BLOCK].any(), "a warm-up first"
   pairs = on[BLOCK:].reshape(20, 2, BLOCK)
   assert (pairs.all(axis=2) | ~pairs.any(axis=2)).all() and (pairs[:, 0] != pairs[:, 1]).all()
-  assert pairs[:, 0, 0].tolist() == [keyed.coin(5, n, plain) for n in range(20)]
+  assert pairs[:, 0, 0].tolist() == tossed(5, 20)
   counted = (tags[BLOCK:].reshape(20, 2, BLOCK) & trial.COUNTED) != 0
   assert (not counted[:, :, 0].any()
           and counted[:, :, 1:].all()), "the first step of a block is not counted"
@@ -68,70 +89,64 @@ def test_pairs_are_a_block_on_and_a_block_off_in_the_order_of_the_coin():
 
 @pytest.mark.parametrize("effect", [-0.03, 0.3, *long(-0.1, 0.03)])
 def test_an_effect_is_found_and_acted_upon(effect):
-  on, _, states = play(trial.trials(xp=plain), noisy(4000, effect))
+  on, _, states = play(noisy(4000, effect))
   decided = next(k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK)
-  found, low, high = trial.effect(states[decided], plain)
+  found, low, high = trial.effect(states[decided])
   names = trial.Trial._fields
   assert not low > effect and not high < effect and found == pytest.approx(effect, abs=0.02)
   assert high < 0 if effect < 0 else sequential.log_odds(
       *(states[decided][names.index(name)]
-        for name in ("pairs", "mean", "squares", "rho")), plain) > np.log(10)
+        for name in ("pairs", "mean", "squares", "rho"))) > np.log(10)
   assert decided < 40 * 2 * BLOCK
   assert on[decided + 1:decided + 1 + 4 * (decided // 2)].mean() == (1 if effect < 0 else 0)
 
 
 def test_the_interval_is_that_of_the_block_means():
   """Recomputed from the steps in float64."""
-  times, steps = noisy(BLOCK * 61, 0.01, seed=3), []
-
-  def noted(step, on):
-    seconds = times(step, on)
-    if seconds is not None:
-      steps.append(seconds)
-    return seconds
-
-  on, tags, states = play(trial.trials(xp=plain, level=0.02), noted)
-  state, took = states[-1], np.array(steps)[BLOCK:].reshape(30, 2, BLOCK)
+  times = noisy(BLOCK * 61, 0.01, seed=3)
+  on, tags, states = play(times, level=0.02)
+  steps = np.where(on, times[:, 1], times[:, 0])
+  state, took = states[-1], steps[BLOCK:].reshape(30, 2, BLOCK)
   means = took[:, :, 1:].mean(axis=2)
   first_on = on[BLOCK:].reshape(30, 2, BLOCK)[:, 0, 0]
   # the first tells nothing
   differences = np.where(first_on, means[:, 0] - means[:, 1], means[:, 1] - means[:, 0])[1:]
   off = np.where(first_on, means[:, 1], means[:, 0])[1:]
   squares = ((differences - differences.mean())**2).sum()
-  half = sequential.half_width(29, squares, state.rho, np.log(4 / 3 / 0.02), plain)
+  half = half_width(29, squares, state.rho, np.log(4 / 3 / 0.02))
   expected = differences.mean() + np.array([0, -half, half])
   assert state.pairs == 29
-  np.testing.assert_allclose(trial.effect(state, plain), expected / off.mean(), rtol=1e-9)
+  np.testing.assert_allclose(trial.effect(state), expected / off.mean(), rtol=1e-4)
 
 
 def test_all_returns_to_pairs_together_spend_the_level():
   """3/4 of it on the first, 1 / (4 k (k - 1)) on the k-th: 3/4 + 1/8 + 1/24 + ... = 1."""
   level, parts = 0.05, [0, 3 / 4, *(1 / (4 * k * (k - 1)) for k in range(2, 100_000))]
   assert parts[2:4] == [1 / 8, 1 / 24] and sum(parts) == pytest.approx(1, abs=1e-5)
-  _, _, states = play(trial.trials(xp=plain, level=level, patience=30, retry=50), noisy(5500))
+  _, _, states = play(noisy(5500), level=level, patience=30, retry=50)
   seen = set()
   for state in states:
     if state.mode == trial.PAIRS and not state.fresh and np.isfinite(state.high):
-      half = sequential.half_width(state.pairs, state.squares, state.rho,
-                                   -np.log(level * parts[int(state.tries)]), plain)
+      half = half_width(state.pairs, state.squares, state.rho,
+                        -np.log(level * parts[int(state.tries)]))
       np.testing.assert_allclose((state.low, state.high), (state.mean - half, state.mean + half),
-                                 rtol=1e-9)
-      seen.add(state.tries)
+                                 rtol=1e-3, atol=1e-6)
+      seen.add(int(state.tries))
   assert {1, 2, 3, 4} <= seen
 
 
 @pytest.mark.long
 def test_a_gain_is_held_ever_longer_and_a_harm_retried_ever_more_rarely():
-  on, _, _ = play(trial.trials(xp=plain), noisy(16_000, -0.2))
+  on, _, _ = play(noisy(16_000, -0.2))
   held = [steps for kind, steps in runs_of(on) if kind and steps > 3 * BLOCK]
   assert len(held) >= 3 and all(b >= 1.9 * a for a, b in itertools.pairwise(held[:-1]))
-  on, _, _ = play(trial.trials(xp=plain, retry=1000), noisy(18_000, 0.2))
+  on, _, _ = play(noisy(18_000, 0.2), retry=1000)
   idle = [steps for kind, steps in runs_of(on) if not kind and steps > 3 * BLOCK]
   assert len(idle) > 3 and all(1.9 * a <= b <= 2.2 * a for a, b in itertools.pairwise(idle[:-1]))
 
 
 def test_what_shows_nothing_is_off_after_a_while():
-  on, _, states = play(trial.trials(xp=plain, patience=40, retry=500), noisy(3000))
+  on, _, states = play(noisy(3000), patience=40, retry=500)
   decided = BLOCK + 41 * 2 * BLOCK  # the warm-up, a pair that tells nothing, and 40 that do
   assert states[decided - 1].mode == 2 and states[decided - 2].mode == 0
   assert not on[decided:decided + 500].any() and on[decided + 500:decided + 500 + 2 * BLOCK].any()
@@ -139,7 +154,7 @@ def test_what_shows_nothing_is_off_after_a_while():
 
 @pytest.mark.parametrize("effect, most", [(1.0, 100), *long((0.3, 80), (3.0, 120))])
 def test_gross_harm_costs_no_more_than_a_hundred_steps_or_so(effect, most):
-  on, _, _ = play(trial.trials(xp=plain), noisy(9000, effect))
+  on, _, _ = play(noisy(9000, effect))
   assert effect * on.sum() < most
   if effect > 0.5:
     longest = max(steps for kind, steps in runs_of(on) if kind)
@@ -147,41 +162,39 @@ def test_gross_harm_costs_no_more_than_a_hundred_steps_or_so(effect, most):
 
 
 def test_one_huge_pause_does_not_drown_the_rest():
-  base = noisy(4000, -0.1)
-  on, _, states = play(trial.trials(xp=plain),
-                       lambda step, on: 100.0 if step == 8 * BLOCK + 3 else base(step, on))
+  times = noisy(4000, -0.1)
+  times[8 * BLOCK + 3] = 100.0
+  on, _, states = play(times)
   assert any(state.mode == 1 for state in states)
 
 
 def test_nothing_done_is_no_evidence():
   """Pairs count from the second after the thing was seen to do something, whatever the step
   times."""
-  judge = trial.trials(xp=plain)
-  _, _, states = play(judge, noisy(3000, 0.1), used=False)
+  _, _, states = play(noisy(3000, 0.1), used=False)
   assert states[-1].pairs == 0 and all(state.mode == 0 for state in states[BLOCK:])
-  assert np.isnan(trial.effect(states[-1], plain)).all()
+  assert np.isnan(trial.effect(states[-1])).all()
   begin = BLOCK * 21
-  _, _, states = play(judge, noisy(BLOCK * 31), used=lambda step: step >= begin)
+  _, _, states = play(noisy(BLOCK * 31), used=np.arange(BLOCK * 31) >= begin)
   assert states[begin + 2 * BLOCK - 1].pairs == 0 and states[-1].pairs == 4
 
 
 def test_times_may_come_late(lag=3):
   """The same pairs, with a few steps of rest after each; an effect is measured as exactly as
   without."""
-  base = noisy(4000, -0.1, cv=0.0)
-  on, _, states = play(trial.trials(xp=plain, lag=lag), base, lag=lag)
+  on, _, states = play(noisy(4000, -0.1, cv=0.0), lag=lag)
   state = next(state for state in states if state.mode == 1)
-  assert (trial.effect(state,
-                       plain)[0] == pytest.approx(-0.1,
-                                                  abs=1e-12)), "no step is counted to the other arm"
+  assert trial.effect(state)[0] == pytest.approx(-0.1, abs=1e-6), (
+      "no step is counted to the other arm")
   first = on[BLOCK:BLOCK + 4 * (2 * BLOCK + lag)].reshape(4, -1)
   assert (first[:, :2 * BLOCK].sum(axis=1) == BLOCK).all() and not first[:, 2 * BLOCK:].any()
 
 
 @pytest.mark.parametrize("effect", [-0.04, *long(0.04)])
 def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_they_are(effect):
-  judge = trial.trials(xp=plain, key=9, harm=100, lean=3, lag=1)  # no block is cut
-  on, tags, states = play(judge, noisy(9000, effect, cv=0.2, rho=0.5, seed=4), lag=1)
+  # no block is cut
+  on, tags, states = play(noisy(9000, effect, cv=0.2, rho=0.5, seed=4), key=9, harm=100, lean=3,
+                          lag=1)
   decided = next((k for k, state in enumerate(states) if state.mode != 0 and k > BLOCK),
                  len(states))
   parts = np.array([0, *(state.part for state in states[:decided - 1])])  # of the step itself
@@ -197,7 +210,7 @@ def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_
   # for the lag.
   rest = on[BLOCK:decided][~leaning[BLOCK:]]
   pairs = rest[:len(rest) // (2 * BLOCK + 1) * (2 * BLOCK + 1)].reshape(-1, 2 * BLOCK + 1)
-  assert pairs[:, 0].tolist() == [keyed.coin(9, n, plain) for n in range(len(pairs))]
+  assert pairs[:, 0].tolist() == tossed(9, len(pairs))
   assert (pairs[:, :BLOCK].all(1) != pairs[:, BLOCK:-1].all(1)).all() and not pairs[:, -1].any()
   better = on[:decided] if effect < 0 else ~on[:decided]
   assert better.mean() > 0.6, "without, it would be half"
@@ -206,39 +219,21 @@ def test_it_leans_to_the_side_that_looks_better_between_pairs_that_it_leaves_as_
 def test_with_trust_it_is_on_between_pairs_until_these_speak_against_it():
   """No effect, a gain, a harm: on nine tenths of the steps, and off once the harm has shown."""
   for effect in (0.0, -0.1):
-    judge = trial.trials(xp=plain, key=9, harm=100, lean=4, trust=True)
-    on, tags, states = play(judge, noisy(1500, effect, cv=0.2, seed=4))
+    on, tags, states = play(noisy(1500, effect, cv=0.2, seed=4), key=9, harm=100, lean=4,
+                            trust=True)
     parts = np.array([0, *(state.part for state in states[:-1])])
     assert on[BLOCK:].mean() > 0.75
     leaning = parts >= trial.LEANS_ON
     assert not (tags[leaning] & trial.COUNTED).any(), "they are counted in no pair"
     if effect < 0:
       assert on[leaning].all()
-  judge = trial.trials(xp=plain, key=9, harm=100, lean=4, trust=True)
-  on, _, states = play(judge, noisy(4000, 0.2, cv=0.2, seed=4))
+  on, _, states = play(noisy(4000, 0.2, cv=0.2, seed=4), key=9, harm=100, lean=4, trust=True)
   assert states[-1].mode == trial.DROPPED and not on[-1000:].any()
 
 
 @functools.cache
-def compiled(lean=4):
-  return jax.jit(trial.trials(lean=lean).update)
-
-
-def test_arrays_decide_as_plain_numbers_do():
-  base = noisy(1300, -0.03, cv=0.12, rho=0.5, seed=3)
-  rng = np.random.default_rng(0)
-  on_host, state = trial.trials(xp=plain, lean=4), trial.trials(lean=4).init()
-  other, parts = on_host.init(), set()
-  for step in range(1300):
-    parts.add(other.part)
-    assert int(state.tag) == other.tag and int(state.pairs) == other.pairs
-    seconds = (np.float32(base(step, bool(trial.is_on(state)))) if rng.random() > 0.05
-               else np.float32(np.nan))
-    state = compiled()(jnp.float32(seconds), state.tag, jnp.asarray(True), state)
-    other = on_host.update(float(seconds), other.tag, True, other)
-  np.testing.assert_allclose(trial.effect(state), trial.effect(other, plain), rtol=1e-4)
-  assert trial.LEANS_ON in parts
-  chex.assert_trees_all_equal_shapes_and_dtypes(trial.trials().init(), state)
+def compiled():
+  return jax.jit(trial.trials().update)
 
 
 ANY = st.one_of(st.floats(width=32),
@@ -249,20 +244,15 @@ ANY = st.one_of(st.floats(width=32),
                   st.integers(0, 200))
 @hypothesis.settings(max_examples=examples(40))
 def test_whatever_it_is_given_it_still_judges_afterwards(junk, begin):
-  for xp, update in ((plain, trial.trials(xp=plain).update), (None, compiled())):
-    judge = trial.trials(xp=plain) if xp else trial.trials()
-    _, _, states = play(trial.trials(xp=plain), noisy(begin + 1, cv=0.02))
-    state = states[-1] if xp else jax.tree.map(
-        lambda leaf, like: jnp.asarray(leaf, like.dtype), states[-1], judge.init())
-    for seconds, tag, used in junk:
-      args = ((float(seconds), tag, used) if xp
-              else (jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used)))
-      state = update(*args, state)
-      assert not any(np.isnan(np.float64(leaf)) for leaf in state)
-      assert state.left >= 0 and state.usual < np.inf
-    if xp and begin % 4 == 0:
-      _, _, after = play(judge, noisy(1000, 0.3, cv=0.02), state=state)
-      assert any(s.mode == 2 and s.mean > 0 for s in after)
+  update = compiled()
+  _, _, states = play(noisy(201, cv=0.02))
+  state = states[begin]
+  for seconds, tag, used in junk:
+    state = update(jnp.float32(seconds), jnp.int32(tag), jnp.asarray(used), state)
+    assert not any(np.isnan(np.float64(leaf)) for leaf in state)
+    assert state.left >= 0 and state.usual < np.inf
+  _, _, after = play(noisy(1000, 0.3, cv=0.02), state=state)
+  assert any(s.mode == 2 and s.mean > 0 for s in after)
 
 
 @pytest.mark.parametrize("settings, name", [

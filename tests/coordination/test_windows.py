@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpace.coordination import keyed, plain, sequential, windows
+from jaxpace.coordination import keyed, sequential, windows
 from tests.quick import examples, long
 
 WINDOW = 64
@@ -172,7 +172,7 @@ def test_the_ends_are_where_the_evidence_reaches_the_odds(n, mean, deviation, fa
   values = np.random.default_rng(n).normal(mean, deviation, n)
   rho = factor * deviation**2
   squares = ((values - values.mean())**2).sum()
-  half = sequential.half_width(n, squares, rho, LOG_ODDS, plain)
+  half = sequential.half_width(n, squares, rho, LOG_ODDS, np)
   if not np.isfinite(half):
     assert (n <= 2 * (LOG_ODDS + 0.5 * np.log1p(n * deviation**2 / rho))
             + 6), "only where there are too few"
@@ -191,12 +191,9 @@ def test_the_odds_against_zero_are_those_of_the_formula(n, mean, deviation):
   values = np.random.default_rng(n).normal(mean, deviation, n)
   rho = 8.0 * deviation**2
   squares = ((values - values.mean())**2).sum()
-  found = sequential.log_odds(n, values.mean(), squares, rho, plain)
-  assert found == pytest.approx(evidence(values, 0.0, rho), rel=1e-9)
-  compiled = log_odds(jnp.int32(n),
-                                          *map(jnp.float32, (values.mean(), squares, rho)))
-  assert float(compiled) == pytest.approx(found, rel=1e-4, abs=1e-4)
-  assert sequential.log_odds(0, 0.0, 0.0, rho, plain) == 0
+  found = log_odds(jnp.int32(n), *map(jnp.float32, (values.mean(), squares, rho)))
+  assert float(found) == pytest.approx(evidence(values, 0.0, rho), rel=1e-4, abs=1e-4)
+  assert log_odds(jnp.int32(0), *map(jnp.float32, (0.0, 0.0, rho))) == 0
 
 
 SIZES = {
@@ -250,10 +247,9 @@ def test_the_truth_is_inside_at_all_times():
 
 
 @pytest.mark.parametrize("key", [0, 1, 2**32 - 1])
-def test_the_coin_is_fair_and_the_same_on_every_kind_of_number(key):
+def test_the_coin_is_fair(key):
   numbers = np.arange(4096, dtype=np.int32)
   tossed = np.asarray(jax.jit(jax.vmap(lambda n: keyed.coin(key, n)))(numbers))
-  assert tossed[:300].tolist() == [keyed.coin(key, n, plain) for n in range(300)]
   assert abs(tossed.mean() - 0.5) < 4 * 0.5 / 64
   for apart in (1, 2, 3, 16):
     assert abs(np.mean(tossed[apart:] == tossed[:-apart]) - 0.5) < 4 * 0.5 / 64
@@ -263,5 +259,5 @@ def test_the_coin_is_fair_and_the_same_on_every_kind_of_number(key):
 
 def test_the_hash_is_murmurs():
   """Known values of the finaliser."""
-  assert [keyed.mixed(word, plain) for word in (0, 1, 0xFFFFFFFF)] == [0, 0x514E28B7, 0x81F16F39]
-  assert int(keyed.mixed(jnp.uint32(1))) == 0x514E28B7
+  mixed = [int(keyed.mixed(jnp.uint32(word))) for word in (0, 1, 0xFFFFFFFF)]
+  assert mixed == [0, 0x514E28B7, 0x81F16F39]
