@@ -14,8 +14,6 @@ import jax
 
 # Whether a shared library is there as a whole: loading a part of one would kill the process.
 
-_NO_BITS = 8
-"""Type of a section that takes no room in the file."""
 _LARGEST = 1 << 28
 
 
@@ -39,38 +37,25 @@ def whole(path: pathlib.Path) -> bool:
     data = path.read_bytes()
   except OSError:
     return True
-  if len(data) < 20 or data[:4] != b"\x7fELF" or data[4] != 2:
-    return data[:4] != b"\x7fELF" or len(data) >= 20
-  order = "<" if data[5] == 1 else ">"
+  if data[:4] != b"\x7fELF" or data[4:5] != b"\x02":
+    return True
   try:
-    return _tables(data, order)
-  except struct.error:
+    return _tables(data, "<" if data[5] == 1 else ">")
+  except (struct.error, IndexError):
     return False
 
 
 def _tables(data: bytes, order: str) -> bool:
-  """Whether segments and sections lie inside `data`; `struct.error` where a table doesn't."""
-  at_segments, at_sections = struct.unpack_from(f"{order}QQ", data, 32)
-  segment_size, segments, section_size, sections, names = struct.unpack_from(
-      f"{order}HHHHH", data, 54)
-  if not segments:
-    return False
-  for number in range(segments):
-    begin = struct.unpack_from(f"{order}Q", data, at_segments + number * segment_size + 8)[0]
-    size = struct.unpack_from(f"{order}Q", data, at_segments + number * segment_size + 32)[0]
-    if begin + size > len(data):
-      return False
-  if not at_sections:
-    return True
-  for number in range(1, sections):
-    at = at_sections + number * section_size
-    kind = struct.unpack_from(f"{order}I", data, at + 4)[0]
-    begin, size = struct.unpack_from(f"{order}QQ", data, at + 24)
-    if kind == 0 or (kind != _NO_BITS and begin + size > len(data)):
-      return False
-    if number == names and not any(data[begin:begin + size]):
-      return False
-  return at_sections + sections * section_size <= len(data)
+  """Whether segments lie inside `data`, and all sections are described; `struct.error` where a
+  table doesn't."""
+  segments, sections = struct.unpack_from(f"{order}QQ", data, 32)
+  segment_size, segment_count, size, count = struct.unpack_from(f"{order}HHHH", data, 54)
+  # Where each begins, and how long it is in the file.
+  ends = [sum(struct.unpack_from(f"{order}Q16xQ", data, segments + 8 + number * segment_size))
+          for number in range(segment_count)]
+  kinds = [struct.unpack_from(f"{order}I", data, sections + number * size + 4)[0]
+           for number in range(1, count)]
+  return bool(ends) and all(kinds) and max(*ends, sections + count * size) <= len(data)
 
 
 STAMP, DELAY, HOLD, NOTE, MARK = (
