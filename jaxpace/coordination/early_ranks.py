@@ -8,13 +8,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpace.coordination import bucket, knobs, windows
+from jaxpace.coordination import knobs, windows
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import arrivals
 from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
+
+
+_ROUNDING = np.float32(2.0**-21)
+"""Share of the tokens withheld a step: more than all rounding of float32 in `tokens_after` can have
+added (eight units in the last place), so the bound holds in the arithmetic that is really done."""
 
 
 class EarlyRanks(NamedTuple):
@@ -49,11 +54,11 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   passive again below half of that, or after half a window of steps in which own earliness itself
   was below half of `threshold`. Passive means a delay of exactly 0.
 
-  *What it can cost* is held by a token bucket (`jaxpace.coordination.bucket`). Delays hold a step
-  back by L = max(A + d) - max(A). In every step the bucket gains `cost` times max(A), the time to
-  the last undelayed arrival, pays L, and holds at most `max_delay`. No delay is longer than what is
-  in it. So, where delays are applied as asked, the sum of L is at most `cost` times the sum of
-  max(A), whatever the arrivals:
+  *What it can cost* is held by a token bucket (`tokens_after`). Delays hold a step back by L =
+  max(A + d) - max(A). In every step the bucket gains `cost` times max(A), the time to the last
+  undelayed arrival, pays L, and holds at most `max_delay`. No delay is longer than what is in it.
+  So, where delays are applied as asked, the sum of L is at most `cost` times the sum of max(A),
+  whatever the arrivals:
 
     Let T[k] be the tokens after step k, T[0] = 0, the same on all ranks since A and d are. For step
     k + 1 each rank asks d <= T[k], so L[k+1] <= max d <= T[k], as A[r] + d[r] <= max(A) + max(d)
@@ -109,8 +114,8 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   def init(ranks: int) -> EarlyRanks:
     return EarlyRanks(
         low=low.init(), spread=spread.init(), step_time=typical.init(), means=means.init((ranks,)),
-        tokens=bucket.init(), quiet=jnp.zeros((), jnp.int32), active=jnp.zeros((), jnp.bool_),
-        knobs=knobs.init())
+        tokens=jnp.zeros((), jnp.float32), quiet=jnp.zeros((), jnp.int32),
+        active=jnp.zeros((), jnp.bool_), knobs=knobs.init())
 
   def update(observation: Observation, state: EarlyRanks) -> tuple[Decision, EarlyRanks]:
     seen, delays, rank = observation.arrivals, observation.delays, observation.rank
@@ -134,7 +139,7 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
     enough = slack > jnp.where(state.active, _HALF * least, least)
     active = known & enough & (quiet < calm) & (low_now.seen >= np.int32(window))
 
-    tokens = bucket.update(seen, delays, price, longest, state.tokens)
+    tokens = tokens_after(seen, delays, price, longest, state.tokens)
     delay = jnp.where(active, bounded(jnp.minimum(fill * slack, tokens), longest), _ZERO)
     info = {"slack": slack, "threshold": least, "tokens": tokens,
             "active": active.astype(jnp.float32)}
@@ -143,3 +148,27 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
         quiet=quiet, active=active, knobs=state.knobs)
 
   return Pacer(init, update)
+
+
+def tokens_after(seen: jax.Array, delays: jax.Array, cost: np.float32, most: np.float32 | jax.Array,
+         tokens: jax.Array) -> jax.Array:
+  """Fills the token bucket by `cost` of the time to the last undelayed arrival, and pays for what
+  the delays held back.
+
+  Every rank keeps the same bucket, for it is filled and emptied by what all ranks know.
+
+  Args:
+    seen: [ranks] float32 s, undelayed arrivals of the step.
+    delays: [ranks] float32 s, applied in the step, of any origin.
+    cost: share of the time that may be spent.
+    most: s the bucket holds at most.
+    tokens: [] float32 s before the step.
+
+  Returns:
+    [] float32 s after it: negative while in debt, and no gain and no credit kept where a rank is
+    missing, for the step may then have been held back by all that was in the bucket.
+  """
+  filled = tokens + cost * arrivals.latest(seen)
+  paid = filled - jnp.abs(filled) * _ROUNDING - arrivals.lateness(seen, delays)
+  return jnp.where(arrivals.all_known(seen, delays), jnp.minimum(paid, most),
+                   jnp.minimum(tokens, _ZERO))
