@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from typing import NamedTuple
 
 from jaxpace.core.observed import KINDS
-from jaxpace.core.plan import Loop
+from jaxpace.core.plan import COMPUTE, Collective
+from jaxpace.observation import source_lines
 from jaxpace.observation.partitioned import groups, text
 
 _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
@@ -16,32 +16,6 @@ _DTYPES = {"pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32
 
 class TimestampError(ValueError):
   """Timestamps can't be put into this program; the message says why, as the end of a sentence."""
-
-
-class Found(NamedTuple):
-  """A collective of a compiled program."""
-
-  name: str
-  kind: str
-  groups: groups.Groups
-  """Partitions that meet; () for permutes."""
-  pairs: tuple[tuple[int, int], ...]
-  types: tuple[tuple[str, tuple[int, ...]], ...]
-  """Element type and sizes of each operand."""
-  loops: tuple[Loop, ...]
-  conditional: bool
-  operation: str | None
-  frames: tuple[tuple[str, int], ...]
-  enter_tags: tuple[int, ...] = ()
-  exit_tags: tuple[int, ...] = ()
-
-  @property
-  def bytes(self) -> int:
-    return sum(math.prod(sizes) * _bits(kind) for kind, sizes in self.types) // 8
-
-  @property
-  def dtypes(self) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(dtype(kind) for kind, _ in self.types))
 
 
 def dtype(kind: str) -> str:
@@ -66,8 +40,9 @@ def _bits(kind: str) -> int:
   return int(found[0]) if found else 0
 
 
-def found_in(compiled: str, partitions: int) -> list[Found]:
-  """Collectives of a compiled program, in the order of its text.
+def found_in(compiled: str, partitions: int) -> list[Collective]:
+  """Collectives of a compiled program, in the order of its text: what that says of them alone, so
+  without tags, axes and phases; who meets is told by numbers of partitions.
 
   Args:
     compiled: text of the program.
@@ -78,28 +53,28 @@ def found_in(compiled: str, partitions: int) -> list[Found]:
   """
   program = text.CompiledText(compiled)
   return [_found(program, placed, kind, partitions) for placed in program.run()
-          if (kind := _kind(placed.instruction)) is not None]
+          if (kind := placed.instruction.opcode.removesuffix("-start")) in KINDS]
 
 
-def _kind(one: text.Instruction) -> str | None:
-  kind = one.opcode.removesuffix("-start")
-  return kind if kind in KINDS else None
-
-
-def _found(program: text.CompiledText, placed: text.Placed, kind: str, partitions: int) -> Found:
+def _found(program: text.CompiledText, placed: text.Placed, kind: str, partitions: int
+           ) -> Collective:
   one = placed.instruction
   body = program.computations[placed.computation]
   pairs = one.attribute("source_target_pairs")
   said = one.attribute("replica_groups")
   operation = re.search(r'op_name="([^"]*)"', one.rest)
-  return Found(
-      name=one.name, kind=kind,
+  # Element type and sizes of each operand.
+  types = [array for operand in one.operands if operand in body
+           for array in text.arrays(body[operand].shape)]
+  return Collective(
+      index=0, name=one.name, kind=kind, axes=(), phase=COMPUTE, enter_tags=(), exit_tags=(),
+      bytes=sum(math.prod(sizes) * _bits(kind) for kind, sizes in types) // 8, operands=len(types),
+      dtypes=tuple(dict.fromkeys(dtype(kind) for kind, _ in types)),
       groups=groups.parse(said or "{}", partitions) if pairs is None else (),
       pairs=_pairs(pairs) if pairs is not None else (),
-      types=tuple(array for operand in one.operands if operand in body
-                  for array in text.arrays(body[operand].shape)),
       loops=placed.loops, conditional=placed.conditional,
-      operation=operation[1] if operation else None, frames=tuple(program.frames(one)))
+      source=source_lines.innermost(program.frames(one)),
+      operation=operation[1] if operation else None)
 
 
 def _pairs(said: str) -> tuple[tuple[int, int], ...]:

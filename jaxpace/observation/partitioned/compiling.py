@@ -19,20 +19,15 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from jax.extend.mlir import ir
+
 from jaxpace.observation.clocks.native.library import MARK
-from jaxpace.observation.partitioned import mlir
 
 _NEEDED = ("backend", "computation", "compile_options", "host_callbacks", "executable_devices")
 
 
-class _Thread(threading.local):
-  """What a thread is at."""
-
-  busy: bool = False
-  """Whether the handler is at work: what it compiles itself is not handed to it again."""
-
-
-_thread = _Thread()
+_busy = threading.local()
+"""Has `now` where the handler works in a thread: what it compiles is not handed to it again."""
 _handler: Callable[[Request], Any] | None = None
 """What gets all modules; None where nobody asks."""
 _loaded: Callable[[str, Sequence[Any]], None] | None = None
@@ -63,7 +58,9 @@ class Request:
   @property
   def name(self) -> str:
     """Name of the function that was jitted."""
-    return function_name(mlir.text_attribute(self.module.operation, "sym_name"))
+    attributes = self.module.operation.attributes
+    return function_name(str(ir.StringAttr(attributes["sym_name"]).value)
+                         if "sym_name" in attributes else "")
 
   def compile(self, module: Any | None = None) -> Any:
     """Compiles as JAX would, with its cache: this module, once, or another in its place."""
@@ -329,13 +326,13 @@ def _install() -> None:
     @functools.wraps(compile_it)
     def handed_over(*args: Any, **kwargs: Any) -> Any:
       handler = _handler
-      if handler is None or _thread.busy:
+      if handler is None or hasattr(_busy, "now"):
         return compile_it(*args, **kwargs)
-      _thread.busy = True
+      _busy.now = True
       try:
         return handler(Request(compile_it, signature.bind(*args, **kwargs)))
       finally:
-        _thread.busy = False
+        del _busy.now
 
     if hasattr(os, "register_at_fork"):
       os.register_at_fork(after_in_child=lambda: watch(None))

@@ -3,6 +3,7 @@ that."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -13,10 +14,10 @@ import numpy as np
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import BACKWARD, COMPUTE, FORWARD, UPDATE, Collective, Plan, Untimed
 from jaxpace.core.ring_layout import FIRST_TAG, slot_tags
-from jaxpace.observation import phases, source_lines
+from jaxpace.observation import phases
 from jaxpace.observation.clocks.native.library import NOTE
-from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, mlir, thunks
-from jaxpace.observation.partitioned.collectives import Found, TimestampError
+from jaxpace.observation.partitioned import collectives, gpu_thunks, groups, thunks
+from jaxpace.observation.partitioned.collectives import TimestampError
 from jaxpace.observation.partitioned.compiling import Request, text_of
 
 _GRADIENT = "transpose(jvp("
@@ -61,7 +62,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
   data, enter_tags = _put(request, serialized, own, {one.name for one in found})
   executable, tagged = request.load(data), _tagged(found, enter_tags)
   loaded = time.monotonic()
-  axes, devices = mlir.mesh_of(request.module)
+  axes, devices = _mesh_of(request.module)
   rank_of = [ranks[device] for device in request.devices]
   noted = _NOTED.search(text)
   return Timestamped(executable, ObservedProgram(
@@ -71,7 +72,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
-                      for one in tagged if not _timed(one))))
+                      for one in tagged if not one.enter_tags)))
 
 
 def _put(request: Request, serialized: bytes, program: int, names: Container[str],
@@ -107,7 +108,7 @@ def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
     TimestampError, GroupsError: the program can't be given timestamps.
   """
   assert plan.program is not None, "the step has events"
-  axes, devices = mlir.mesh_of(request.module)
+  axes, devices = _mesh_of(request.module)
   first = len(plan.collectives)
   found = [one for one in collectives.found_in(text, request.partitions)
            if phases.slots_before(one.operation or "", plan.program) is not None
@@ -120,6 +121,24 @@ def nested(request: Request, text: str, plan: Plan, ranks: Sequence[int]
   request.replace(data)
   return [(phases.slots_before(one.operation or "", plan.program) or 0, one)
           for one in _described(tagged, axes, devices, ranks, first)]
+
+
+def _mesh_of(module: Any) -> tuple[list[tuple[str, int]], np.ndarray | None]:
+  """The mesh that a lowered program's arrays are laid out over: the one with the most axes.
+
+  Returns:
+    Names and sizes of its axes, slowest first, () without a mesh; and its partitions in that order,
+    None where they are counted up.
+  """
+  best: tuple[list[tuple[str, int]], np.ndarray | None] = [], None
+  for op in module.body.operations:
+    if op.operation.name.endswith(".mesh"):
+      said = str(op.operation.attributes["mesh"])
+      axes = [(name, int(size)) for name, size in re.findall(r'"([^"]+)"=(\d+)', said)]
+      ids = re.search(r"device_ids=\[([\d, ]*)\]", said)
+      if len(axes) > len(best[0]):
+        best = axes, np.array(groups.numbers(ids[1])) if ids else None
+  return best
 
 
 def _is_along(axes: Sequence[str], wanted: str) -> bool:
@@ -135,7 +154,8 @@ def _serialized(request: Request, text: str) -> bytes:
   return request.serialized()
 
 
-def _tagged(found: Sequence[Found], enter_tags: Mapping[str, Sequence[int]]) -> list[Found]:
+def _tagged(found: Sequence[Collective], enter_tags: Mapping[str, Sequence[int]]
+            ) -> list[Collective]:
   """Collectives with the tags of their timestamps; none for those that are not found."""
   tags = {name: iter(each) for name, each in enter_tags.items()}
 
@@ -145,34 +165,26 @@ def _tagged(found: Sequence[Found], enter_tags: Mapping[str, Sequence[int]]) -> 
   own = [taken(one.name if one.name in tags else gpu_thunks.unnamed(one.kind)) for one in found]
   if all(tag is None for tag in own):
     raise TimestampError("none of its collectives is found among what it runs")
-  return [one._replace(enter_tags=() if tag is None else (tag,),
-                       exit_tags=() if tag is None else (tag + 1,))
+  return [one if tag is None else
+          dataclasses.replace(one, enter_tags=(tag,), exit_tags=(tag + 1,))
           for one, tag in zip(found, own, strict=True)]
 
 
-def _timed(one: Found) -> bool:
-  return bool(one.enter_tags and one.exit_tags)
-
-
-def _described(found: Sequence[Found], mesh: Sequence[tuple[str, int]],
+def _described(found: Sequence[Collective], mesh: Sequence[tuple[str, int]],
                devices: np.ndarray | None, ranks: Sequence[int], first: int = 0
                ) -> tuple[Collective, ...]:
-  described: list[Collective] = []
-  timed = [one for one in found if _timed(one)]
+  """Those that have timestamps, as a plan says of them."""
+  timed = [one for one in found if one.enter_tags]
   phase_of = _phases([one.operation for one in timed])
-  for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True), first):
-    described.append(Collective(
-        index=index, name=one.name, kind=one.kind, bytes=one.bytes, operands=len(one.types),
-        dtypes=one.dtypes, axes=_axes(one, mesh, devices),
-        groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
-        pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
-        phase=phase, loops=one.loops, source=source_lines.innermost(one.frames),
-        operation=one.operation and phases.without_nested(one.operation),
-        enter_tags=one.enter_tags, exit_tags=one.exit_tags, conditional=one.conditional))
-  return tuple(described)
+  return tuple(dataclasses.replace(
+      one, index=index, phase=phase, axes=_axes(one, mesh, devices),
+      groups=tuple(tuple(ranks[place] for place in group) for group in one.groups),
+      pairs=tuple((ranks[source], ranks[target]) for source, target in one.pairs),
+      operation=one.operation and phases.without_nested(one.operation))
+      for index, (one, phase) in enumerate(zip(timed, phase_of, strict=True), first))
 
 
-def _axes(one: Found, mesh: Sequence[tuple[str, int]], devices: np.ndarray | None
+def _axes(one: Collective, mesh: Sequence[tuple[str, int]], devices: np.ndarray | None
           ) -> tuple[str, ...]:
   return (groups.axes_of(one.groups, mesh, devices) if one.groups else
           groups.axes_of_pairs(one.pairs, mesh, devices))

@@ -21,7 +21,7 @@ _SIGNATURE = bytes.fromhex(
     "83af70d10d884a3f0000000000000000400000000000000091bac23c9287e1a9"
     "0000000000000000e19f13c0e9b1c37273000000000000000000000000000000")
 """How each file begins: a block's header, and a chunk without records."""
-_SIMPLE, _TRANSPOSED = ord("r"), ord("t")
+_SIMPLE = ord("r")
 _CODECS = {ord("s"): "snappy", ord("b"): "brotli", ord("z"): "zstd"}
 
 Hash = Callable[[bytes], int]
