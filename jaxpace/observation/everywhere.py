@@ -241,7 +241,7 @@ class Everywhere(Watcher):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how steps are observed, as plain JSON values."""
-    return {"observed": True, "everywhere": True, "exact": self.exact, "marks": "auto"}
+    return {"observed": True, "everywhere": True, "exact": self.exact}
 
   def start(self) -> None:
     """Begins to watch what is compiled.

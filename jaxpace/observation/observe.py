@@ -96,7 +96,7 @@ class Observed(Watcher):
 
   def settings_json(self) -> dict[str, Any]:
     """Returns how the step is observed, as plain JSON values."""
-    return {"observed": True, "exact": self.exact, "marks": "auto"}
+    return {"observed": True, "exact": self.exact}
 
   def __getattr__(self, name: str) -> Any:
     # Whatever else the jitted function has: `trace`, `clear_cache`, `eval_shape`.

@@ -4,9 +4,8 @@ from jaxpace.observation.clocks.clock import (
   CLOCKS,
   Clock,
   ClockError,
-  clock_notice,
   gate,
   resolve_clock,
 )
 
-__all__ = ["CLOCKS", "Clock", "ClockError", "clock_notice", "gate", "resolve_clock"]
+__all__ = ["CLOCKS", "Clock", "ClockError", "gate", "resolve_clock"]

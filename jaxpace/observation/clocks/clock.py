@@ -114,11 +114,6 @@ def resolve_clock(name: str = "auto", platform: str = "cpu") -> Clock:
   raise ClockError(f"{' '.join(notices)} Or pass clock='auto', which uses the best clock there is.")
 
 
-def clock_notice(platform: str = "cpu") -> str:
-  """Returns why "auto" does not use the native clock on `platform`; empty where it does."""
-  return resolve_clock("auto", platform).notice
-
-
 def _unusable(clock: Clock, platform: str) -> str:
   if clock.platforms is not None and platform not in clock.platforms:
     return (f"The {clock.name} clock runs on {', '.join(clock.platforms)} only, and the step "

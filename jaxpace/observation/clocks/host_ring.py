@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxpace.core import ring_layout
 from jaxpace.core.observed import TAG_BITS
-from jaxpace.observation.clocks import gpu_ring
+from jaxpace.observation.clocks import gpu_ring, stream
 from jaxpace.observation.clocks.native import cuda, library
 
 MOST_PROGRAMS = 1 << 12
@@ -156,11 +156,8 @@ def _unfit(platform: str) -> str:
     return (
         f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
         f"there. {profiles}")
-  try:
-    jax.devices("rocm")
-  except RuntimeError:
-    return ""
-  return f"Timestamps for GPUs are written for NVIDIA's, and these are AMD's. {profiles}"
+  reason = stream.unavailable()
+  return reason and f"{reason} {profiles}"
 
 
 def _gpus(devices: list[jax.Device]) -> str:

@@ -99,7 +99,7 @@ def unavailable() -> str:
     jax.devices("rocm")
   except RuntimeError:
     return ""
-  return "The stream clock is written for NVIDIA GPUs, and these are AMD's."
+  return "Timestamps for GPUs are written for NVIDIA's, and these are AMD's."
 
 
 def place(_rank: jax.Array) -> jax.Array:

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpace.core.varying import varying
-from jaxpace.observation.clocks import clock_notice, gate, resolve_clock, words
+from jaxpace.observation.clocks import gate, resolve_clock, words
 from tests import quick
 from tests.patience import patiently
 
@@ -21,8 +21,8 @@ RANKS = 8
 
 @pytest.fixture(params=["native", "callback"])
 def clock(request):
-  if request.param == "native" and clock_notice("cpu"):
-    pytest.skip(clock_notice("cpu"))
+  if request.param == "native" and resolve_clock().notice:
+    pytest.skip(resolve_clock().notice)
   return resolve_clock(request.param)
 
 
@@ -223,8 +223,8 @@ DELAYED = 0.2
 
 @patiently(DELAYED=0.2)
 def test_dispatch_does_not_wait_for_the_native_clock():
-  if clock_notice("cpu"):
-    pytest.skip(clock_notice("cpu"))
+  if resolve_clock().notice:
+    pytest.skip(resolve_clock().notice)
   clock = resolve_clock("native")
 
   @jax.jit

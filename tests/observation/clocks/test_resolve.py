@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxpace.observation.clocks import CLOCKS, ClockError, clock_notice, resolve_clock
+from jaxpace.observation.clocks import CLOCKS, ClockError, resolve_clock
 from jaxpace.observation.clocks.native import library
 
 
@@ -27,14 +27,14 @@ def test_auto_takes_the_native_clock_where_it_is_built():
   if library.find_library() is None:
     pytest.skip("this environment was installed without a C++ compiler")
   assert resolve_clock("auto", "cpu").name == "native"
-  assert resolve_clock("auto", "cpu").notice == "" == clock_notice("cpu")
+  assert resolve_clock("auto", "cpu").notice == "" == resolve_clock().notice
 
 
 def test_auto_falls_back_to_callbacks_and_says_why(no_library):
   clock = resolve_clock("auto", "cpu")
   assert clock.name == "callback"
   assert "not part of this installation" in clock.notice and "C++ compiler" in clock.notice
-  assert clock.notice == clock_notice("cpu")
+  assert clock.notice == resolve_clock().notice
 
 
 def test_asking_for_the_native_clock_where_there_is_none_names_the_fix(no_library):
@@ -95,7 +95,7 @@ def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp
     pytest.skip("this environment was installed without a C++ compiler")
   program = """
 import pathlib, sys
-from jaxpace.observation.clocks import clock_notice, resolve_clock
+from jaxpace.observation.clocks import resolve_clock
 from jaxpace.observation.clocks.native import library
 whole = library.find_library().read_bytes()
 def try_out(data, fine=False):
@@ -104,8 +104,8 @@ def try_out(data, fine=False):
   target.write_bytes(data)
   library.find_library = lambda: target
   library.unavailable.cache_clear()
-  assert (clock_notice("cpu") == "") == fine, (len(data), clock_notice("cpu"))
-  assert fine or (resolve_clock("auto", "cpu").name == "callback" and "einstall" in clock_notice("cpu"))
+  assert (resolve_clock().notice == "") == fine, (len(data), resolve_clock().notice)
+  assert fine or (resolve_clock("auto", "cpu").name == "callback" and "einstall" in resolve_clock().notice)
   target.unlink()
 try_out.number = 0
 steps = [*range(0, 200, 7), *range(200, len(whole), 2048), len(whole) - 100, len(whole) - 1]
@@ -145,7 +145,7 @@ def test_a_library_of_another_version_of_jaxpace_is_a_reason_not_a_crash(
                  check=True)
   monkeypatch.setattr(library, "find_library", lambda: tmp_path / "clock.so")
   assert resolve_clock("auto", "cpu").name == "callback"
-  assert words in clock_notice("cpu") and "reinstall jaxpace" in clock_notice("cpu")
+  assert words in resolve_clock().notice and "reinstall jaxpace" in resolve_clock().notice
 
 
 def test_the_running_version_is_read_from_jaxlib_s_own_headers(tmp_path, monkeypatch):
