@@ -17,20 +17,6 @@ from jaxpace.core.durations import valid
 _ZERO, _ONE, _NAN = np.float32(0), np.float32(1), np.float32(np.nan)
 
 
-def undelayed(busy: jax.Array, delays: jax.Array) -> jax.Array:
-  """Takes a rank's own delay out of the time from its last exit to its next entry.
-
-  Args:
-    busy: [...] float32 s, enter - previous exit.
-    delays: [...] float32 s, applied in between.
-
-  Returns:
-    [...] float32 s, the arrival A; NaN where either is missing or the delay is the longer.
-  """
-  arrival = busy - delays
-  return jnp.where(valid(busy) & valid(delays) & valid(arrival), arrival, _NAN)
-
-
 def all_known(arrivals: jax.Array, delays: jax.Array) -> jax.Array:
   """Says whether every rank's arrival and applied delay are known: [ranks], [ranks] -> [] bool."""
   return jnp.all(valid(arrivals) & valid(delays))

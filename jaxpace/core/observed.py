@@ -131,10 +131,10 @@ class InstrumentedFunction(Recordable):
   branches and `jax.checkpoint`, compiled."""
 
   traced: Plan | None = None
-  """The plan as the last trace left it, without these."""
+  """The plan as the last trace left it, in which these have no timestamps."""
 
-  left: tuple[Untimed, ...] = ()
-  """Those of the last trace that are left to what compiles it."""
+  left: int = 0
+  """How many of them, the first of its `unstamped`, are left to what compiles it."""
 
   number: int | None = None
   """Number of its events' program in this process; None before the first trace, or where they go
@@ -147,12 +147,12 @@ class InstrumentedFunction(Recordable):
   first_place: int = 0
   """Number of the first of these."""
 
-  def note_traced(self, plan: Plan, left: Sequence[Untimed]) -> None:
-    """Takes note of a trace: its plan, and what it leaves to what compiles it. A plan that was
+  def note_traced(self, plan: Plan, left: int) -> None:
+    """Takes note of a trace: its plan, and how much it leaves to what compiles it. A plan that was
     completed stays as it is until then: a step is traced for its shapes, too."""
-    self.traced, self.left = plan, tuple(left)
-    if self.plan is None or not self.left:
-      self.plan = self._untimed()
+    self.traced, self.left = plan, left
+    if self.plan is None or not left:
+      self.plan = plan
 
   def note_compiled(self, inside: Sequence[tuple[int, Collective]], notice: str = "") -> None:
     """Completes the plan of the trace.
@@ -167,14 +167,9 @@ class InstrumentedFunction(Recordable):
     order = sorted(range(len(self.traced.collectives) + len(inside)),
                    key=lambda index: before.get(index, index + 0.5))
     self.plan = dataclasses.replace(
-        self._untimed(notice) if notice else self.traced, inside=tuple(one for _, one in inside),
-        order=tuple(order))
-
-  def _untimed(self, *notices: str) -> Plan:
-    """The plan of the trace where what it left has no timestamps."""
-    assert self.traced is not None, "it has been traced"
-    return dataclasses.replace(self.traced, unstamped=(*self.left, *self.traced.unstamped),
-                               notices=(*self.traced.notices, *notices))
+        self.traced, inside=tuple(one for _, one in inside), order=tuple(order),
+        unstamped=self.traced.unstamped[0 if notice else self.left:],
+        notices=(*self.traced.notices, *([notice] if notice else [])))
 
 
 def observed_function(step: Any) -> ObservedFunction | None:

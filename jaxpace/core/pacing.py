@@ -101,7 +101,11 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
     ValueError: the pacer didn't return what a pacer must.
   """
   decision, after = _answer("pacer.update", pacer.update(observation, state), Decision)
-  names = _checked(decision, after, state)
+  names = sorted(decision.info)
+  if len(names) > MAX_DECISIONS:
+    raise ValueError(f"A pacer may record {MAX_DECISIONS} columns a step; this one has "
+                     f"{len(names)}: {', '.join(names)}.")
+  _same_state("pacer.update", after, state)
   delay = _scalar("delay", decision.delay)
   info = {name: _scalar(f"info[{name!r}]", decision.info[name]) for name in names}
   return Decision(delay, info), after
@@ -231,16 +235,6 @@ def _scalar(name: str, value: Any, dtype: Any = jnp.float32) -> jax.Array:
     found = f"a {type(value).__name__}" if array is None else f"of shape {list(array.shape)}"
     raise ValueError(f"A pacer's {name} must be one number; this one is {found}.")
   return array.astype(dtype).reshape(())
-
-
-def _checked(made: Any, after: Any, before: Any) -> tuple[str, ...]:
-  """Checks what a pacer's update returned. Returns the names of its columns, sorted."""
-  if len(made.info) > MAX_DECISIONS:
-    raise ValueError(f"A pacer may record {MAX_DECISIONS} columns a step; this one has "
-                     f"{len(made.info)}: {', '.join(sorted(made.info))}.")
-
-  _same_state("pacer.update", after, before)
-  return tuple(sorted(made.info))
 
 
 def _same_state(who: str, after: Any, before: Any) -> None:

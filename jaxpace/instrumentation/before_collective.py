@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,9 +38,6 @@ from jaxpace.instrumentation import checks
 from jaxpace.observation.clocks import Clock, gate, words
 from jaxpace.observation.clocks.operands import Event
 
-if TYPE_CHECKING:
-  from jaxpace.instrumentation.script import Script
-
 _ZERO = np.float32(0)
 _FACTOR = 2654435761
 """Odd, and near the golden ratio of 2**32: spreads what it multiplies over all bits."""
@@ -50,8 +47,6 @@ class Held(NamedTuple):
   """What was done before one collective."""
 
   seconds: jax.Array  # float32 [] s, asked for and listened, the same on all ranks
-  heard: jax.Array  # float32 [] s, the last reading, likewise; NaN where it was not listened
-  listened: jax.Array  # int32 [], how often, likewise
   # uint32 [2] ns, by how much later for it this rank began, but for what it waited for later ranks
   # meanwhile: own entry + lost is when it would have begun to wait for them
   lost: jax.Array
@@ -119,12 +114,11 @@ class Holding:
     begin = self._wait(asked.hold.seconds, turn.over, turn.now)
     self._spent = moment.step_held + asked.hold.seconds
     lost = turn.lost + turn.reported + words.seconds_between(turn.now, begin)
-    held = Held(moment.held + asked.hold.seconds, moment.heard, moment.listened,
-                words.of_seconds(lost))
-    self.held[slot] = held
+    held = self.held[slot] = Held(moment.held + asked.hold.seconds, words.of_seconds(lost))
     seconds = jnp.where(self._allowed, held.seconds, jnp.float32(np.nan))
     return self._note(begin, slot, ring_layout.LOST, [
-        held.lost, words.of_bits(seconds), words.of_bits(held.heard), words.of_bits(held.listened)])
+        held.lost, words.of_bits(seconds), words.of_bits(moment.heard),
+        words.of_bits(moment.listened)])
 
   def _note(self, chain: jax.Array, slot: int, which: int, numbers: list[jax.Array]) -> jax.Array:
     """Writes numbers to the ring, if the step has one; what follows comes after."""
@@ -233,12 +227,12 @@ def agree(digests: jax.Array) -> jax.Array:
   return jnp.min(digests) == jnp.max(digests)
 
 
-def notices(wanted: bool, script: Script, holding: Holding | None) -> tuple[str, ...]:
+def notices(wanted: bool, slots: int, holding: Holding | None) -> tuple[str, ...]:
   """Says of which collectives a pacer that holds back is not asked.
 
   Args:
     wanted: whether the pacer holds back.
-    script: of the step.
+    slots: of the step's collectives.
     holding: who was asked before its collectives.
   """
   if not wanted:
@@ -247,7 +241,7 @@ def notices(wanted: bool, script: Script, holding: Holding | None) -> tuple[str,
     return ("Nothing is held back: no all-reduce of the step can carry what the ranks must know of "
             "each other (see share), or none of its collectives can be held back without a risk to "
             "the last bits of the results.",)
-  left = [c.index for c in script.collectives if c.index not in holding.held]
+  left = [slot for slot in range(slots) if slot not in holding.held]
   if not left:
     return ()
   several = len(left) > 1

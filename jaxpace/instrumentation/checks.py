@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from jaxpace.coordination import knobs
 from jaxpace.core import fields, packing
 from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Layout, Packed
@@ -35,18 +36,15 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   if pacer is not None and not isinstance(pacer, Pacer):
     raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
                      "jaxpace.Pacer(init, update), or None to record only.")
-  if clock not in CLOCKS:
-    raise ValueError(f"clock={clock!r} is not known. Use one of: {', '.join(CLOCKS)}.")
+  fields.choice("clock", clock, CLOCKS)
   if share not in ("auto", True, False, None):
     raise ValueError(f"share={share!r} must be 'auto', True, False or None.")
   if not isinstance(phases, bool):
     raise ValueError(f"phases={phases!r} must be True or False. To name phases of your own: "
                      "with jaxpace.phase('name').")
   fields.whole("slots", slots, 1, 256)
-  if not fields.is_number(max_delay, 0, 10):
-    raise ValueError(f"max_delay={max_delay!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
-  if not fields.is_number(max_hold, 0, 10):
-    raise ValueError(f"max_hold={max_hold!r} must be seconds from 0 to 10; 20 ms is 20e-3.")
+  knobs.delay("max_delay", max_delay)
+  knobs.delay("max_hold", max_hold)
 
 
 def can_hold(automatic: Sequence[str], mapped: bool) -> None:

@@ -3,7 +3,6 @@ changed."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Sequence
@@ -304,23 +303,20 @@ class Instrumented(InstrumentedFunction):
     checks.some_collective(flat, self.axis, self.step)
     events, silent = self._events(clock, one)
     unmarked = self._leave_nested(clock, bool(automatic), events) if flat.hidden else ""
-    left = () if unmarked else tuple(flat.hidden)
-    flat = dataclasses.replace(flat, hidden=flat.hidden if unmarked else [])
-    untimed = checks.untimed_sums(flat, self.axis)
+    untimed = checks.untimed_sums(flat, self.axis) if unmarked else ()
     if untimed and not self._warned:
       self._warned = True
       _LOG.warning("%s", untimed[0])
     written = script.write_script(flat, self.axis, slots=self.slots, delayed=self.pacer is not None,
                                   phases_apart=self.phases)
-    share, reason = piggyback.chosen(
-        self.share_wanted, written, clock, self.pacer, checks.packed_pacer(one), self.axis,
+    carrier, reason = piggyback.chosen(
+        self.share_wanted, written.carrier, clock, self.pacer, checks.packed_pacer(one), self.axis,
         self._platform or jax.default_backend())
     index = jax.lax.axis_index(self.axis)
     holding = None
-    if share and self.pacer is not None and self.holds and not isinstance(one.alike, tuple):
+    if carrier and self.pacer is not None and self.holds and not isinstance(one.alike, tuple):
       holding = Holding(clock, self.pacer, self.max_hold, one, self.axis, events)
-    carrier = written.carrier if share else None
-    job = (piggyback.job(one, len(written.collectives)) if share and self.pacer is not None
+    job = (piggyback.job(one, len(written.collectives)) if carrier and self.pacer is not None
            else jnp.zeros((0,), jnp.float32))
     before = rewrite.StepInputs(one.last_exit, one.delay, index, ranks,
                                 self.max_delay if self.pacer is not None else None, carrier,
@@ -331,12 +327,13 @@ class Instrumented(InstrumentedFunction):
       state, names = measured.after(one, self.pacer, self.slots)
     self.note_traced(Plan(
         axis=",".join(self.axis), ranks=ranks, clock=clock.name, marks=written.marks,
-        collectives=written.collectives, unstamped=written.unstamped, share=share,
+        collectives=written.collectives, unstamped=written.unstamped, share=carrier is not None,
         share_reason=reason, carrier=carrier.slot if carrier else None, decisions=names,
         overflow=written.overflow, holds=holding is not None, program=events.program or None,
         notices=(*written.notices, *((clock.notice,) if clock.notice else ()), *automatic,
                  *silent, *((nested.UNTIMED.format(unmarked),) if unmarked else ()), *untimed,
-                 *before_collective.notices(self.holds, written, holding))), left)
+                 *before_collective.notices(self.holds, len(written.collectives), holding))),
+                     0 if unmarked else len(flat.hidden))
     axes = varying(one.last_exit)
     state = jax.tree.map(lambda leaf: vary(leaf[None] if stacked else leaf, axes), state)
     return state, measured.outputs

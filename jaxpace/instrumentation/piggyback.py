@@ -8,7 +8,7 @@ it joins: anything else would make XLA send a second message or change how gradi
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +20,6 @@ from jaxpace.core.pace import PaceState
 from jaxpace.core.packing import Packed
 from jaxpace.core.types import Pacer
 from jaxpace.observation.clocks import Clock
-
-if TYPE_CHECKING:
-  from jaxpace.instrumentation.script import Script
 
 UNKNOWN = -1.0
 """Stands for an arrival that is not known (a rank's first step); NaN would spread to every rank."""
@@ -63,13 +60,14 @@ def refusal(carrier: Carrier | None, axis: tuple[str, ...]) -> str:
   return ""
 
 
-def chosen(wanted: Share, written: Script, clock: Clock, pacer: Pacer | None,
-           packed: Packed | None, axis: tuple[str, ...], platform: str) -> tuple[bool, str]:
-  """Chooses, and says why in a few words.
+def chosen(wanted: Share, carrier: Carrier | None, clock: Clock, pacer: Pacer | None,
+           packed: Packed | None, axis: tuple[str, ...], platform: str
+           ) -> tuple[Carrier | None, str]:
+  """Chooses the all-reduce that carries, or none, and says why in a few words.
 
   Args:
     wanted: what the user asked for.
-    written: the step's.
+    carrier: the step's, that could.
     clock: what timestamps are taken with.
     pacer: the step's.
     packed: its state.
@@ -84,25 +82,24 @@ def chosen(wanted: Share, written: Script, clock: Clock, pacer: Pacer | None,
     if by_speed:
       raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and "
                        f"share={wanted} keeps that from it: leave share out.")
-    return False, "not shared: share=None"
-  why = refusal(written.carrier, axis)
+    return None, "not shared: share=None"
+  why = refusal(carrier, axis)
   if why and by_speed:
     raise ValueError("jaxpace.share_work takes to know how long every rank was busy, and that "
                      f"can't be shared: {why}.")
-  if why:
-    return False, f"not shared: {why}"
+  if why or carrier is None:
+    return None, f"not shared: {why}"
   if wanted == "auto" and pacer is None and clock.in_stream:
-    return False, ("not shared: no pacer would see it, and it would be some kernels more "
-                   "(share=True shares)")
+    return None, ("not shared: no pacer would see it, and it would be some kernels more "
+                  "(share=True shares)")
   processes = jax.process_count()
   # All ranks must hold alike, and share out work alike.
   needed = by_speed or (pacer is not None and pacer.hold is not None)
   if wanted == "auto" and not needed and platform == "cpu" and processes > 2:
     # gloo sends every operand in turn: one more operand is one more round of messages.
-    return False, (f"not shared: gloo would send {processes} processes one more message a step "
+    return None, (f"not shared: gloo would send {processes} processes one more message a step "
                    "(share=True shares)")
-  slot = written.carrier.slot if written.carrier else 0
-  return True, f"shared in the all-reduce of collective {slot}"
+  return carrier, f"shared in the all-reduce of collective {carrier.slot}"
 
 
 def job(one: PaceState, collectives: int) -> jax.Array:

@@ -122,6 +122,27 @@ class Program:
     """The first value that the maker of a value reads, if it reads any."""
     return next(iter(self.equations[self.maker[value]].reads()), None)
 
+  # What depends on what.
+
+  def behind(self, equations: Iterable[int], values: Iterable[int] = ()) -> set[int]:
+    """Equations that must run for some equations, themselves included, and for some values."""
+    found, needed = set(equations), set(values)
+    for index in range(len(self.equations) - 1, -1, -1):
+      equation = self.equations[index]
+      if index in found or needed.intersection(equation.outputs):
+        found.add(index)
+        needed.update(equation.reads())
+    return found
+
+  def after(self, equations: Iterable[int]) -> set[int]:
+    """Equations that run after some equations, themselves included: they need what these make."""
+    found, made = set(equations), set[int]()
+    for index, equation in enumerate(self.equations):
+      if index in found or made.intersection(equation.reads()):
+        found.add(index)
+        made.update(equation.outputs)
+    return found
+
   # How much work there is.
 
   @functools.cached_property
@@ -227,27 +248,6 @@ def nested_collectives(jaxpr: Any, axis: Sequence[str], outer: str) -> Iterator[
 def nested_phases(jaxpr: Any, outer: str) -> set[str]:
   """The phases that they belong to."""
   return {phases.classify(stack) for _, stack in walk(jaxpr, outer)}
-
-
-def levels(equations: Sequence[tuple[Iterable[Any], Iterable[Any], bool]]) -> dict[int, int]:
-  """By place of each collective, how many others follow it on a path to the end at most.
-
-  Those of the same level depend on none of each other.
-
-  Args:
-    equations: of each what it reads, what it makes, and whether it is a collective.
-  """
-  height: dict[Any, int] = {}
-  level: dict[int, int] = {}
-  for place in range(len(equations) - 1, -1, -1):
-    reads, makes, collective = equations[place]
-    own = max((height.get(value, 0) for value in makes), default=0)
-    if collective:
-      level[place] = own
-      own += 1
-    for value in reads:
-      height[value] = max(height.get(value, 0), own)
-  return level
 
 
 class _Flattener:

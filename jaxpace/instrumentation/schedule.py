@@ -23,7 +23,6 @@ from jaxpace.instrumentation.program import (
   Equation,
   Program,
   bodies,
-  levels,
   nested_phases,
 )
 from jaxpace.observation import phases
@@ -92,28 +91,13 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
     0 to 1, by `Program.costs`; what can't be counted (a loop) is left out of the whole, so that the
     share is rather too large. None where any of that may run meanwhile.
   """
-  own = frozenset(collectives)
-  before: set[int] = set()
+  before, after = program.behind(collectives), program.after(collectives)
   # What nobody needs the compiler drops.
-  needed = {ref for ref in program.outputs if isinstance(ref, int)}
-  for index in range(len(program.equations) - 1, -1, -1):
-    equation = program.equations[index]
-    if index in own or before.intersection(equation.outputs):
-      before.update(equation.reads())
-    if index in own or needed.intersection(equation.outputs):
-      needed.update(equation.reads())
-  after: set[int] = set()
-  apart, total = 0.0, 0.0
-  for index, equation in enumerate(program.equations):
-    if index in own or after.intersection(equation.reads()):
-      after.update(equation.outputs)
-    idle = not needed.intersection(equation.outputs)
-    if idle:
-      continue
-    cost = program.costs[index]
-    total += cost if cost != math.inf else 0.0
-    if not before.intersection(equation.outputs) and not after.intersection(equation.outputs):
-      apart += cost
+  needed = program.behind(collectives, (ref for ref in program.outputs if isinstance(ref, int)))
+  apart_from = needed - before - after
+  costs = [(program.costs[index], index in apart_from) for index in sorted(needed)]
+  apart = sum(cost for cost, alone in costs if alone)
+  total = sum(cost for cost, _ in costs if cost != math.inf)
   if apart == math.inf:
     return None
   return apart / total if total else 0.0
@@ -122,12 +106,20 @@ def meanwhile(program: Program, collectives: Sequence[int]) -> float | None:
 def buckets(program: Program) -> list[tuple[int, ...]]:
   """Returns the collectives of a step, those that depend on none of each other together, first to
   last."""
-  level = levels([(list(equation.reads()), equation.outputs, equation.collective)
-                  for equation in program.equations])
-  if not level:
-    return []
-  top = max(level.values())
-  return [tuple(sorted(i for i, h in level.items() if h == top - b)) for b in range(top + 1)]
+  # By value and by collective, how many collectives follow on a path to the end at most: those of
+  # the same level depend on none of each other.
+  height: dict[int, int] = {}
+  level: dict[int, int] = {}
+  for index in range(len(program.equations) - 1, -1, -1):
+    equation = program.equations[index]
+    own = max((height.get(value, 0) for value in equation.outputs), default=0)
+    if equation.collective:
+      level[index] = own
+      own += 1
+    for value in equation.reads():
+      height[value] = max(height.get(value, 0), own)
+  return [tuple(sorted(index for index, its in level.items() if its == one))
+          for one in sorted(set(level.values()), reverse=True)]
 
 
 def stages(program: Program, most_segments: int) -> list[Stage]:
@@ -145,7 +137,7 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
   """
   ordered = buckets(program)
   bucket_of = {index: b for b, bucket in enumerate(ordered) for index in bucket}
-  feeding = _feeding(program)
+  feeding = program.behind(bucket_of)
   # By value, the stage in which it can be computed.
   ready: dict[int, int] = {}
   members: list[list[int]] = [[] for _ in range(len(ordered) + 1)]
@@ -171,19 +163,6 @@ def stages(program: Program, most_segments: int) -> list[Stage]:
 
 def _merged(segments: Sequence[Segment]) -> tuple[Segment, ...]:
   return (Segment(COMPUTE, tuple(i for segment in segments for i in segment.equations)),)
-
-
-def _feeding(program: Program) -> set[int]:
-  """Indices of the equations that some collective depends on."""
-  needed: set[int] = set()
-  found: set[int] = set()
-  for index in range(len(program.equations) - 1, -1, -1):
-    equation = program.equations[index]
-    if equation.collective or needed.intersection(equation.outputs):
-      if not equation.collective:
-        found.add(index)
-      needed.update(equation.reads())
-  return found
 
 
 class _Splitter:
