@@ -28,7 +28,6 @@ from jaxpace.record.ring.executions import (
   Splitter,
   iterations,
   join,
-  part,
 )
 
 _LOG = logging.getLogger("jaxpace")
@@ -295,9 +294,9 @@ class Collector:
     if not kept:
       return NOTHING
     joined = join(kept)
-    count = int(np.searchsorted(getattr(joined, by), before))
-    self._ended[buffer, program] = [part(joined, count, len(joined.number))]
-    return part(joined, 0, count)
+    taken = getattr(joined, by) < before
+    self._ended[buffer, program] = [joined.picked(~taken)]
+    return joined.picked(taken)
 
   def _split(self, buffer: int, ns: np.ndarray, tag: np.ndarray, programs: Container[int]) -> None:
     program = tag >> np.uint32(TAG_BITS)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpace.core.observed import TAG_BITS
 from jaxpace.core.plan import Collective
 from jaxpace.core.ring_layout import END_TAG, NUMBER, START_TAG, VALUES
 
@@ -62,14 +63,6 @@ def join(parts: list[Executions]) -> Executions:
       np.concatenate([each.end_ns for each in parts]),
       np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
       np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
-
-
-def part(whole: Executions, begin: int, end: int) -> Executions:
-  """Picks executions `begin` to `end`."""
-  first, last = np.searchsorted(whole.of, [begin, end])
-  chosen, marks_of = slice(begin, end), slice(first, last)
-  return Executions(whole.number[chosen], whole.start_ns[chosen], whole.end_ns[chosen],
-                    whole.of[marks_of] - begin, whole.tag[marks_of], whole.ns[marks_of])
 
 
 def iterations(ran: Executions, tag: int) -> Executions:
@@ -252,57 +245,41 @@ def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Oc
   of all-reduces that are summed, which compilers for GPUs make one. One that lacks a timestamp is
   left out.
   """
-  marks = [(tag, place, leaves) for place, each in enumerate(collectives)
-           for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags]
+  marks = sorted((tag, place, leaves) for place, each in enumerate(collectives)
+                 for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags)
   if not marks or not executions.tag.size:
     return Occurrences(_NONE, _NONE, _NONE, _NONE, _NONE)
-  size = max(tag for tag, _, _ in marks) + 1
-  marks.sort()
-  tags_of, place_of, side_of = np.array(marks, np.int64).T
-  owners = np.bincount(tags_of, minlength=size + 1)
-  begin = np.cumsum(owners) - owners
-  tag = np.minimum(executions.tag, size).astype(np.int64)
-  known = owners[tag] > 0
-  execution, ns, tag = executions.of[known], executions.ns[known], tag[known]
-  iteration = _count_before(execution * (size + 1) + tag)
-  owner = begin[tag]
-  if owners.max() > 1:
-    each = owners[tag]
-    nth = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-    execution, ns, iteration = (np.repeat(column, each) for column in (execution, ns, iteration))
-    owner = np.repeat(owner, each) + nth
-  # One number for each occurrence; entries at even places, exits at odd ones.
-  iterations = int(iteration.max(initial=0)) + 1
-  which = (execution * len(collectives) + place_of[owner]) * iterations + iteration
-  key = 2 * which + side_of[owner]
-  order = np.argsort(key, kind="stable")
-  key, ns = key[order], ns[order]
-  first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[:len(key)])
-  found, counts = key[first], np.diff(np.append(first, len(key)))
-  last, earliest = np.maximum.reduceat(ns, first), np.minimum.reduceat(ns, first)
-  tags = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives], np.int64)
-  place = found // 2 // iterations % len(collectives)
-  whole = counts == tags[place, found % 2]
-  pairs = np.flatnonzero(whole[:-1] & whole[1:] & (found[:-1] % 2 == 0)
-                         & (found[1:] == found[:-1] + 1))
-  number = found[pairs] // 2
-  enter = last[pairs]
-  leave = np.maximum(earliest[pairs + 1], enter)
-  own = number // iterations // len(collectives)
-  by_time = np.lexsort((leave, enter, own))
+  tags, places, sides = np.array(marks, np.int64).T
+  iteration = _count_before(executions.of << TAG_BITS | executions.tag)
+  # Of each timestamp, what it is the entry or exit of.
+  first = np.searchsorted(tags, executions.tag)
+  owners = np.searchsorted(tags, executions.tag, side="right") - first
+  event = np.repeat(np.arange(len(owners)), owners)
+  owner = first[event] + np.arange(len(event)) - np.repeat(np.cumsum(owners) - owners, owners)
+  ns, side = executions.ns[event], sides[owner]
+  shape = len(executions.number), len(collectives), int(iteration.max()) + 1
+  found, at = np.unique(np.ravel_multi_index(
+      (executions.of[event], places[owner], iteration[event]), shape), return_inverse=True)
+  span = np.iinfo(np.int64)
+  enter, leave = np.full(len(found), span.min), np.full(len(found), span.max)
+  np.maximum.at(enter, at[side == 0], ns[side == 0])
+  np.minimum.at(leave, at[side == 1], ns[side == 1])
+  execution, place, iteration = np.unravel_index(found, shape)
+  expected = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives])
+  counts = np.bincount(2 * at + side, minlength=2 * len(found)).reshape(-1, 2)
+  whole = np.flatnonzero((counts == expected[place]).all(axis=1))
+  enter, leave = enter[whole], np.maximum(leave, enter)[whole]
+  whole, enter, leave = (column[np.lexsort((leave, enter, execution[whole]))]
+                         for column in (whole, enter, leave))
   index = np.array([each.index for each in collectives], np.int64)
-  return Occurrences(own[by_time], index[number // iterations % len(collectives)][by_time],
-                     (number % iterations)[by_time], enter[by_time], leave[by_time])
+  return Occurrences(execution[whole], index[place[whole]], iteration[whole], enter, leave)
 
 
 def _count_before(values: np.ndarray) -> np.ndarray:
   """How many equal values stand before each."""
   order = np.argsort(values, kind="stable")
-  ordered = values[order]
-  fresh = np.concatenate([[True], ordered[1:] != ordered[:-1]])[:len(values)]
-  starts = np.maximum.accumulate(np.where(fresh, np.arange(len(values)), 0))
-  before = np.empty(len(values), np.int64)
-  before[order] = np.arange(len(values)) - starts
+  ordered, before = values[order], np.empty(len(values), np.int64)
+  before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
   return before
 
 
@@ -362,14 +339,7 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
   execution, phase = execution[order], phase[order]
   base = start[execution]
   begin, stop = begin - base, stop - base
-  # A stretch of overlapping ones ends at its last.
-  fresh = (execution[1:] != execution[:-1]) | (begin[1:] > stop[:-1])
-  first = np.flatnonzero(np.concatenate([[True], fresh])[:len(execution)])
-  last = np.append(first[1:], len(execution))[:len(first)] - 1
-  of = execution[first]
-  spans = begin[first], stop[last]
-  before, after = phase[first], phase[last]
-  sync = np.bincount(of, spans[1] - spans[0], n).astype(np.int64)
+  sync = np.bincount(execution, stop - begin, n).astype(np.int64)
 
   computed, known = np.zeros((n, 4), np.int64), np.zeros((n, 4), bool)
 
@@ -377,14 +347,16 @@ def sums(start: np.ndarray, end: np.ndarray, execution: np.ndarray, enter: np.nd
     np.add.at(computed, (which, kind), duration)
     known[which, kind] = True
 
-  opens = np.flatnonzero(np.concatenate([[True], of[1:] != of[:-1]])[:len(of)])
-  closes = np.append(opens[1:], len(of))[:len(opens)] - 1
-  add(of[opens], np.where(before[opens] == FORWARD, FORWARD, COMPUTE), spans[0][opens])
-  add(of[closes], np.where(after[closes] == UPDATE, UPDATE, COMPUTE),
-      (end - start)[of[closes]] - spans[1][closes])
-  inner = np.flatnonzero(of[1:] == of[:-1])
-  add(of[inner], np.where(after[inner] == before[inner + 1], after[inner], COMPUTE),
-      spans[0][inner + 1] - spans[1][inner])
-  bare = np.setdiff1d(np.arange(n), of)
+  same = execution[1:] == execution[:-1]
+  opens, closes = (np.flatnonzero(np.insert(~same, at, True)[:len(execution)])
+                   for at in (0, len(same)))
+  add(execution[opens], np.where(phase[opens] == FORWARD, FORWARD, COMPUTE), begin[opens])
+  add(execution[closes], np.where(phase[closes] == UPDATE, UPDATE, COMPUTE),
+      (end - start)[execution[closes]] - stop[closes])
+  # Where they overlap there is nothing between them.
+  inner = np.flatnonzero(same & (begin[1:] > stop[:-1]))
+  add(execution[inner], np.where(phase[inner] == phase[inner + 1], phase[inner], COMPUTE),
+      begin[inner + 1] - stop[inner])
+  bare = np.setdiff1d(np.arange(n), execution)
   add(bare, np.full(len(bare), COMPUTE), (end - start)[bare])
   return sync, np.where(known, computed, -1)
