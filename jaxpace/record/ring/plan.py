@@ -3,7 +3,9 @@ what `run.json` says of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,11 +48,12 @@ class PlannedProgram:
     """First slot, by how many executions of programs like it come before in the step."""
     self.turns_kept: int | None = None
     self._collectives = sorted(program.collectives, key=lambda one: one.index)
-    if _size(self._collectives, None) > most:
+    if _size(self._collectives, math.inf) > most:
       self.turns_kept = 1 << 20
       while self.turns_kept > 1 and _size(self._collectives, self.turns_kept) > most:
         self.turns_kept //= 2
-    self.slots = _unroll(self._collectives, self.turns_kept)[:most]
+    self.slots = list(itertools.islice(
+        _unroll(self._collectives, self.turns_kept or math.inf), most))
     """(place of the collective by its index, turn) of each slot."""
     iterations = max((iteration for _, iteration in self.slots), default=0) + 1
     size = max((each.index for each in self._collectives), default=-1) + 2
@@ -179,44 +182,28 @@ def _trips(loop: Loop) -> int:
   return UNKNOWN_ITERATIONS if loop.trips is None else max(0, loop.trips)
 
 
-def _size(collectives: Sequence[Collective], kept: int | None) -> int:
-  total = 0
-  for each in collectives:
-    iterations = 1
-    for loop in each.loops:
-      iterations *= _trips(loop) if kept is None else min(kept, _trips(loop))
-    total += iterations
-  return total
+def _size(collectives: Sequence[Collective], kept: float) -> float:
+  return sum(math.prod(min(kept, _trips(loop)) for loop in each.loops) for each in collectives)
 
 
-def _unroll(collectives: Sequence[Collective], kept: int | None) -> list[tuple[int, int]]:
-  """(place, turn) in the order in which they run; iterations of a loop from `kept` on are left
-  out."""
-  slots: list[tuple[int, int]] = []
-  # Turn of each collective's whole nest, as far as the loops around have come.
-  def body(places: Sequence[int], depth: int, before: dict[int, int]) -> None:
-    at = 0
-    while at < len(places):
-      place = places[at]
+def _unroll(collectives: Sequence[Collective], kept: float) -> Iterator[tuple[int, int]]:
+  """(place, iteration in all) in the order in which they run; iterations of a loop from `kept` on
+  are left out."""
+  def body(places: Iterable[int], depth: int, turn: int) -> Iterator[tuple[int, int]]:
+    def loop_of(place: int) -> str | None:
       loops = collectives[place].loops
-      if len(loops) <= depth:
-        slots.append((place, before[place]))
-        at += 1
-        continue
-      loop = loops[depth]
-      inside = [place]
-      while at + len(inside) < len(places):
-        other = collectives[places[at + len(inside)]].loops
-        if len(other) <= depth or other[depth].name != loop.name:
-          break
-        inside.append(places[at + len(inside)])
-      trips = _trips(loop)
-      for iteration in range(trips if kept is None else min(kept, trips)):
-        body(inside, depth + 1, {each: before[each] * trips + iteration for each in inside})
-      at += len(inside)
+      return loops[depth].name if len(loops) > depth else None
 
-  body(range(len(collectives)), 0, dict.fromkeys(range(len(collectives)), 0))
-  return slots
+    for loop, inside in itertools.groupby(places, loop_of):
+      own = list(inside)
+      if loop is None:
+        yield from ((place, turn) for place in own)
+        continue
+      trips = _trips(collectives[own[0]].loops[depth])
+      for iteration in range(int(min(kept, trips))):
+        yield from body(own, depth + 1, turn * trips + iteration)
+
+  return body(range(len(collectives)), 0, 0)
 
 
 def described(entries: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
