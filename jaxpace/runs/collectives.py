@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.fields import is_whole
-from jaxpace.runs.columns import Cells, StepAxis, whole_numbers
+from jaxpace.runs.columns import Axis, Cells, whole_numbers
 from jaxpace.runs.groups import read_groups, sends
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import MISSING, CollectiveTimes, HeldTimes
@@ -138,10 +138,11 @@ def name_collectives(info: dict[str, Any], cells: Cells, table: TableFiles | Row
       and only that time of it is exposed.
   """
   planned = _planned(info)
-  names = _read_names(table, {slot for slot in cells.slots if not planned.get(slot, {}).get("name")
+  slots = cells.slots.numbers.tolist()
+  names = _read_names(table, {slot for slot in slots if not planned.get(slot, {}).get("name")
                               or "bytes" not in planned[slot]})
   result = []
-  for slot, place in sorted(cells.slots.items()):
+  for place, slot in enumerate(slots):
     entry = planned.get(slot, {})
     name, size = names.get(slot, ("", None))
     times = {column: values[place] for column, values in cells.columns.items()}
@@ -188,7 +189,7 @@ def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
   return {slot: entry.get("program") or 0 for slot, entry in planned.items() if slot is not None}
 
 
-def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
+def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
            ranks: int) -> Chosen | None:
   """Finds out which steps and collectives are laid out.
 
@@ -213,7 +214,7 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   parts = (rows[:, rows[main] > 0] > 0).mean(axis=1) > _MOST
   own, other = rows[parts].sum(axis=0), (rows[~parts] > 0).any(axis=0)
   every = (info["plan"].get("detail") or {}).get("every")
-  drawn = is_detailed(np.maximum(axis.steps, 0), every if is_whole(every, 1) else 1)
+  drawn = is_detailed(np.maximum(axis.numbers, 0), every if is_whole(every, 1) else 1)
   some = own[drawn & (own > 0)]
   usual = float(np.median(some if some.size else own[own > 0]))
   full = own >= _FULL * usual
@@ -221,7 +222,7 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   # Slow steps and the first ones are written in detail as well: with those alone that are drawn,
   # none counts for more.
   alone = full & drawn
-  steps = axis.steps[alone if alone.sum() >= _ENOUGH else full]
+  steps = axis.numbers[alone if alone.sum() >= _ENOUGH else full]
   kept = {programs[at] for at in np.flatnonzero(parts).tolist()}
   slots = np.array(sorted(slot for slot in seen
                           if planned.get(slot, programs[main]) in kept), np.int64)
@@ -242,7 +243,7 @@ def choose(info: dict[str, Any], table: TableFiles, axis: StepAxis,
   return Chosen(steps, slots, tuple(said))
 
 
-def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs: Sequence[int]
+def _count(table: TableFiles, axis: Axis, planned: dict[int, int], programs: Sequence[int]
            ) -> tuple[np.ndarray, set[int]]:
   """[programs, K] rows of each step, and the slots that have any."""
   rows = np.zeros((len(programs), axis.size), np.int64)
@@ -252,7 +253,7 @@ def _count(table: TableFiles, axis: StepAxis, planned: dict[int, int], programs:
     if slot <= highest:
       where[slot] = programs.index(program)
   seen = np.zeros(highest + 1, bool)
-  for data in table.read(["step", "collective"], (int(axis.steps[0]), int(axis.steps[-1]))):
+  for data in table.read(["step", "collective"], axis.span):
     at, inside = axis.index(data["step"])
     slots = data["collective"]
     sound = (slots >= 0) & (slots <= highest)

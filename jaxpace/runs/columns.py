@@ -187,30 +187,25 @@ are rows."""
 
 
 @dataclasses.dataclass(frozen=True)
-class StepAxis:
-  """Step numbers from a first to a last one, or any that rise."""
+class Axis:
+  """Numbers of steps, ranks or slots that are laid out along one dimension."""
 
-  steps: np.ndarray  # [K] int64, rising
-
-  @property
-  def contiguous(self) -> bool:
-    """Whether no number between the first and the last one is absent."""
-    return not self.size or bool(self.steps[-1] - self.steps[0] == self.size - 1)
+  numbers: np.ndarray  # [n] int64, rising
 
   @property
   def size(self) -> int:
-    """K."""
-    return len(self.steps)
+    """n."""
+    return len(self.numbers)
 
   @property
   def span(self) -> tuple[int, int]:
-    """First and last step."""
-    return int(self.steps[0]), int(self.steps[-1])
+    """First and last number."""
+    return int(self.numbers[0]), int(self.numbers[-1])
 
   @staticmethod
   def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
-           distinct: Callable[[], np.ndarray], rows: int) -> StepAxis:
-    """Makes the axis over the tables' step ranges, cut to the window and the step before it.
+           distinct: Callable[[], np.ndarray], rows: int) -> Axis:
+    """Makes that of the steps in the tables, cut to the window and the step before it.
 
     Args:
       ranges: lowest and highest step of each table.
@@ -225,28 +220,31 @@ class StepAxis:
     if stop is not None:
       high = min(high, stop - 1)
     if high < low or (first is not None and high < first):
-      return StepAxis(np.empty(0, np.int64))
+      return Axis(np.empty(0, np.int64))
     if high - low < _SPARSE * rows + 1000:
-      return StepAxis(np.arange(low, high + 1, dtype=np.int64))
+      return Axis(np.arange(low, high + 1, dtype=np.int64))
     steps = np.unique(distinct())
-    return StepAxis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
+    return Axis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
 
-  def index(self, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Positions of step numbers, and which of them lie on the axis; None if all do."""
-    if self.contiguous:
-      at = steps - self.steps[0]
+  def index(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Places of numbers, and which of them lie on the axis; None if all do."""
+    if not self.size:
+      return values, np.zeros(len(values), bool)
+    low, high = self.span
+    if high - low == self.size - 1:
+      at = values - low
       if at.size and at.min() >= 0 and at.max() < self.size:
         return at, None
       return at, (at >= 0) & (at < self.size)
-    at = np.minimum(np.searchsorted(self.steps, steps), self.size - 1)
-    return at, self.steps[at] == steps
+    at = np.minimum(np.searchsorted(self.numbers, values), self.size - 1)
+    return at, self.numbers[at] == values
 
 
 class Cells:
   """The rows of one table, laid out; S slots, R ranks, K steps.
 
   Attributes:
-    slots: place of each slot along the first axis.
+    slots: S numbers.
     attempt: [S, R, K] int16, -1 where there is no row.
     columns: [S, R, K] by name: int64 ns, `MISSING` where null, or float32 seconds or numbers, NaN
       where null.
@@ -254,23 +252,19 @@ class Cells:
     duplicates: rows of cells that had one.
   """
 
-  def __init__(self, ranks: int | np.ndarray, steps: int, slots: Sequence[int] = (0,)):
-    """Makes empty cells.
+  def __init__(self, ranks: int | np.ndarray, steps: Axis, slots: Sequence[int] = (0,)):
+    """Makes empty cells; rows of other ranks, steps and slots will be left out.
 
     Args:
-      ranks: R; or the R ranks that are laid out, rising: rows of others are left out.
+      ranks: R, or the R numbers, rising.
       steps: K.
-      slots: those that are laid out, rising; rows of others are left out. A table without slots
-        has one, 0.
+      slots: S numbers, rising. A table without slots has one, 0.
     """
-    self.slots = {int(slot): place for place, slot in enumerate(slots)}
-    self._place_of = np.full(max(self.slots, default=-1) + 2, -1)
-    self._place_of[[*self.slots]] = range(len(self.slots))
-    self._numbers = None if isinstance(ranks, int) else ranks
-    size = ranks if isinstance(ranks, int) else len(ranks)
-    self.attempt = np.full((len(self.slots), size, steps), -1, np.int16)
+    self.slots, self.steps = Axis(np.array(slots, np.int64)), steps
+    self._ranks = Axis(np.arange(ranks) if isinstance(ranks, int) else ranks)
+    self.attempt = np.full((self.slots.size, self._ranks.size, steps.size), -1, np.int16)
     self.columns: dict[str, np.ndarray] = {}
-    self.process_of_rank = np.full(size, -1, np.int32)
+    self.process_of_rank = np.full(self._ranks.size, -1, np.int32)
     self.duplicates = 0
 
   def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> Self:
@@ -282,67 +276,51 @@ class Cells:
       self.columns.setdefault(name, np.full(self.attempt.shape, np.nan, np.float32))
     return self
 
-  def add(self, data: Columns, axis: StepAxis) -> None:
+  def add(self, data: Columns) -> None:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and
     those of the expected columns that there are."""
-    slot = data.get("collective")
-    if slot is not None:
-      slot = self._place_of[np.minimum(slot, len(self._place_of) - 1)]
-    ranks, known = self._rows_of(data["rank"])
-    rows, at = self._place(data, axis, slot, ranks, known)
-    if "process" in data and len(at):
-      self.process_of_rank[ranks[rows]] = data["process"][rows]
+    flat, sound = np.zeros(len(data["step"]), np.int64), np.ones(len(data["step"]), bool)
+    for axis, name in ((self.slots, "collective"), (self._ranks, "rank"), (self.steps, "step")):
+      if name in data:
+        at, inside = axis.index(data[name])
+        flat = flat * axis.size + at
+        sound = sound if inside is None else sound & inside
+    rows, cells = self._counting(data["attempt"].astype(np.int16), flat, sound)
+    if "process" in data and len(cells):
+      ranks = cells // self.steps.size % self._ranks.size
+      self.process_of_rank[ranks] = data["process"][rows]
     for name, values in self.columns.items():
       if name in data:
         found = data[name] if values.dtype == np.int64 else seconds_of(name, data[name])
-        values.reshape(-1)[at] = found[rows]
+        values.reshape(-1)[cells] = found[rows]
 
-  def _rows_of(self, ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Row of each rank, and which have one."""
-    size = self.attempt.shape[1]
-    if self._numbers is None:
-      return ranks, (ranks >= 0) & (ranks < size)
-    at = np.minimum(np.searchsorted(self._numbers, ranks), size - 1)
-    return at, self._numbers[at] == ranks
-
-  def _place(self, data: Columns, axis: StepAxis, slot: np.ndarray | None, ranks: np.ndarray,
-             sound: np.ndarray) -> tuple[np.ndarray | slice, np.ndarray]:
-    """Finds the rows that count and the flat positions of their cells, and enters their attempts.
+  def _counting(self, attempts: np.ndarray, cells: np.ndarray, sound: np.ndarray
+                ) -> tuple[np.ndarray | slice, np.ndarray]:
+    """Enters the attempts of rows; returns which of them count and the flat places of their cells.
 
     Args:
-      data: the rows.
-      axis: the steps.
-      slot: [n] place of each row along the first axis, -1 for rows to leave out; None if all are 0.
-      ranks: [n] place of each along the second.
+      attempts: [n] of the rows.
+      cells: [n] flat places of their cells.
       sound: [n] bool, which have one.
     """
-    attempts = data["attempt"].astype(np.int16, copy=False)
-    at, inside = axis.index(data["step"])
-    sound = sound if inside is None else sound & inside
-    sound = sound if slot is None else sound & (slot >= 0)
-    keep: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
-    row = ranks[keep].astype(np.int64)
-    if slot is not None:
-      row = slot[keep] * self.attempt.shape[1] + row
-    at, attempts = row * axis.size + at[keep], attempts[keep]
+    rows: np.ndarray | slice = slice(None) if sound.all() else np.flatnonzero(sound)
+    attempts, cells = attempts[rows], cells[rows]
     flat = self.attempt.reshape(-1)
-    known = flat[at]
+    known = flat[cells]
     if (known >= 0).any() or (attempts.size and attempts.min() != attempts.max()):
       # Writes to one cell happen in order.
       order = np.argsort(attempts, kind="stable")
       order = order[attempts[order] >= known[order]]
-      keep = np.arange(len(ranks))[keep][order]
-      self.duplicates += len(at) - len(np.unique(at[known < 0]))
-      at, attempts = at[order], attempts[order]
-    flat[at] = attempts
-    return keep, at
+      self.duplicates += len(cells) - len(np.unique(cells[known < 0]))
+      rows, attempts, cells = np.arange(len(sound))[rows][order], attempts[order], cells[order]
+    flat[cells] = attempts
+    return rows, cells
 
   def drop_empty(self) -> None:
     """Forgets slots without a row."""
-    kept, slots = np.flatnonzero((self.attempt >= 0).any(axis=(1, 2))), list(self.slots)
-    if len(kept) < len(slots):
-      self.slots = {slots[at]: place for place, at in enumerate(kept.tolist())}
-      self.attempt = self.attempt[kept]
+    kept = np.flatnonzero((self.attempt >= 0).any(axis=(1, 2)))
+    if len(kept) < self.slots.size:
+      self.slots, self.attempt = Axis(self.slots.numbers[kept]), self.attempt[kept]
       self.columns = {name: values[kept] for name, values in self.columns.items()}
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpace.runs import schema
 from jaxpace.runs.collectives import Chosen, name_collectives
-from jaxpace.runs.columns import Cells, StepAxis
+from jaxpace.runs.columns import Axis, Cells
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
@@ -51,7 +51,7 @@ Progress = Callable[[int, int], None]
 
 
 def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process], steps: Table,
-          collectives: Table, axis: StepAxis, ranks: int, *, declared: int,
+          collectives: Table, axis: Axis, ranks: int, *, declared: int,
           window: tuple[int | None, int | None] = (None, None), chosen: Chosen | None = None,
           progress: Progress | None = None) -> Run:
   """Builds a run of the rows of its tables.
@@ -87,14 +87,14 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
   end_ns = columns.pop("end_ns" if chosen is None else "last_exit_ns", None)
   guard, causes = _read_few(steps, axis, attempt, of_steps.process_of_rank)
   return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=tuple(processes),
-             steps=axis.steps, attempt=attempt, end_ns=end_ns,
+             steps=axis.numbers, attempt=attempt, end_ns=end_ns,
              durations={name.removesuffix("_ns"): values for name, values in columns.items()},
              collectives=found, process_of_rank=process_of_rank, skipped={},
              duplicates=max(of_steps.duplicates, waits.duplicates), problems=(), window=window,
              guard=guard, host_causes=causes, declared=declared)
 
 
-def _lay_out(steps: Table, collectives: Table, ranks: int, axis: StepAxis,
+def _lay_out(steps: Table, collectives: Table, ranks: int, axis: Axis,
              chosen: Chosen | None, progress: Progress | None) -> tuple[Cells, Cells]:
   """Reads both tables; of the steps of an observed run only those `chosen` have their
   collectives."""
@@ -111,10 +111,10 @@ def _lay_out(steps: Table, collectives: Table, ranks: int, axis: StepAxis,
   waits, slots = axis, None
   if chosen is not None:
     times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
-    waits, slots = StepAxis(chosen.steps), chosen.slots.tolist()
+    waits, slots = Axis(chosen.steps), chosen.slots.tolist()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    of_steps = pool.submit(_filled, Cells(ranks, axis.size).expect(
-        times=times if steps.rows else (), values=names), steps, axis, _KEYS, count)
+    of_steps = pool.submit(_filled, Cells(ranks, axis).expect(
+        times=times if steps.rows else (), values=names), steps, _KEYS, count)
     of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
     return of_steps.result(), of_collectives.result()
 
@@ -129,7 +129,7 @@ def _durations(table: Table) -> list[str]:
   return sorted([name for name in columns if name in _DURATIONS] + phases[:_MOST_PHASES])
 
 
-def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: StepAxis,
+def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int, axis: Axis,
                 problems: list[str]) -> int:
   """Finds how many ranks the dense arrays have, R: one more than the highest number.
 
@@ -160,16 +160,16 @@ def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int,
   return max(int(kept[-1]) + 1, declared if declared <= most else 0)
 
 
-def _filled(cells: Cells, table: Table, axis: StepAxis, keys: Sequence[str],
+def _filled(cells: Cells, table: Table, keys: Sequence[str] = _KEYS,
             count: Callable[[int], None] = lambda rows: None) -> Cells:
   """Reads the columns that cells expect, and those that say what rows are of."""
-  for data in table.read([*keys, *cells.columns], axis.span):
-    cells.add(data, axis)
+  for data in table.read([*keys, *cells.columns], cells.steps.span):
+    cells.add(data)
     count(len(data["step"]))
   return cells
 
 
-def _read_collectives(table: Table, ranks: int, axis: StepAxis,
+def _read_collectives(table: Table, ranks: int, axis: Axis,
                       count: Callable[[int], None], slots: Sequence[int] | None = None) -> Cells:
   """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
   can be of."""
@@ -179,15 +179,15 @@ def _read_collectives(table: Table, ranks: int, axis: StepAxis,
   if slots is None and highest > most:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: those "
                           f"from {most + 1:,} on are left out.")
-  cells = Cells(ranks, axis.size, range(min(highest, most) + 1) if slots is None else slots)
+  cells = Cells(ranks, axis, range(min(highest, most) + 1) if slots is None else slots)
   keys = (*_KEYS, "collective") if highest else _KEYS
-  _filled(cells.expect(times=("enter_ns", "exit_ns", *held)), table, axis, keys, count)
+  _filled(cells.expect(times=("enter_ns", "exit_ns", *held)), table, keys, count)
   if slots is None:
     cells.drop_empty()
   return cells
 
 
-def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank: np.ndarray
+def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np.ndarray
               ) -> tuple[dict[str, np.ndarray], HostCauses]:
   """Reads what few ranks' rows tell, as far as they belong to the attempts that count: a pacer's
   own columns are many, the report needs few, and all ranks of a process have its causes.
@@ -216,9 +216,9 @@ def _read_few(table: Table, axis: StepAxis, attempt: np.ndarray, process_of_rank
     return {}, HostCauses()
   processes, first = np.unique(process_of_rank[owned], return_index=True)
   ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
-  cells = Cells(ranks, axis.size)
+  cells = Cells(ranks, axis)
   cells.attempt[0] = attempt[ranks]
-  _filled(cells.expect(values=[*guard, *causes]), table, axis, ("step", "rank", "attempt"))
+  _filled(cells.expect(values=[*guard, *causes]), table, ("step", "rank", "attempt"))
   found = {name: values[0] for name, values in cells.columns.items()}
   own = np.searchsorted(ranks, owned[first])
   of_causes = {name: found[column][own] for column, name in causes.items()}
@@ -240,7 +240,7 @@ def _read_all(path: pathlib.Path, run: str | None, name: str, columns: Sequence[
       for part in parts] or [np.zeros(0, np.int64)]) for column in columns}
 
 
-def read_listening(path: pathlib.Path, run: str | None, axis: StepAxis, attempt: np.ndarray,
+def read_listening(path: pathlib.Path, run: str | None, axis: Axis, attempt: np.ndarray,
                    problems: list[str]) -> Listening | None:
   """Reads what was heard in a run's steps; None where nobody listened.
 
@@ -275,10 +275,8 @@ known."""
 def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
-  table = open_table(run.path, "steps", run.id)
-  axis = StepAxis(run.steps)
-  cells = _filled(Cells(run.ranks, axis.size).expect(times=("start_ns", "end_ns")), table, axis,
-                  _KEYS)
+  cells = _filled(Cells(run.ranks, Axis(run.steps)).expect(times=("start_ns", "end_ns")),
+                  open_table(run.path, "steps", run.id))
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt
   start, end = (np.where(same, cells.columns[name][0], MISSING) for name in ("start_ns", "end_ns"))

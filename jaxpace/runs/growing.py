@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.columns import CAUSES, KEYS, Columns, StepAxis, seconds_of
+from jaxpace.runs.columns import CAUSES, KEYS, Axis, Columns, seconds_of
 from jaxpace.runs.run import MISSING, Process, Run
 from jaxpace.runs.table_reader import Part, Rows, TableFiles
 
@@ -250,7 +250,7 @@ class Window:
       processes: as they described themselves.
     """
     low = max(first - 1, self.low)
-    axis = StepAxis(np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64))
+    axis = Axis(np.arange(low, max(min(last, self.high), low) + 1, dtype=np.int64))
     # Where the attempt's beginning is in it, its warm-up counts as such.
     window = (low + 1 if low > self.first else None, None)
     return dense.build(path, info, processes, self._steps, self._collectives, axis, self.ranks,

@@ -22,7 +22,7 @@ from jaxpace.files.schemas import RunFile
 from jaxpace.hosts.locality.job import read_places
 from jaxpace.runs import dense, ring_file
 from jaxpace.runs.collectives import choose
-from jaxpace.runs.columns import StepAxis
+from jaxpace.runs.columns import Axis
 from jaxpace.runs.dense import Progress
 from jaxpace.runs.groups import laid_out
 from jaxpace.runs.problems import describe, kept_from_recording, why_unreadable
@@ -76,7 +76,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   if not steps_table.rows and not collectives_table.rows:
     raise RunError(nothing_read(path, tables, processes))
 
-  axis = StepAxis.over([t.step_range for t in tables if t.rows], window,
+  axis = Axis.over([t.step_range for t in tables if t.rows], window,
                        lambda: np.concatenate([t.distinct("step") for t in tables]),
                        max(t.rows for t in tables))
   low, high = (pick(t.step_range[end] for t in tables if t.rows)
