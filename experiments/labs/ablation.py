@@ -31,7 +31,7 @@ from experiments.labs.faults.rules import RULES, Rule
 from experiments.labs.faults.scores import Found, Judged
 from experiments.lib import measured
 from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.runs.links import read_links
+from jaxpace.diagnose.links import read_links
 from jaxpace.runs.reader import read_run
 
 WAYS = judge.WAYS

@@ -26,8 +26,8 @@ from experiments.labs.faults.scores import Found, Judged
 from experiments.labs.faults.spec import STRAGGLER
 from experiments.lib import measured
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.links import read_links
 from jaxpace.diagnose.words.evidence import Evidence
-from jaxpace.runs.links import read_links
 from jaxpace.runs.reader import read_run
 
 

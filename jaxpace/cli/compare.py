@@ -46,8 +46,8 @@ def run(args: argparse.Namespace) -> running.Answer:
   # numpy, scipy, Parquet and rich are imported here: `jaxpace --help` needs none of them.
   from jaxpace.diagnose.compare import compare, to_json
   from jaxpace.diagnose.diagnose import diagnose
-  from jaxpace.runs.alarms import read_events
-  from jaxpace.runs.links import read_links
+  from jaxpace.diagnose.links import read_links
+  from jaxpace.hang.alarms import read_events
   from jaxpace.runs.reader import read_run
 
   diagnosed = []

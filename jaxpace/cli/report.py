@@ -87,9 +87,9 @@ def _report(args: argparse.Namespace, hang: Hang | None) -> running.Answer:
   from jaxpace.costs.fabric_file import read_fabric
   from jaxpace.diagnose.diagnose import diagnose
   from jaxpace.diagnose.diagnosis import to_json
+  from jaxpace.diagnose.links import read_links
   from jaxpace.diagnose.worth import parse
-  from jaxpace.runs.alarms import read_events
-  from jaxpace.runs.links import read_links
+  from jaxpace.hang.alarms import read_events
   from jaxpace.runs.reader import read_run
   from jaxpace.show.terminal import render, render_forecast
 

@@ -23,6 +23,7 @@ from jaxpace.diagnose.inconclusive import (
 )
 from jaxpace.diagnose.lateness import find_late
 from jaxpace.diagnose.limits import EFFECT, LEAST
+from jaxpace.diagnose.links import ProbedLinks
 from jaxpace.diagnose.mechanism import switches
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.notes import hung, notes_on
@@ -42,7 +43,6 @@ from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent, some_ranks
 from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
-from jaxpace.runs.links import ProbedLinks
 from jaxpace.runs.run import Run
 
 
@@ -58,9 +58,9 @@ def diagnose(run: Run, progress: Callable[[int, int], None] | None = None, *,
     asked: what else the run is to be played without.
     fabric: what the collectives take on a quiet fabric, as `jaxpace bench` measured it; without it
       the floor is estimated from the run itself, and contention is a lower bound.
-    links: what a link probe measured, as `jaxpace.runs.links.read_links` returns it: it names
+    links: what a link probe measured, as `jaxpace.diagnose.links.read_links` returns it: it names
       the slow host or link of contended transfers where the hosts' counters don't.
-    events: what watchdogs found, as `jaxpace.runs.alarms.read_events` returns it; goes
+    events: what watchdogs found, as `jaxpace.hang.alarms.read_events` returns it; goes
       into the notes.
 
   Raises:

@@ -20,7 +20,7 @@ from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
 from jaxpace.diagnose.words.names import joined, milliseconds, name_rank, percent, some_ranks
 from jaxpace.diagnose.words.notes import Note
-from jaxpace.runs.alarms import where
+from jaxpace.hang.alarms import where
 from jaxpace.runs.groups import groups
 from jaxpace.runs.problems import list_ranks, plural
 from jaxpace.runs.run import Run
@@ -160,7 +160,7 @@ def hung(events: Sequence[Mapping[str, Any]]) -> list[Sentence]:
   """Says which processes hung, at which step, where and for how long.
 
   Args:
-    events: as `jaxpace.runs.alarms.read_events` returns them, in order.
+    events: as `jaxpace.hang.alarms.read_events` returns them, in order.
 
   Returns:
     A sentence for each hang, the first few; later words on a step that still hangs go into the last

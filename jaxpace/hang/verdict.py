@@ -16,12 +16,12 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from jaxpace.core.observed import ObservedPlan, ObservedProgram
+from jaxpace.hang.alarms import Late, LateProcess, State
 from jaxpace.hang.describe import CauseInWords, Flight, describe
 from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat
 from jaxpace.hang.positions import ProgramsByKey, from_text, to_text
 from jaxpace.hang.read_rings import of_ring, read_flight
 from jaxpace.observation.clocks import host_ring
-from jaxpace.runs.alarms import Late, LateProcess, State
 
 CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
 """Longest account of a process's timestamps that is sent in a heartbeat."""

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from jaxpace.hang import progress, verdict
+from jaxpace.hang.alarms import EventFile, Late
 from jaxpace.hang.heartbeat import (
   LARGE_JOB,
   STACK_CHARACTERS,
@@ -28,7 +29,6 @@ from jaxpace.hang.heartbeat import (
 )
 from jaxpace.hang.progress import LoopProgress
 from jaxpace.hosts import distributed
-from jaxpace.runs.alarms import EventFile, Late
 
 if TYPE_CHECKING:
   from jaxpace.record.recording import Recording

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
+import logging
 import math
 import os
+import pathlib
 import random
 import socket
 import time
@@ -18,11 +21,13 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpace.core import own_context
-from jaxpace.runs.links import ProbedLinks, infer, write_links
+from jaxpace.diagnose.links import FILE, ProbedLinks, infer
+from jaxpace.files.folders import Folder
 
 # Times messages between pairs of devices, all processes together, each by its own clock, in rounds
 # of disjoint pairs.
 
+_LOG = logging.getLogger("jaxpace")
 _AXIS = "ends"
 Round = tuple[tuple[int, int], ...]
 """Pairs (sender, receiver); no process is in two of them."""
@@ -225,3 +230,15 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
   if directory is not None and jax.process_index() == 0:
     write_links(directory, links)
   return links
+
+
+def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
+  """Writes `links.json`, whole or not at all. Trouble is a warning, no error: the job goes on."""
+  path = pathlib.Path(os.path.abspath(directory)) / FILE
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Folder(path.parent).write_text(
+        FILE, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
+  except OSError as error:
+    _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path,
+                 error.strerror or error)

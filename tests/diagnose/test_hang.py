@@ -13,9 +13,9 @@ from jaxpace.diagnose.hang import find_hang
 from jaxpace.diagnose.notes import hung
 from jaxpace.diagnose.words.codes import HangCode as Code
 from jaxpace.diagnose.words.notes import Note
+from jaxpace.hang.alarms import Late, LateProcess, read_events
 from jaxpace.hang.describe import Flight
 from jaxpace.hang.positions import ProgramsByKey, position
-from jaxpace.runs.alarms import Late, LateProcess, read_events
 from tests.diagnose.synthetic import run_of
 from tests.hang.machine import MS, Machine, collective, program
 from tests.lib.said import numbers

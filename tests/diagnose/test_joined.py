@@ -8,11 +8,11 @@ import pytest
 from jaxpace.diagnose import tcp
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
+from jaxpace.diagnose.links import Culprit, ProbedLinks
 from jaxpace.diagnose.mechanism import of_lateness, of_pauses
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.worth import parse
-from jaxpace.runs.links import Culprit, ProbedLinks
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import case_of, run_of
 from tests.diagnose.traces import barrier, make_run

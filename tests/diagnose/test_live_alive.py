@@ -7,7 +7,7 @@ import pytest
 
 from jaxpace.diagnose.live.alive import EventFollower, ProcessFiles, judge, longest_quiet
 from jaxpace.diagnose.live.follower import Follower
-from jaxpace.runs.alarms import EventFile, Late, LateProcess
+from jaxpace.hang.alarms import EventFile, Late, LateProcess
 from tests.lib.said import numbers
 from tests.show.growing import Growing
 from tests.synthetic.synthetic_runs import SyntheticJob

@@ -159,7 +159,8 @@ with jaxpace.Recorder(directory, paced) as recorder, jaxpace.Control(directory, 
       pace, w = step(pace, w, x)
       recorder.record()
 assert not control.request.enabled and recorder.lost["stopped"] is None, (control.request, recorder.lost)
-from jaxpace.runs.links import ProbedLinks, write_links
+from jaxpace.diagnose.links import ProbedLinks
+from jaxpace.live.probe import write_links
 import numpy
 none = numpy.full((1, 1), numpy.nan)
 write_links(directory, ProbedLinks(("a",), 1, none, none, (), (), 0.0, 0))

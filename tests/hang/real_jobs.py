@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any, NamedTuple
 
+from jaxpace.hang.alarms import read_events
 from jaxpace.hosts.launch.environment import ADDRESS, COUNT, INDEX, with_device_count
-from jaxpace.runs.alarms import read_events
 from tests.multiprocess.jobs import free_high_port
 from tests.patience import awaited
 

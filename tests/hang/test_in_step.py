@@ -3,11 +3,11 @@
 import pytest
 
 from jaxpace.hang import positions, verdict
+from jaxpace.hang.alarms import Late
 from jaxpace.hang.heartbeat import Heartbeat, LastHeartbeat
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.clocks.native import library
 from jaxpace.runs import ring_file
-from jaxpace.runs.alarms import Late
 from tests.hang.machine import Machine, collective, program
 from tests.hang.test_waits import flight_of
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxpace
-from jaxpace.runs.alarms import EventFile, read_events
+from jaxpace.hang.alarms import EventFile, read_events
 from tests.hang import real_jobs
 from tests.patience import awaited, patiently
 

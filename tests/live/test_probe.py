@@ -8,7 +8,8 @@ import pytest
 
 import jaxpace
 from jaxpace.cli.main import main
-from jaxpace.runs import links
+from jaxpace.diagnose import links
+from jaxpace.live import probe
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def test_slips_are_said(tmp_path, capsys, caplog):
   assert main(["bench", "--links", "--kib", "0"]) == 2
   assert "jaxpace bench: message_bytes=0" in capsys.readouterr().err
   (tmp_path / "file").write_text("")
-  links.write_links(tmp_path / "file", links.ProbedLinks(
+  probe.write_links(tmp_path / "file", links.ProbedLinks(
       ("a", "b"), 1024, np.ones((2, 2)), np.ones((2, 2)), (), "", 1.0, 5))
   assert "not recorded" in caplog.text
 

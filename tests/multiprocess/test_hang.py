@@ -12,8 +12,8 @@ import jax
 import pytest
 
 from jaxpace.cli.main import main
+from jaxpace.hang.alarms import read_events
 from jaxpace.hang.read_rings import read_flight
-from jaxpace.runs.alarms import read_events
 from tests.docs.blocks import written
 from tests.multiprocess import jobs
 from tests.patience import awaited

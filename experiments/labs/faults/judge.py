@@ -28,8 +28,8 @@ from jaxpace.costs.fabric_file import MeasuredFabric, read_fabric
 from jaxpace.diagnose import diagnosis as document
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.diagnose.links import read_links
 from jaxpace.diagnose.worth import parse
-from jaxpace.runs.links import read_links
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import HostCauses, Run, RunError
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 from jaxpace.files.schemas import ProcessFile
-from jaxpace.runs.alarms import FOLDER, LateProcess, read_events
+from jaxpace.hang.alarms import FOLDER, LateProcess, read_events
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import duration, list_ranks, plural
 from jaxpace.runs.run import Process

@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
+from jaxpace.diagnose.links import ProbedLinks
 from jaxpace.diagnose.totals import RunTotals
 from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
-from jaxpace.runs.links import ProbedLinks
 
 
 @dataclasses.dataclass(frozen=True)

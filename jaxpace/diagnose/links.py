@@ -4,8 +4,6 @@ is slow by it. Imports no JAX."""
 from __future__ import annotations
 
 import dataclasses
-import json
-import logging
 import math
 import os
 import pathlib
@@ -14,12 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from jaxpace.files.folders import Folder
 from jaxpace.files.plain import to_plain
 from jaxpace.files.reading import read_document
 from jaxpace.files.schemas import LinksFile
 
-_LOG = logging.getLogger("jaxpace")
 FILE = "links.json"
 SCHEMA = 1
 _LARGEST_FILE = 64 << 20
@@ -75,18 +71,6 @@ class ProbedLinks:
             "hosts": list(self.hosts), "seconds": to_plain(self.seconds),
             "median_seconds": to_plain(self.median_seconds),
             "culprits": [c.to_json() for c in self.culprits], "cannot_tell": self.cannot_tell}
-
-
-def write_links(directory: str | os.PathLike[str], links: ProbedLinks) -> None:
-  """Writes `links.json`, whole or not at all. Trouble is a warning, no error: the job goes on."""
-  path = pathlib.Path(os.path.abspath(directory)) / FILE
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Folder(path.parent).write_text(
-        FILE, json.dumps(links.to_json(), indent=1, allow_nan=False) + "\n")
-  except OSError as error:
-    _LOG.warning("What the link probe found is not recorded: %s can't be written (%s).", path,
-                 error.strerror or error)
 
 
 def read_links(directory: str | os.PathLike[str]) -> ProbedLinks | None:

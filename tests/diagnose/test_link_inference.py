@@ -5,8 +5,8 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
+from jaxpace.diagnose.links import infer
 from jaxpace.live import probe
-from jaxpace.runs.links import infer
 from tests.quick import examples, long
 
 
