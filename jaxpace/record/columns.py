@@ -9,11 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpace.record.ring.plan import StepPlan
-from jaxpace.runs.step_causes import HOST_CAUSES, Sample
+from jaxpace.runs.step_causes import HOST_CAUSES
 
 Columns = dict[str, np.ndarray]
 """Columns of one table, all of one length. A masked entry of a masked array, or an absent column,
 is null."""
+
+Sample = tuple[int | None, ...]
+"""One value for each of `HOST_CAUSES`, None where it isn't known: data and checkpoint where neither
+was measured, other programs and time between steps where the loop says what it does."""
 
 
 def length(columns: Columns) -> int:
@@ -68,11 +72,9 @@ def ends_before(steps: np.ndarray, ends: np.ndarray, previous: tuple[int, int] |
 
 def of_samples(samples: Sequence[Sample]) -> np.ma.MaskedArray:
   """[n, causes] int64: samples of n steps, masked where not known."""
-  rows = [[0 if value is None else value for value in sample] for sample in samples]
-  unknown = [[value is None for value in sample] for sample in samples]
-  shape = len(samples), len(HOST_CAUSES)
-  return np.ma.masked_array(np.array(rows, np.int64).reshape(shape),
-                            np.array(unknown, bool).reshape(shape))
+  values = np.array(samples, object).reshape(len(samples), len(HOST_CAUSES))
+  known = np.not_equal(values, np.array(None)).astype(bool)
+  return np.ma.masked_array(np.where(known, values, 0).astype(np.int64), ~known)
 
 
 def of_host(samples: np.ma.MaskedArray, extra: Sequence[Mapping[str, float]]) -> Columns:

@@ -23,10 +23,11 @@ from jaxpace.files.schemas import ProcessFile
 from jaxpace.hosts import distributed
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record.exporting import Exporter
+from jaxpace.record.host_use import HostUse
 from jaxpace.record.recording import Recording
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.record.ring.found import HostUse, StepFinder, agreement
+from jaxpace.record.ring.found import StepFinder, agreement
 from jaxpace.record.ring.instrumented import InstrumentedStep
 from jaxpace.record.ring.intake import Intake
 from jaxpace.record.ring.observed import PlannedPrograms

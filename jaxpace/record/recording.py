@@ -24,10 +24,10 @@ from jaxpace.hosts import distributed
 from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler
+from jaxpace.record.host_use import StepCauseMeter
 from jaxpace.record.signals import in_main_thread
 from jaxpace.record.writer import Writer, explain
 from jaxpace.runs import rundir
-from jaxpace.runs import step_causes as host
 from jaxpace.runs.step_causes import ASKED
 
 _LOG = logging.getLogger("jaxpace")
@@ -66,7 +66,7 @@ class Recording:
     self._resume, self._config = resume, config
     self._handle_sigterm, self._hosts = handle_sigterm, hosts
     self._feed = Feed(exporters)
-    self._causes = host.StepCauseMeter()
+    self._causes = StepCauseMeter()
     self._writer: Writer | None = None
     self._lock: rundir.DirectoryLock | None = None
     self._opened = self._closed = self._terminated = self._patient = False

@@ -19,7 +19,7 @@ from jaxpace.observation import comparing, everywhere, observe
 from jaxpace.observation import programs as registered
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
-from jaxpace.record import describe, writer
+from jaxpace.record import describe, host_use, writer
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.observed import FoundRecorder
 from jaxpace.record.parts import PartStore
@@ -27,7 +27,7 @@ from jaxpace.record.recorder import Recorder
 from jaxpace.record.ring import collect, finding, intake
 from jaxpace.record.ring import observed as programs
 from jaxpace.record.ring.copier import RingCopier
-from jaxpace.runs import rundir, step_causes
+from jaxpace.runs import rundir
 from tests.observation import observed_steps
 from tests.quick import long
 
@@ -49,7 +49,7 @@ NAMED = BOTH | {
     "plan": (observe.Observed, "_add"), "own": (observe.Observed, "_is_own"),
     "copy": (own_context, "on"), "agree": (comparing, "all_say"),
     "compare": (comparing, "differences"), "record": (intake.Intake, "record"),
-    "causes": (step_causes.StepCauseMeter, "sample"), "process file": (rundir, "write_json"),
+    "causes": (host_use.StepCauseMeter, "sample"), "process file": (rundir, "write_json"),
     "end": (Recorder, "bring_in_last"),
 }
 FOUND = BOTH | {

@@ -19,10 +19,10 @@ from jaxpace.files.schemas import ProcessFile
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling
-from jaxpace.record import observed, writer
+from jaxpace.record import host_use, observed, writer
 from jaxpace.record.columns import DeviceSteps
 from jaxpace.record.ring import found
-from jaxpace.runs import rundir, step_causes
+from jaxpace.runs import rundir
 from jaxpace.runs.reader import RunError, read_run
 from tests.patience import patiently
 
@@ -99,11 +99,11 @@ def test_time_between_steps_is_what_nothing_else_explains(monkeypatch):
   # An evaluation ends at 45; of the last gap the machine takes 6 ms, the collector 4.
   read = np.array([reading(10), reading(30), reading(45), reading(60), reading(100, queued=6),
                    reading(120, queued=-1)], host_ring.USAGE)
-  host = found.HostUse(meter := step_causes.StepCauseMeter())
+  host = host_use.HostUse(meter := host_use.StepCauseMeter())
   monkeypatch.setattr(host._usage, "take", lambda: read)
   meter._pauses.append((70_000_000, 74_000_000))
   samples = host.samples(devices_of((0, 10), (20, 30), (50, 60), (85, 100), (105, 120)))
-  at = [cause.column for cause in step_causes.HOST_CAUSES].index("between_ns")
+  at = [cause.column for cause in host_use.HOST_CAUSES].index("between_ns")
   # Gaps of 9, 5, 24 and 4 ms, from the second device's end or the evaluation's.
   assert samples[:, at].tolist() == [None, 9_000_000, 5_000_000, 14_000_000, None]
   # From the end of the second step, on the second device, to the evaluation's.

@@ -6,24 +6,21 @@ import collections
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import msgspec
-import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import Collective
 from jaxpace.hosts import distributed
 from jaxpace.observation import programs
-from jaxpace.observation.clocks import host_ring
-from jaxpace.record.columns import UNKNOWN, DeviceSteps, Range, StepCalls
+from jaxpace.record.columns import UNKNOWN, Range, StepCalls
 from jaxpace.record.ring import finding
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import PlannedPrograms
-from jaxpace.runs.step_causes import HOST_CAUSES, StepCauseMeter
 
 _SURE_STEPS, _SURE_SECONDS = 8, 5.0
 """What repeats so often, and for so long, is the step. Until then executions wait."""
@@ -36,8 +33,6 @@ _LOOK_BACK = 4096
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
 _ALL = 1 << 62
-_UNKNOWN_NS = -1
-_PLACES = {cause.name: place for place, cause in enumerate(HOST_CAUSES)}
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -72,71 +67,6 @@ def agreement(name: str, say: Callable[[str], None]) -> Agree:
     return found if last else None
 
   return agree
-
-
-class HostUse:
-  """What the process did between the ends of its steps, though it says nothing: the native clock
-  reads what it has used whenever its first device ends a program.
-
-  Of one device, since they share the process: a column says what the process did in all.
-  """
-
-  def __init__(self, meter: StepCauseMeter) -> None:
-    """Begins; `meter` watches the garbage collector."""
-    self._meter, self._usage = meter, host_ring.Usage()
-    self._read: list[np.ndarray] = []
-    self._last, self._there = np.zeros(1, host_ring.USAGE), np.False_
-    self._ended = np.int64(_UNKNOWN_NS)  # on all devices
-
-  def keep(self) -> None:
-    """Takes over what the native clock has read, before it is written over."""
-    self._read.append(self._usage.take())
-
-  def samples(self, devices: Sequence[DeviceSteps]) -> np.ma.MaskedArray:
-    """What the process did in K successive steps, each from the end of the one before on the first
-    device: [K, causes] int64, masked where not known.
-
-    Args:
-      devices: what each of them did; all steps come after those of the last call.
-    """
-    # The training loop waits for the interpreter meanwhile: arrays, no step by itself.
-    self.keep()
-    read, own = np.concatenate(self._read), devices[0]
-    start = np.min([one.start_ns for one in devices], axis=0)
-    end = np.max([one.end_ns for one in devices], axis=0)
-    at = np.searchsorted(read["ns"], own.end_ns)
-    there = own.whole & (_picked(read["ns"], at) == own.end_ns)
-    # [K + 1] each, with what was last known before these steps.
-    now = np.concatenate([self._last, _picked(read, at)])
-    there, ended = np.append(self._there, there), np.append(
-        self._ended, np.where(own.whole, end, _UNKNOWN_NS))
-    # Programs beside the step end there, too.
-    before = np.searchsorted(read["ns"], start) - 1
-    begin = np.maximum(ended[:-1], np.where(before < 0, 0, _picked(read["ns"], before)))
-    collected = np.diff(self._meter.collected(now["ns"]))
-    others = np.where(ended[:-1] >= 0, np.maximum(begin - ended[:-1], 0), 0)
-    # What a busy machine takes is nothing that the loop does.
-    between = np.maximum(start - begin, 0) - collected - np.diff(now["queued_ns"])
-    measured = there[1:] & there[:-1]
-    counted = measured & (ended[:-1] >= 0) & (now["queued_ns"][1:] >= 0) & (
-        now["queued_ns"][:-1] >= 0)
-    self._last, self._there, self._ended = now[-1:], there[-1], ended[-1]
-    self._read = [read[read["ns"] > own.end_ns[own.whole].max(initial=0)]]
-    found = np.ma.masked_all((len(start), len(HOST_CAUSES)), np.int64)
-    for cause, (values, known) in {
-        "cpu": (np.diff(now["cpu_ns"]), measured), "nivcsw": (np.diff(now["switches"]), measured),
-        "gc": (collected, measured), "others": (others, measured & (ended[:-1] >= 0)),
-        "between": (np.maximum(between, 0), counted),
-        "majflt": (np.diff(now["faults"]), measured)}.items():
-      found[known, _PLACES[cause]] = values[known]
-    return found
-
-
-def _picked(values: np.ndarray, places: np.ndarray) -> np.ndarray:
-  """Values at these places, or at the nearest there is; zeros where there are none."""
-  if not len(values):
-    return np.zeros(len(places), values.dtype)
-  return values[np.clip(places, 0, len(values) - 1)]
 
 
 class StepFinder:

@@ -18,14 +18,14 @@ from jaxpace.core.observed import ObservedPlan
 from jaxpace.files.folders import Folder
 from jaxpace.observation.clocks import host_ring
 from jaxpace.record import columns
-from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, StepCalls, rows
+from jaxpace.record.columns import UNKNOWN, Columns, DeviceSteps, Range, Sample, StepCalls, rows
+from jaxpace.record.host_use import HostUse
 from jaxpace.record.ring.collect import Collector, Detail
-from jaxpace.record.ring.found import HostUse, StepFinder
+from jaxpace.record.ring.found import StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import StepPlan
 from jaxpace.runs import ring_file
 from jaxpace.runs.problems import plural
-from jaxpace.runs.step_causes import Sample
 
 _LOG = logging.getLogger("jaxpace")
 _POLL_SECONDS = 0.25
