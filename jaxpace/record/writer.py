@@ -7,6 +7,7 @@ loop never sees it.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import errno
@@ -83,10 +84,9 @@ class Writer:
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
     self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
-    self._lock = threading.Lock()
     self._closing = False
-    self._flush_asked = self._flushed = 0
-    self._flush_done = threading.Condition(self._lock)
+    self._awaited: collections.deque[threading.Event] = collections.deque()
+    """Set once everything that had come before is written, or recording has stopped."""
     self._stores: dict[str, PartStore] = {}
     self.intake: StepTables | None = None
     """Reads the steps; to be given before `start`."""
@@ -132,13 +132,10 @@ class Writer:
     Returns:
       Whether it is written; False when time ran out or recording has stopped.
     """
-    with self._lock:
-      self._flush_asked += 1
-      wanted = self._flush_asked
+    self._awaited.append(written := threading.Event())
     self.poke()
-    with self._lock:
-      self._flush_done.wait_for(lambda: self._flushed >= wanted or self.stopped, timeout)
-      return self._flushed >= wanted
+    return (self.stopped is None and self._thread.is_alive() and written.wait(timeout)
+            and self.stopped is None)
 
   def close(self, timeout: float) -> bool:
     """Writes the rest, merges small parts and ends the thread. May be called twice.
@@ -167,9 +164,8 @@ class Writer:
       while not self._closing:
         self._wait()
         self._take_in()
-        asked = self._flush_asked
-        terminating = self._terminates()
-        if asked > self._flushed or terminating or self._due():
+        asked, terminating = len(self._awaited), self._terminates()
+        if asked or terminating or self._due():
           self._flush(merge=not terminating)
           self._answer(asked)
         if self._die_at is not None and time.monotonic() >= self._die_at:
@@ -189,7 +185,7 @@ class Writer:
         for store in self._stores.values():
           store.compact()
       self._write_process_file(closed=True)
-      self._answer(self._flush_asked)
+      self._answer(len(self._awaited))
       if self._feed:
         self._feed.close(_EXPORT_SECONDS)
     except Exception as error:  # Whatever it is, training goes on.
@@ -302,9 +298,8 @@ class Writer:
     return self._stores[table]
 
   def _answer(self, asked: int) -> None:
-    with self._lock:
-      self._flushed = asked
-      self._flush_done.notify_all()
+    for _ in range(asked):
+      self._awaited.popleft().set()
 
   def _write_process_file(self, closed: bool, in_place: bool = False) -> None:
     self._last_heartbeat = time.monotonic()
@@ -329,9 +324,8 @@ class Writer:
     return self.ended_by or ("SIGTERM" if terminated else None)
 
   def _stop(self, error: Exception) -> None:
-    with self._lock:
-      self.stopped = explain(error, self._directory)
-      self._flush_done.notify_all()
+    self.stopped = explain(error, self._directory)
+    self._answer(len(self._awaited))
     if self._hosts:
       self._hosts.stop(0)
     if self._feed:
