@@ -36,15 +36,10 @@ class RingFile(NamedTuple):
 
   run: str
   attempt: int
-  process: int
-  pid: int
   closed: bool
   """Whether a recorder closed it; else its process was killed, or still runs."""
-  monotonic_ns: int
-  """The clock when it was opened."""
   alive_ns: int
-  """When the process last said that it lives, on the same clock; 0: not said."""
-  capacity: int
+  """When the process last said that it lives, on its monotonic clock; 0: not said."""
   # [buffers] int32
   ranks: np.ndarray
   # [buffers] uint64
@@ -136,10 +131,9 @@ def read_ring(path: str | pathlib.Path) -> RingFile:
         f"says that it has {buffers} device buffers of {capacity} events, more than any ring")
   views = ring_layout.views(data.ljust(where.size, b"\0"), where)
   return RingFile(
-      label["run"].decode("utf-8", "replace"), int(label["attempt"]), int(label["process"]),
-      int(label["pid"]), bool(label["closed"]), int(label["monotonic_ns"]),
-      int(label["alive_ns"]), capacity, np.array(views.blocks["rank"]),
-      np.array(views.blocks["head"]), views.events)
+      label["run"].decode("utf-8", "replace"), int(label["attempt"]), bool(label["closed"]),
+      int(label["alive_ns"]), np.array(views.blocks["rank"]), np.array(views.blocks["head"]),
+      views.events)
 
 
 LARGEST = 64 << 20
@@ -153,7 +147,6 @@ class ProcessPlan(NamedTuple):
 
   run: str | None
   attempt: int
-  process: int
   plan: ObservedPlan
 
 
@@ -196,8 +189,7 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
     raise UnreadableError("holds no plan of an observed step") from None
   if not all(map(_sound, programs)):
     raise UnreadableError("has numbers that no recorder writes")
-  return ProcessPlan(said.run, said.attempt or 0,
-                     process if said.process is None else said.process, ObservedPlan(programs))
+  return ProcessPlan(said.run, said.attempt or 0, ObservedPlan(programs))
 
 
 def _sound(program: ObservedProgram) -> bool:
