@@ -73,7 +73,6 @@ class observed:
       hosts: whether to sample the host's counters; see `jaxpace.Recorder`.
       say: takes a sentence on what happens; by default it is logged.
     """
-    self._directory, self._match = directory, match
     self._say, self._warn = say or _LOG.info, say or _LOG.warning
     self._programs = Everywhere(self._begin, self._warn, exact)
     self._recording = FoundRecorder(directory, self._programs, match, config, self._say,

@@ -39,23 +39,19 @@ def to_arrow(columns: Columns, table: str) -> pa.Table:
   others."""
   fields = schema.TABLES[table]
   length = len(next(iter(columns.values()))) if columns else 0
-  arrays = [_array(columns[f.name], f.type) if f.name in columns else pa.nulls(length, f.type)
-            for f in fields]
-  extra = sorted(set(columns) - set(fields.names))
-  arrays += [_array(columns[name], None) for name in extra]
-  others = [pa.field(name, array.type)
-            for name, array in zip(extra, arrays[len(fields):], strict=True)]
-  return pa.Table.from_arrays(arrays, schema=pa.schema([*fields, *others]))
+  known = [pa.nulls(length, field.type) if field.name not in columns
+           else _array(columns[field.name], field.type) for field in fields]
+  others = {name: pa.array(columns[name]) for name in sorted(set(columns) - set(fields.names))}
+  return pa.Table.from_arrays([*known, *others.values()], schema=pa.schema(
+      [*fields, *(pa.field(name, array.type) for name, array in others.items())]))
 
 
-def _array(values: np.ndarray, kind: pa.DataType | None) -> pa.Array:
-  mask = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-  data = np.ma.getdata(values)
-  if kind is not None and pa.types.is_dictionary(kind):
-    names, codes = np.unique(data, return_inverse=True)
-    indices = pa.array(codes.astype(np.int16), mask=mask)
-    return pa.DictionaryArray.from_arrays(indices, pa.array(names.tolist(), pa.string()))
-  return pa.array(data, kind, mask=mask)
+def _array(values: np.ndarray, kind: pa.DataType) -> pa.Array:
+  if not pa.types.is_dictionary(kind):
+    return pa.array(values, kind)
+  names, codes = np.unique(values, return_inverse=True)
+  return pa.DictionaryArray.from_arrays(pa.array(codes.astype(np.int16)),
+                                        pa.array(names.tolist(), pa.string()))
 
 
 class _Part(NamedTuple):

@@ -139,29 +139,20 @@ class Splitter:
     of = np.cumsum(tag == END_TAG) - (tag == END_TAG)
     # Where several began and one ended, the last one did.
     numbers = np.bincount(of[tag == NUMBER], minlength=len(ends))
-    later = np.zeros(len(ends), np.int64)
-    np.maximum.at(later, of[tag == NUMBER], np.flatnonzero(tag == NUMBER))
+    later, first = np.zeros(len(ends), np.int64), np.full(len(ends), -1)
+    later[of[tag == NUMBER]] = np.flatnonzero(tag == NUMBER)
     uncut = numbers == 1
     uncut[0] &= complete
     kept = np.arange(len(tag)) >= np.where(uncut, 0, later)[of]
-    has_start, start_ns = _first(of, ns, kept & (tag == START_TAG), len(ends))
-    whole = (numbers > 0) & has_start
+    starts = np.flatnonzero(kept & (tag == START_TAG))[::-1]
+    first[of[starts]] = starts
+    whole, start_ns = (numbers > 0) & (first >= 0), ns[first]
     marks = kept & whole[of] & (tag != NUMBER) & (tag != START_TAG) & (tag != END_TAG)
     timed = marks & (tag < VALUES)
     np.minimum.at(start_ns, of[timed], ns[timed])
     place = np.cumsum(whole) - 1
     return Executions(ns[later[whole]], start_ns[whole], ns[ends[whole]], place[of[marks]],
                       tag[marks], ns[marks])
-
-
-def _first(of: np.ndarray, ns: np.ndarray, chosen: np.ndarray,
-           count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Whether each execution has a chosen event, and the time of its first."""
-  found, at = np.unique(of[chosen], return_index=True)
-  has, times = np.zeros(count, bool), np.zeros(count, np.int64)
-  has[found] = True
-  times[found] = ns[chosen][at]
-  return has, times
 
 
 class Taken(NamedTuple):

@@ -115,13 +115,11 @@ def _phases(times: np.ndarray, taken: np.ndarray, plan: Plan) -> Columns:
 def _held(executions: Executions, slots: int, waits: Columns, columns: Columns) -> Columns:
   """Adds what was done before collectives to their rows, and what it took to the steps'; moves
   entries behind that. Returns what was heard."""
-  row, slot = waits["row"], waits["slot"]
-  own = slot < slots
+  row, slot = waits["row"], np.minimum(waits["slot"], slots - 1)
 
   def numbers(which: int) -> tuple[np.ndarray, np.ndarray]:
     table, there = by_tag(executions, [layout.held_value(each, which) for each in range(slots)])
-    at = row, np.where(own, slot, 0)
-    return table[at], there[at] & own
+    return table[row, slot], there[row, slot] & (waits["slot"] < slots)
 
   lost, there = numbers(layout.LOST)
   asked, heard = (np.where(known, floats(values), np.float32(np.nan))
