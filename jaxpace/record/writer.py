@@ -165,7 +165,7 @@ class Writer:
         self._wait()
         self._take_in()
         asked, terminating = len(self._awaited), self._terminates()
-        if asked or terminating or self._due():
+        if asked or terminating or time.monotonic() >= self._flush_at():
           self._flush(merge=not terminating)
           self._answer(asked)
         if self._die_at is not None and time.monotonic() >= self._die_at:
@@ -194,10 +194,7 @@ class Writer:
   def _wait(self) -> None:
     """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of
     the grace time."""
-    now = time.monotonic()
-    due = self._last_heartbeat + _HEARTBEAT_SECONDS
-    if self.intake and self.intake.rows:
-      due = min(due, self._last_flush + _FLUSH_SECONDS)
+    now, due = time.monotonic(), self._flush_at()
     if self.intake and self.intake.wait_seconds is not None:
       due = min(due, now + self.intake.wait_seconds)
     if self._die_at is not None:
@@ -222,11 +219,12 @@ class Writer:
       self._terminates_until = time.monotonic() + _TERMINATES_SECONDS
     return time.monotonic() < self._terminates_until
 
-  def _due(self) -> bool:
-    now, rows = time.monotonic(), self.intake.rows if self.intake else 0
-    return (rows >= _FLUSH_ROWS or (rows > 0 and now - self._last_flush >= _FLUSH_SECONDS)
-            or (self.intake is not None and self.intake.undecided and now >= self._guess_at)
-            or now - self._last_heartbeat >= _HEARTBEAT_SECONDS)
+  def _flush_at(self) -> float:
+    """When rows, or a sign of life, are to be written."""
+    at = self._last_heartbeat + _HEARTBEAT_SECONDS
+    if self.intake and (rows := self.intake.rows):
+      at = min(at, self._last_flush + (_FLUSH_SECONDS if rows < _FLUSH_ROWS else 0.0))
+    return min(at, self._guess_at) if self.intake and self.intake.undecided else at
 
   def _take_in(self) -> None:
     if self._failure is not None:

@@ -57,12 +57,9 @@ def join(parts: list[Executions]) -> Executions:
   if len(parts) == 1:
     return parts[0]
   offsets = np.cumsum([0, *(len(each.number) for each in parts[:-1])])
-  return Executions(
-      np.concatenate([each.number for each in parts]),
-      np.concatenate([each.start_ns for each in parts]),
-      np.concatenate([each.end_ns for each in parts]),
-      np.concatenate([each.of + offset for each, offset in zip(parts, offsets, strict=True)]),
-      np.concatenate([each.tag for each in parts]), np.concatenate([each.ns for each in parts]))
+  shifted = [each._replace(of=each.of + offset)
+             for each, offset in zip(parts, offsets, strict=True)]
+  return Executions(*map(np.concatenate, zip(*shifted, strict=True)))
 
 
 def iterations(ran: Executions, tag: int) -> Executions:

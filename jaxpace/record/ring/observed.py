@@ -22,6 +22,7 @@ from jaxpace.record.ring.executions import (
   PHASES,
   UPDATE,
   Executions,
+  exposed,
   occurrences,
   sums,
 )
@@ -282,15 +283,11 @@ def _spans(spans: list[tuple[np.ndarray, ...]],
   inside = np.zeros(count, np.int64)
   if spans:
     step, begin, end = (np.concatenate(column) for column in zip(*spans, strict=True))
-    order = np.lexsort((begin, step))
-    step, begin, end = step[order], begin[order], end[order]
     np.minimum.at(start, step, begin)
     np.maximum.at(stop, step, end)
     # Executions of one step seldom overlap; where they do, the time counts once.
-    reached = begin.copy()
-    for at in np.flatnonzero(step[1:] == step[:-1]) + 1:
-      reached[at] = max(begin[at], end[at - 1], reached[at - 1])
-    np.add.at(inside, step, np.maximum(0, end - reached))
+    order, begin, end = exposed(step, begin, end)
+    np.add.at(inside, step[order], end - begin)
   return start, stop, np.maximum(0, np.where(stop >= start, stop - start - inside, 0))
 
 
