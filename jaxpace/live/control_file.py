@@ -4,8 +4,6 @@ how process 0 follows them."""
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import difflib
 import json
 import logging
 import os
@@ -13,9 +11,11 @@ import pathlib
 import queue
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from jaxpace.core.fields import is_number, is_whole
+import msgspec
+from msgspec import Meta
+
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, parse, read_bytes, read_end
@@ -26,27 +26,35 @@ MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
 _MOST_RANGES, _MOST_LISTED = 2**16, 64
 """Ranges that are read; ranks that are written one by one, and not as ranges."""
+_LONGEST_SENTENCE = 200
 
 
 class RequestError(UserError, ValueError):
   """The file asks for something that can't be: a sentence that says what."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ControlRequest:
+Step = Annotated[int, Meta(ge=0, le=MAX_STEP)]
+
+
+class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
   """Settings of a running job's pacer. The default leaves everything as the pacer was made."""
 
   enabled: bool = True
-  max_delay: float | None = None
+  max_delay: Annotated[float, Meta(ge=0, le=10)] | None = None
   """Seconds; None: as the pacer was made."""
-  threshold: float | None = None
+  threshold: Annotated[float, Meta(ge=0, le=1)] | None = None
   """A share of the median step; None: as the pacer was made."""
   ranks: tuple[int, ...] | None = None
   """Ranks along the data axis that may be delayed; None: all."""
-  from_step: int = 0
+  from_step: Step = 0
   """First step in which delays are allowed."""
-  until_step: int | None = None
+  until_step: Step | None = None
   """One past the last; None: for good."""
+
+  def __post_init__(self) -> None:
+    if self.until_step is not None and self.until_step <= self.from_step:
+      raise RequestError(f"until_step={self.until_step} must be above from_step={self.from_step}, "
+                         "or there is no step between them; to switch pacing off: enabled false")
 
   def allows(self, step: int) -> bool:
     """Whether the pacer may act in a step, or work may be shared by speed."""
@@ -54,50 +62,31 @@ class ControlRequest:
         self.until_step is None or step < self.until_step)
 
   @staticmethod
-  def from_json(data: Any, ranks: int | None = None) -> ControlRequest:
+  def from_json(data: Mapping[str, Any], ranks: int | None = None) -> ControlRequest:
     """Checks what was read from a file.
 
     Args:
-      data: a JSON value; absent keys and nulls mean the default.
+      data: JSON values; absent keys and nulls mean the default.
       ranks: ranks along the data axis, where that is known.
 
     Raises:
-      RequestError: it is not an object, has unknown keys, or a value is out of range.
+      RequestError: it has unknown keys, or a value is out of range.
     """
-    if not isinstance(data, Mapping):
-      raise RequestError(
-          f"it must hold an object such as {{\"enabled\": false}}, not a {type(data).__name__}")
-    names = {field.name for field in dataclasses.fields(ControlRequest)}
-    for key in data:
-      if key not in names:
-        close = difflib.get_close_matches(str(key)[:50], names, n=1)
-        raise RequestError(f"there is no setting {str(key)[:50]!r}; " + (
-            f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(sorted(names))}"))
     given = {key: value for key, value in data.items() if value is not None}
-    enabled = given.get("enabled", True)
-    if not isinstance(enabled, bool):
-      raise RequestError(f"enabled must be true or false, not {_shown(enabled)}")
-    chosen = None
     if "ranks" in given:
-      chosen = parse_ranks(given["ranks"], ranks)
-    first, end = _step(given, "from_step") or 0, _step(given, "until_step")
-    if end is not None and end <= first:
-      raise RequestError(f"until_step={end} must be above from_step={first}, or there is no step "
-                         "between them; to switch pacing off: enabled false")
-    return ControlRequest(enabled,
-                          _number(given, "max_delay", 10, "seconds from 0 to 10; 5 ms is 5e-3"),
-                          _number(given, "threshold", 1,
-                                  "a share of the step from 0 to 1; 5 % is 0.05"), chosen,
-                          first, end)
+      given["ranks"] = parse_ranks(given["ranks"], ranks)
+    try:
+      return msgspec.convert(given, ControlRequest)
+    except msgspec.ValidationError as error:
+      raise RequestError(f"{error}"[:_LONGEST_SENTENCE]) from error
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for
     `enabled`."""
-    default = ControlRequest()
-    values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-    return {name: _listed(value) if isinstance(value, tuple) else value
-            for name, value in values.items()
-            if name == "enabled" or value != getattr(default, name)}
+    values = {"enabled": self.enabled, **msgspec.to_builtins(self)}
+    if self.ranks is not None and len(self.ranks) > _MOST_LISTED:
+      values["ranks"] = format_list(self.ranks)
+    return values
 
   def __str__(self) -> str:
     """Says it in words."""
@@ -131,8 +120,7 @@ def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
   Raises:
     RequestError: there are none, it is something else, or there is no such rank.
   """
-  wrong = RequestError(
-      f"ranks must be a list of rank numbers, or text such as \"0-7,9\", not {_shown(value)}")
+  wrong = RequestError("ranks must be a list of rank numbers, or text such as \"0-7,9\"")
   if not isinstance(value, str | list | tuple):
     raise wrong
   if (len(value) if not isinstance(value, str) else value.count(",") + 1) > _MOST_RANGES:
@@ -162,37 +150,6 @@ def parse_ranks(value: Any, ranks: int | None = None) -> tuple[int, ...]:
     # each rank once: where ranges overlap, only what is beyond the ones before
     chosen.extend(range(max(low, chosen[-1] + 1 if chosen else 0), high + 1))
   return tuple(chosen)
-
-
-def _listed(ranks: tuple[int, ...]) -> list[int] | str:
-  return list(ranks) if len(ranks) <= _MOST_LISTED else format_list(ranks)
-
-
-def _shown(value: Any) -> str:
-  """A value as it is written in Python, as far as it fits into a sentence."""
-  try:
-    text = repr(value)
-  except (ValueError, RecursionError):  # a number of thousands of digits
-    return f"a {type(value).__name__}"
-  return text if len(text) <= 100 else f"{text[:100]}..."
-
-
-def _number(given: Mapping[str, Any], name: str, most: float, hint: str) -> float | None:
-  value = given.get(name)
-  if value is None:
-    return None
-  if not is_number(value, 0, most):
-    raise RequestError(f"{name} must be {hint}, not {_shown(value)}")
-  return float(value)
-
-
-def _step(given: Mapping[str, Any], name: str) -> int | None:
-  value = given.get(name)
-  if value is None:
-    return None
-  if not is_whole(value, 0, MAX_STEP):
-    raise RequestError(f"{name} must be the number of a step, from 0, not {_shown(value)}")
-  return value
 
 
 # The file.
@@ -230,17 +187,13 @@ def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
     RequestError: it can't be read, is no JSON, or asks for something that can't be.
   """
   try:
-    text = read_bytes(path, _LONGEST).decode("utf-8")
+    asked = parse(read_bytes(path, _LONGEST))
   except FileNotFoundError:
     return ControlRequest()
   except UnreadableError as error:
     raise RequestError(f"it {error}") from error
-  except (OSError, UnicodeDecodeError) as error:
-    raise RequestError(f"it can't be read: {getattr(error, 'strerror', None) or error}") from error
-  try:
-    asked: Any = json.loads(text)
-  except (ValueError, RecursionError) as error:
-    raise RequestError(f"it is not JSON: {error}") from error
+  except OSError as error:
+    raise RequestError(f"it can't be read: {error.strerror or error}") from error
   return ControlRequest.from_json(asked, ranks)
 
 
