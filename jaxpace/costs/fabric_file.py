@@ -3,13 +3,13 @@ bench`, or described."""
 
 from __future__ import annotations
 
-import json
 import math
 import pathlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from jaxpace.core.fields import is_number, is_whole
+import msgspec
+from msgspec import Meta
+
 from jaxpace.costs.alpha_beta import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -21,7 +21,7 @@ from jaxpace.costs.alpha_beta import (
     TREE,
     seconds,
 )
-from jaxpace.files.reading import LARGEST, UnreadableError, read_bytes
+from jaxpace.files.reading import LARGEST, UnreadableError, parse, read_bytes
 from jaxpace.runs.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
@@ -30,12 +30,16 @@ _SURE = 1.645
 """Half of a 90 % interval over the standard deviation."""
 
 
+_Amount = Annotated[float, Meta(ge=0)]
+_Ranks = Annotated[int, Meta(ge=1)]
+
+
 class Estimate(NamedTuple):
   """A number with its 90 % interval."""
 
-  estimate: float
-  low: float
-  high: float
+  estimate: _Amount
+  low: _Amount
+  high: _Amount
 
   @property
   def deviation(self) -> float:
@@ -45,14 +49,14 @@ class Estimate(NamedTuple):
     return self._asdict()
 
 
-class Cost(NamedTuple):
+class Cost(msgspec.Struct, frozen=True):
   """Cost of one kind of collective at one level: t = a·α + b·m·β, with (a, b) of
   `jaxpace.costs.alpha_beta`."""
 
   alpha: Estimate  # seconds
   beta: Estimate  # seconds a byte
-  algorithm: str
-  points: tuple[tuple[int, float], ...] = ()  # bytes and seconds as measured, rising
+  algorithm: Annotated[str, Meta(pattern=f"^({'|'.join(ALGORITHMS)})$")] = RING
+  points: tuple[tuple[_Amount, _Amount], ...] = ()  # bytes and seconds as measured, rising
   misfit: float = 0.0  # largest |fitted / measured - 1| over the sizes
 
   def seconds(self, kind: str, ranks: int, size: float) -> float:
@@ -60,14 +64,14 @@ class Cost(NamedTuple):
     return seconds(kind, self.algorithm, ranks, size, self.alpha.estimate, self.beta.estimate)
 
 
-class Level(NamedTuple):
+class Level(msgspec.Struct, frozen=True, rename={"name": "level", "costs": "collectives"}):
   """A part of the fabric: what the ranks of one process, of one host or of several hosts exchange
   through."""
 
-  name: str
-  ranks: int | None  # most ranks that it joins; None where nothing limits them
-  measured: int | None  # ranks it was measured with; None where it was described
-  costs: dict[str, Cost]  # by kind
+  costs: Annotated[dict[str, Cost], Meta(min_length=1)]  # by kind
+  name: str = "unnamed"
+  ranks: _Ranks | None = None  # most ranks that it joins; None where nothing limits them
+  measured: _Ranks | None = None  # ranks it was measured with; None where it was described
 
 
 class MeasuredFabric(NamedTuple):
@@ -112,9 +116,8 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
   Raises:
     RunError: it can't be read or is neither; the message says what is wrong.
   """
-  path = pathlib.Path(path)
   try:
-    document = json.loads(read_bytes(path, LARGEST).decode("utf-8"))
+    document = parse(read_bytes(path, LARGEST))
   except FileNotFoundError as error:
     raise RunError(
         f"There is no fabric at {path}: no such file. `jaxpace bench --json {path}` "
@@ -123,65 +126,34 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
     raise RunError(f"{path} can't be read: {error.strerror or error}.") from error
   except UnreadableError as error:
     raise RunError(f"{path} {error}: give the file that `jaxpace bench --json` wrote.") from error
-  except (ValueError, RecursionError) as error:
-    raise RunError(
-        f"{path} is not JSON, or torn: give the file that `jaxpace bench --json` wrote.") from error
-  if (not isinstance(document, dict) or not isinstance(document.get("levels"), list)
-      or not document["levels"]):
-    raise RunError(
-        f"{path} describes no fabric: it has no list 'levels'. docs/forecast.md shows the format.")
   version = document.get("schema", SCHEMA)
   if isinstance(version, int) and version > SCHEMA:
     raise RunError(
         f"{path} was written by a newer jaxpace (schema {version}): upgrade jaxpace here.")
-  levels = [_level(entry, f"{path}: level {i + 1}") for i, entry in enumerate(document["levels"])]
+  try:
+    levels = msgspec.convert([_in_full(level) for level in document["levels"]],
+                             Annotated[list[Level], Meta(min_length=1)])
+  except (ValueError, AttributeError, KeyError, TypeError) as error:
+    why = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
+    raise RunError(f"{path} describes no fabric{why}: docs/forecast.md shows the "
+                   "format.") from error
   levels.sort(key=lambda level: math.inf if level.ranks is None else level.ranks)
   return MeasuredFabric(tuple(levels), str(path))
 
 
-def _level(entry: Any, where: str) -> Level:
-  if not isinstance(entry, dict):
-    raise RunError(f"{where} is not an object. docs/forecast.md shows the format.")
-  ranks, measured = entry.get("ranks"), entry.get("measured")
-  for value in (ranks, measured):
-    if value is not None and not is_whole(value, 1):
-      raise RunError(f"{where}: {value!r} is not a number of ranks.")
-  by_kind = entry.get("collectives")
-  if by_kind is None:
-    by_kind = dict.fromkeys(KINDS, entry)
-  if not isinstance(by_kind, dict):
-    raise RunError(f"{where}: 'collectives' is not an object.")
-  costs = {kind: _cost(cost, f"{where}, {kind}") for kind, cost in by_kind.items() if kind in KINDS}
-  if not costs:
-    raise RunError(
-        f"{where} says nothing of {', '.join(KINDS)}, and has no alpha and beta of its own.")
-  return Level(str(entry.get("level", where)), ranks, measured, costs)
+def _in_full(level: dict[str, Any]) -> dict[str, Any]:
+  """A level with a cost for each kind of collective, and every α and β with its interval."""
+  costs = level.get("collectives") or dict.fromkeys(KINDS, level)
+  return {**level, "collectives": {
+      kind: {**cost, "alpha": _interval(cost.get("alpha")), "beta": _interval(cost.get("beta")),
+             "points": sorted((point["bytes"], point["seconds"])
+                              for point in cost.get("points") or ())}
+      for kind, cost in costs.items()}}
 
 
-def _cost(entry: Any, where: str) -> Cost:
-  if not isinstance(entry, dict):
-    raise RunError(f"{where} is not an object with alpha and beta.")
-  algorithm = entry.get("algorithm", RING)
-  if algorithm not in ALGORITHMS:
-    raise RunError(
-        f"{where}: the algorithm is {algorithm!r}, and must be one of {', '.join(ALGORITHMS)}.")
-  points = []
-  for point in entry.get("points") or ():
-    if (isinstance(point, Mapping) and is_number(point.get("bytes"), 0)
-        and is_number(point.get("seconds"), 0)):
-      points.append((int(point["bytes"]), float(point["seconds"])))
-  return Cost(_estimate(entry.get("alpha"), f"{where}: alpha"),
-              _estimate(entry.get("beta"), f"{where}: beta"), algorithm, tuple(sorted(points)))
-
-
-def _estimate(value: Any, where: str) -> Estimate:
-  if is_number(value, 0):
-    return Estimate(float(value), float(value), float(value))
-  if isinstance(value, dict) and all(is_number(value.get(name), 0) for name in Estimate._fields):
-    return Estimate(*(float(value[name]) for name in Estimate._fields))
-  raise RunError(
-      f"{where} must be a number of 0 or more, or {{'estimate': x, 'low': x, 'high': x}}, not "
-      f"{value!r}.")
+def _interval(value: Any) -> list[Any]:
+  return ([value.get(name) for name in Estimate._fields] if isinstance(value, dict)
+          else [value] * 3)
 
 
 def quiet_seconds(fabric: MeasuredFabric, kind: str, size: int, ranks: int) -> float | None:

@@ -57,15 +57,16 @@ def test_a_described_fabric_and_a_measured_one(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "words"), [
-    (None, "no such file"), ("{", "not JSON"), ("[]", "no list 'levels'"),
-    ('{"levels": []}', "no list 'levels'"), ('{"levels": [3]}', "level 1 is not an object"),
-    ('{"levels": [{"ranks": -1}]}', "not a number of ranks"),
-    ('{"levels": [{"alpha": 1}]}', "beta must be a number"),
-    ('{"levels": [{"alpha": NaN, "beta": 1}]}', "alpha must"),
-    ('{"levels": [{"alpha": 1, "beta": 1, "algorithm": "magic"}]}', "must be one of ring"),
-    ('{"levels": [{"collectives": {}}]}', "says nothing of"),
-    ('{"levels": [{"collectives": 3}]}', "not an object"),
-    ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "not an object with alpha"),
+    (None, "no such file"), ("{", "not JSON"), ("[]", "holds no object"), ("{}", "no fabric"),
+    ('{"levels": []}', "length >= 1"), ('{"levels": [3]}', "no fabric: docs"),
+    ('{"levels": [{"ranks": -1, "alpha": 1, "beta": 1}]}', "`int` >= 1 - at `.*ranks`"),
+    ('{"levels": [{"alpha": 1}]}', "Expected `float`, got `null` - at `.*beta"),
+    ('{"levels": [{"alpha": NaN, "beta": 1}]}', "Expected `float`, got `str` - at `.*alpha"),
+    ('{"levels": [{"alpha": 1, "beta": -1}]}', "Expected `float` >= 0.0 - at `.*beta"),
+    ('{"levels": [{"alpha": 1, "beta": 1, "algorithm": "magic"}]}', "ring.tree.doubling"),
+    ('{"levels": [{"collectives": {}}]}', "Expected `float`, got `null`"),
+    ('{"levels": [{"collectives": 3}]}', "no fabric: docs"),
+    ('{"levels": [{"collectives": {"all_reduce": 3}}]}', "no fabric: docs"),
     ('{"schema": 9, "levels": [{}]}', "newer jaxpace"), ("\x00\xff", "not JSON")])
 def test_what_is_no_fabric_is_a_sentence(tmp_path, text, words):
   path = tmp_path / "fabric.json"
