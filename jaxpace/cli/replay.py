@@ -12,7 +12,6 @@ from jaxpace.runs.plain_text import plain, write_plain
 
 if TYPE_CHECKING:
   from jaxpace.runs.run import Run
-  from jaxpace.simulation.replay import HeldSummary, ReplaySummary
 
 EPILOG = """\
 The pacer's own code runs over the recorded arrivals, in the model in which a step lasts until its last rank has
@@ -106,7 +105,7 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
   """Plays a pacer."""
   from jaxpace.diagnose.selected_steps import count_steps
   from jaxpace.runs.run import RunError
-  from jaxpace.simulation.replay import replay, summarise, to_json
+  from jaxpace.simulation.replay import replay, summarise
 
   named = args.pacer_from or args.pacer
   settings = run.info.get("settings") or {}
@@ -117,15 +116,15 @@ def _paced(args: argparse.Namespace, run: Run, pacer: Any, laid_out: Any) -> run
                       max_hold=settings.get("max_hold") or 0.25)
   except (ValueError, TypeError) as error:
     raise RunError(f"{named} can't be run on {laid_out.shape[1]} ranks: {error}") from error
-  summary = summarise(replayed, count_steps(run).mask)
+  summary = summarise(replayed, count_steps(run).mask, args.as_recorded)
   if summary is None:
     raise RunError(_NO_STEP.format(args.run))
   notes = [*_hold_notes(pacer, summary, args),
            *_notes(run, summary, laid_out, not args.no_share)]
   return running.Answer(
       lambda: write_plain(_text(args, run, summary, notes)),
-      lambda: to_json(summary, run=run.id, pacer=named, shared=not args.no_share,
-                                     as_recorded=args.as_recorded, notes=notes))
+      lambda: {"schema": 1, "run": run.id, "pacer": named, "shared": not args.no_share,
+               "as_recorded": args.as_recorded, **summary, "notes": notes})
 
 
 def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
@@ -133,9 +132,9 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   """Plays the work shared by speed."""
   from jaxpace.diagnose.selected_steps import count_steps
   from jaxpace.runs.run import RunError
-  from jaxpace.simulation import shared_work
+  from jaxpace.simulation.shared_work import replay_balancer
   try:
-    found = shared_work.replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
+    found = replay_balancer(run, balancer, laid_out[0], count_steps(run).mask)
   except ValueError as error:
     raise RunError(f"{args.balancer} can't be run on {laid_out.shape[1]} ranks: {error}") from error
   if found is None:
@@ -144,46 +143,47 @@ def _balanced(args: argparse.Namespace, run: Run, balancer: Any, laid_out: Any
   if len(laid_out) > 1:
     notes.append(
         f"The job has {len(laid_out)} groups of ranks that never meet: the first was replayed.")
-  counts = "/".join(map(str, found.last[:16])) + ("/..." if len(found.last) > 16 else "")
-  lines = [f"{plain(run.path)}  run {plain(run.id)}: {len(found.last)} ranks, {found.steps} steps",
+  last, took = found["counts"], found["step_time"]
+  counts = "/".join(map(str, last[:16])) + ("/..." if len(last) > 16 else "")
+  lines = [f"{plain(run.path)}  run {plain(run.id)}: {len(last)} ranks, {found['steps']} steps",
            f"balancer  {args.balancer}", "",
-           f"step as recorded       {_ms(found.recorded)}",
-           f"work shared by speed   {_ms(found.shared)}  {found.speedup:.2f}x",
-           f"counts changed         {found.changes:>10} times; at the end {counts}"]
-  lines += _listed(notes, shared_work.CANNOT_KNOW)
+           f"step as recorded       {_ms(took['recorded'])}",
+           f"work shared by speed   {_ms(took['with'])}  {found['speedup']:.2f}x",
+           f"counts changed         {found['changes']:>10} times; at the end {counts}"]
+  lines += _listed(notes, found["cannot_know"])
   return running.Answer(
       lambda: write_plain("\n".join(lines)),
-      lambda: found.to_json(run=run.id, balancer=args.balancer, notes=notes))
+      lambda: {"schema": 1, "run": run.id, "balancer": args.balancer, **found, "notes": notes})
 
 
-def _hold_notes(pacer: Any, summary: ReplaySummary, args: argparse.Namespace) -> list[str]:
+def _hold_notes(pacer: Any, summary: dict[str, Any], args: argparse.Namespace) -> list[str]:
   """What is to be known of a pacer's `hold` in this run."""
   if pacer is None or pacer.hold is None:
     return []
-  held = summary.held
+  held = summary["held"]
   if args.no_share:
     return ["Where nothing is shared nothing is held back: it was not asked before collectives."]
   if held is None:
     return ["The run does not say before which collectives its pacer was asked: what this one's "
             "hold would have done is not known, and only its update ran."]
-  if not held.on_record:
+  if not held["on_record"]:
     return ["Nothing was heard on record: what its hold would have done where it listens is not "
-            "known."] if held.listened else []
-  if held.unanswered:
+            "known."] if held["listened"] else []
+  if held["unanswered"]:
     return ["Where it listened more often than the recorded pacer, or than the run keeps, it "
             "learned that nothing is known (NaN): live it would have heard something."]
   return []
 
 
-def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> list[str]:
+def _notes(run: Run, summary: dict[str, Any], laid_out: Any, shared: bool) -> list[str]:
   notes, groups = [], len(laid_out)
   absent = [place for place, rank in enumerate(laid_out[0]) if (run.attempt[rank] < 0).all()]
   if absent:
     who = ", ".join(map(str, absent[:10])) + (" and others" if len(absent) > 10 else "")
     notes.append(f"Rank {who} was never recorded: the steps are played with the others alone. A "
                  "pacer that needs every rank's arrival never gets it here.")
-  if summary.left_out:
-    notes.append(f"{summary.left_out:,} of {summary.left_out + summary.steps:,} steps don't count: "
+  if left_out := summary["steps_left_out"]:
+    notes.append(f"{left_out:,} of {left_out + summary['steps']:,} steps don't count: "
                  "warm-up, or some rank's times are missing. The pacer saw those as unknown (NaN); "
                  "live it may have known more.")
   if shared and not run.plan.get("share", False):
@@ -196,45 +196,42 @@ def _notes(run: Run, summary: ReplaySummary, laid_out: Any, shared: bool) -> lis
   return [*notes, *run.problems]
 
 
-def _text(args: argparse.Namespace, run: Run, summary: ReplaySummary, notes: list[str]) -> str:
+def _text(args: argparse.Namespace, run: Run, summary: dict[str, Any], notes: list[str]) -> str:
   from jaxpace.runs.problems import plural
-  from jaxpace.simulation.replay import cannot_know
-  ranks = len(summary.delay)
+  ranks, steps, held, took = (summary[name] for name in ("ranks", "steps", "held", "step_time"))
   lines = [
-      f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, "
-      f"{plural(summary.steps, 'step')}",
+      f"{plain(run.path)}  run {plain(run.id)}: {plural(ranks, 'rank')}, {plural(steps, 'step')}",
       f"pacer  {args.pacer_from or args.pacer}", ""]
   if args.as_recorded:
     lines += ["Shown what was really observed, it asks for the recorded delay in "
-              f"{summary.agreement:.2%} of {ranks * summary.steps:,} cases."]
-    if summary.held is not None and summary.held.agreement is not None:
+              f"{summary['agreement']:.2%} of {ranks * steps:,} cases."]
+    if held and held["agreement"] is not None:
       lines.append("Before collectives it asks for what is recorded, and listens as often, in "
-                   f"{summary.held.agreement:.2%} of {summary.held.asked:,} cases.")
+                   f"{held['agreement']:.2%} of {held['asked']:,} cases.")
     lines.append("")
-  lines += [f"step as recorded       {_ms(summary.recorded)}",
-            f"step without {'delays' if summary.held is None else 'pacing'}    {_ms(summary.bare)}",
-            f"step with this pacer   {_ms(summary.replayed)}  {summary.change:+.3%}",
-            f"held back in all       {summary.cost:10.4f} s  (sum of L = max(A + d) - max(A))",
-            f"active in              {summary.active:10.1%} of steps, longest delay "
-            f"{summary.longest * 1e3:.3f} ms"]
-  if summary.held is not None:
-    lines += _held_lines(summary.held, summary.steps)
+  lines += [f"step as recorded       {_ms(took['recorded'])}",
+            f"step without {'pacing' if held else 'delays'}    {_ms(took['without'])}",
+            f"step with this pacer   {_ms(took['with'])}  {summary['change']:+.3%}",
+            f"held back in all       {summary['cost']['total']:10.4f} s  "
+            "(sum of L = max(A + d) - max(A))",
+            f"active in              {summary['active_share']:10.1%} of steps, longest delay "
+            f"{summary['delay']['longest'] * 1e3:.3f} ms"]
+  lines += _held_lines(held, steps) if held else []
   lines.append("")
-  if summary.active:
-    order = sorted(range(ranks), key=lambda rank: -summary.delay[rank])
+  if summary["active_share"]:
+    order = sorted(summary["delay"]["by_rank"].items(), key=lambda one: -one[1]["mean"])
     shown = order if args.ranks is None else order[:args.ranks]
     lines.append("rank   mean delay      delayed in")
-    lines += [
-        f"{rank:>4}  {_ms(summary.delay[rank])}  {summary.active_of_rank[rank]:>9.1%} of steps"
-        for rank in shown]
+    lines += [f"{rank:>4}  {_ms(own['mean'])}  {own['active_share']:>9.1%} of steps"
+              for rank, own in shown]
     if len(shown) < ranks:
       lines.append(f"      and {ranks - len(shown)} more (--ranks all)")
   else:
     lines.append("No rank is ever delayed.")
-  if summary.columns:
+  if summary["columns"]:
     lines += ["", "its columns, on average: "
-              + ", ".join(f"{n} {v:.4g}" for n, v in summary.columns.items())]
-  return "\n".join([*lines, *_listed(notes, cannot_know(summary))])
+              + ", ".join(f"{n} {v:.4g}" for n, v in summary["columns"].items())]
+  return "\n".join([*lines, *_listed(notes, summary["cannot_know"])])
 
 
 def _listed(notes: Sequence[str], cannot_know: Sequence[str]) -> list[str]:
@@ -243,13 +240,13 @@ def _listed(notes: Sequence[str], cannot_know: Sequence[str]) -> list[str]:
           if sentences for line in ("", title, *(f"  - {sentence}" for sentence in sentences))]
 
 
-def _held_lines(held: HeldSummary, steps: int) -> list[str]:
-  listened = f"listened {held.listened:,} times"
-  if held.unanswered:
-    listened += f", {held.unanswered:,} of them with no reading on record"
-  return [f"collectives held       {_ms(held.mean)} per step, at most {held.longest * 1e3:.3f} ms, "
-          f"in {held.active:.1%} of steps; {listened}",
-          f"longer by that         {_ms(held.cost / steps)} per step"]
+def _held_lines(held: dict[str, Any], steps: int) -> list[str]:
+  listened = f"listened {held['listened']:,} times"
+  if held["unanswered"]:
+    listened += f", {held['unanswered']:,} of them with no reading on record"
+  return [f"collectives held       {_ms(held['mean'])} per step, at most "
+          f"{held['longest'] * 1e3:.3f} ms, in {held['active_share']:.1%} of steps; {listened}",
+          f"longer by that         {_ms(held['cost']['total'] / steps)} per step"]
 
 
 def _ms(seconds: float) -> str:

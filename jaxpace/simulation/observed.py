@@ -303,17 +303,16 @@ def asker(pacer: Pacer, slots: np.ndarray, max_hold: float
       return (asked.state, moment.step_held + seconds), answers
 
     (after, _), answers = jax.lax.scan(before, (state, zero), order)
-    blank = Answers(jnp.full(len(slots), _NAN), *(jnp.zeros(len(slots), kind) for kind in
-                                                  (jnp.int32, jnp.int32, jnp.float32)))
-    return after, jax.tree.map(lambda all_, found: all_.at[order].set(found), blank, answers)
+    return after, jax.tree.map(lambda all_, found: all_.at[order].set(found),
+                               nothing_asked(len(slots)), answers)
 
   return ask
 
 
-def nothing_asked(steps: int, slots: int) -> Answers:
-  """The answers where no pacer is asked."""
-  none = np.zeros((steps, slots), np.int32)
-  return Answers(np.full((steps, slots), _NAN), none, none, np.zeros((steps, slots), np.float32))
+def nothing_asked(slots: int) -> Answers:
+  """The answers of a step, [S], before whose collectives no pacer is asked."""
+  return Answers(jnp.full(slots, _NAN), jnp.zeros(slots, jnp.int32), jnp.zeros(slots, jnp.int32),
+                 jnp.zeros(slots, jnp.float32))
 
 
 def agree(answers: Answers, recorded: OnRecord) -> np.ndarray:

@@ -131,12 +131,9 @@ def replay(run: Run, pacer: Pacer, *, ranks: Sequence[int] | np.ndarray | None =
     part = slice(begin, min(begin + width, total))
     seen = observe(run, ranks, slots, part)
     held = observed.on_record(run, ranks, slots, part, places)
-    carry, (asked, delays, columns, answers) = play(carry, seen._replace(record=held))
-    found = (observed.nothing_asked(len(seen.steps), slots) if not asks
-             else jax.tree.map(np.asarray, answers))
-    parts.append(_judge(seen, there, np.asarray(asked), np.asarray(delays),
-                        {name: np.asarray(values) for name, values in columns.items()}, found,
-                        held))
+    carry, found = play(carry, seen._replace(record=held))
+    asked, delays, columns, answers = jax.tree.map(np.asarray, found)
+    parts.append(_judge(seen, there, asked, delays, columns, answers, held))
     if progress:
       progress(min(begin + width, total), total)
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
@@ -179,7 +176,7 @@ def _player(pacer: Pacer, count: int, timestamped: np.ndarray, over: np.ndarray,
       waits = waits.at[:, 0].set(jnp.maximum(waits[:, 0] + moved - own, np.float32(0)))
       moved -= row.record.longer
     holds: Any = ()
-    answers: Any = ()
+    answers = observed.nothing_asked(len(timestamped))
     states = carry.states
     if ask is not None:
       latest = _latest(row.arrivals, delays)
@@ -259,54 +256,19 @@ NOT_OF_HOLDS = (
 """Of a pacer with a `hold`, besides."""
 
 
-class HeldSummary(NamedTuple):
-  """What a pacer's `hold` asked for, over the steps that count. Seconds."""
-
-  mean: float  # asked for and listened, a step
-  longest: float  # the same in one step
-  active: float  # share of steps in which it asked for anything, or listened
-  cost: float  # sum of H
-  listened: int  # times it wanted to listen
-  unanswered: int  # of these, times of which there is no reading on record
-  on_record: int  # readings on record
-  asked: int  # questions: collectives before which it was asked
-  # share of questions to which the answer is as recorded; None where the record has none
-  agreement: float | None
-
-
-class ReplaySummary(NamedTuple):
-  """A replay over the steps that count: those whose every rank is known, without the warm-up. R
-  ranks; seconds."""
-
-  steps: int
-  left_out: int  # steps recorded that don't count
-  recorded: float  # mean step as recorded
-  bare: float  # mean step without any delay
-  replayed: float  # mean step with the replayed delays
-  cost: float  # sum of L
-  active: float  # share of steps in which some rank is delayed
-  longest: float  # longest delay
-  delay: np.ndarray  # [R] float64 mean delay of each rank
-  active_of_rank: np.ndarray  # [R] float64 share of steps in which it is delayed
-  columns: dict[str, float]  # mean over ranks and steps of the pacer's own columns, where known
-  agreement: float  # share of delays, over ranks and steps, that equal those recorded as asked
-  held: HeldSummary | None  # None where nobody was asked
-
-  @property
-  def change(self) -> float:
-    """Share by which the replayed pacer lengthens the step."""
-    return self.replayed / self.bare - 1 if self.bare > 0 else 0.0
-
-
-def summarise(replayed: Replayed, counted: np.ndarray) -> ReplaySummary | None:
-  """Adds a replay up.
+def summarise(replayed: Replayed, counted: np.ndarray, as_recorded: bool = False
+              ) -> dict[str, Any] | None:
+  """Adds a replay up over the steps whose every rank is known, without the warm-up.
 
   Args:
     replayed: what `replay` returned.
     counted: [K] bool, the steps that count, as far as they are known.
+    as_recorded: whether the pacer was shown what was observed, so that its answers can be compared
+      with those recorded.
 
   Returns:
-    The summary; None where no step counts.
+    Figures of the document of `jaxpace replay --json`: seconds, and shares of one; None where no
+    step counts.
   """
   mask = counted & replayed.known
   steps = int(mask.sum())
@@ -314,66 +276,47 @@ def summarise(replayed: Replayed, counted: np.ndarray) -> ReplaySummary | None:
     return None
   delays = replayed.delays[mask].astype(np.float64)
   bare, cost = float(replayed.bare[mask].mean()), float(replayed.cost[mask].sum())
+  paced = bare + (cost + float(replayed.hold_cost[mask].sum())) / steps
   columns = {}
   for name, values in replayed.columns.items():
     known = values[mask][np.isfinite(values[mask])]
     if known.size:
       columns[name] = float(known.mean(dtype=np.float64))
-  recorded = int(np.isfinite(replayed.recorded).sum())
-  paced = bare + (cost + float(replayed.hold_cost[mask].sum())) / steps
-  return ReplaySummary(
-      steps, recorded - steps, float(replayed.recorded[mask].mean()), bare,
-      paced, cost, float((delays > 0).any(axis=1).mean()), float(delays.max()),
-      delays.mean(axis=0), (delays > 0).mean(axis=0), columns, float(replayed.agrees[mask].mean()),
-      _held(replayed, mask))
+  held = _held(replayed, mask, bare * steps, as_recorded)
+  return {
+      "ranks": delays.shape[1], "steps": steps,
+      "steps_left_out": int(np.isfinite(replayed.recorded).sum()) - steps,
+      "step_time": {"recorded": float(replayed.recorded[mask].mean()), "without": bare,
+                    "with": paced},
+      "change": paced / bare - 1 if bare > 0 else 0.0,
+      "cost": {"total": cost, "share": cost / (bare * steps)},
+      "active_share": float((delays > 0).any(axis=1).mean()),
+      "delay": {"mean": float(delays.mean(axis=0).mean()), "longest": float(delays.max()),
+                "by_rank": {str(rank): {"mean": mean, "active_share": share}
+                            for rank, (mean, share) in enumerate(zip(
+                                delays.mean(axis=0).tolist(), (delays > 0).mean(axis=0).tolist(),
+                                strict=True))}},
+      "held": held, "columns": columns,
+      "agreement": float(replayed.agrees[mask].mean()) if as_recorded else None,
+      "cannot_know": [*CANNOT_KNOW, *(NOT_OF_HOLDS if held else ())]}
 
 
-def _held(replayed: Replayed, mask: np.ndarray) -> HeldSummary | None:
-  """Adds up what was held in the steps that count."""
+def _held(replayed: Replayed, mask: np.ndarray, elapsed: float, as_recorded: bool
+          ) -> dict[str, Any] | None:
+  """What a pacer's `hold` asked for in the steps that count, of `elapsed` s without pacing; None
+  where it wasn't asked."""
   holds = replayed.holds
   seconds = holds.held[mask].astype(np.float64)
   asked = int(np.isfinite(seconds).sum())
   if not asked:
     return None
   by_step = np.nan_to_num(seconds).sum(axis=1)
-  listened = holds.listened[mask]
-  recorded = replayed.holds_recorded[mask]
-  return HeldSummary(
-      float(by_step.mean()), float(by_step.max()),
-      float(((by_step > 0) | (listened > 0).any(axis=1)).mean()),
-      float(replayed.hold_cost[mask].sum()), int(listened.sum()), int(holds.unanswered[mask].sum()),
-      int(replayed.readings[mask].sum()), asked,
-      float(replayed.holds_agree[mask][recorded].mean()) if recorded.any() else None)
-
-
-def to_json(summary: ReplaySummary, *, run: str, pacer: str, shared: bool, as_recorded: bool,
-            notes: list[str]
-            ) -> dict[str, Any]:
-  """Returns the document of `jaxpace replay --json`: seconds, and shares of one."""
-  return {
-      "schema": 1, "run": run, "pacer": pacer, "shared": shared, "as_recorded": as_recorded,
-      "ranks": len(summary.delay), "steps": summary.steps, "steps_left_out": summary.left_out,
-      "step_time": {"recorded": summary.recorded, "without": summary.bare,
-                    "with": summary.replayed},
-      "change": summary.change,
-      "cost": {"total": summary.cost, "share": summary.cost / (summary.bare * summary.steps)},
-      "active_share": summary.active,
-      "delay": {"mean": float(summary.delay.mean()), "longest": summary.longest, "by_rank": {
-          str(rank): {"mean": float(mean), "active_share": float(share)}
-          for rank, (mean, share) in enumerate(zip(summary.delay, summary.active_of_rank,
-                                                   strict=True))}},
-      "held": None if summary.held is None else _held_json(summary.held, summary, as_recorded),
-      "columns": summary.columns, "agreement": summary.agreement if as_recorded else None,
-      "cannot_know": cannot_know(summary), "notes": notes}
-
-
-def _held_json(held: HeldSummary, summary: ReplaySummary, as_recorded: bool) -> dict[str, Any]:
-  return {"mean": held.mean, "longest": held.longest, "active_share": held.active,
-          "cost": {"total": held.cost, "share": held.cost / (summary.bare * summary.steps)},
-          "listened": held.listened, "unanswered": held.unanswered, "on_record": held.on_record,
-          "agreement": held.agreement if as_recorded else None}
-
-
-def cannot_know(summary: ReplaySummary) -> list[str]:
-  """What a replay can't know, of this one."""
-  return [*CANNOT_KNOW, *(NOT_OF_HOLDS if summary.held is not None else ())]
+  listened, recorded = holds.listened[mask], replayed.holds_recorded[mask]
+  cost = float(replayed.hold_cost[mask].sum())
+  return {"mean": float(by_step.mean()), "longest": float(by_step.max()),
+          "active_share": float(((by_step > 0) | (listened > 0).any(axis=1)).mean()),
+          "cost": {"total": cost, "share": cost / elapsed}, "asked": asked,
+          "listened": int(listened.sum()), "unanswered": int(holds.unanswered[mask].sum()),
+          "on_record": int(replayed.readings[mask].sum()),
+          "agreement": float(replayed.holds_agree[mask][recorded].mean())
+          if as_recorded and recorded.any() else None}

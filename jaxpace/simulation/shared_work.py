@@ -114,29 +114,8 @@ CANNOT_KNOW = (
 )
 
 
-class CountedSteps(NamedTuple):
-  """K steps that count, of R ranks."""
-
-  steps: int
-  recorded: float  # s, mean step with even counts, as recorded
-  shared: float  # s, mean step with the balancer's
-  changes: int  # of the counts
-  last: np.ndarray  # [R] int32, counts at the end
-
-  @property
-  def speedup(self) -> float:
-    return self.recorded / self.shared
-
-  def to_json(self, *, run: str, balancer: str, notes: list[str]) -> dict[str, Any]:
-    """Returns the document of `jaxpace replay --balancer --json`: seconds."""
-    return {"schema": 1, "run": run, "balancer": balancer, "ranks": len(self.last),
-            "steps": self.steps, "step_time": {"recorded": self.recorded, "with": self.shared},
-            "speedup": self.speedup, "changes": self.changes, "counts": self.last.tolist(),
-            "cannot_know": list(CANNOT_KNOW), "notes": notes}
-
-
 def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np.ndarray
-                    ) -> CountedSteps | None:
+                    ) -> dict[str, Any] | None:
   """Plays a run with even counts again, its work shared out by a balancer.
 
   Args:
@@ -146,7 +125,8 @@ def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np
     counted: [K] bool, the steps that count.
 
   Returns:
-    What it would have come to; None where no step counts.
+    Figures of the document of `jaxpace replay --balancer --json`: seconds; None where no step
+    counts.
 
   Raises:
     RunError: the run's work was shared by speed when it was recorded, or no collective was
@@ -172,5 +152,8 @@ def replay_balancer(run: Run, balancer: Balancer, ranks: np.ndarray, counted: np
   if not mask.any():
     return None
   even = arrivals[mask].max(axis=1) + np.maximum(rest[mask], 0.0)
-  return CountedSteps(int(mask.sum()), float(even.mean()), float(played.seconds[mask].mean()),
-                      played.changes, played.counts[-1])
+  recorded, shared = float(even.mean()), float(played.seconds[mask].mean())
+  return {"ranks": len(ranks), "steps": int(mask.sum()),
+          "step_time": {"recorded": recorded, "with": shared}, "speedup": recorded / shared,
+          "changes": played.changes, "counts": played.counts[-1].tolist(),
+          "cannot_know": list(CANNOT_KNOW)}
