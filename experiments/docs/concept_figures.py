@@ -22,7 +22,6 @@ from scipy import integrate, stats
 
 from experiments.docs import concept_drawing
 from jaxpace.cli import pacer_expression
-from jaxpace.cli.simulate import recording
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.step_times import busy
@@ -151,8 +150,7 @@ def _late(components: Mapping[str, Any]) -> dict[str, Any]:
             "jobs": {"a": {**JOB, "noise": components}}}
   scenario, [steps] = simulate(config)
   with tempfile.TemporaryDirectory() as folder:
-    writer = RunWriter(pathlib.Path(folder) / "run", recording(scenario.jobs[0], scenario, config),
-                       scenario.seed)
+    writer = RunWriter(pathlib.Path(folder) / "run", scenario.jobs[0], scenario, config)
     writer.write(steps)
     writer.close()
     run = read_run(pathlib.Path(folder) / "run")

@@ -16,7 +16,6 @@ from jaxpace.files import UserError
 from jaxpace.runs.plain_text import write_plain
 
 if TYPE_CHECKING:
-  from jaxpace.simulation.fabric import Fabric
   from jaxpace.simulation.scenario import JobSummary
   from jaxpace.simulation.settings import JobSettings, Scenario
 
@@ -65,8 +64,7 @@ def run(args: argparse.Namespace) -> running.Answer:
     scenario = settings.read(config, functools.partial(
         pacer_expression.make, imports=args.config.endswith(".py")))
     for job in scenario.jobs if args.output else ():
-      writers.append(RunWriter(_place(args.output, scenario, job), recording(job, scenario, config),
-                               scenario.seed))
+      writers.append(RunWriter(_place(args.output, scenario, job), job, scenario, config))
     adding = [scenarios.Adding() for _ in scenario.jobs]
     total, done = scenario.steps * len(scenario.jobs), 0
     progress.during("Compiling and simulating")
@@ -154,38 +152,6 @@ def _set(config: dict[str, Any], change: str) -> None:
     place[last] = json.loads(text)
   except (ValueError, RecursionError):
     place[last] = text  # a word, or a pacer
-
-
-def recording(job: JobSettings, scenario: Scenario, config: dict[str, Any]) -> Any:
-  """What of a job belongs in its run directory."""
-  import numpy as np
-
-  from jaxpace.files.plain import to_plain
-  from jaxpace.simulation import record, schedules
-  from jaxpace.simulation.record import JobRecord
-  fabric, shape = scenario.fabric, job.shape
-  members = [node * fabric.per_node + slot for node in job.nodes for slot in range(fabric.per_node)]
-  size = job.gradient_bytes / job.buckets
-  each = shape.per_process
-  # Of the rank whose messages take longest: the mean over a process's ranks would hide one slow
-  # card among many.
-  busy = (np.asarray(job.load.busy)[members].reshape(-1, each).max(axis=1)
-          / max(job.load.seconds, 1e-30))
-
-  def seconds(on: Fabric, sent: float) -> float:
-    return schedules.load(schedules.rounds(job.algorithm, members, sent, fabric.per_node),
-                          on).seconds
-
-  return JobRecord(
-      name=job.name, hosts=job.processes, ranks=shape.ranks, bytes=[round(size)] * job.buckets,
-      forward=float(job.job.forward), backward=float(job.job.backward),
-      update=float(job.job.update), max_delay=scenario.max_delay, pacer=job.pacer_text,
-      config=json.loads(json.dumps(config, default=list)),
-      places=[to_plain(record.place(fabric, process,
-                                          members[process * each:(process + 1) * each]))
-              for process in range(shape.ranks // each)],
-      floor=record.quiet(fabric, seconds, shape.ranks, size) if shape.ranks > 1 else None,
-      busy=[float(f"{share:.6g}") for share in busy] if busy.any() else [])
 
 
 def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:

@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import pathlib
 import uuid
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 import jax
 import numpy as np
 
 from jaxpace.costs import alpha_beta
 from jaxpace.costs.fabric_file import SCHEMA
+from jaxpace.files.plain import to_plain
 from jaxpace.hosts.locality.job import FOLDER
 from jaxpace.hosts.locality.types import Cpu, Device, Gpu, Locality, Nic, NumaNode
 from jaxpace.record.parts import PartStore
 from jaxpace.runs import rundir, schema
+from jaxpace.simulation import schedules
 from jaxpace.simulation.fabric import Fabric
 from jaxpace.simulation.job import Steps
+from jaxpace.simulation.settings import JobSettings, Scenario
 
 SIMULATED = "simulated"
 """Kind of the document of a floor that nobody measured."""
@@ -68,20 +72,14 @@ def _socket(card: int, cards: int) -> int:
   return 2 * card // cards if cards > 1 else 0
 
 
-def quiet(fabric: Fabric, seconds: Callable[[Fabric, float], float], ranks: int,
-          size: float) -> dict[str, Any]:
+def quiet(job: JobSettings, fabric: Fabric) -> dict[str, Any]:
   """The document of `jaxpace bench`, of all-reduces over a job's ranks on the fabric without its
-  slow paths.
-
-  Args:
-    fabric: simulated.
-    seconds: of an all-reduce of so many bytes on a fabric.
-    ranks: of the job.
-    size: bytes of its largest all-reduce.
-  """
-  healthy = dataclasses.replace(fabric, slow_paths={})
-  sizes = sorted({max(1.0, round(max(size, _LEAST) / 4**i)) for i in range(_POINTS)})
-  took = [seconds(healthy, each) for each in sizes]
+  slow paths."""
+  healthy, ranks = dataclasses.replace(fabric, slow_paths={}), job.shape.ranks
+  size = max(job.gradient_bytes / job.buckets, _LEAST)
+  sizes = sorted({max(1.0, round(size / 4**i)) for i in range(_POINTS)})
+  took = [schedules.load(schedules.rounds(job.algorithm, job.members, each, fabric.per_node),
+                         healthy).seconds for each in sizes]
   a, b = alpha_beta.coefficients(alpha_beta.ALL_REDUCE, alpha_beta.RING, ranks)
   beta = max((took[-1] - took[0]) / (sizes[-1] - sizes[0]) / b, 0.0) if b else 0.0
   alpha = max((took[0] - b * sizes[0] * beta) / a, 0.0) if a else 0.0
@@ -93,6 +91,17 @@ def quiet(fabric: Fabric, seconds: Callable[[Fabric, float], float], ranks: int,
                for each, value in zip(sizes, took, strict=True)]}}}]}
 
 
+def _busy(job: JobSettings, fabric: Fabric) -> list[float]:
+  """Of each process: s its connections are busy in a s of transfer; empty where none is.
+
+  Of the rank whose messages take longest: the mean over a process's ranks would hide one slow card
+  among many.
+  """
+  busy = (np.asarray(job.load.busy)[job.members].reshape(-1, job.shape.per_process)
+          .max(axis=1) / max(job.load.seconds, 1e-30))
+  return [float(f"{share:.6g}") for share in busy] if busy.any() else []
+
+
 FLOOR_FILE = "fabric.json"
 """What collectives take on a quiet fabric, beside the run: for `--floor` and `--fabric`."""
 _NS = 1e9
@@ -100,68 +109,53 @@ _SAMPLE = 0.25
 """s of the run from one sample of the hosts to the next, about."""
 
 
-class JobRecord(NamedTuple):
-  """What of a job belongs in `run.json`."""
-
-  name: str
-  hosts: list[str]  # of each process; ranks are dealt to them in blocks
-  ranks: int
-  bytes: list[int]  # of each collective
-  forward: float  # s, mean; with `backward`, how compute is split into the two
-  backward: float  # s, mean
-  update: float  # s
-  max_delay: float
-  pacer: str
-  config: dict[str, Any]
-  notices: list[str] = []  # noqa: RUF012  # what a reader of the run must know
-  # of each process, as `jaxpace.hosts.locality` writes them
-  places: list[dict[str, Any]] = []  # noqa: RUF012
-  # what collectives take on a quiet fabric, as `jaxpace bench` writes it
-  floor: dict[str, Any] | None = None
-  # of each process: s its connections are busy in a s of transfer; empty: unknown
-  busy: list[float] = []  # noqa: RUF012
-
-
 class RunWriter:
   """Writes one job, part by part. Its methods may raise `OSError`."""
 
-  def __init__(self, directory: str | pathlib.Path, recording: JobRecord, seed: int):
+  def __init__(self, directory: str | pathlib.Path, job: JobSettings, scenario: Scenario,
+               config: Mapping[str, Any]):
     """Makes the run directory.
 
     A simulated run of the same config and seed gets the same id, so the same bytes. What another
     run left in the directory is moved to `.previous`, as a live recorder does.
 
+    Args:
+      directory: of the run.
+      job: what is simulated.
+      scenario: of the job.
+      config: what both were read from.
+
     Raises:
       rundir.ForeignDirectoryError: the directory holds something else's run.json.
       OSError: it can't be written.
     """
-    self._path, self._made = pathlib.Path(directory), recording
-    made_of = uuid.uuid5(uuid.NAMESPACE_OID, repr((recording, seed)))
+    self._path, self._job = pathlib.Path(directory), job
+    plain = json.dumps(config, default=list)
+    made_of = uuid.uuid5(uuid.NAMESPACE_OID, f"{job.name} {scenario.seed} {plain}")
     self._run = run = f"simulated-{made_of.hex[:12]}"
     rundir.prepare(self._path)
     rundir.set_aside(self._path, run)
     for table in schema.TABLES:  # the same run again: made anew
       for path in sorted((self._path / table).glob(f"{run}-*.parquet")):
         path.unlink()
-    self._processes = np.array_split(np.arange(recording.ranks), len(recording.hosts))
+    self._processes = np.arange(job.shape.ranks).reshape(-1, job.shape.per_process)
     self._stores = [{table: PartStore(self._path, table, run, p)
                      for table in ("steps", "collectives", "hosts")}
-                    for p in range(len(recording.hosts))]
+                    for p in range(len(self._processes))]
+    self._busy = _busy(job, scenario.fabric)
     self._exit = np.int64(0)  # last exit so far, on the job's own clock
-    self._end = np.int64(-1)  # end of the last step; negative before the first
     self._step = 0
     self._sent = 0.0  # s of transfers so far
     self._sampled = 0  # steps from one sample of the hosts to the next; 0 before it is known
-    rundir.write_json(self._path / rundir.RUN_FILE, self._info(run, seed))
-    for process, ranks in enumerate(self._processes):
+    rundir.write_json(self._path / rundir.RUN_FILE, self._info(run, scenario, json.loads(plain)))
+    for process, (ranks, host) in enumerate(zip(self._processes, job.processes, strict=True)):
       rundir.write_json(self._path / "process" / f"{process}.json", {
           "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "process": process,
-          "hostname": recording.hosts[process], "pid": 0, "ranks": ranks.tolist(),
-          "closed_cleanly": True})
-    for process, place in enumerate(recording.places):
-      rundir.write_json(self._path / FOLDER / f"{process}.json", {"run": run, **place})
-    if recording.floor is not None and self._owns(self._path / FLOOR_FILE):
-      rundir.write_json(self._path / FLOOR_FILE, recording.floor)
+          "hostname": host, "pid": 0, "ranks": ranks.tolist(), "closed_cleanly": True})
+      here = place(scenario.fabric, process, [job.members[rank] for rank in ranks])
+      rundir.write_json(self._path / FOLDER / f"{process}.json", {"run": run, **to_plain(here)})
+    if job.shape.ranks > 1 and self._owns(self._path / FLOOR_FILE):
+      rundir.write_json(self._path / FLOOR_FILE, quiet(job, scenario.fabric))
 
   def write(self, steps: Steps,
             progress: Callable[[int, int], None] | None = None) -> None:
@@ -181,13 +175,14 @@ class RunWriter:
     base = self._exit + np.concatenate([[0], np.cumsum(step_time)[:-1]])
     enter = base[:, None, None] + _ns(steps.enter)
     leave = base[:, None] + _ns(steps.exit)
-    update = np.int64(round(self._made.update * _NS))
+    job = self._job.job
+    update = np.int64(round(float(job.update) * _NS))
     gap = _ns(steps.gap)
     start = base[:, None] + update + gap
     end = leave[:, -1:] + update + np.zeros_like(gap)
     compute = _ns(steps.compute)
-    both = self._made.forward + self._made.backward
-    forward = np.rint(compute * (self._made.forward / both if both else 0.0)).astype(np.int64)
+    both = float(job.forward) + float(job.backward)
+    forward = np.rint(compute * (float(job.forward) / both if both else 0.0)).astype(np.int64)
     first = np.zeros(gap.shape, bool)
     first[0] = self._step == 0
     number = np.arange(self._step, self._step + count, dtype=np.int64)
@@ -211,7 +206,7 @@ class RunWriter:
       store["collectives"].append(self._collectives(keys, enter[:, ranks], leave))
       if progress:
         progress(process + 1, len(self._processes))
-    if self._made.busy:
+    if self._busy:
       self._sample(steps, base + step_time)
     self._exit, self._step = np.int64(leave[-1, -1]), self._step + count
 
@@ -247,7 +242,7 @@ class RunWriter:
     for process, store in enumerate(self._stores):
       first = [0] if self._step == 0 else []
       times = np.concatenate([np.asarray(first, np.int64), exits[kept]])
-      busy = np.concatenate([np.asarray(first, np.float64), sent[kept]]) * self._made.busy[process]
+      busy = np.concatenate([np.asarray(first, np.float64), sent[kept]]) * self._busy[process]
       if len(times):
         store["hosts"].append({"time_ns": times, "process": np.full(len(times), process, np.int32),
                                "attempt": np.zeros(len(times), np.int32), "tcp_busy_ns": _ns(busy)})
@@ -267,33 +262,37 @@ class RunWriter:
     columns["collective"] = np.repeat(np.arange(slots, dtype=np.int32), length)
     columns["name"] = np.repeat(np.array(self._names()), length)
     columns["axis"] = np.full(slots * length, "data")
-    columns["bytes"] = np.repeat(np.asarray(self._made.bytes, np.int64), length)
+    columns["bytes"] = np.full(slots * length, self._bytes)
     # null where a rank was not waited for
     columns["enter_ns"] = enter.transpose(2, 1, 0).reshape(-1)
     columns["exit_ns"] = np.repeat(leave.T[:, None], ranks, axis=1).reshape(-1)
     return columns
 
+  @property
+  def _bytes(self) -> int:
+    return round(self._job.gradient_bytes / self._job.buckets)
+
   def _names(self) -> list[str]:
-    slots = len(self._made.bytes)
+    slots = self._job.buckets
     return ["psum" if slots == 1 else f"psum.{c}" for c in range(slots)]
 
-  def _info(self, run: str, seed: int) -> dict[str, Any]:
-    made = self._made
+  def _info(self, run: str, scenario: Scenario, config: dict[str, Any]) -> dict[str, Any]:
+    job, ranks = self._job, self._job.shape.ranks
     collectives = [{"slot": c, "name": name, "primitives": ["psum"], "axis": "data",
-                    "bytes": made.bytes[c], "operands": 1, "dtypes": ["float32"],
+                    "bytes": self._bytes, "operands": 1, "dtypes": ["float32"],
                     "phase": "backward"}
                    for c, name in enumerate(self._names())]
     return {
-        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": made.ranks,
-        "processes": len(made.hosts), "axis": "data", "clock": "simulated", "simulated": True,
-        "job": made.name, "seed": seed,
-        "pacer": made.pacer or None,
-        "settings": {"max_delay": made.max_delay, "slots": len(made.bytes), "share": True,
-                     "axis": ["data"], "mesh": {"data": made.ranks}},
-        "plan": {"axis": "data", "ranks": made.ranks, "clock": "simulated", "share": True,
-                 "marks": [], "carrier": len(made.bytes) - 1,
-                 "collectives": collectives, "notices": made.notices},
-        "config": made.config}
+        "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": ranks,
+        "processes": len(self._processes), "axis": "data", "clock": "simulated", "simulated": True,
+        "job": job.name, "seed": scenario.seed,
+        "pacer": job.pacer_text or None,
+        "settings": {"max_delay": scenario.max_delay, "slots": job.buckets, "share": True,
+                     "axis": ["data"], "mesh": {"data": ranks}},
+        "plan": {"axis": "data", "ranks": ranks, "clock": "simulated", "share": True,
+                 "marks": [], "carrier": job.buckets - 1,
+                 "collectives": collectives, "notices": []},
+        "config": config}
 
 
 def _ns(seconds: np.ndarray) -> np.ndarray:

@@ -36,6 +36,7 @@ class JobSettings:
 
   name: str
   nodes: tuple[int, ...]  # of the fabric, in the order of the ranks
+  members: list[int]  # of each rank, its number on the fabric
   shape: Shape
   job: Job
   buckets: int
@@ -170,8 +171,8 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
             polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10,
                                       "seconds lost a second")))
   return JobSettings(
-      name=name, nodes=nodes, shape=shape, job=job, buckets=buckets, gradient_bytes=size,
-      algorithm=algorithm, load=load, pacer=pacer, pacer_text=text,
+      name=name, nodes=nodes, members=members, shape=shape, job=job, buckets=buckets,
+      gradient_bytes=size, algorithm=algorithm, load=load, pacer=pacer, pacer_text=text,
       start=number(f"{at}.start", given.get("start", 0.0), 0, 1e6, "seconds"),
       leaves=whole(f"{at}.leaves", given.get("leaves", 0), 0, MAX_STEPS),
       failures=_failures(f"{at}.failures", section(f"{at}.failures", failures), len(nodes))

@@ -12,9 +12,8 @@ import jaxpace
 from jaxpace.core import pacing
 from jaxpace.core.types import Decision, Pacer
 from jaxpace.runs.reader import read_run
-from jaxpace.simulation.job import Job, Shape, simulation
-from jaxpace.simulation.noise import Normal
-from jaxpace.simulation.record import JobRecord, RunWriter
+from jaxpace.simulation import scenario, settings
+from jaxpace.simulation.record import RunWriter
 from jaxpace.simulation.replay import replay
 
 RANKS, STEPS = 4, 12
@@ -95,14 +94,12 @@ def test_which_transfers_are_known_now_follows_the_carrier(recorded):
 
 @pytest.mark.parametrize("buckets", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_a_simulated_job_shows_what_a_replay_of_its_record_shows(tmp_path, buckets):
-  job = Job(forward=4e-3, backward=8e-3, update=1e-3, gap=0.5e-3,
-            transfers=np.full(buckets, 2e-3, np.float32), noise=(Normal(np.float32(0.05)),))
-  played = simulation(Shape(ranks=RANKS), telltale(buckets), buckets=buckets, by_rank=True)
-  _, steps = played.run(jax.random.key(0), job, played.init(jax.random.key(0), job), 20)
-  steps = jax.tree.map(np.asarray, steps)
-  writer = RunWriter(tmp_path / "run",
-                     JobRecord("twin", ["a", "b"], RANKS, [8] * buckets, 4e-3, 8e-3, 1e-3, 0.25,
-                               "telltale", {}), 0)
+  config = {"steps": 20, "fabric": {"nodes": 2, "per_node": RANKS // 2}, "jobs": {"twin": {
+      "forward": 4e-3, "backward": 8e-3, "buckets": buckets, "gradient_bytes": 1e6,
+      "noise": {"normal": {"deviation": 0.05}}, "pacer": "telltale"}}}
+  made = settings.read(config, lambda _: telltale(buckets))
+  [(_, steps)] = scenario.run(made)
+  writer = RunWriter(tmp_path / "run", made.jobs[0], made, config)
   writer.write(steps)
   writer.close()
   again = replay(read_run(tmp_path / "run"), telltale(buckets), slots=buckets, as_recorded=True)

@@ -5,7 +5,6 @@ import copy
 import jax
 
 from jaxpace.cli import pacer_expression
-from jaxpace.cli.simulate import recording
 from jaxpace.costs.fabric_file import read_fabric
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
@@ -49,7 +48,7 @@ def play(changes=None, fabric=None, steps=400, seed=1):
 def record(directory, changes=None, fabric=None, steps=400, seed=1):
   """Writes it as a recorded run and reads that: (steps, run)."""
   made, config = read(changes, fabric, steps, seed)
-  writer = RunWriter(directory, recording(made.jobs[0], made, config), seed)
+  writer = RunWriter(directory, made.jobs[0], made, config)
   parts = []
   for _, steps in scenario.run(made):
     writer.write(steps)
