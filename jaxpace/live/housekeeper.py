@@ -279,7 +279,9 @@ class GarbageCollector:
   def restore(self) -> None:
     """Puts the interpreter's settings back; what was frozen here becomes collectable again."""
     self._thaw()
-    self.leave()
+    self._held = False
+    gc.set_threshold(*self._thresholds)
+    (gc.enable if self._enabled else gc.disable)()
     with contextlib.suppress(ValueError):
       gc.callbacks.remove(self._on_gc)
 
@@ -288,23 +290,9 @@ class GarbageCollector:
     """Whether garbage may grow here that the interpreter would have collected."""
     return self._held or self._frozen
 
-  def leave(self) -> None:
-    """Leaves the collector to the interpreter, as `take` found it.
-
-    After freezing it collects once: the interpreter waits for a quarter more objects than its last
-    collection looked at, and that was few.
-    """
-    self._held = False
-    if self._frozen:
-      self._thaw()
-      self._collect()
-    gc.set_threshold(*self._thresholds)
-    (gc.enable if self._enabled else gc.disable)()
-
   def hold_back(self) -> None:
     """No full collection by itself from now on; young objects are still collected, which takes
     microseconds."""
-    self.leave()
     self._held = True
     if _HAS_OLD_GENERATION:
       gc.set_threshold(self._thresholds[0], self._thresholds[1], _NEVER)
@@ -318,33 +306,21 @@ class GarbageCollector:
     Only objects made since then are looked at: pauses become short. Frozen objects are still freed
     when their last reference goes; cycles among them that become garbage are not, until `collect`.
     """
-    self._thaw()
-    self.leave()
-    self._collect()
-    self._freeze()
+    self._frozen = True
+    self.collect()
 
   def refresh(self) -> None:
     """Freezes what has outlived a full collection since the last call. Cheap; for every step."""
     if self._frozen and self._survivors:
       self._freeze()
 
-  def collect(self) -> float:
-    """Collects everything now, frozen objects too.
-
-    Returns:
-      Seconds it took.
-    """
+  def collect(self) -> None:
+    """Collects everything now, frozen objects too."""
     frozen = self._frozen
     self._thaw()
-    seconds = self._collect()
+    gc.collect()
     if frozen:
       self._freeze()
-    return seconds
-
-  def _collect(self) -> float:
-    start = time.monotonic()
-    gc.collect()
-    return time.monotonic() - start
 
   def _freeze(self) -> None:
     gc.freeze()

@@ -59,7 +59,6 @@ def test_held_back_there_is_no_full_collection_and_young_garbage_still_goes(coll
 
 @old_generation
 def test_left_alone_the_interpreter_collects_by_itself_and_that_is_counted(collector):
-  collector.leave()
   assert not collector.withholds
   # The interpreter waits until the oldest generation has grown by a quarter, and this process's may
   # be large.
@@ -84,11 +83,11 @@ def test_frozen_objects_are_out_of_collections_until_a_collection_is_asked_for(c
   assert gone() is not None
   collector.collect()
   assert gone() is None and gc.get_freeze_count() > 1000  # and frozen again
-  collector.leave()
+  collector.restore()
   assert gc.get_freeze_count() == 0 and heap
 
 
-@pytest.mark.parametrize("mode", ["leave", "hold_back", "freeze"])
+@pytest.mark.parametrize("mode", ["hold_back", "freeze"])
 @pytest.mark.parametrize("enabled", [True, False])
 def test_settings_are_restored_whatever_they_were(mode, enabled):
   thresholds = gc.get_threshold()
@@ -110,7 +109,7 @@ def test_a_collector_the_user_switched_off_stays_off(collector):
   gc.disable()
   one = GarbageCollector()
   one.take()
-  for mode in (one.hold_back, one.freeze, one.leave):
+  for mode in (one.hold_back, one.freeze):
     mode()
     assert not gc.isenabled()
   one.restore()
