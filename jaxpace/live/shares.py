@@ -197,17 +197,14 @@ class Share:
                        f"micro-batch in step {self.step}, so it does not know what one looks like. "
                        "Let every rank have one: share_by_speed(..., least=1).")
 
-    def whole(place: int) -> np.ndarray:
-      like = jax.tree.leaves(some)[place]
-      room = np.zeros((len(parts), self.capacity, *like.shape[1:]), like.dtype)
-      for rank, part in enumerate(parts):
-        if part is not None:
-          rows = jax.tree.leaves(part)[place]
-          room[rank, :len(rows)] = rows
+    def whole(*ranks: np.ndarray) -> np.ndarray:
+      room = np.zeros((len(ranks), self.capacity, *ranks[0].shape[1:]), ranks[0].dtype)
+      for own, rows in zip(room, ranks, strict=True):
+        own[:len(rows)] = rows
       return room.reshape(-1, *room.shape[2:])
 
-    return jax.tree.unflatten(jax.tree.structure(some),
-                              [whole(i) for i in range(len(jax.tree.leaves(some)))])
+    none = jax.tree.map(lambda leaf: leaf[:0], some)
+    return jax.tree.map(whole, *(none if part is None else part for part in parts))
 
 
 def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
@@ -232,7 +229,6 @@ class Shares:
     self.ranks = tuple(sorted({int(of_device[place])
                                for place, device in np.ndenumerate(mesh.devices)
                                if device.process_index == jax.process_index()}))
-    self._by_speed: SharedCounts | None = None
     self._made = functools.partial(SharedCounts, mesh, of_device, balancer, capacity)
     self._step: int | None = None
     self._ahead: Callable[[], SharedWork] | None = None
@@ -250,7 +246,7 @@ class Shares:
         or another global batch.
     """
     if callable(pace):
-      return self.share(*self._shared().next(_observed(pace)))
+      return self.share(*self._shared.next(_observed(pace)))
     checks.is_pace(pace)
     later = _copied(pace)
     if self._step is None or self._ahead is None:
@@ -286,12 +282,12 @@ class Shares:
   def steer(self, request: ControlRequest) -> None:
     """Goes by what `jaxpace control` asks for, of an observed step: even counts where it is off,
     and its threshold as the least gain that counts change for."""
-    self._shared().steer(request)
+    self._shared.steer(request)
 
   def state(self) -> ShareState:
     """Returns what a checkpoint of an observed step needs: the next step, its counts, and what the
     balancer knows; the same on all processes."""
-    return self._shared().state
+    return self._shared.state
 
   def restore(self, state: Any) -> None:
     """Goes on from what `state` returned, before the first step. Of another number of ranks, or of
@@ -300,12 +296,12 @@ class Shares:
     Args:
       state: a `ShareState`, or the tuple or dict of its four that a checkpoint made of it.
     """
-    self._shared().restore(state)
+    self._shared.restore(state)
 
+  @functools.cached_property
   def _shared(self) -> SharedCounts:
-    if self._by_speed is None:
-      self._by_speed = self._made()
-    return self._by_speed
+    """Made where it is asked for: it compiles, which an instrumented step does without."""
+    return self._made()
 
   def drawn(self, pace: PaceState | None = None) -> int:
     """Returns how many examples this process's ranks have been given before the next step: to skip
