@@ -183,7 +183,7 @@ def _mean_steps(config: Mapping[str, Any], seeds: int) -> np.ndarray:
   jobs = scenario.jobs
   links = scenarios.shares(list(jobs))
   if not scenario.shared:
-    links = links._replace(coupled=np.bool_(False))
+    links = links._replace(usage=np.zeros_like(links.usage))
   plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
                  buckets=[j.buckets for j in jobs], steps=scenario.steps,
                  max_delay=scenario.max_delay)

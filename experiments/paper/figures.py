@@ -42,7 +42,7 @@ def one_step() -> dict[str, Any]:
               np.full(1, 9e-3, np.float32))
   histories = jax.jit(plan)(
       jax.random.key(4), [job, other],
-      LinkShares(np.ones((2, 1), np.float32), np.ones(2, np.float32)),
+      LinkShares(*(np.ones(shape, np.float32) for shape in ((2, 1, 1), (2, 1), (2, 1)))),
       np.zeros(2, np.float32), np.full(2, 2**30, np.int32))
   steps: Any = jax.tree.map(lambda leaf: 1e3 * np.asarray(leaf, np.float64), histories[0])
   paused = steps.gap.max(axis=1) > 2

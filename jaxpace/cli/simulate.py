@@ -16,7 +16,6 @@ from jaxpace.files import UserError
 from jaxpace.runs.plain_text import write_plain
 
 if TYPE_CHECKING:
-  from jaxpace.simulation.scenario import JobSummary
   from jaxpace.simulation.settings import JobSettings, Scenario
 
 EPILOG = """\
@@ -158,7 +157,7 @@ def _place(output: str, scenario: Scenario, job: JobSettings) -> pathlib.Path:
   return pathlib.Path(output) if len(scenario.jobs) == 1 else pathlib.Path(output) / job.name
 
 
-def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSummary]) -> str:
+def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[dict[str, Any]]) -> str:
   fabric = scenario.fabric
   titles = "".join(f"{title:>13}" for title in ("mean", "median", "p99"))
   lines = [f"{fabric.nodes:,} nodes of {fabric.per_node}, oversubscription "
@@ -166,36 +165,29 @@ def _text(args: argparse.Namespace, scenario: Scenario, summaries: list[JobSumma
            f"{'job':<12}{'ranks':>7}{'steps':>9}{titles}{'CV':>8}"
            f"{'alone':>13}{'waiting':>13}{'transfer':>13}"]
   for job, found in zip(scenario.jobs, summaries, strict=True):
-    lines.append(f"{job.name:<12}{job.shape.ranks:>7,}{found.steps:>9,}" + "".join(
-        (f"{found.cv:>8.3f}" if value is None else _ms(value))
-        for value in (found.mean, found.median, found.p99, None, found.alone, found.earliness,
-                      found.transfer)))
+    figures = [f"{found['cv']:>8.3f}" if name == "cv" else _ms(found[name])
+               for name in ("mean", "median", "p99", "cv", "alone", "earliness", "transfer")]
+    lines.append(f"{job.name:<12}{job.shape.ranks:>7,}{found['steps']:>9,}{''.join(figures)}")
   for job, found in zip(scenario.jobs, summaries, strict=True):
     if job.pacer:
-      lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay {found.delay * 1e3:.3f} "
-                    f"ms, which held a step back by {found.cost * 1e3:.4f} ms "
-                    f"({found.cost / found.mean:.3%})."]
+      lines += ["", f"{job.name} is paced by {job.pacer_text}: mean delay "
+                    f"{found['delay'] * 1e3:.3f} ms, which held a step back by "
+                    f"{found['cost'] * 1e3:.4f} ms ({found['cost'] / found['mean']:.3%})."]
       if job.pacer.hold is not None:
         lines += ["What it holds back before collectives is not simulated, only its delays."]
-    if found.survived:
-      s = found.survived
-      lines += ["", f"{job.name} with failures: {s.elapsed:,.0f} s in all, "
-                    f"{s.work / s.elapsed:.1%} of it steps that last; checkpoints "
-                    f"{s.checkpoints:,.0f} s, {s.failures:,} failures lose {s.lost:,.0f} s, "
-                    f"restarts {s.restarts:,.0f} s."]
+    if s := found.get("failures"):
+      lines += ["", f"{job.name} with failures: {s['elapsed']:,.0f} s in all, "
+                    f"{s['work'] / s['elapsed']:.1%} of it steps that last; checkpoints "
+                    f"{s['checkpoints']:,.0f} s, {s['failures']:,} failures lose {s['lost']:,.0f} "
+                    f"s, restarts {s['restarts']:,.0f} s."]
   if args.output:
     lines += ["", *(f"Written: {_place(args.output, scenario, job)}" for job in scenario.jobs)]
   return "\n".join(lines)
 
 
-def _document(scenario: Scenario, summaries: list[JobSummary]) -> dict[str, Any]:
-  jobs = {}
-  for job, found in zip(scenario.jobs, summaries, strict=True):
-    figures = {name: value for name, value in found._asdict().items() if name != "survived"}
-    if found.survived:
-      figures["failures"] = {name: value for name, value in found.survived._asdict().items()
-                             if name != "segments"}
-    jobs[job.name] = {"ranks": job.shape.ranks, "pacer": job.pacer_text or None, **figures}
+def _document(scenario: Scenario, summaries: list[dict[str, Any]]) -> dict[str, Any]:
+  jobs = {job.name: {"ranks": job.shape.ranks, "pacer": job.pacer_text or None, **found}
+          for job, found in zip(scenario.jobs, summaries, strict=True)}
   return {"schema": 1, "seed": scenario.seed, "nodes": scenario.fabric.nodes,
           "oversubscription": scenario.fabric.oversubscription, "jobs": jobs}
 

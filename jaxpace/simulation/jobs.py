@@ -32,20 +32,16 @@ _EDGE = np.float32(1e-7)
 
 class LinkShares(NamedTuple):
   """What the jobs' collectives want of the links they share: J jobs, L links, and P stretches of a
-  collective.
+  collective. Float32."""
 
-  Without the axis P, and without `parts`, a collective wants the same from its begin to its end.
-  """
-
-  # [J, P, L] or [J, L], share of a link that a job's collective takes at full speed
+  # [J, P, L] share of a link that a job's collective takes at full speed; 0 of all as if each job
+  # had the fabric to itself
   usage: Any
-  # [J, P] or [J], of each job where they compete; equal for equal shares of speed
+  # [J, P] of each job where they compete; equal for equal shares of speed
   weights: Any
-  # [] False: every job as if it had the fabric to itself
-  coupled: Any = True
-  # [J, P], of each collective's own time the share that each stretch takes; the rows sum to 1,
+  # [J, P] of each collective's own time the share that each stretch takes; the rows sum to 1,
   # unused ones last, 0
-  parts: Any = None
+  parts: Any
 
 
 RunJobs = Callable[[jax.Array, Sequence[Job], LinkShares, Any, Any], tuple[Steps, ...]]
@@ -96,7 +92,7 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
           last: Any) -> tuple[Steps, ...]:
     keys = jax.random.split(key, len(parts))
     starts, last = jnp.asarray(starts, jnp.float32), jnp.asarray(last, jnp.int32)
-    usage, weights, pieces = _by_stretch(shares)
+    usage, weights, pieces = map(jnp.asarray, shares)
     # Each bucket ends its wait and its stretches; some slack for phases that rounding ends in two
     # turns.
     most = np.int32(min(2 * max(each) * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts),
@@ -130,16 +126,6 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
     return tuple(p.steps for p in done)
 
   return run
-
-
-def _by_stretch(shares: LinkShares) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """[J, P, L] usage, 0 for jobs without a coupling, [J, P] weights, [J, P] parts."""
-  usage, weights = jnp.asarray(shares.usage, jnp.float32), jnp.asarray(shares.weights, jnp.float32)
-  usage = jnp.where(jnp.asarray(shares.coupled, bool), usage, _ZERO)
-  if usage.ndim == 2:
-    usage, weights = usage[:, None], weights[:, None]
-  parts = jnp.ones_like(weights) if shares.parts is None else jnp.asarray(shares.parts, jnp.float32)
-  return usage, weights, parts
 
 
 def _begin(part: Mechanics, key: jax.Array, job: Job, start: jax.Array, steps: int) -> _Playing:

@@ -72,22 +72,6 @@ _MOST_STRETCHES = 64
 """Stretches of a collective at most, each with its own use of shared links."""
 
 
-class JobSummary(NamedTuple):
-  """One job in figures. Seconds."""
-
-  steps: int
-  mean: float
-  median: float
-  p99: float
-  cv: float
-  alone: float  # mean step without noise, pacing and other jobs
-  transfer: float  # mean, all buckets
-  earliness: float  # mean over ranks and steps, at the first bucket
-  delay: float  # mean over ranks and steps
-  cost: float  # mean L = max(A + d) - max(A)
-  survived: Survived | None
-
-
 def run(scenario: Scenario) -> Iterator[tuple[int, Steps]]:
   """Simulates all jobs; the same seed gives the same numbers, however the run is cut. Yields the
   number of a job and its next steps, kept by rank, in numpy.
@@ -173,7 +157,8 @@ def shares(jobs: list[JobSettings]) -> LinkShares:
   """
   common = (np.stack([j.load.usage for j in jobs]) > 0).sum(axis=0) > 1
   if not common.any():
-    return LinkShares(np.zeros((len(jobs), 1), np.float32), np.ones(len(jobs), np.float32))
+    one = np.ones((len(jobs), 1), np.float32)
+    return LinkShares(np.zeros((len(jobs), 1, 1), np.float32), one, one)
   each = [_merged([Stretch(s.seconds, s.usage[common], s.flows[common]) for s in j.load.stretches])
           for j in jobs]
   length = max(map(len, each))
@@ -189,10 +174,7 @@ def shares(jobs: list[JobSettings]) -> LinkShares:
         weights[j, p] = piece.flows[busiest] / piece.usage[busiest]
   # Many links look alike: one of each will do.
   columns = np.unique(usage.reshape(-1, usage.shape[2]), axis=1).reshape(len(jobs), length, -1)
-  if length == 1:
-    return LinkShares(columns[:, 0].astype(np.float32), weights[:, 0].astype(np.float32))
-  return LinkShares(columns.astype(np.float32), weights.astype(np.float32),
-                    parts=parts.astype(np.float32))
+  return LinkShares(*(values.astype(np.float32) for values in (columns, weights, parts)))
 
 
 def _alike(one: Stretch, other: Stretch) -> bool:
@@ -238,12 +220,25 @@ class Adding:
     self._sums["delay"] += float(np.sum(np.mean(steps.delay, axis=1, dtype=np.float64)))
     self._sums["cost"] += float(np.sum(steps.cost, dtype=np.float64))
 
-  def summary(self, settings: JobSettings, seed: int) -> JobSummary:
-    """Returns the job in figures, of all parts so far; `seed` is that of its failures."""
+  def summary(self, settings: JobSettings, seed: int) -> dict[str, Any]:
+    """Returns the job in figures, of all parts so far, seconds: of a step its mean, median and 99th
+    percentile, what it would take alone without noise and pacing, means of its transfers in all, of
+    the ranks' earliness at the first bucket and of their delays, and by how much these held it
+    back; with failures, what became of the run.
+
+    Args:
+      settings: of the job.
+      seed: of its failures.
+    """
     step_times = np.concatenate(self._step_times)
     mean, count = float(step_times.mean()), len(step_times)
-    transfer, earliness, delay, cost = (total / count for total in self._sums.values())
-    return JobSummary(
-        count, mean, float(np.median(step_times)), float(np.quantile(step_times, 0.99)),
-        float(step_times.std() / mean) if mean else 0.0, alone(settings), transfer, earliness,
-        delay, cost, survive(step_times, settings.failures, seed) if settings.failures else None)
+    figures: dict[str, Any] = {
+        "steps": count, "mean": mean, "median": float(np.median(step_times)),
+        "p99": float(np.quantile(step_times, 0.99)),
+        "cv": float(step_times.std() / mean) if mean else 0.0, "alone": alone(settings),
+        **{name: total / count for name, total in self._sums.items()}}
+    if settings.failures:
+      survived = survive(step_times, settings.failures, seed)._asdict()
+      del survived["segments"]
+      figures["failures"] = survived
+    return figures

@@ -71,7 +71,8 @@ def test_step_times_are_those_of_the_simulator_without_pacers_and_with():
     start = jax.random.uniform(second) * worlds.alone(world, nodes)
     history, _ = plan(first, [worlds.job(world, nodes, pauses, worlds.ON),
                               worlds.neighbour(world, nodes)],
-                      LinkShares(jnp.ones((2, 1)) * world.claim, jnp.ones((2,))),
+                      LinkShares(jnp.ones((2, 1, 1)) * world.claim, jnp.ones((2, 1)),
+                                 jnp.ones((2, 1))),
                       jnp.stack([jnp.float32(0), start]), np.full(2, 2**30, np.int32))
     return jnp.mean(history.step_time[worlds.WARMUP:]), jnp.mean(history.delay[worlds.WARMUP:])
 

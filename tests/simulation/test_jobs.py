@@ -27,10 +27,10 @@ def compiled(count, steps, buckets=1, pacer=None, ranks=2, by_rank=False):
 
 def play(jobs, steps, starts, *, usage=None, weights=None, coupled=True, last=None, **more):
   count = len(jobs)
-  shares = LinkShares(np.ones((count, 1), np.float32) if usage is None
-                      else np.asarray(usage, np.float32),
-                      np.ones(count, np.float32) if weights is None
-                      else np.asarray(weights, np.float32), np.bool_(coupled))
+  one = np.ones((count, 1), np.float32)
+  wanted = one if usage is None else np.asarray(usage, np.float32)
+  shares = LinkShares(np.float32(coupled) * wanted[:, None],
+                      one if weights is None else np.asarray(weights, np.float32)[:, None], one)
   histories = compiled(count, steps, **more)(
       KEY, jobs, shares, np.asarray(starts, np.float32),
       np.asarray(last or [NEVER] * count, np.int32))
