@@ -19,15 +19,12 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Component(Protocol):
-  """One source of noise: a NamedTuple of numbers with these two methods.
+  """One source of noise: a NamedTuple of numbers.
 
-  It strikes the compute of a step, as a share of it, unless it is one of `IN_GAP`.
+  It strikes the compute of a step, as a share of it, unless it is one of `IN_GAP`. One that
+  remembers something has `init(key, ranks)` too, which makes its state at the start of a run, a
+  pytree of [R, ...]; the state of others is ().
   """
-
-  def init(self, key: Key, ranks: int) -> Any:
-    """Makes its state at the start of a run: a pytree of [R, ...]; () where it remembers
-    nothing."""
-    ...
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     """Returns what this step adds on every rank, [R] float32: a share of its compute, or seconds of
@@ -40,9 +37,6 @@ class Normal(NamedTuple):
 
   deviation: Any  # [] share of the compute
 
-  def init(self, key: Key, ranks: int) -> Any:
-    return ()
-
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     return _f32(self.deviation) * jax.random.normal(key, (ranks,), jnp.float32), state
 
@@ -51,9 +45,6 @@ class Exponential(NamedTuple):
   """Independent exponential extra time."""
 
   mean: Any  # [] share of the compute
-
-  def init(self, key: Key, ranks: int) -> Any:
-    return ()
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     return _f32(self.mean) * jax.random.exponential(key, (ranks,), jnp.float32), state
@@ -65,9 +56,6 @@ class Heavy(NamedTuple):
 
   scale: Any  # [] share of the compute
   tail: Any  # [] above 1; below 2 the variance is infinite
-
-  def init(self, key: Key, ranks: int) -> Any:
-    return ()
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     # exp(E / tail) - 1 with E exponential: without the loss of digits of a power of a uniform
@@ -119,9 +107,6 @@ class Slow(NamedTuple):
 
   extra: Any  # [R] share of the compute
 
-  def init(self, key: Key, ranks: int) -> Any:
-    return ()
-
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     return jnp.broadcast_to(_f32(self.extra), (ranks,)), state
 
@@ -152,9 +137,6 @@ class Pauses(NamedTuple):
   seconds: Any  # [] length
   # [] whether all ranks pause together: the coupling that alignment removes, removed
   aligned: Any = False
-
-  def init(self, key: Key, ranks: int) -> Any:
-    return ()
 
   def sample(self, key: Key, step: jax.Array, state: Any, ranks: int) -> tuple[jax.Array, Any]:
     drawn = jax.random.uniform(key, (ranks,), jnp.float32)
@@ -238,6 +220,7 @@ def init(noise: tuple[Component, ...], key: Key, ranks: int, causes: tuple[str, 
   `sample`."""
   keys = jax.random.split(key, max(len(noise), 1))
   return tuple(part.init(k, ranks // together if causes and causes[i] else ranks)
+               if hasattr(part, "init") else ()
                for i, (part, k) in enumerate(zip(noise, keys, strict=False)))
 
 
