@@ -25,9 +25,6 @@ from jaxpace.live.shares import Shares
 
 Steered = TypeVar("Steered", PaceState, Shares)
 """What is steered: a pacer through its pace state, or counts of micro-batches."""
-Applied = tuple[int, ControlRequest]
-"""What applies in a round, after its version: 0 for settings as made, counted up with every
-change."""
 
 
 def check(pace: Any) -> None:
@@ -107,7 +104,7 @@ _LOOKS_A_ROUND = 4
 _counter = itertools.count()
 
 
-def _read_applied(said: Any) -> Applied:
+def _read_applied(said: Any) -> tuple[int, ControlRequest]:
   """Inverse of `ControlFileFollower.applied`."""
   version, request = said
   return version, ControlRequest.from_json(request)
@@ -155,7 +152,7 @@ class Control:
       raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
     self.path = None if path is None else control_file.locate(path)
     self._every_seconds, self._timeout = every_seconds, timeout
-    self._rounds: distributed.Rounds[Applied] | None = None
+    self._rounds: distributed.Rounds | None = None
     # on process 0, from the first call on
     self._follower: control_file.ControlFileFollower | None = None
     self._opened = False
@@ -187,8 +184,8 @@ class Control:
     if self.path is None:
       return
     self._rounds = distributed.Rounds(
-        f"control/{next(_counter)}", first=0, timeout=self._timeout, ahead=0.5,
-        read=_read_applied, propose=self._propose if distributed.process_index() == 0 else None)
+        f"control/{next(_counter)}", timeout=self._timeout, read=_read_applied,
+        propose=self._propose if distributed.process_index() == 0 else None)
 
   def close(self) -> None:
     """Stops to follow the file. Further calls do nothing; the pacer keeps its settings."""
@@ -256,7 +253,7 @@ class Control:
     most = min(_MOST_CALLS, 2 * max(calls, _LEAST_CALLS))
     return min(max(round(self._every_seconds * calls / seconds), _LEAST_CALLS), most)
 
-  def _take_up(self, pace: Steered, call: int, found: distributed.Round[Applied]) -> Steered:
+  def _take_up(self, pace: Steered, call: int, found: distributed.Round) -> Steered:
     """A round begins: puts what applies from this call on into the pace state, where that is
     another."""
     if found.again:

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from jaxpace.hosts.distributed.client import process_count, process_index
 from jaxpace.hosts.distributed.store import (
@@ -32,7 +32,6 @@ NEVER = 1 << 62
 _RETRY_SECONDS = 5.0
 """Before a message that could not be read is asked for again."""
 
-T = TypeVar("T")
 Propose = Callable[[int], tuple[int, Callable[[], Any]]]
 """Takes the turn at which a round begins; returns the one at which the next does, and what makes
 the JSON value that applies in between. The former is called by the loop, the latter by the thread
@@ -41,12 +40,12 @@ _Message = tuple[int, str]
 """Its round's number, and what process 0 said."""
 
 
-class Round(NamedTuple, Generic[T]):
+class Round(NamedTuple):
   """What process 0 said of a round."""
 
   first: int  # turn from which on it applies
   until: int  # turn at which the next one begins
-  said: T
+  said: Any
   again: bool  # whether nothing was heard of process 0 for a time
 
 
@@ -55,9 +54,9 @@ class NotHeard(Exception):
   is heard of again."""
 
 
-class Rounds(Generic[T]):
-  """Each round's beginning is known before: process 0 says, in the round before, what applies and
-  how long.
+class Rounds:
+  """Each round's beginning is known before: process 0 says, half a round before, what applies and
+  how long. The first round begins at turn 0.
 
   So no process is late, unless it hears nothing: then it waits, and goes on without. It joins in
   again at whatever round it hears of next.
@@ -66,27 +65,24 @@ class Rounds(Generic[T]):
   belong to one thread, that of the training loop, and only `at` waits.
   """
 
-  def __init__(self, name: str, *, first: int, timeout: float, ahead: float,
-               read: Callable[[Any], T], propose: Propose | None):
+  def __init__(self, name: str, *, timeout: float, read: Callable[[Any], Any],
+               propose: Propose | None):
     """Prepares; the thread starts with the first message.
 
     Args:
       name: directory of the messages, the same in every process, and in a job used once.
-      first: turn at which the first round begins, the same in every process.
       timeout: s, longest wait for process 0 at a round.
-      ahead: share of a round by which the next one is said before it begins; 1 says it one turn
-        after this one began.
       read: takes the JSON value that was said; a TypeError or ValueError is as if it could not be
         heard.
       propose: on process 0, which says what applies; None on the others.
     """
     self.name = f"jaxpace/{name}"
-    self._timeout, self._ahead, self._read, self._propose = timeout, ahead, read, propose
+    self._timeout, self._read, self._propose = timeout, read, propose
     self._answer: concurrent.futures.Future[_Message] = concurrent.futures.Future()
     self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
     self._closing = threading.Event()
     self._thread = threading.Thread(target=self._work, name=f"jaxpace-{name}", daemon=True)
-    self._ask_at, self._begins = 0, first
+    self._ask_at = self._begins = 0
     self._late = False  # whether a round's message did not come in time, and is waited for no more
     self._retry_at = 0.0
     self.number = 0
@@ -94,7 +90,7 @@ class Rounds(Generic[T]):
     self.wake = 0
     """Turn before which `at` has nothing to do."""
 
-  def at(self, turn: int) -> Round[T] | None:
+  def at(self, turn: int) -> Round | None:
     """Returns the round that begins at this turn, None where none does. To be called at `wake`, or
     at every turn.
 
@@ -190,7 +186,7 @@ class Rounds(Generic[T]):
       return self._answer.result()
     raise ConnectionError(f"{self.key(self.number)}: {type(error).__name__}: {error}") from error
 
-  def _take(self, turn: int) -> Round[T] | None:
+  def _take(self, turn: int) -> Round | None:
     if time.monotonic() < self._retry_at:
       return None
     try:
@@ -198,7 +194,7 @@ class Rounds(Generic[T]):
       first, until, said = json.loads(text)
       found = Round(first, until, self._read(said), self._late and until > turn)
       # Behind the others: what comes next was said already, and is asked for at once.
-      ask_at = max(turn + int((1 - self._ahead) * (until - turn)), turn + 1)
+      ask_at = max(turn + (until - turn) // 2, turn + 1)
     except (TimeoutError, ConnectionError, ValueError, TypeError) as error:
       if not isinstance(error, TimeoutError):
         self._retry_at = time.monotonic() + _RETRY_SECONDS

@@ -14,33 +14,32 @@ from tests.patience import awaited
 LENGTHS = (4, 7, 3, 40, 5, 4)
 
 
-def leader(lengths=LENGTHS, ahead=0.5, first=0):
+def leader(lengths=LENGTHS):
   """Process 0; says in which turn what applies was chosen."""
   chosen, left = [], list(lengths)
 
   def propose(begins):
     chosen.append(begins)
     return begins + left.pop(0), lambda: {"round": len(chosen)}
-  return Rounds("test/rounds", first=first, timeout=300, ahead=ahead, read=dict, propose=propose)
+  return Rounds("test/rounds", timeout=300, read=dict, propose=propose)
 
 
-def follower(timeout=300.0, first=0, read=dict):
-  return Rounds("test/rounds", first=first, timeout=timeout, ahead=0.5, read=read, propose=None)
+def follower(timeout=300.0):
+  return Rounds("test/rounds", timeout=timeout, read=dict, propose=None)
 
 
-@pytest.mark.parametrize("ahead, first", [(0.5, 0), (1, 3)])
-def test_all_take_a_round_up_at_one_turn(store, ahead, first):
+def test_all_take_a_round_up_at_one_turn(store):
   """However far ahead process 0 is, or the others are."""
-  zero, one = leader(ahead=ahead, first=first), follower(first=first)
+  zero, one = leader(), follower()
   begun = {0: [], 1: []}
-  for turn in range(sum(LENGTHS[:-1]) + first - 1):
+  for turn in range(sum(LENGTHS[:-1]) - 1):
     for process, each in ((0, zero), (1, one)):
       found = each.at(turn)
       if found is not None:
         begun[process].append((turn, found.first, found.until))
         assert not found.again and set(found.said) == {"round"}
   assert begun[0] == begun[1]
-  begins = [first + sum(LENGTHS[:k]) for k in range(5)]
+  begins = [sum(LENGTHS[:k]) for k in range(5)]
   assert [turn for turn, _, _ in begun[1]] == [at for _, at, _ in begun[1]] == begins
   zero.close()
   one.close()
@@ -56,10 +55,6 @@ def test_between_rounds_there_is_nothing_to_do():
   assert woken == [0, 50, 100, 150, 200], "the next round is said half a round before it begins"
   assert alone.number == 3
   alone.close()
-  early = leader([100, 100], ahead=1)
-  early.at(0)
-  assert early.wake == 1
-  early.close()
 
 
 def test_who_hears_nothing_says_so_once_goes_on_and_joins_again(store):
@@ -115,13 +110,11 @@ def test_what_is_slow_to_make_holds_up_no_turn_for_longer_than_the_timeout(store
     assert go_on.wait(300)
     return {}
 
-  slow = Rounds("test/slow", first=1, timeout=0.01, ahead=0.5, read=dict,
-                propose=lambda begins: (begins + 4, make))
-  assert slow.at(0) is None
+  slow = Rounds("test/slow", timeout=0.01, read=dict, propose=lambda begins: (begins + 4, make))
   with pytest.raises(NotHeard, match=r"waited 0.01 s for jaxpace/test/slow/0 of process 0"):
-    slow.at(1)
+    slow.at(0)
   go_on.set()
-  assert awaited(lambda: slow.at(2)) == Round(1, 5, {}, True)
+  assert awaited(lambda: slow.at(2)) == Round(0, 4, {}, True)
   slow.close()
 
 
@@ -134,7 +127,7 @@ def test_what_can_not_come_is_said(store, monkeypatch):
   with pytest.raises(NotHeard, match="^process 0 is gone"):
     one.at(0)
   one.close()
-  zero = Rounds("test/failing", first=0, timeout=300, ahead=0.5, read=dict,
+  zero = Rounds("test/failing", timeout=300, read=dict,
                 propose=lambda begins: (4, lambda: 1 // 0))
   with pytest.raises(NotHeard, match="test/failing/0: ZeroDivisionError"):
     zero.at(0)
@@ -142,8 +135,10 @@ def test_what_can_not_come_is_said(store, monkeypatch):
 
 
 def test_closing_ends_a_reader_that_waits(store):
-  one = follower(first=5)
-  assert one.at(0) is None
+  one = follower()
+  store.words[one.key(0)] = json.dumps([0, 10, {}])
+  one.at(0)
+  assert one.at(5) is None
   one.close()
   assert not one._thread.is_alive()
   follower().close()
