@@ -16,6 +16,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from jaxpace.core.varying import manual_axes, vary, varying, varying_of_aval
+from jaxpace.instrumentation import checks
 from jaxpace.instrumentation.program import axes_of, walk
 from jaxpace.observation import phases
 
@@ -105,16 +106,17 @@ def accumulate(
     ValueError: a collective over `axis_name` in the loss, a loss without weights, counts of another
       number of ranks or beyond the capacity, or no place for the sum over `axis_name`.
   """  # noqa: E501
-  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-  if not names:
-    raise ValueError("axis_name names no axis: give the mesh's data axis, such as 'data'.")
+  names = checks.axis_names(axis_name)
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
   _no_modules(params)
+  if isinstance(count, (list, tuple)):
+    count = (np.asarray(count) if not any(isinstance(each, jax.core.Tracer) for each in count)
+             else jnp.stack([jnp.asarray(each) for each in count]))
   run = functools.partial(_accumulate, _checked(loss_fn, has_aux, weighted), names=names,
                           has_aux=has_aux, sums=sums, fetch=fetch)
   if not _bound(names):
-    return _island(run, params, micro_batches, count, names, key, index, mesh)
+    return _island(run, params, micro_batches, count, names, key, index, mesh, fetch)
   if mesh is not None:
     raise ValueError("jaxpace.accumulate needs no mesh inside jax.shard_map: leave it out.")
   return run(params, micro_batches, count, key, index)
@@ -214,6 +216,10 @@ def _checked(loss_fn: Callable[..., Any], has_aux: bool, weighted: bool) -> Call
     if not weighted:
       if has_aux and (not isinstance(found, tuple) or len(found) != 2):
         raise ValueError("With has_aux=True and weighted=False the loss must return (loss, aux).")
+      if not has_aux and isinstance(found, tuple):
+        raise ValueError("With weighted=False the loss must return the loss alone, and it returned "
+                         f"{len(found)} things: leave weighted out where the second is its weight, "
+                         "or give has_aux=True.")
       found = (found[0], 1.0, found[1]) if has_aux else (found, 1.0)
     if not isinstance(found, tuple) or len(found) != 2 + has_aux:
       what = (f"{len(found)} things" if isinstance(found, tuple) else
@@ -257,11 +263,7 @@ def _own_count(count: Any, names: tuple[str, ...],
                capacity: int) -> tuple[jax.Array, jax.Array | None]:
   """This rank's count and, where all counts are given, the sum of those before it: int32 []."""
   ranks = math.prod(jax.lax.axis_size(name) for name in names)
-  if isinstance(count, (int, np.ndarray, np.generic, list, tuple)):
-    most = np.max(np.asarray(count), initial=0)
-    if most > capacity:
-      raise ValueError(f"A rank is to run {most} micro-batches, and micro_batches has room for "
-                       f"{capacity}: make its first axis as long as the balancer's capacity.")
+  _within(count, capacity)
   count = jnp.asarray(count)
   if not jnp.issubdtype(count.dtype, jnp.integer):
     raise ValueError(f"count is {count.dtype}; it must be whole numbers, int32.")
@@ -281,6 +283,14 @@ def _own_count(count: Any, names: tuple[str, ...],
   earlier = jnp.where(jnp.arange(ranks, dtype=jnp.int32) < place, count, jnp.int32(0))
   return (jax.lax.dynamic_index_in_dim(count, place, keepdims=False),
           jnp.sum(earlier, dtype=jnp.int32))
+
+
+def _within(count: Any, capacity: int) -> None:
+  """Checks counts that are known while the step is traced."""
+  known = np.asarray(count if isinstance(count, (int, np.ndarray, np.generic)) else 0)
+  if np.max(known, initial=0) > capacity:
+    raise ValueError(f"A rank is to run {np.max(known)} micro-batches, and micro_batches has room "
+                     f"for {capacity}: make its first axis as long as the balancer's capacity.")
 
 
 def _refuse(jaxpr: Any, names: tuple[str, ...], uneven: frozenset[str]) -> None:
@@ -326,9 +336,12 @@ def _bound(names: tuple[str, ...]) -> bool:
 
 
 def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any,
-            names: tuple[str, ...], key: Any, index: Any, mesh: Any) -> tuple[Any, Any]:
+            names: tuple[str, ...], key: Any, index: Any, mesh: Any, fetch: bool
+            ) -> tuple[Any, Any]:
   """Runs it in a step that is jitted as a whole: the data axis manual, the others the
   compiler's."""
+  if mesh is not None:
+    checks.is_mesh(mesh)
   given = mesh if mesh is not None else jax.sharding.get_abstract_mesh()
   absent = [name for name in names if name not in given.axis_names]
   if absent:
@@ -345,6 +358,8 @@ def _island(run: Callable[..., Any], params: Any, micro_batches: Any, count: Any
     raise ValueError(f"micro_batches has room for {whole} micro-batches, which don't divide among "
                      f"{ranks} ranks: in a step that is jitted as a whole its first axis is that "
                      "of all ranks together, rank by rank.")
+  # Inside they are an argument, whose values nobody knows.
+  _within(count, whole if fetch else whole // ranks)
   split = PartitionSpec(names if len(names) > 1 else names[0])
   everywhere = PartitionSpec()
   specs = (everywhere, split, everywhere, everywhere, everywhere if index is None else split)

@@ -28,11 +28,7 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   if not callable(step):
     raise ValueError("jaxpace.instrument takes the train step itself, a function; it was given "
                      f"{step!r}.")
-  names = (axis_name,) if isinstance(axis_name, str) else axis_name
-  if (not isinstance(names, (tuple, list)) or not names
-      or not all(isinstance(n, str) and n for n in names)):
-    raise ValueError(f"axis_name={axis_name!r} must be the name of the data axis, such as 'data', "
-                     "or several names.")
+  axis_names(axis_name)
   if pacer is not None and not isinstance(pacer, Pacer):
     raise ValueError(f"pacer={pacer!r} is not a Pacer. Pass what a factory returns, or "
                      "jaxpace.Pacer(init, update), or None to record only.")
@@ -45,6 +41,16 @@ def settings(step: Any, axis_name: Any, pacer: Any, clock: Any, share: Any, slot
   fields.whole("slots", slots, 1, 256)
   knobs.delay("max_delay", max_delay)
   knobs.delay("max_hold", max_hold)
+
+
+def axis_names(axis_name: object) -> tuple[str, ...]:
+  """Checks the data axis, a name or several; returns the names."""
+  names = (axis_name,) if isinstance(axis_name, str) else axis_name
+  if (not isinstance(names, (tuple, list)) or not names
+      or not all(isinstance(n, str) and n for n in names)):
+    raise ValueError(f"axis_name={axis_name!r} must be the name of the data axis, such as 'data', "
+                     "or several names.")
+  return tuple(names)
 
 
 def can_hold(automatic: Sequence[str], mapped: bool) -> None:

@@ -327,10 +327,11 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
   refused("one of them is 'mean'", lambda p, b: (loss_fn(p, b)[0], "mean"))
   refused("it returned a list, not a tuple", lambda p, b: [*loss_fn(p, b)])
   refused("is int32, which has no gradient", lambda p, b: (jnp.int32(1), loss_fn(p, b)[1]))
-  refused("names no axis", axis_name=())
+  refused("must be the name of the data axis", axis_name=())
   refused("has_aux=True", lambda p, b: (*loss_fn(p, b), jnp.float32(0)))
   refused("the loss must return .loss, aux.", lambda p, b: loss_fn(p, b)[0], has_aux=True,
           weighted=False)
+  refused("must return the loss alone, and it returned 2 things", weighted=False)
   refused(r"counts of 3 ranks, and 4 along data.* another mesh", counts=(4, 4, 4))
   refused(r"counts of 1 ranks.*P\(\) in in_specs", specs=(P(), P("data"), P("data")))
   refused("the same axis in front", batch=(shared_out(EVEN)[0], np.ones((RANKS, ROWS), np.int32)))
@@ -341,6 +342,22 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
           step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, [CAPACITY + 1, 1, 2, 2]))
   refused(r"counts of all ranks, \[R\], as count, or index=",
           step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, 2, key=jax.random.key(0)))
+
+
+def test_counts_that_are_known_in_a_step_that_is_jitted_as_a_whole():
+  mesh, x = mesh_of(data=RANKS), np.arange(8.0, dtype=np.float32)
+
+  def loss(counts, **settings):
+    return jax.jit(lambda w, x: jaxpace.accumulate(
+        lambda w, x: (x * w, 1.0), w, x, counts, **{"mesh": mesh} | settings)[0])(jnp.float32(1), x)
+
+  assert loss([5, 1, 1, 1], fetch=True) == loss(np.array([2, 2, 2, 2])) == 3.5
+  with pytest.raises(ValueError, match="to run 3 micro-batches, and micro_batches has room for 2"):
+    loss([3, 1, 2, 2])
+  with pytest.raises(ValueError, match="to run 9 micro-batches, and micro_batches has room for 8"):
+    loss([9, 0, 0, 0], fetch=True)
+  with pytest.raises(ValueError, match="A jax.sharding.Mesh is needed here.*this is a str"):
+    loss([2, 2, 2, 2], mesh="data")
 
 
 def test_counts_beyond_the_capacity_show_in_the_loss():
