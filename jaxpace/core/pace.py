@@ -67,11 +67,16 @@ def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
       "delays": unknown.copy(),
       "step_time": np.full((), np.nan, np.float32),
       "transfers": np.full((slots,), np.nan, np.float32),
-      "pacer": () if pacer is None
-      else packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np),
+      "pacer": () if pacer is None else _of_pacer(pacer, ranks),
       "alike": np.zeros((), np.bool_) if holds else (),
   }
   return PaceState(**leaves)
+
+
+def _of_pacer(pacer: Pacer, ranks: int) -> Packed:
+  # A guard of the user's is for the user's own arrays.
+  with jax.transfer_guard("allow"):
+    return packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np)
 
 
 def _on_host(leaf: Any) -> np.ndarray:

@@ -101,6 +101,9 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
     ValueError: the pacer didn't return what a pacer must.
   """
   decision, after = _answer("pacer.update", pacer.update(observation, state), Decision)
+  if not isinstance(decision.info, dict):
+    raise ValueError("A pacer's info must be a dict of single numbers, {} for none; this one is a "
+                     f"{type(decision.info).__name__}.")
   names = sorted(decision.info)
   if len(names) > MAX_DECISIONS:
     raise ValueError(f"A pacer may record {MAX_DECISIONS} columns a step; this one has "

@@ -80,6 +80,7 @@ def test_a_wrong_answer_is_told_in_a_sentence_wherever_it_is_asked_first(answer,
 @pytest.mark.parametrize("answer, said", [
     (Decision(0.0, {}), "it returned a Decision"),
     ((Decision(np.zeros(2), {}), ()), r"delay must be one number.*\[2\]"),
+    ((Decision(0.0, None), ()), "info must be a dict of single numbers, .* a NoneType"),
     ((Decision(0.0, {"seen": "x"}), ()), r"info\['seen'\] must be one number")])
 def test_a_wrong_decision_is_told_in_a_sentence(answer, said):
   with pytest.raises(ValueError, match=said):
