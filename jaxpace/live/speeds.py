@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.apportion import even
+from jaxpace.coordination.balancer import asked
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import own_context
 from jaxpace.core.observed import ObservedFunction
@@ -168,9 +169,12 @@ class SharedCounts:
   def restore(self, state: Any) -> None:
     """Goes on from a checkpoint; of other ranks or another balancer only the step is kept, with a
     notice."""
-    # As a tuple, or a dict of its fields, which named tuples may come back as.
-    stored = ShareState(**state) if isinstance(state, dict) else ShareState(*state)
-    fresh = self._fresh(int(np.asarray(stored.step)))
+    if state is None:
+      _LOG.warning("The checkpoint holds no shares: counts begin evenly, at step 0.")
+      self._begin(self._fresh(0))
+      return
+    stored = _stored(state)
+    fresh = self._fresh(int(stored.step))
     counts, leaves = np.asarray(stored.counts), [*map(np.asarray, jax.tree.leaves(stored.balancer))]
     if counts.shape != (self._count,):
       other = f"{counts.size} ranks, and this job has {self._count}"
@@ -179,7 +183,7 @@ class SharedCounts:
       other = "another balancer or another global batch"
     else:
       self._begin(fresh._replace(
-          counts=counts.astype(np.int32), ran=np.asarray(stored.ran, np.int64),
+          counts=counts.astype(np.int32), ran=stored.ran,
           balancer=tuple(leaf.astype(like.dtype)
                          for leaf, like in zip(leaves, fresh.balancer, strict=True))))
       return
@@ -221,8 +225,13 @@ class SharedCounts:
     decided, self._decided = self._decided, None
     if decided is None:
       return
-    counts, self._inner = decided
-    counts, before = own_context.fetch(counts), self._counts
+    before = self._counts
+    try:
+      counts, after = own_context.fetch(decided[0]), jax.block_until_ready(decided[1])
+    except Exception as error:
+      self._failed(error)
+      return
+    self._inner = after
     if self._sound(counts):
       self._counts = counts
     elif not self._warned:
@@ -246,16 +255,27 @@ class SharedCounts:
     # All processes see the same, and end together.
     self._exchanges = bool(np.all(prints == prints[0]) and prints[0])
     if not self._exchanges:
-      if np.any(prints != prints[0]):
+      self._counts = self._even
+      if np.any(prints != prints[0]) and np.all(prints):
         _LOG.warning("The job's processes were given different balancers, or run different "
-                     "versions of jax: their counts would differ, so they stay as they are. Give "
+                     "versions of jax: their counts would differ, so work is shared evenly. Give "
                      "jaxpace.shares the same arguments in every process.")
       return
     self._rarest = _rarest(took, self._rarest)
     least = self._steered.threshold
-    with _beside():
-      self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
-                                   self._inner, _NAN if least is None else np.float32(least))
+    try:
+      with _beside():
+        self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
+                                     self._inner, _NAN if least is None else np.float32(least))
+    except Exception as error:
+      self._failed(error)
+
+  def _failed(self, error: Exception) -> None:
+    """The balancer raised while it ran, perhaps here alone: the others hear of it with the next
+    exchange, and share evenly then, too."""
+    self._print, self._counts = 0.0, self._even
+    _LOG.warning("The balancer failed, so work is shared evenly from step %d on: %s", self._number,
+                 str(error).strip().rpartition("\n")[2])
 
   def _send(self, number: int) -> None:
     """Has the busy times gathered of the last steps since the last time, but the very last, which
@@ -321,14 +341,38 @@ class SharedCounts:
       def updated(counts: jax.Array, state: Any) -> Any:
         # Steps that ran older counts say nothing of these.
         known = jnp.where(jnp.all(ran == counts), times, unknown)
-        after = self._balancer.update(Observation(
+        return asked(self._balancer, Observation(
             step=step, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(times), waits=none,
             step_time=took, job_step_time=took, job_transfers=none, counts=ran), state)
-        return jnp.asarray(after[0], jnp.int32), after[1]
 
       return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
     return jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
+
+
+def _stored(state: Any) -> ShareState:
+  """What a checkpoint gave back, its numbers checked; TypeError, in words, where it is damaged or
+  something else."""
+  # As a tuple, or a dict of its fields, which named tuples may come back as.
+  fields = list(ShareState._fields)
+  given = dict(zip(fields, state, strict=False)) if isinstance(state, (tuple, list)) else state
+  if not isinstance(given, dict) or sorted(given) != sorted(fields) or len(state) != len(fields):
+    raise TypeError("feed.restore takes what feed.state() returned, or None where a checkpoint has "
+                    f"none: {', '.join(fields)}. This is a {type(state).__name__}"
+                    + (f" of {', '.join(map(str, given))}." if isinstance(given, dict) else "."))
+  stored = ShareState(**given)
+  step, ran, counts = np.asarray(stored.step), np.asarray(stored.ran), np.asarray(stored.counts)
+  for name, value in (("step", step), ("ran", ran), ("counts", counts)):
+    numbers = value.dtype.kind in "iuf" and bool(np.all(np.isfinite(value)))
+    if not numbers or not bool(np.all((value == np.rint(value)) & (value >= 0))):
+      raise TypeError(f"The checkpoint's shares have no whole numbers from 0 as {name} but "
+                      f"{np.array2string(value, threshold=8)}: they are damaged. "
+                      "feed.restore(None) begins anew.")
+  if step.size != 1 or ran.shape != counts.shape:
+    raise TypeError(f"The checkpoint's shares have a step of the shape {list(step.shape)}, counts "
+                    f"{list(counts.shape)} and ran {list(ran.shape)}: they are damaged. "
+                    "feed.restore(None) begins anew.")
+  return stored._replace(step=step.reshape(()), ran=ran.astype(np.int64), counts=counts)
 
 
 def _rarest(took: np.ndarray, before: int) -> int:
@@ -347,12 +391,13 @@ def _rarest(took: np.ndarray, before: int) -> int:
 
 @contextlib.contextmanager
 def _beside() -> Iterator[None]:
-  """Where the balancer runs: on the host's processor, if JAX has it, whatever the devices do."""
+  """Where the balancer runs: on the host's processor, if JAX has it, whatever the devices do; in 32
+  bits, as in an instrumented step, where a user's own has no types of its own."""
   try:
     place = jax.local_devices(backend="cpu")[0]
   except RuntimeError:
     place = None
-  with own_context.on(None), jax.default_device(place):
+  with own_context.on(None), jax.default_device(place), jax.enable_x64(False):
     yield
 
 

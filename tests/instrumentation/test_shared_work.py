@@ -92,6 +92,38 @@ def test_arrivals_are_shared_wherever_work_is(monkeypatch, wrap):
   assert not traced(jaxpace.pace_early_ranks(), "auto").share, "gloo with four processes"
 
 
+@pytest.mark.parametrize(("answer", "said"), [
+    (lambda counts, state: (counts[:2], state), r"counts of all ranks, \[4\] int32; it .* \[2\]"),
+    (lambda counts, state: (jnp.int32(3), state), r"counts of all ranks, \[4\] int32; it .* \[\]"),
+    (lambda counts, state: None, "must return .counts, state.; it returned a NoneType"),
+    (lambda counts, state: counts, "must return .counts, state.; it returned a "),
+    (lambda counts, state: (counts, jnp.float32(0)), "must return a state of the same structure")])
+def test_answers_that_no_balancer_gives_are_refused_in_words(answer, said):
+  balancer = jaxpace.Balancer(lambda ranks: jnp.int32(0),
+                              lambda seen, state: answer(seen.counts, state), TOTAL)
+  with pytest.raises(ValueError, match=said):
+    traced(jaxpace.share_work(balancer), "auto")
+
+
+@pytest.mark.parametrize("counts", [[9, 9, -3, -3], [1, 2, 3, 4], [np.nan] * 4, [9.0, 1, 1, 1]])
+def test_counts_that_cannot_be_are_left_out(counts):
+  balancer = jaxpace.Balancer(lambda ranks: jnp.int32(0),
+                              lambda seen, state: (jnp.asarray(counts), state), TOTAL)
+  pacer, ran = jaxpace.share_work(balancer), jnp.full(RANKS, 3, jnp.int32)
+  state, nothing = pacer.init(RANKS), jnp.zeros(1)
+  seen = jaxpace.Observation(jnp.int32(0), jnp.int32(0), jnp.ones(RANKS), jnp.zeros(RANKS),
+                             *[nothing] * 4, counts=ran)
+  _, after = jax.jit(pacer.update)(seen, state)
+  possible = sum(counts) == TOTAL and min(counts) >= 0
+  assert after.counts[1].tolist() == (counts if possible else ran.tolist())
+
+
+def test_a_state_is_made_whatever_guards_transfers():
+  with jax.transfer_guard("disallow"):
+    jaxpace.instrument(step, "data", jaxpace.share_work(
+        jaxpace.share_by_speed(TOTAL, CAPACITY))).init(mesh_of(data=RANKS))
+
+
 def test_work_is_not_shared_without_arrivals():
   by_speed = jaxpace.share_work(jaxpace.share_by_speed(TOTAL, CAPACITY))
   with pytest.raises(ValueError, match="share=None keeps that from it: leave share out"):

@@ -244,7 +244,57 @@ def test_counts_that_cannot_be_stay_as_they_were(update, said, caplog):
   assert said in record.message
 
 
-def test_processes_with_different_balancers_keep_their_counts(monkeypatch, caplog):
+def test_a_balancer_that_fails_in_the_middle_leaves_counts_even(caplog):
+  asked = []
+
+  def answer(arrivals):
+    asked.append(arrivals)
+    if len(asked) > 8:
+      raise OSError("the table of speeds is gone")
+    return np.array([5, 1, 1, 1], np.int32)
+
+  def update(seen, state):
+    return jax.pure_callback(answer, seen.counts, seen.arrivals), state
+
+  job = Job(balancer=jaxpace.Balancer(lambda ranks: jnp.int32(0), update, TOTAL))
+  job.run(32)
+  assert [5, 1, 1, 1] in job.ran and job.ran[-8:] == [EVEN] * 8
+  said = [record.message for record in caplog.records if record.name == "jaxpace"]
+  assert len(said) == 1 and "The balancer failed, so work is shared evenly from step" in said[0]
+  assert "the table of speeds is gone" in said[0]
+
+
+def test_a_balancer_s_numbers_without_a_type_have_32_bits(caplog):
+  """As in an instrumented step, so that the same balancer does for both."""
+  balancer = jaxpace.Balancer(jnp.zeros, lambda seen, last: (seen.counts, seen.arrivals), TOTAL)
+  job = Job(balancer=balancer)
+  job.run(18)
+  (last,) = job.feed.state().balancer
+  assert last.dtype == np.float32 and np.all(last > 0) and not caplog.records
+
+
+@pytest.mark.parametrize(("damaged", "said"), [
+    (7, "takes what feed.state.. returned.*This is a int"),
+    ((7, EVEN), "takes what feed.state.. returned.*of step, counts"),
+    ({"params": 1}, "takes what feed.state.. returned.*of params"),
+    ((-1, EVEN, EVEN, [np.int32(3)]), "no whole numbers from 0 as step but -1"),
+    ((np.nan, EVEN, EVEN, [np.int32(3)]), "no whole numbers from 0 as step but nan"),
+    ((7, [1.5, 2.5, 2, 2], EVEN, [np.int32(3)]), "no whole numbers from 0 as counts"),
+    ((7, EVEN, None, [np.int32(3)]), "no whole numbers from 0 as ran but None"),
+    ((7, EVEN, [1, 1], [np.int32(3)]), r"counts \[4\] and ran \[2\]: they are damaged")])
+def test_a_checkpoint_that_is_something_else_is_refused_in_words(damaged, said):
+  with pytest.raises(TypeError, match=said):
+    Job().feed.restore(damaged)
+
+
+def test_a_checkpoint_without_shares_begins_anew(caplog):
+  job = Job()
+  job.feed.restore(None)
+  assert "The checkpoint holds no shares: counts begin evenly, at step 0" in caplog.text
+  assert int(job.feed.state().step) == 0
+
+
+def test_processes_with_different_balancers_share_evenly(monkeypatch, caplog):
   job = Job()
   received = Gathered.received
 
