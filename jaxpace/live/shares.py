@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -78,7 +79,7 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
     ValueError: an argument is out of range, or the mesh has no such axis.
   """
   checks.is_mesh(mesh)
-  names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
+  names = checks.axis_names(axis_name)
   checks.known_axes(names, mesh)
   fields.whole("total_micro_batches", total_micro_batches, 1)
   if (examples is None) != (size is None):
@@ -94,6 +95,10 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
   if ranks * room < total_micro_batches:
     raise ValueError(f"capacity={room} is too small: {ranks} ranks have room for {ranks * room} "
                      f"micro-batches, and total_micro_batches={total_micro_batches}.")
+  if balancer is None and total_micro_batches < ranks:
+    raise ValueError(f"total_micro_batches={total_micro_batches} is too few: each of the {ranks} "
+                     "ranks runs at least one. Cut the batch into more; or give a balancer that "
+                     "leaves ranks out, jaxpace.share_by_speed(..., least=0).")
   chosen = share_by_speed(total_micro_batches, room) if balancer is None else balancer
   if not isinstance(chosen, Balancer) or chosen.micro_batches != total_micro_batches:
     raise ValueError(f"balancer={chosen!r:.60} must be a Balancer of total_micro_batches="
@@ -133,7 +138,8 @@ class Share:
     if (leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves)
         and not isinstance(source, list)):
       return jax.tree.map(self._gathered, source)
-    parts = [_stacked([source[int(i)] for i in n.reshape(-1)], n.shape) for n in self.numbers]
+    parts = [_stacked([_example(source, int(i)) for i in n.reshape(-1)], n.shape)
+             for n in self.numbers]
     if parts and all(part is None for part in parts):
       # Nothing to run, and the room for it has the shape of an example all the same.
       parts[0] = jax.tree.map(lambda leaf: leaf[:0],
@@ -153,9 +159,25 @@ class Share:
 
     Returns:
       As `take`.
+
+    Raises:
+      StopIteration: it yields too few.
+      TypeError: it is no iterator.
     """
-    return self._laid_out([_stacked([next(examples) for _ in range(n.size)], n.shape)
+    if not isinstance(examples, Iterator):
+      raise TypeError("share.draw goes on where the last step ended, and this "
+                      f"{type(examples).__name__} begins anew each time: give it one iterator, "
+                      "made once before the loop, iter(...).")
+    return self._laid_out([_stacked(self._drawn(examples, n.size), n.shape)
                            for n in self.numbers])
+
+  def _drawn(self, examples: Iterator[Any], number: int) -> list[Any]:
+    drawn = list(itertools.islice(examples, number))
+    if len(drawn) < number:
+      raise StopIteration(f"The iterator ended within step {self.step}: the ranks of this process "
+                          f"take {sum(n.size for n in self.numbers)} examples in it. All processes "
+                          "must end at the same step; an iterator that begins anew never ends.")
+    return drawn
 
   def batch(self, source: Any) -> Any:
     """Loads this process's part and lays it out over the mesh: [R * capacity, size, ...], split
@@ -207,6 +229,16 @@ class Share:
     return jax.tree.map(whole, *(none if part is None else part for part in parts))
 
 
+def _example(source: Any, number: int) -> Any:
+  try:
+    return source[number]
+  except (IndexError, KeyError, TypeError) as error:
+    raise IndexError(f"The source, a {type(source).__name__}, gives no example {number} "
+                     f"({type(error).__name__}: {error}): it must have an example at each number "
+                     "below the examples given to jaxpace.shares, or be arrays in memory, all with "
+                     "an axis of examples in front.") from error
+
+
 def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
   if not rows:
     return None
@@ -247,7 +279,10 @@ class Shares:
     """
     if callable(pace):
       return self.share(*self._shared.next(_observed(pace)))
-    checks.is_pace(pace)
+    if not isinstance(pace, PaceState):
+      raise ValueError("feed.next takes the observed step, step = jaxpace.observe(jax.jit("
+                       "train_step)), or the pace state of an instrumented one; this is a "
+                       f"{type(pace).__name__}.")
     later = _copied(pace)
     if self._step is None or self._ahead is None:
       # The first one: there is nothing to overlap yet.
@@ -294,7 +329,11 @@ class Shares:
     another balancer, only the number of the step is taken: counts begin evenly, with a notice.
 
     Args:
-      state: a `ShareState`, or the tuple or dict of its four that a checkpoint made of it.
+      state: a `ShareState`, or the tuple or dict of its four that a checkpoint made of it. None:
+        the checkpoint has none, all starts anew.
+
+    Raises:
+      TypeError: it is something else, or its numbers are damaged.
     """
     self._shared.restore(state)
 

@@ -114,6 +114,18 @@ def test_a_process_with_nothing_to_run():
     one.draw(iter([]))
 
 
+def test_sources_that_lack_examples():
+  share = share_of([2, 2, 2, 2])
+  examples = [np.zeros(3)] * (TOTAL * SIZE - 1)
+  with pytest.raises(StopIteration, match="ended within step 0: .* take 16 examples"):
+    share.draw(iter(examples))
+  with pytest.raises(TypeError, match="this list begins anew each time: give it one iterator"):
+    share.draw(examples)
+  for source in (examples[:1], {"x": np.zeros(EXAMPLES), "scale": 2.0}, None):
+    with pytest.raises(IndexError, match=f"a {type(source).__name__}, gives no example"):
+      share.take(source)
+
+
 def test_what_is_refused():
   with pytest.raises(ValueError, match="capacity=1 is too small: 4 ranks have room for 4"):
     jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "capacity": 1})
@@ -121,6 +133,12 @@ def test_what_is_refused():
     share_of([4, 4])
   with pytest.raises(ValueError, match="A rank is to run 8 micro-batches, and capacity=5"):
     share_of([8, 0, 0, 0])
+  with pytest.raises(ValueError, match="axis_name=None must be the name of the data axis"):
+    jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "axis_name": None})
+  with pytest.raises(ValueError, match="total_micro_batches=3 is too few: each of the 4 ranks"):
+    jaxpace.shares(mesh_of(data=RANKS), total_micro_batches=3)
+  with pytest.raises(ValueError, match="feed.next takes the observed step.*this is a int"):
+    jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)}).next(3)
   with pytest.raises(ValueError, match="The mesh has no axis 'batch'"):
     jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS), "axis_name": "batch"})
   mesh = mesh_of(data=2)
