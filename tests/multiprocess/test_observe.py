@@ -35,7 +35,7 @@ def test_collectives_of_a_loop_stay_behind_those_before_it(tmp_path):
 
 @pytest.mark.long
 def test_two_processes_observe_whatever_is_set(tmp_path):
-  for facts in facts_of("observe_context_worker.py", tmp_path):
+  for facts in facts_of("observe_settings_worker.py", tmp_path, "settings"):
     for name, (same, bare, lost) in facts.items():
       assert same, name
       assert bare == ([] if name == "no jit" else [""]), (name, bare)
@@ -44,7 +44,7 @@ def test_two_processes_observe_whatever_is_set(tmp_path):
 
 @pytest.mark.long
 def test_what_fails_in_one_process_leaves_training_as_it_is_in_both(tmp_path):
-  first, second = facts_of("observe_failures_worker.py", tmp_path)
+  first, second = facts_of("observe_settings_worker.py", tmp_path, "failures")
   assert len(first) == len(second) == 11
   for name in first:
     assert first[name][0] and second[name][0], name
