@@ -53,6 +53,12 @@ def sound(tmp_path_factory):
   return path
 
 
+@pytest.fixture
+def run(sound, tmp_path):
+  """A run of the test's own, to be damaged."""
+  return pathlib.Path(shutil.copytree(sound, tmp_path / "run"))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("write", [write_sound, write_observed], ids=["instrumented", "observed"])
 def test_fuzz_every_file_of_a_run_and_what_commands_are_given(tmp_path, write):
@@ -81,8 +87,8 @@ def finite(value) -> bool:
 
 
 @pytest.mark.parametrize("seed", range(examples(36)))
-def test_a_damaged_run_is_reported_with_sound_numbers_or_refused(sound, tmp_path, capsys, seed):
-  run, target = copied(sound, tmp_path), tmp_path / "report.json"
+def test_a_damaged_run_is_reported_with_sound_numbers_or_refused(run, tmp_path, capsys, seed):
+  target = tmp_path / "report.json"
   said = hostile.damage(random.Random(seed), run)
   with limit(600):
     status, out, err = jaxpace(capsys, "report", run, "--json", target)
@@ -102,16 +108,19 @@ def test_a_damaged_run_is_reported_with_sound_numbers_or_refused(sound, tmp_path
     assert -1e-9 <= finding["share"] <= 1 + 1e-9 and 0 <= finding["confidence"] <= 1, said
 
 
-def copied(sound, tmp_path) -> pathlib.Path:
-  return pathlib.Path(shutil.copytree(sound, tmp_path / "run"))
-
-
 def jaxpace(capsys, *argv) -> tuple[int, str, str]:
   """Runs a command in this process; a traceback would be an exception here."""
   capsys.readouterr()
   status = main([str(argument) for argument in argv])
   done = capsys.readouterr()
   return status, done.out, done.err
+
+
+def reported(capsys, run, *more) -> str:
+  """What the report of a run says, in one line."""
+  status, out, _ = jaxpace(capsys, "report", run, *more)
+  assert status == 0
+  return " ".join(out.split())
 
 
 def alter(run, table, **columns) -> None:
@@ -152,24 +161,20 @@ def all_end_well(capsys, run, sound, commands=EVERY) -> list[str]:
 
 
 @pytest.mark.parametrize("timestamps", [0, -2**40, 2**63 - 1], ids=["zero", "negative", "largest"])
-def test_stamps_that_no_clock_has_read(sound, tmp_path, capsys, timestamps):
-  run = copied(sound, tmp_path)
+def test_stamps_that_no_clock_has_read(run, sound, capsys, timestamps):
   alter(run, "collectives", enter_ns=timestamps, exit_ns=timestamps)
   alter(run, "steps", start_ns=timestamps, end_ns=timestamps)
   all_end_well(capsys, run, sound)
 
 
-def test_steps_without_a_sign_are_read_as_others(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_steps_without_a_sign_are_read_as_others(run, sound, capsys):
   for table in ("steps", "collectives"):
     alter(run, table, step=lambda rows: rows["step"].cast(pa.uint64()))
   expected, same = (json.loads(jaxpace(capsys, "report", path, "--json", "-")[1])
                     for path in (sound, run))
   assert (same["verdict"], same["step_time"]) == (expected["verdict"], expected["step_time"])
   alter(run, "steps", step=lambda rows: pa.array(np.full(len(rows), 2**64 - 1, np.uint64)))
-  status, out, _ = jaxpace(capsys, "report", run)
-  assert status == 0
-  assert "whose step is not a number from 0 to" in " ".join(out.split())
+  assert "whose step is not a number from 0 to" in reported(capsys, run)
 
 
 @pytest.fixture(scope="module")
@@ -180,8 +185,7 @@ def hung(tmp_path_factory):
 
 
 @pytest.mark.parametrize("column", ["process", "step", "gc_ns"])
-def test_numbers_beyond_64_bits_with_a_sign(sound, tmp_path, capsys, column):
-  run = copied(sound, tmp_path)
+def test_numbers_beyond_64_bits_with_a_sign(run, sound, capsys, column):
   for table in ("steps", *(() if column == "gc_ns" else ("collectives",))):
     alter(run, table, **{column: lambda rows: pa.array(np.full(len(rows), 2**64 - 1, np.uint64))})
   all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once")))
@@ -218,7 +222,7 @@ def write_listening(run) -> None:
 @pytest.mark.parametrize("described, column", [
     (True, "process"), (True, "bytes"), (False, "name")])
 def test_one_part_of_several_lacks_a_column(hung, tmp_path, capsys, described, column):
-  run = copied(hung, tmp_path)
+  run = pathlib.Path(shutil.copytree(hung, tmp_path / "run"))
   file = min((run / "collectives").glob("*.parquet"))
   data = pq.read_table(file)
   if column in data.column_names:
@@ -230,8 +234,7 @@ def test_one_part_of_several_lacks_a_column(hung, tmp_path, capsys, described, c
   assert [one for one in said if not one.startswith("jaxpace compare: ")] == []
 
 
-def test_a_footer_whose_row_group_names_a_column_in_no_text(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_a_footer_whose_row_group_names_a_column_in_no_text(run, sound, capsys):
   for file in (run / "hosts").glob("*.parquet"):
     before, name, after = file.read_bytes().rpartition(b"retransmits")
     file.write_bytes(before + name[:-1] + b"\x90" + after)
@@ -244,8 +247,7 @@ def test_round_trips_that_take_no_time(sound, tmp_path, capsys):
   assert all_end_well(capsys, tmp_path / "run", sound, commands=(("report",),)) == []
 
 
-def test_a_note_of_what_was_applied_that_nests_deeply(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_a_note_of_what_was_applied_that_nests_deeply(run, capsys):
   for text in ("[" * 10_000, '{"step": ' + "[" * 900 + "]" * 900 + "}", "[]", "null", "3"):
     (run / "control.applied.jsonl").write_text(text + "\n")
     status, out, err = jaxpace(capsys, "control", run)
@@ -254,45 +256,38 @@ def test_a_note_of_what_was_applied_that_nests_deeply(sound, tmp_path, capsys):
 
 @pytest.mark.parametrize("deep", ["[" * 100_000, '{"run": ' + "[" * 900 + "]" * 900 + "}"],
                          ids=["torn", "whole"])
-def test_json_nested_deeply(sound, tmp_path, capsys, deep):
-  run = copied(sound, tmp_path)
+def test_json_nested_deeply(run, sound, capsys, deep):
   for name in JSON_FILES:
     (run / name).write_text(deep)
   assert (all_end_well(capsys, run, sound, commands=(("report",), ("watch", "--once"), ("doctor",)))
           == [])
-  said = " ".join(jaxpace(capsys, "report", run)[1].split())
+  said = reported(capsys, run)
   for name in ("run.json", "process/0.json", "locality/0.json"):
     assert f"{name} nests more than 40 objects and lists inside each other" in said
 
 
-def test_a_wrong_value_costs_only_itself_and_is_named(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_a_wrong_value_costs_only_itself_and_is_named(run, capsys):
   document(run, "run.json", lambda info: info["plan"].update(overflow="many"))
   document(run, "process/0.json", lambda info: info.update(lost_rows=[3]))
-  status, out, _ = jaxpace(capsys, "report", run)
-  out = " ".join(out.split())
-  assert status == 0
+  out = reported(capsys, run)
   assert "run.json: 'plan.overflow' is left out: expected `int`" in out
   assert "process/0.json: 'lost_rows' is left out: expected `int`" in out
   assert "inside scan" in out  # the rest of the plan is there
 
 
-def test_a_long_text_instead_of_notices(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_a_long_text_instead_of_notices(run, capsys):
   document(run, "run.json",
            lambda info: info["plan"].update(notices="n" * 10_000_000, collectives="c" * 1_000_000))
   tracemalloc.start()
-  status, out, _ = jaxpace(capsys, "report", run)
+  out = reported(capsys, run)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-  assert status == 0
-  assert "'plan.notices' is left out: expected `array`, got `str`" in " ".join(out.split())
+  assert "'plan.notices' is left out: expected `array`, got `str`" in out
   assert peak < 300e6
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device"])
-def test_a_fifo_or_a_device_in_a_files_place(sound, tmp_path, capsys, kind):
-  run = copied(sound, tmp_path)
+def test_a_fifo_or_a_device_in_a_files_place(run, sound, capsys, kind):
   parts = [sorted((run / table).glob("*.parquet"))[0]
            for table in ("steps", "collectives", "hosts")]
   for path in (*(run / name for name in JSON_FILES), *parts):
@@ -306,8 +301,7 @@ def test_a_fifo_or_a_device_in_a_files_place(sound, tmp_path, capsys, kind):
 
 
 @pytest.mark.parametrize("name", ["run.json", "process/0.json"])
-def test_a_recorder_starts_where_a_fifo_lies(sound, tmp_path, name):
-  run = copied(sound, tmp_path)
+def test_a_recorder_starts_where_a_fifo_lies(run, name):
   (run / name).unlink()
   os.mkfifo(run / name)
   with limit(600):
@@ -319,32 +313,28 @@ def test_a_recorder_starts_where_a_fifo_lies(sound, tmp_path, name):
       assert identity.attempt == 0
 
 
-def test_one_rank_number_far_from_the_others_takes_no_memory(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_one_rank_number_far_from_the_others_takes_no_memory(run, tmp_path, capsys):
   for table in ("steps", "collectives"):
     alter(run, table, rank=lambda rows: pa.array(np.where(
         rows["rank"].to_numpy() == 0, 100_000, rows["rank"].to_numpy()), pa.int32()))
   for name in ("process/0.json", "process/1.json"):
     (run / name).unlink()
   tracemalloc.start()
-  status, out, _ = jaxpace(capsys, "report", run, "--json", tmp_path / "out.json")
+  out = reported(capsys, run, "--json", tmp_path / "out.json")
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
-  assert status == 0
   assert peak < 200e6
-  assert "1 rank left out: numbers from 100,000 on" in " ".join(out.split())
+  assert "1 rank left out: numbers from 100,000 on" in out
   assert json.loads((tmp_path / "out.json").read_text())["ranks"] == 4
   assert jaxpace(capsys, "watch", run, "--once")[0] == 0
 
 
-def test_a_gap_in_the_rank_numbers_is_no_rank(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_a_gap_in_the_rank_numbers_is_no_rank(run, tmp_path, capsys):
   for table in ("steps", "collectives"):
     alter(run, table, rank=lambda rows: pa.array(2 * rows["rank"].to_numpy(), pa.int32()))
   for name in ("run.json", "process/0.json", "process/1.json"):
     (run / name).unlink()
-  status, out, _ = jaxpace(capsys, "report", run, "--json", tmp_path / "out.json")
-  assert status == 0
+  out = reported(capsys, run, "--json", tmp_path / "out.json")
   assert "4 ranks" in out
   assert "recorded nothing" not in out
   found = json.loads((tmp_path / "out.json").read_text())
@@ -354,16 +344,14 @@ def test_a_gap_in_the_rank_numbers_is_no_rank(sound, tmp_path, capsys):
     assert "4 ranks" in " ".join(jaxpace(capsys, *argv)[1].split()), argv[0]
 
 
-def test_thousands_of_names_in_one_event(sound, tmp_path, capsys):
-  run = copied(sound, tmp_path)
+def test_thousands_of_names_in_one_event(run, capsys):
   late = {"process": 1, "state": "outside", "host": "h" * 30, "phase": "data", "seconds": 4.0}
   event = {"event": "late", "run": "synthetic", "when_unix_ns": 2 * 10**18, "step": 9,
            "waited": 5.0, "process": 0, "late": [late] * 20_000}
   (run / "watchdog" / "0.jsonl").write_text(json.dumps(event) + "\n")
-  status, out, _ = jaxpace(capsys, "report", run)
-  assert status == 0
+  out = reported(capsys, run)
   assert len(out) < 20_000
-  assert "19,990 more" in " ".join(out.split())
+  assert "19,990 more" in out
   assert jaxpace(capsys, "watch", run, "--once")[0] == 0
 
 
@@ -382,8 +370,7 @@ def test_escapes_in_a_directorys_name_are_shown_not_obeyed(
 
 
 @pytest.mark.parametrize("host", ["ip-10-0-12-7." + "b" * 180 + ".example", "漢" * 90])
-def test_long_host_names_make_no_long_lines(sound, tmp_path, capsys, host):
-  run = copied(sound, tmp_path)
+def test_long_host_names_make_no_long_lines(run, capsys, host):
   for name in ("process/1.json", "locality/1.json"):
     document(run, name, lambda info: info.update(hostname=host))
   event = (run / "watchdog" / "0.jsonl").read_text().replace("host1", host)
@@ -408,8 +395,7 @@ def limit(seconds):
 
 
 @pytest.mark.parametrize("ranks", ["0-3", [[0]], [2**40]], ids=str)
-def test_control_reads_processes_that_say_what_no_process_says(sound, tmp_path, capsys, ranks):
-  run = copied(sound, tmp_path)
+def test_control_reads_processes_that_say_what_no_process_says(run, capsys, ranks):
   (run / "control.json").unlink()
   for name in ("process/0.json", "process/1.json"):
     document(run, name, lambda info: info.update(ranks=ranks))
