@@ -50,14 +50,6 @@ def test_no_measured_value_is_without_its_record(page):
   assert left <= NOT_MEASURED[page], left - NOT_MEASURED[page]
 
 
-def test_a_claim_that_its_record_does_not_bear_is_noticed():
-  claim = next(claim for claim in claims.CLAIMS if claim.file == "two_jobs.json")
-  figures = json.loads((ROOT / "docs/measurements" / claim.file).read_text())
-  figures["by_congestion"]["cubic"]["summary"]["recovered"][0] += 0.02
-  wrong = claim.words.format(*claim.values(figures))
-  assert plain(wrong) not in plain((ROOT / claim.page).read_text())
-
-
 def other(value):
   """A record whose every number is another one."""
   if isinstance(value, dict):
