@@ -10,9 +10,7 @@ import types
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax.training.train_state import TrainState
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
@@ -24,7 +22,6 @@ from experiments.examples.chars import documents
 from experiments.examples.chars import train as chars_train
 from experiments.examples.digits import data as digits_data
 from experiments.examples.digits import train as digits_train
-from experiments.examples.digits.model import CNN
 from experiments.examples.start import UserError
 from jaxpace.runs.reader import read_run
 from tests.multiprocess import jobs
@@ -118,39 +115,6 @@ def test_batches_do_not_depend_on_the_number_of_devices():
   assert all(row.astype(np.uint8).tobytes() in text.tobytes() for row in one)
   with pytest.raises(UserError, match="does not divide among 4 devices.*batch_size=256"):
     next(digits_data.batches(split, 30, 1, 0, mesh_of(4)))
-
-
-@pytest.mark.parametrize(("make", "match"), [
-    (lambda path: path.mkdir(), "cannot be read"),
-    (lambda path: path.write_text("short"), "has 5 characters.*at least")])
-def test_a_text_that_will_not_do_is_a_sentence(tmp_path, make, match):
-  make(tmp_path / "text")
-  with pytest.raises(UserError, match=match):
-    chars_data.load(tmp_path / "text", 32)
-
-
-def test_training_gives_the_same_as_one_device_with_the_whole_batch():
-  """The mean over ranks of the gradients of equal shares is the gradient of the whole."""
-  split, _ = digits_data.load()
-  model = CNN(features=4)
-  params = jax.jit(model.init)(jax.random.key(0), split["image"][:1])["params"]
-
-  def loss(params):  # independent of train_step
-    logits = model.apply({"params": params}, split["image"][:64])
-    return -jax.nn.log_softmax(logits)[np.arange(64), split["label"][:64]].mean()
-
-  whole, gradient = jax.jit(jax.value_and_grad(loss))(params)
-  expected = jax.tree.map(lambda p, g: p - np.float32(0.1) * g, params, gradient)
-  mesh = mesh_of(4)
-  state = TrainState.create(apply_fn=model.apply, params=params, tx=optax.sgd(0.1))
-  step = jax.jit(jax.shard_map(digits_train.train_step, mesh=mesh, in_specs=(P(), P("data")),
-                               out_specs=P(), check_vma=False))
-  batch = jax.device_put({name: split[name][:64] for name in ("image", "label")},
-                         jax.NamedSharding(mesh, P("data")))
-  state, scalars = step(jax.device_put(state, jax.NamedSharding(mesh, P())), batch)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), state.params,
-               expected)
-  np.testing.assert_allclose(scalars["loss"], whole, rtol=1e-5)
 
 
 @pytest.mark.long

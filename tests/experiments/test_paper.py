@@ -10,12 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxpace
 from experiments.paper import (
   calibrate,
   document,
-  first_come,
-  literal,
   literal_table1,
   on_one_link,
   paced,
@@ -23,7 +20,7 @@ from experiments.paper import (
   turns,
 )
 from experiments.paper import world as worlds
-from jaxpace.core.types import Decision, Hold, Observation, Pacer
+from jaxpace.core.types import Decision, Hold, Pacer
 from jaxpace.simulation.job import Shape
 from jaxpace.simulation.jobs import LinkShares, several
 
@@ -89,21 +86,6 @@ MIDDLE = dict.fromkeys(worlds.World._fields, 0.0) | {
     "length": 1.0, "step": 1.0, "jitter": 0.02}
 
 
-def served(ready, work, start, steps):
-  ready, work = np.asarray(ready, np.float32)[:, None], np.asarray(work, np.float32)[:, None]
-  play = jax.jit(functools.partial(first_come.play, steps=steps))
-  return np.asarray(play(ready, work, np.asarray(start, np.float32)))
-
-
-def test_first_come_first_served_by_hand():
-  """Both are ready at 1 and 1.1: the second waits for the whole of the first's bucket."""
-  assert served([[1.1], [1.0]], [[0.4], [0.4]], [0, 0], 1)[0] == pytest.approx(1.8, abs=1e-5)
-  assert served([[1.0], [1.1]], [[0.4], [0.4]], [0, 0], 1)[0] == pytest.approx(1.4, abs=1e-5)
-  # By bucket: the first one's second comes after the other's.
-  times = served([[1.0, 1.0], [1.1, 1.1]], [[0.4, 0.4], [0.4, 0.4]], [0, 0], 1)
-  assert times[0] == pytest.approx(2.2, abs=1e-5)
-
-
 def settings(tmp_path, *worlds, **more):
   """Arguments of a program of the paper that goes by these worlds: what differs from MIDDLE."""
   record = {"pauses": [0.0, 0.0],
@@ -127,26 +109,6 @@ def test_the_literal_pacer_in_small(tmp_path):
   assert found["8"]["literal"]["cost"][0] <= found["8"]["literal"]["delay"][0] * 16
   assert "share 1" in found["8"] and "share 1" not in found["4"]
   assert "| 8 | +0.8 % |" in page
-
-
-def observed(wait):
-  nan = jnp.full((2,), jnp.nan)
-  return Observation(jnp.int32(1), jnp.int32(0), nan, nan, jnp.float32([wait]), jnp.float32(1),
-                     jnp.float32(1), jnp.float32([wait]))
-
-
-def delays(waits, **more):
-  pacer = literal.pacer(0.2, window=16, **more)
-  state, asked = pacer.init(2), []
-  for wait in waits:
-    decision, state = pacer.update(observed(wait), state)
-    asked.append(float(decision.delay))
-  return asked
-
-
-def test_the_literal_pacer_delays_by_half_of_what_was_waited_beyond_the_least():
-  asked = delays([0.1, 0.3] * 20)
-  assert asked[-1] == pytest.approx(0.5 * 0.2, rel=0.15) and asked[-2] == pytest.approx(0, abs=1e-6)
 
 
 def test_the_page_of_the_paper_says_what_its_records_say():
@@ -246,46 +208,3 @@ def test_one_waits_for_the_other_and_nobody_is_late_but_for_listening():
   assert with_turns.sent[0, 0] == pytest.approx(0.4, abs=1e-3)
   # Sharing: alone for 0.01, then at half speed until the first is over.
   assert without.step_time[0, 0] == pytest.approx(1.01 + 2 * 0.39, abs=1e-3)
-
-
-def test_a_crowded_bucket_takes_longer_only_if_another_job_sends_when_it_begins():
-  bare = drawn([[1.01], [1]], [[0.4], [0.4]], [0, 0], 1.0, [False, False])
-  crowded = bare._replace(crowded=jnp.full(bare.work.shape, 0.3))
-  np.testing.assert_allclose(played(crowded, nothing, steps=1).step_time[:, 0], [1.71, 1.4],
-                             rtol=1e-5)
-  apart = drawn([[1], [1.5]], [[0.4], [0.4]], [0, 0], 1.0, [False, False])
-  apart = apart._replace(crowded=jnp.full(bare.work.shape, 0.3))
-  np.testing.assert_allclose(played(apart, nothing, steps=1).step_time[0, 0], 1.4, rtol=1e-5)
-
-
-def test_a_hold_is_counted_from_the_last_exit_and_what_is_not_ready_waits_anyway():
-  def make(key):
-    def hold(moment, state):
-      return Hold(jnp.where(moment.slot == 0, np.float32(0.7),
-                            np.float32(0.2)), jnp.asarray(False)), state
-    return Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(0), {}), state), hold)
-
-  found = played(drawn([[1.0, 1.0]], [[0.1, 0.1]], [0], 1.0, [True]), make, steps=4)
-  # 0.7 is over before the first is ready at 1; the second waits for 0.2 after the first.
-  np.testing.assert_allclose(found.step_time[0, 1:], 1.0 + 0.1 + 0.2 + 0.1, rtol=1e-5)
-  np.testing.assert_allclose(found.held[0], 0.9, rtol=1e-5)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ratio", [1.0, 1.13, 1.3])
-def test_take_turns_gains_where_sharing_loses_and_both_do(ratio):
-  """Two jobs, of one period and of others, on a link that loses a third of its capacity where they
-  share."""
-  def make(key):
-    return jaxpace.take_turns(key=key, floor=0.2, learn=20, trial=20)
-
-  ready = [[0.6, 0.6], [0.6 * ratio, 0.6 * ratio]]
-  work = [[0.2, 0.2], [0.2, 0.2]]
-  steps = 300
-  found, bare = (played(drawn(ready, work, [0, 0.15], 1 / 3, [obeys] * 2, tiny=1e-3), make,
-                        on_one_link.Ear(), steps)
-                 for obeys in (True, False))
-  late = slice(100, 200)
-  for job in (0, 1):
-    assert found.step_time[job, late].mean() < bare.step_time[job, late].mean() * 0.99
-  assert found.info["turns"][0, :100].mean() > 0.2
