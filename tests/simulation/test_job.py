@@ -52,11 +52,6 @@ def within_4_sigma(values, mean):
       values.mean(), mean)
 
 
-def test_a_quiet_step_is_the_sum_of_its_parts():
-  steps = play(PLAIN, 4, 5)
-  np.testing.assert_allclose(steps.step_time, 33.5e-3, rtol=1e-6)
-
-
 @pytest.mark.parametrize(("overlap", "expected_ms"), [
     # Ready at 16.5, 21.5, 26.5, 31.5: only the last transfer is exposed, unless they take longer
     # than 5 ms each.
@@ -270,16 +265,6 @@ def test_failures_take_what_daly_says(mtbf):
   parts = survived.work + survived.checkpoints + survived.lost + survived.restarts
   assert parts == pytest.approx(survived.elapsed)
   assert survived.work == 100 * 20_000 * 6.0 and survived.restarts == 120.0 * survived.failures
-
-
-def test_the_interval_of_young_is_the_best_for_rare_failures():
-  checkpoint, mtbf = 30.0, 1e6
-  best = math.sqrt(2 * checkpoint * mtbf)
-
-  def overhead(work):
-    return expected(work, Failures(1 / mtbf, 1, checkpoint, 0.0)) / work
-
-  assert overhead(best) < min(overhead(best / 1.5), overhead(best * 1.5))
 
 
 # Work shared by speed within a simulated job: counts move compute, and pacing goes beside it.
