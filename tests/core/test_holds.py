@@ -91,7 +91,3 @@ def test_a_key_in_a_pacers_state_is_refused_with_what_to_carry_instead():
   pacer = Pacer(lambda ranks: {"key": jax.random.key(1)}, lambda seen, state: (None, state))
   with pytest.raises(ValueError, match=r"Carry its numbers, jax\.random\.key_data"):
     pace.fresh(2, 4, pacer)
-
-
-def test_pacers_of_two_functions_hold_nothing():
-  assert Pacer(lambda ranks: (), None).hold is None
