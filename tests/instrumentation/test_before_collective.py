@@ -55,6 +55,13 @@ def listener(times=2, pause=PAUSE):
   return Pacer(init, update, hold)
 
 
+def holding(pacer, **settings):
+  """The plain step on two devices with this pacer: its state, its batches, both forms of it."""
+  params, data = models.mlp_params(), models.batches(2)
+  return params, data, pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=pacer,
+                            **settings)
+
+
 @pytest.mark.parametrize("clock, check_vma, case", [
     ("auto", True, cases.by_autodiff),
     *(pytest.param(*case, marks=pytest.mark.long) for case in (
@@ -105,8 +112,7 @@ def test_what_is_in_the_program_and_nothing_where_it_is_off():
 
 
 def test_ranks_that_would_hold_differently_are_found_out_and_nobody_waits_for_ever():
-  params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=listener())
+  params, data, both = holding(listener())
   state = both.paced.pacer_state(both.pace)
   other = both.paced.with_pacer_state(both.pace, state | {"times": np.array([0, 1], np.int32)})
   both.pace = other
@@ -139,16 +145,20 @@ def test_numbers_that_no_hold_depends_on_may_differ():
     assert (found[0] == found[1]) == same and found[0] == round(found[0]) < 2**24
 
 
-def test_what_was_held_and_heard_is_recorded_and_counts_as_pacing(tmp_path):
-  params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=listener(), clock="auto")
-  with jaxpace.Recorder(tmp_path, both.paced) as recorder:
-    state, batch = both.place(params, data[0])
+def recorded(directory, both, state, batch):
+  """Twelve instrumented steps, recorded and read."""
+  with jaxpace.Recorder(directory, both.paced) as recorder:
+    state, batch = both.place(state, batch)
     for _ in range(12):
       both.pace, (state, _) = both.instrumented(both.pace, state, batch)
       recorder.record()
       jax.block_until_ready(state)
-  run = read_run(tmp_path)
+  return read_run(directory)
+
+
+def test_what_was_held_and_heard_is_recorded_and_counts_as_pacing(tmp_path):
+  params, data, both = holding(listener(), clock="auto")
+  run = recorded(tmp_path, both, params, data[0])
   held, delayed = run.durations["held"], run.durations["delay_applied"]
   listened = {(row["step"], row["listened"] or 0) for row in table(tmp_path, "collectives")}
   assert listened == {(0, 0), *((step, 2) for step in range(1, 12))}
@@ -178,14 +188,8 @@ def test_what_is_held_before_a_later_collective_is_pacing_on_every_page(tmp_path
   pacer = Pacer(lambda ranks: (), lambda seen, state: (Decision(jnp.float32(0), {}), state), hold)
   both = pair(step, mesh_of(data=2), jnp.ones((4, 3)), {"x": jnp.ones((8, 4))}, pacer=pacer,
               clock="auto")
-  with jaxpace.Recorder(tmp_path, both.paced) as recorder:
-    state, batch = both.place(jnp.ones((4, 3)), {"x": jnp.ones((8, 4))})
-    for _ in range(12):
-      both.pace, (state, _) = both.instrumented(both.pace, state, batch)
-      recorder.record()
-      jax.block_until_ready(state)
+  run = recorded(tmp_path, both, jnp.ones((4, 3)), {"x": jnp.ones((8, 4))})
   assert len(both.paced.plan.collectives) == 2
-  run = read_run(tmp_path)
   held = run.durations["held"][:, 3:]
   assert (held > 9 * PAUSE).all()
   work = accounting.account(step_times.busy(run, slice(0, len(run.steps))))
@@ -203,8 +207,7 @@ def test_what_is_held_before_a_later_collective_is_pacing_on_every_page(tmp_path
 
 
 def test_what_the_pacer_sees_of_its_holds():
-  params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=listener(), max_hold=0.1)
+  params, data, both = holding(listener(), max_hold=0.1)
   both.run(params, data, 6)
   info = np.asarray(both.pace.info)
   assert both.paced.plan.decisions == ("heard", "held", "times")
@@ -213,9 +216,7 @@ def test_what_the_pacer_sees_of_its_holds():
 
 @pytest.mark.long
 def test_the_packages_own_is_silent_alone():
-  pacer = jaxpace.guard(jaxpace.take_turns(key=1), block=8)
-  params, data = models.mlp_params(), models.batches(2)
-  both = pair(models.plain_step, mesh_of(data=2), params, data[0], pacer=pacer)
+  params, data, both = holding(jaxpace.guard(jaxpace.take_turns(key=1), block=8))
   both.check_bits(params, data, 10)
   assert both.paced.plan.holds and np.asarray(both.pace.alike).all()
 

@@ -41,13 +41,19 @@ def loss_of(model, batch):
   return jnp.mean(jnp.square(model(batch[0]) - batch[1]))
 
 
-def in_place(model, optimizer, batch):
-  """Changes model and optimizer, and returns the loss alone."""
-  model.train()
+def descended(model, optimizer, batch):
+  """Changes the parameters and the optimizer, and returns the loss alone."""
   loss, grads = nnx.value_and_grad(loss_of)(model, batch)
   loss, grads = jax.lax.pmean((loss, grads), "data")
   with jax.numpy_dtype_promotion("standard"):
     optimizer.update(model, grads)
+  return loss
+
+
+def in_place(model, optimizer, batch):
+  """Changes statistics, too."""
+  model.train()
+  loss = descended(model, optimizer, batch)
   statistics = nnx.state(model, nnx.BatchStat)
   nnx.update(model, jax.lax.pmean(statistics, "data"))
   return loss
@@ -182,15 +188,8 @@ def test_pmap(step):
 @pytest.mark.long
 @pytest.mark.parametrize("mode", [nnx.set_graph_mode, nnx.set_graph_updates])
 def test_other_modes_of_nnx(mode):
-  def step(model, optimizer, batch):
-    loss, grads = nnx.value_and_grad(loss_of)(model, batch)
-    loss, grads = jax.lax.pmean((loss, grads), "data")
-    with jax.numpy_dtype_promotion("standard"):
-      optimizer.update(model, grads)
-    return loss
-
   with mode(False):
-    both(step, lambda *a: nnx.jit(mapped(check_vma=False)(*a)), make=plain_made)
+    both(descended, lambda *a: nnx.jit(mapped(check_vma=False)(*a)), make=plain_made)
 
 
 def test_a_flax_that_can_not_carry_changes_out_is_named(monkeypatch):

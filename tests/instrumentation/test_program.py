@@ -223,27 +223,29 @@ def covered(step, *arguments):
   return [program.inputs.index(v) for v in chosen], complete
 
 
-def test_the_smallest_value_that_does_is_held():
-  product = lambda w, x: jax.lax.psum(jnp.sum(jnp.tanh(x @ w)), "data")  # noqa: E731
-  assert covered(product, jnp.ones((64, 64)), jnp.ones((2, 64))) == ([1], True)
-  assert covered(product, jnp.ones((64, 2)), jnp.ones((64, 64))) == ([0], True)
+def product(w, x):
+  return jax.lax.psum(jnp.sum(jnp.tanh(x @ w)), "data")
 
 
-def test_what_is_made_of_a_gated_value_is_held_for_all_its_readers():
-  def fork(w, v, x):
-    scaled = x * 2.0 + 1.0
-    return jax.lax.psum(jnp.sum(scaled @ w) + jnp.sum(scaled @ v), "data")
-
-  wide = jnp.ones((64, 4096))  # beside which the scaling weighs nothing
-  assert covered(fork, wide, wide, jnp.ones((2, 64))) == ([2], True)
+def fork(w, v, x):
+  scaled = x * 2.0 + 1.0
+  return jax.lax.psum(jnp.sum(scaled @ w) + jnp.sum(scaled @ v), "data")
 
 
-def test_two_branches_need_a_gate_each():
-  def branches(w, v, x, y):
-    return jax.lax.psum(jnp.sum(x @ w) + jnp.sum(y @ v), "data")
+def branches(w, v, x, y):
+  return jax.lax.psum(jnp.sum(x @ w) + jnp.sum(y @ v), "data")
 
-  big, small = jnp.ones((64, 64)), jnp.ones((2, 64))
-  assert covered(branches, big, big, small, small) == ([2, 3], True)
+
+@pytest.mark.parametrize("step, shapes, held", [
+    # The smallest value that does.
+    (product, [(64, 64), (2, 64)], [1]), (product, [(64, 2), (64, 64)], [0]),
+    # What is made of a gated value is held for all its readers: beside these products the scaling
+    # weighs nothing.
+    (fork, [(64, 4096), (64, 4096), (2, 64)], [2]),
+    # Two branches need a gate each.
+    (branches, [(64, 64), (64, 64), (2, 64), (2, 64)], [2, 3])])
+def test_the_smallest_values_that_do_are_held(step, shapes, held):
+  assert covered(step, *map(jnp.ones, shapes)) == (held, True)
 
 
 def test_what_is_made_of_constants_alone_needs_no_gate():
