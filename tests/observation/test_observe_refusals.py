@@ -79,16 +79,22 @@ def test_the_first_batch_is_compared_bit_for_bit(donate):
   assert host_ring.executions(0, number) == 3
 
 
-def test_other_bits_in_the_first_batch(monkeypatch, caplog):
-  monkeypatch.setattr(comparing, "differences", lambda bare, found: "With timestamps 1 of 4 "
-                                                                    "differ.")
+@pytest.mark.parametrize("name, instead, said, ran", [
+    ("differences", lambda bare, found: "With timestamps 1 of 4 differ.",
+     "1 of 4 differ. So the step runs unmodified.", 1),
+    ("copied", failing(MemoryError("no room for a copy")), "can't be compared: no room for a copy",
+     0)])
+def test_a_first_batch_that_differs_or_cannot_be_compared(monkeypatch, caplog, name, instead, said,
+                                                          ran):
+  monkeypatch.setattr(comparing, name, instead)
   step, args = steps.data_parallel()
   observed = jaxpace.observe(jax.jit(step), exact=True)
   for _ in range(2):
     assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
-  assert "1 of 4 differ. So the step runs unmodified." in caplog.text
+  assert said in caplog.text
   [program] = observed.plan.programs
-  assert program.bare and host_ring.executions(0, program.number) == 1
+  assert program.bare and host_ring.executions(0, program.number) == ran
+  assert ran or not observed.runs
 
 
 def test_comparing_says_where_and_by_how_much():
@@ -101,16 +107,6 @@ def test_comparing_says_where_and_by_how_much():
   assert "results 1" in comparing.differences(one, [same[0], *other, same[2]])
   assert "shape or type" in comparing.differences(one, [[jnp.ones(3)], *same[1:]])
   assert "gives 1 arrays, and 3" in comparing.differences(one, same[:1])
-
-
-def test_arguments_that_cannot_be_copied_leave_the_step_unmodified(monkeypatch, caplog):
-  monkeypatch.setattr(comparing, "copied", failing(MemoryError("no room for a copy")))
-  step, args = steps.data_parallel()
-  observed = jaxpace.observe(jax.jit(step), exact=True)
-  for _ in range(2):
-    assert steps.bits(observed(*args)) == steps.bits(jax.jit(step)(*args))
-  assert "can't be compared: no room for a copy" in caplog.text
-  assert all(one.bare for one in observed.plan.programs) and not observed.runs
 
 
 def test_what_python_compares_by_identity_is_no_obstacle():

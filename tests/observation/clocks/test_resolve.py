@@ -9,6 +9,9 @@ import pytest
 from jaxpace.observation.clocks import CLOCKS, ClockError, resolve_clock
 from jaxpace.observation.clocks.native import library
 
+built = pytest.mark.skipif(library.find_library() is None,
+                           reason="this environment was installed without a C++ compiler")
+
 
 @pytest.fixture
 def fresh():
@@ -23,9 +26,8 @@ def no_library(fresh, monkeypatch):
   monkeypatch.setattr(library, "find_library", lambda: None)
 
 
+@built
 def test_auto_takes_the_native_clock_where_it_is_built():
-  if library.find_library() is None:
-    pytest.skip("this environment was installed without a C++ compiler")
   assert resolve_clock("auto", "cpu").name == "native"
   assert resolve_clock("auto", "cpu").notice == "" == resolve_clock().notice
 
@@ -73,9 +75,8 @@ def test_only_handlers_built_on_headers_no_newer_than_jaxlib_s_are_compatible(bu
   assert (library.incompatibility(built, running) == "") == fine
 
 
+@built
 def test_a_library_built_on_newer_headers_is_never_registered(fresh, monkeypatch):
-  if library.find_library() is None:
-    pytest.skip("this environment was installed without a C++ compiler")
 
   def forbidden(*_, **__):
     raise AssertionError("registered")
@@ -88,11 +89,10 @@ def test_a_library_built_on_newer_headers_is_never_registered(fresh, monkeypatch
           and "Reinstall" in clock.notice)
 
 
+@built
 def test_a_library_cut_short_at_any_length_is_a_reason_and_the_process_lives(tmp_path):
   """The linker maps what the headers speak of: the first touch beyond the end of the file was a
   SIGBUS."""
-  if library.find_library() is None:
-    pytest.skip("this environment was installed without a C++ compiler")
   program = """
 import pathlib, sys
 from jaxpace.observation.clocks import resolve_clock

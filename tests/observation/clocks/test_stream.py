@@ -123,28 +123,34 @@ def test_a_delay_s_limit_is_a_number_of_its_kernel(clock, limit):
   assert np.frombuffer(bytes.fromhex(billion[1]), ">f4")[0] == 1e9
 
 
-def test_auto_takes_it_on_gpus_of_its_maker_alone(monkeypatch):
+def test_it_is_for_gpus_of_one_maker(monkeypatch):
+  with pytest.raises(ClockError, match="runs on gpu, cuda only, and the step runs on cpu"):
+    resolve_clock("stream", "cpu")
   clock = resolve_clock("auto", "gpu")
   assert clock.name == "stream" and not clock.notice
   monkeypatch.setattr(jax, "devices", lambda backend=None: ["gfx942"])
   clock = resolve_clock("auto", "gpu")
   assert clock.name == "callback" and "AMD" in clock.notice
-
-
-def test_it_is_for_gpus():
-  with pytest.raises(ClockError, match="runs on gpu, cuda only, and the step runs on cpu"):
-    resolve_clock("stream", "cpu")
-
-
-def test_it_is_for_those_of_one_maker(monkeypatch):
-  monkeypatch.setattr(jax, "devices", lambda backend=None: ["gfx942"])
   with pytest.raises(ClockError, match="NVIDIA"):
     resolve_clock("stream", "gpu")
 
 
+def four():
+  return jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+
+
+def lowered_for_gpus(monkeypatch, paced, *arguments, **settings):
+  """What an instrumented step on four devices is lowered to, were they a GPU topology's."""
+  mesh = four()
+  pace, spec = paced.abstract(mesh), jaxpace.spec(mesh)
+  monkeypatch.setattr(paced, "_platform", "gpu")
+  return lowered(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
+                               out_specs=(spec, P()), **settings), pace, *arguments)
+
+
 def compiled_for_gpus(monkeypatch, pacer, **settings):
   """An instrumented step of four devices that are not there: described, traced and lowered here."""
-  mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
+  mesh = four()
 
   def step(w, x):
     loss, slope = jax.value_and_grad(lambda w: jnp.mean((x @ w) ** jnp.float32(2)))(w)
@@ -155,12 +161,7 @@ def compiled_for_gpus(monkeypatch, pacer, **settings):
   made = jaxpace.instrument(step, "data", pacer).init(mesh)
   assert jax.tree.map(lambda a: (a.shape, a.dtype, a.sharding), pace) == jax.tree.map(
       lambda a: (a.shape, a.dtype, a.sharding), made)
-  # as the devices of a GPU topology would have set it
-  monkeypatch.setattr(paced, "_platform", "gpu")
-  spec = jaxpace.spec(mesh)
-  return paced, lowered(
-      jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P())),
-      pace, jnp.ones((3, 2)), jnp.ones((8, 3)))
+  return paced, lowered_for_gpus(monkeypatch, paced, jnp.ones((3, 2)), jnp.ones((8, 3)))
 
 
 @pytest.mark.parametrize("pacer", [
@@ -201,18 +202,12 @@ def test_arrivals_are_shared_for_a_pacer_alone(monkeypatch):
 
 def test_the_last_stamp_does_not_wait_for_what_a_step_hands_back_as_it_came(monkeypatch):
   """Kept to the end of the step it would be copied before its memory is written to."""
-  mesh = jax.make_mesh((4,), ("data",), devices=jax.devices()[:4], axis_types=(AxisType.Auto,))
-
   def step(state, x):
     return (state[0] - jax.lax.pmean(jnp.mean(x), "data"), state[1]), state[0]
 
   paced = jaxpace.instrument(step, "data", clock="stream")
-  pace = paced.abstract(mesh)
-  monkeypatch.setattr(paced, "_platform", "gpu")
-  spec = jaxpace.spec(mesh)
-  found = calls(lowered(jax.shard_map(
-      paced, mesh=mesh, in_specs=(spec, P(), P("data")), out_specs=(spec, P()), check_vma=False),
-      pace, (jnp.ones((3, 2)), jnp.ones(5)), jnp.ones((8, 3))))
+  found = calls(lowered_for_gpus(monkeypatch, paced, (jnp.ones((3, 2)), jnp.ones(5)),
+                                 jnp.ones((8, 3)), check_vma=False))
   _, given, _ = [call for call in found if "jaxpace_stamp" in call[2]][-1]
   # The entry timestamp, what is new, and the timestamp before it.
   assert len(given) == 3 and not any(operand.startswith("%arg") for operand in given)
