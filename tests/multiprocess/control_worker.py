@@ -22,7 +22,8 @@ import jaxpace
 from jaxpace.hosts.distributed import rounds as messages
 from jaxpace.live import control_file
 from jaxpace.live.control_file import ControlRequest
-from tests.instrumentation.running import column
+from tests.instrumentation.running import column, instrumented
+from tests.multiprocess.joining import scaled_down
 
 
 def eager():
@@ -40,16 +41,12 @@ def main() -> None:
     messages.key_value_get = lambda key, timeout: (get(key, timeout), time.sleep(0.3))[0]
   shape = (jax.process_count(), jax.local_device_count())
   mesh = jax.make_mesh(shape, ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-  paced = jaxpace.instrument(lambda w, x: w
-                             - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
-                             jaxpace.steerable(eager()), share=True)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=False))
+  paced, step, pace = instrumented(scaled_down, mesh, P(), P("data"), share=True,
+                                   pacer=jaxpace.steerable(eager()))
   w = jnp.ones((4,))
   x = jax.make_array_from_callback(shape, jax.NamedSharding(mesh, P("data")),
                                    lambda index: np.ones(shape, np.float32)[index])
-  pace, applied, asked_at = paced.init(mesh), [], {}
+  applied, asked_at = [], {}
   with jaxpace.Control(directory, every_seconds=0.2, timeout=300) as control:
     # Both processes stop at one step: what applied by then is the same in both.
     for k in itertools.takewhile(lambda k: k < steps or len(applied) < 2, itertools.count()):

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from tests.instrumentation.running import instrumented
 from tests.multiprocess.joining import laid_out
 
 FLOATS = 1 << 18
@@ -20,10 +21,8 @@ FLOATS = 1 << 18
 def main() -> None:
   jaxpace.distributed.initialize()
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-  paced = jaxpace.instrument(lambda batch: jnp.sum(jax.lax.psum(batch, "data")), axis_name="data")
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P("data")), out_specs=(spec, P())))
-  pace = paced.init(mesh)
+  paced, step, pace = instrumented(lambda batch: jnp.sum(jax.lax.psum(batch, "data")), mesh,
+                                   P("data"), check_vma=True)
   batch = laid_out(np.ones(jax.device_count() * FLOATS, np.float32), mesh, P("data"))
   with jaxpace.Recorder(sys.argv[1], paced, hosts=0.1) as recorder:
     for _ in range(int(sys.argv[2])):

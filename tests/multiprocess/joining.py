@@ -28,6 +28,11 @@ def train_step(w: jax.Array, x: jax.Array) -> jax.Array:
   return w - np.float32(0.1) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
 
 
+def scaled_down(w: jax.Array, x: jax.Array) -> jax.Array:
+  """What is instrumented there."""
+  return w - np.float32(0.1) * jax.lax.pmean(x.mean() * w, "data")
+
+
 def local(tree: Any) -> list[bytes]:
   """The bytes that this process has of an array or a tree of them."""
   return [np.asarray(shard.data).tobytes() for leaf in jax.tree.leaves(tree)

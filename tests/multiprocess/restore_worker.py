@@ -12,14 +12,14 @@ import sys
 import time
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from tests.multiprocess.joining import laid_out
+from tests.instrumentation.running import instrumented
+from tests.multiprocess.joining import laid_out, scaled_down
 
 
 def own(pace):
@@ -34,15 +34,11 @@ def main() -> None:
   jaxpace.distributed.initialize()
   ranks = jax.device_count()
   mesh = jax.make_mesh((ranks,), ("data",), axis_types=(AxisType.Auto,))
-  paced = jaxpace.instrument(lambda w, x: w
-                             - jnp.float32(0.1) * jax.lax.pmean(jnp.mean(x) * w, "data"), "data",
-                             jaxpace.pace_early_ranks(window=16), share=True)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=False))
+  paced, step, pace = instrumented(scaled_down, mesh, P(), P("data"), share=True,
+                                   pacer=jaxpace.pace_early_ranks(window=16))
   w, x = (laid_out(np.ones(shape, np.float32), mesh, spread)
           for shape, spread in (((4,), P()), ((ranks, 2), P("data"))))
-  pace, first, arrivals = paced.init(mesh), 0, []
+  first, arrivals = 0, []
   # for `item_metadata`
   handlers = {name: ocp.StandardCheckpointHandler() for name in ("state", "pace")}
   with ocp.CheckpointManager(directory / "checkpoints", options=ocp.CheckpointManagerOptions(
