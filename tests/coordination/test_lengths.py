@@ -59,13 +59,6 @@ def test_parts_of_other_sizes_hold_every_sequence_once(costs, ranks, uneven):
     assert max(np.asarray(costs)[part].sum() for part in parts) <= best * (4 / 3 + 1) + 1e-6
 
 
-def test_a_quick_rank_gets_the_long_ones():
-  costs = np.arange(1, 13)
-  order = jaxpace.balance(costs, 3, speeds=[1, 1, 2])
-  loads = costs[order].reshape(3, 4).sum(axis=1)
-  assert loads[2] > loads[0] and last(costs, order, 3, [1, 1, 2]) <= 20.5
-
-
 def test_costs_from_measured_steps():
   rng = np.random.default_rng(1)
   steps = [rng.integers(10, 2000, rng.integers(1, 9)) for _ in range(60)]
