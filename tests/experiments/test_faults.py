@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs import fault_lab, observed_lab
 from experiments.labs import ablation, observed_processes
 from experiments.labs.faults import judge, make, plan, scores, truth
-from experiments.labs.faults.observed import LAYERS, layer_of
+from experiments.labs.faults.observed import layer_of
 from experiments.labs.faults.rules import RULES
 from experiments.labs.faults.schedule import schedule
 from experiments.labs.faults.scores import Found, Injected, Judged
@@ -67,18 +67,6 @@ def test_the_default_plan_is_large_enough_and_the_same_each_time():
   assert {fault.onset > 0 for spec in specs for fault in spec.faults} == {True, False}
   assert sum(len(spec.faults) == 2 for spec in specs) >= 20
   assert plan.plan(fault_lab.get_config()) == specs
-
-
-def test_forty_observed_runs_ten_of_them_healthy_each_twin_first():
-  made = plan.plan(observed_lab.get_config())
-  assert len(made) == len({spec.name for spec in made}) == 40
-  assert sum(not spec.faults for spec in made) == 10
-  names = [spec.name for spec in made]
-  assert all(spec.twin in names[:at] for at, spec in enumerate(made) if spec.faults)
-  for layout in ("2x1", "4x1"):
-    kinds = [spec.faults[0].kind for spec in made if spec.layout == layout and spec.faults]
-    assert sorted(kinds) == sorted(kind for kind, *_ in plan.OBSERVED)
-  assert {layer_of(spec) for spec in made} == {None, *range(LAYERS)}
 
 
 def test_schedules_hold_what_the_faults_say():
@@ -164,20 +152,6 @@ def test_f1_and_confusion_count_each_mode():
 def test_blame_is_exact_and_names_nobody_innocent(ranks, hosts, right):
   run = judged([injected(STRAGGLER, (2, 3), ("h1",))], [found(STRAGGLER, ranks, hosts)], "2x2")
   assert scores.blame(run, run.injected[0]) is right
-
-
-@pytest.mark.parametrize(("findings", "faults", "right"), [
-    ([], [], True), ([found(AMPLIFICATION)], [], True), ([found(STRAGGLER, (1,))], [], False),
-    ([found(STRAGGLER, (1,))], [injected(STRAGGLER, (1,))], True),
-    ([found(STRAGGLER, (1, 2))], [injected(STRAGGLER, (1,))], False),
-    ([], [injected(STRAGGLER, (1,))], False),
-    ([found(STRAGGLER, (1,)), found(AMPLIFICATION)], [injected(STRAGGLER, (1,))], True),
-    ([found(STRAGGLER, (1,)), found(CONTENTION, (2,), ("h2",))], [injected(STRAGGLER, (1,))],
-     False),
-    ([found(AMPLIFICATION)], [injected(AMPLIFICATION)], True),
-    ([found(AMPLIFICATION), found(STRAGGLER, (0,))], [injected(AMPLIFICATION)], False)])
-def test_what_an_observed_run_must_say(findings, faults, right):
-  assert observed_processes.right(judged(faults, findings)) is right
 
 
 def write_run(root, spec, job):

@@ -54,15 +54,6 @@ def test_every_command_names_the_labs_own_namespaces_and_shapes_each_uplink():
   assert commands.lab_of("jaxfab-abc-a0") == "abc" and commands.lab_of("docker-abc-a0") is None
 
 
-def test_a_slip_a_missing_right_or_qdisc_is_explained():
-  with pytest.raises(ValueError, match="no host 'c0'"):
-    _RACKS.address("c0")
-  with pytest.raises(LabError, match="inside `with Lab"):
-    lab.Lab(_RACKS).popen("a0", ["true"])
-  assert "modprobe sch_tbf" in machine.explain(["tc", "x"], "Specified qdisc kind is unknown.")
-  assert "--privileged" in machine.explain(["ip", "x"], "Operation not permitted")
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("possible")
 def test_an_exception_takes_the_lab_down():

@@ -1,6 +1,5 @@
 """The measurements: what they make of their numbers, and each of them once in small."""
 
-import json
 
 import jax
 import jax.numpy as jnp
@@ -160,22 +159,6 @@ def test_a_published_file_is_run_as_it_is_by_jaxpace_run(published):
   assert "| nnx_data_parallel | 1 | 1 | train_step | 12 of 12 | 4 | 0 | " in page
   row, _ = published(3, 1, old="w = jnp.ones(4)", new="raise ValueError('no such data')")
   assert row["failed"].startswith("bare: ") and "no such data" in row["failed"]
-
-
-def test_files_that_were_rewritten_or_are_not_there_are_named(tmp_path, monkeypatch):
-  with pytest.raises(SystemExit, match="has no '  # Main Train Loop"):
-    published_examples.edited(TRAINER, published_examples.EXAMPLES["lm1b"])
-  monkeypatch.setattr(published_trainers.flags, "FLAGS", type("Its", (), {
-      "sources": str(tmp_path), "trainers": ["lm1b", "equinox"], "steps": 1,
-      "out": str(tmp_path / "x.json")}))
-  with pytest.raises(SystemExit, match="clones of equinox, flax"):
-    published_trainers.main([])
-  assert not list(tmp_path.iterdir())
-  cells = [{"cell_type": "markdown", "source": ["# Title"]},
-           {"cell_type": "code", "source": ["x = 1\n", "y = 2"]},
-           {"cell_type": "code", "source": ["z = x"]}]
-  (tmp_path / "a.ipynb").write_text(json.dumps({"cells": cells}))
-  assert published_examples.text_of(tmp_path / "a.ipynb") == "x = 1\ny = 2\nz = x"
 
 
 @pytest.mark.parametrize(("said", "different", "answer"), [

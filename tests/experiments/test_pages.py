@@ -88,10 +88,6 @@ CONFIGS = sorted(
     if path.stem != "__init__")
 
 
-def test_there_are_configs() -> None:
-  assert {"chars", "digits"} <= set(CONFIGS)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_each_file_has_one_get_config_that_makes_a_new_one_each_time(name: str) -> None:
   module = importlib.import_module(f"configs.{name}")
