@@ -40,7 +40,11 @@ def loss_fn(params, micro_batch, key=None):
   hidden = jnp.tanh(x.astype(params["w"].dtype) @ params["w"])
   if key is not None:
     hidden = jnp.where(jax.random.bernoulli(key, 0.5, hidden.shape), hidden, jnp.zeros_like(hidden))
-  logits = (hidden @ params["v"]).astype(jnp.float32)
+  return masked((hidden @ params["v"]).astype(jnp.float32), y)
+
+
+def masked(logits, y):
+  """The sum of what is lost where there is no padding, and of how much that is."""
   mask = (y > 0).astype(jnp.float32)
   each = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)[:, 0]
   return jnp.sum(mask * each), jnp.sum(mask)
@@ -70,14 +74,19 @@ def expected(dropout=False, of=None):
   return jax.value_and_grad(loss)(params() if of is None else of)
 
 
+def mapped(step, specs=(P(), P("data"), P()), out=P(), **settings):
+  """A step on each of the ranks: of parameters, micro-batches, and counts."""
+  return jax.jit(jax.shard_map(step, in_specs=specs, out_specs=out,
+                               **{"mesh": mesh_of(data=RANKS), **settings}))
+
+
 @functools.cache
 def compiled(check_vma=True, dropout=False, **settings):
   def step(params, micro_batches, counts):
     key = jax.random.key(KEY) if dropout else None
     return jaxpace.accumulate(loss_fn, params, micro_batches, counts, key=key, **settings)
 
-  return jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()),
-                               out_specs=P(), check_vma=check_vma))
+  return mapped(step, check_vma=check_vma)
 
 
 def close(found, wanted, tolerance=3e-6):
@@ -106,8 +115,7 @@ def test_ranks_fetch_what_they_run_of_a_batch_that_is_laid_out_evenly(whole):
     return jaxpace.accumulate(loss_fn, params, micro_batches, counts, key=jax.random.key(KEY),
                               mesh=mesh if whole else None, fetch=True)
 
-  run = jax.jit(step if whole else jax.shard_map(
-      step, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P()))
+  run = jax.jit(step) if whole else mapped(step)
   for counts in (EVEN, (6, 1, 0, 5), (0, TOTAL, 0, 0)):
     close(run(params(), examples(), of(*counts)), expected(True))
   loss, _ = run(params(), examples(), of(3, 3, 3, 4))
@@ -129,9 +137,7 @@ def test_a_loss_without_weights_is_averaged_over_micro_batches(has_aux):
   def whole(params):
     return sum(jnp.divide(*loss_fn(params, (x[i], y[i]))) for i in range(TOTAL)) / TOTAL
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()),
-                              out_specs=P()))
-  found, grads = run(params(), (x, y), of(6, 1, 0, 5))
+  found, grads = mapped(step)(params(), (x, y), of(6, 1, 0, 5))
   if has_aux:
     found, aux = found
     assert int(aux["tokens"]) == np.sum(y > 0)
@@ -156,8 +162,7 @@ def test_numbers_of_micro_batches_in_another_order():
     return jaxpace.accumulate(loss_fn, params, micro_batches, count[0], key=jax.random.key(KEY),
                               index=index)
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2),
-                              in_specs=(P(), P("data"), P("data"), P("data")), out_specs=P()))
+  run = mapped(step, (P(), P("data"), P("data"), P("data")), mesh=mesh_of(data=2))
   close(run(params(), (x[order], y[order]), of(6, 6), order), expected(True))
 
 
@@ -175,15 +180,11 @@ def test_tensor_parallel_sums_in_the_loop_with_other_counts_in_each_data_group()
   def split_loss(params, micro_batch):
     x, y = micro_batch
     hidden = jnp.tanh(x @ params["w"])  # this rank's half of the columns
-    logits = jax.lax.psum(hidden @ params["v"], "model")
-    mask = (y > 0).astype(jnp.float32)
-    each = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)[:, 0]
-    return jnp.sum(mask * each), jnp.sum(mask)
+    return masked(jax.lax.psum(hidden @ params["v"], "model"), y)
 
   specs = {"w": P(None, "model"), "v": P("model")}
-  run = jax.jit(jax.shard_map(
-      lambda params, batch, counts: jaxpace.accumulate(split_loss, params, batch, counts),
-      mesh=mesh_of(data=2, model=2), in_specs=(specs, P("data"), P()), out_specs=(P(), specs)))
+  run = mapped(lambda params, batch, counts: jaxpace.accumulate(split_loss, params, batch, counts),
+               (specs, P("data"), P()), (P(), specs), mesh=mesh_of(data=2, model=2))
   for counts in ((6, 6), (9, 3), (2, 10)):
     close(run(params(), shared_out(counts, 10), of(*counts)), expected())
 
@@ -246,7 +247,7 @@ def test_linen_and_remat_and_instrument_leave_the_bits_as_they_are():
 
   mesh = mesh_of(data=RANKS)
   paced, run, pace = instrumented(step, mesh, P(), P("data"), P(), check_vma=True)
-  bare = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data"), P()), out_specs=P()))
+  bare = mapped(step)
   one, other, even = weights, weights, weights
   for counts in ((6, 1, 0, 5), (2, 4, 3, 3), EVEN):
     one, loss_one = bare(one, shared_out(counts), of(*counts))
@@ -271,9 +272,8 @@ def test_nnx_by_its_parameters():
     each = -jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], 1)
     return jnp.sum(each), jnp.float32(each.size)
 
-  run = jax.jit(jax.shard_map(
-      lambda w, batch, counts: jaxpace.accumulate(loss, w, batch, counts, key=jax.random.key(KEY)),
-      mesh=mesh_of(data=RANKS), in_specs=(P(), P("data"), P()), out_specs=P()))
+  run = mapped(
+      lambda w, batch, counts: jaxpace.accumulate(loss, w, batch, counts, key=jax.random.key(KEY)))
   with jax.numpy_dtype_promotion("standard"):
     found = [run(weights, shared_out(counts), of(*counts)) for counts in (EVEN, (0, 1, 6, 5))]
   close(*found)
@@ -288,8 +288,7 @@ def refused(message, loss=loss_fn, counts=EVEN, batch=None, specs=(P(), P("data"
             check_vma=False, step=None, **settings):
   step = step or (lambda params, batch, counts: jaxpace.accumulate(loss, params, batch, counts,
                                                                    **settings))
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=RANKS), in_specs=specs, out_specs=P(),
-                              check_vma=check_vma))
+  run = mapped(step, specs, check_vma=check_vma)
   with pytest.raises(ValueError, match=message):
     run.lower(params(), shared_out(EVEN) if batch is None else batch, of(*counts))
 
@@ -313,8 +312,7 @@ def test_a_collective_over_another_axis_along_which_counts_differ():
   def step(params, batch, count):
     return jaxpace.accumulate(summed, params, batch, count[0, 0])
 
-  run = jax.jit(jax.shard_map(step, mesh=mesh_of(data=2, fsdp=2),
-                              in_specs=(P(), P("data"), P("data", "fsdp")), out_specs=P()))
+  run = mapped(step, (P(), P("data"), P("data", "fsdp")), mesh=mesh_of(data=2, fsdp=2))
   with pytest.raises(ValueError, match="collective over 'fsdp'"):
     run.lower(params(), shared_out((6, 6)), np.ones((2, 2), np.int32))
 
