@@ -31,21 +31,17 @@ def late_collections(keeper, steps):
   return found
 
 
-def test_aligned_collects_at_the_multiples_and_at_no_other_step():
-  with jaxpace.Housekeeper(every=10, mode="aligned", warmup=5) as keeper:
-    assert late_collections(keeper, 40) == [10, 20, 30, 40]
-
-
-def test_after_a_resume_the_steps_are_those_of_the_run():
-  with jaxpace.Housekeeper(every=10, mode="aligned", start=1007, warmup=2) as keeper:
-    assert late_collections(keeper, 20) == [1010, 1020] and keeper.steps == 1027
-
-
-def test_frozen_collects_once_after_warm_up():
+@pytest.mark.parametrize("mode, warmup, start, steps, collected", [
+    ("aligned", 5, 0, 40, [10, 20, 30, 40]),
+    # After a resume the steps are those of the run.
+    ("aligned", 2, 1007, 20, [1010, 1020]),
+    # Once, after the warm-up.
+    ("frozen", 7, 0, 40, [7])])
+def test_it_collects_at_these_steps_and_at_no_other(mode, warmup, start, steps, collected):
   heap = [[i] for i in range(5000)]
-  with jaxpace.Housekeeper(every=10, mode="frozen", warmup=7) as keeper:
-    assert late_collections(keeper, 40) == [7]
-    assert gc.get_freeze_count() > 1000 and heap
+  with jaxpace.Housekeeper(every=10, mode=mode, start=start, warmup=warmup) as keeper:
+    assert late_collections(keeper, steps) == collected and keeper.steps == start + steps
+    assert (gc.get_freeze_count() > 1000) == (mode == "frozen") and heap
 
 
 @pytest.mark.parametrize("mode", MODES)
