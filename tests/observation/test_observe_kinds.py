@@ -5,9 +5,7 @@ timestamps."""
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax import nnx
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -149,42 +147,6 @@ def test_pmap():
   programs = same(jax.pmap(step, axis_name="i"), jaxpace.observe(jax.pmap(step, axis_name="i")),
                   w, x)
   assert ("all-reduce", (), False) in found_in(programs)
-
-
-class Model(nnx.Module):
-
-  def __init__(self, rngs):
-    self.first, self.last = nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 4, rngs=rngs)
-    self.dropout = nnx.Dropout(0.1, rngs=rngs)
-
-  def __call__(self, x):
-    return self.last(self.dropout(nnx.relu(self.first(x))))
-
-
-def test_nnx_jit_changes_its_modules_in_place():
-  mesh = steps.mesh_of(data=4)
-  everywhere = NamedSharding(mesh, P())
-
-  def made():
-    model = Model(nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adamw(1e-2), wrt=nnx.Param)
-    for one in (model, optimizer):
-      nnx.update(one, jax.tree.map(lambda leaf: jax.device_put(leaf, everywhere), nnx.state(one)))
-    return model, optimizer
-
-  def step(model, optimizer, x):
-    value, grads = nnx.value_and_grad(lambda model: (model(x) ** 2).mean())(model)
-    optimizer.update(model, grads)
-    return value
-  _, x = arrays(mesh)
-  one, two = made(), made()
-  bare, observed = nnx.jit(step), jaxpace.observe(nnx.jit(step))
-  for _ in range(4):
-    wanted, found = bare(*one, x), observed(*two, x)
-    assert steps.bits((wanted, *map(nnx.state, one))) == steps.bits((found, *map(nnx.state, two)))
-  [program] = observed.plan.programs
-  assert not program.bare and observed.runs == {program.number}
-  assert host_ring.executions(0, program.number) == 4
 
 
 @pytest.mark.parametrize("kind", [AxisType.Explicit, AxisType.Auto])
