@@ -115,15 +115,3 @@ def test_one_slow_card_of_a_host_with_several_is_found(tmp_path):
   assert finding.ranks == (3,) and {"far_nic", "slow_host"} <= set(finding.causes)
   assert (finding.share == pytest.approx(1 - mean(play(job, fabric), found) / mean(steps, found),
                                          abs=0.02))
-
-
-def test_two_faults_at_once_have_a_share_each(tmp_path):
-  noise = {"late": {"kind": "slow", "ranks": [3], "extra": 0.3},
-           "stop": {"kind": "pauses", "probability": 0.02, "seconds": 80e-3, "cause": "gc"}}
-  steps, found = diagnosed(tmp_path, {"noise": noise}, steps=800)
-  shares = {f.mode: f.share for f in found.findings}
-  assert set(shares) == {"persistent_straggler", "runtime_jitter"}
-  plain = mean(play({"noise": {**noise, "stop": {**noise["stop"], "probability": 0.0}}}, steps=800),
-               found)
-  assert shares["runtime_jitter"] == pytest.approx(1 - plain / mean(steps, found), abs=0.02)
-  assert shares["persistent_straggler"] < 7 / 8 * 0.3 * COMPUTE / mean(steps, found)
