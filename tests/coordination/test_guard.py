@@ -1,7 +1,5 @@
 """guard: what it lets through, from what it judges, and that ranks judge alike."""
 
-import functools
-
 import hypothesis
 import jax
 import jax.numpy as jnp
@@ -18,11 +16,6 @@ from tests.coordination.test_trial import noisy
 from tests.quick import examples, long
 
 BLOCK, WAIT = trial.BLOCK, 2e-3
-
-
-@functools.lru_cache
-def compiled(pacer):
-  return jax.jit(jax.vmap(pacer.update))
 
 
 def judged(state):
@@ -52,7 +45,7 @@ def run(pacer, times, ranks=2, shared=True):
         step_time=took if step else np.full(ranks, np.nan, np.float32),
         job_step_time=np.full(ranks, job if shared else np.nan, np.float32), job_transfers=unknown,
         job_transfers_now=unknown)
-    decision, state = compiled(pacer)(seen, state)
+    decision, state = jobs.compiled(pacer)(seen, state)
     job = took[0] if step else np.nan
     asked, info = np.asarray(decision.delay), jax.tree.map(np.asarray, decision.info)
     step += 1
