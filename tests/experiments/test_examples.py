@@ -24,14 +24,11 @@ from experiments.examples.digits import data as digits_data
 from experiments.examples.digits import train as digits_train
 from experiments.examples.start import UserError
 from jaxpace.runs.reader import read_run
+from tests.instrumentation.running import mesh_of
 from tests.multiprocess import jobs
 
 FOLDER = jobs.ROOT / "experiments" / "examples"
 both_examples = pytest.mark.parametrize("example", ["digits", "chars"])
-
-
-def mesh_of(devices):
-  return jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
 
 
 # What differs.
@@ -104,17 +101,18 @@ def test_a_slip_is_a_sentence(tmp_path, example, flag, sentence):
 
 def test_batches_do_not_depend_on_the_number_of_devices():
   split, _ = digits_data.load()
-  for one, four in zip(*(digits_data.batches(split, 32, 3, 5, mesh_of(n)) for n in (1, 4)),
+  for one, four in zip(*(digits_data.batches(split, 32, 3, 5, mesh_of(data=n)) for n in (1, 4)),
                        strict=True):
     assert len(four["image"].addressable_shards) == 4
     np.testing.assert_array_equal(one["image"], four["image"])
     np.testing.assert_array_equal(one["label"], four["label"])
   text, _ = chars_data.load(chars_data.DEFAULT_TEXT, 16)
-  one, four = (np.asarray(next(chars_data.batches(text, 16, 8, 1, 7, mesh_of(n)))) for n in (1, 4))
+  one, four = (np.asarray(next(chars_data.batches(text, 16, 8, 1, 7, mesh_of(data=n))))
+               for n in (1, 4))
   np.testing.assert_array_equal(one, four)
   assert all(row.astype(np.uint8).tobytes() in text.tobytes() for row in one)
   with pytest.raises(UserError, match="does not divide among 4 devices.*batch_size=256"):
-    next(digits_data.batches(split, 30, 1, 0, mesh_of(4)))
+    next(digits_data.batches(split, 30, 1, 0, mesh_of(data=4)))
 
 
 @pytest.mark.long
@@ -162,7 +160,7 @@ def test_every_character_is_trained_on_once_whoever_has_its_document():
 
 def late_step(check_vma, seconds, rank=1, dtype=jnp.float32):
   """A compiled step on two devices: mean of the batch, and each device's time through it."""
-  mesh = mesh_of(2)
+  mesh = mesh_of(data=2)
 
   def train_step(state, batch):
     return state + jax.lax.pmean(batch["x"].astype(jnp.float32).sum(), "data"), batch["x"]
