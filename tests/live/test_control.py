@@ -20,7 +20,7 @@ from jaxpace.hosts.distributed import rounds
 from jaxpace.live import control_file
 from jaxpace.live.control_file import ControlRequest, RequestError
 from tests.instrumentation import models
-from tests.instrumentation.running import P, column, mesh_of
+from tests.instrumentation.running import P, column, instrumented, mesh_of
 
 RANKS, DELAY = 2, 2e-4
 COMPILED: list[str] = []
@@ -49,16 +49,14 @@ def compiled(form, pacer):
     traces.append(1)
     return (models.vma_step if form == "check_vma" else models.plain_step)(params, batch)
 
-  paced = jaxpace.instrument(counted, "data", pacer(), share=True)
   if form == "pmap":
+    paced = jaxpace.instrument(counted, "data", pacer(), share=True)
     devices = jax.local_devices()[:RANKS]
     return (paced, jax.pmap(paced, "data", devices=devices, donate_argnums=0), {"devices": devices},
             traces)
   mesh = mesh_of(data=RANKS)
-  spec = jaxpace.spec(mesh)
-  step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                               out_specs=(spec, P()), check_vma=form == "check_vma"),
-                 donate_argnums=0)
+  paced, step, _ = instrumented(counted, mesh, P(), P("data"), check_vma=form == "check_vma",
+                                donate=(0,), pacer=pacer(), share=True)
   return paced, step, {"mesh": mesh}, traces
 
 
