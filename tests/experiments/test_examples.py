@@ -50,12 +50,6 @@ def test_few_lines_change_and_the_documentation_shows_them(example, patch, added
   assert "jaxpace" not in (FOLDER / example / "train.py").read_text()
 
 
-def test_a_patch_that_does_not_fit_is_refused():
-  assert start.patched("a\nb\nc\n", "--- x\n+++ x\n@@ -2 +2,2 @@\n-b\n+B\n+b\n") == "a\nB\nb\nc\n"
-  with pytest.raises(ValueError, match="does not fit line 2"):
-    start.patched("a\nc\n", "--- x\n+++ x\n@@ -2 +2 @@\n-b\n+B\n")
-
-
 def launched(example, *flags):
   environment = jobs.clean_environment(XLA_FLAGS="--xla_force_host_platform_device_count=4")
   return subprocess.run([sys.executable, "-m", f"experiments.examples.{example}.main", *flags],
@@ -84,16 +78,6 @@ def test_results_with_jaxpace_are_those_without_it(tmp_path, example, flags):
       run = read_run(workdir)
       assert run.ranks == 4 and len(run.collectives) >= 1
   assert results[0] == results[1] == results[2]
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("example", "flag", "sentence"), [
-    ("digits", "--config.batch_size=7", "batch_size 7 does not divide among 4 devices"),
-    ("chars", "--text=missing.txt", "The text missing.txt cannot be read")])
-def test_a_slip_is_a_sentence(tmp_path, example, flag, sentence):
-  done = launched(example, f"--workdir={tmp_path}", "--nojaxpace", flag)
-  assert done.returncode == 2
-  assert sentence in done.stdout and "Traceback" not in done.stdout
 
 
 # Their data, models and training.
