@@ -9,10 +9,12 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from tests.instrumentation.running import instrumented
+from tests.multiprocess.joining import laid_out
 
 TURNS, CALL, TURN = 8, 6, 5
 
@@ -51,18 +53,9 @@ def train_step(weights, batch):
   return weights * 0.999, jax.lax.pmean(jnp.mean(out), "data")
 
 
-def on_devices(values, spec):
-  return jax.make_array_from_callback(values.shape, NamedSharding(mesh, spec),
-                                      lambda at: values[at])
-
-
-weights = on_devices(np.ones((TURNS, 16, 16), np.float32) / 16, P())
-batch = on_devices(np.ones((8, 16), np.float32), P("data"))
-paced = jaxpace.instrument(train_step, "data")
-spec = jaxpace.spec(mesh)
-step = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                             out_specs=(spec, P()), check_vma=False))
-pace = paced.init(mesh)
+weights = laid_out(np.ones((TURNS, 16, 16), np.float32) / 16, mesh, P())
+batch = laid_out(np.ones((8, 16), np.float32), mesh, P("data"))
+paced, step, pace = instrumented(train_step, mesh, P(), P("data"))
 with (jaxpace.Recorder("runs/hang", paced) as recorder,
       jaxpace.Watchdog(timeout=3.0, recorder=recorder) as watchdog):
   watched = watchdog.watch(step)

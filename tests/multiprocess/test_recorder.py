@@ -5,7 +5,6 @@ import os
 import pathlib
 import signal
 import subprocess
-import sys
 import threading
 import time
 
@@ -21,14 +20,8 @@ SILENCE = 1.0  # s
 class Worker:
   """A `recorder_worker.py`, its output line by line."""
 
-  def __init__(self, *args: object, devices: int = 1, **popen):
-    environment = jobs.clean_environment(
-        XLA_FLAGS=f"--xla_force_host_platform_device_count={devices}")
-    self.process = subprocess.Popen(
-        [sys.executable, str(pathlib.Path(__file__).with_name("recorder_worker.py")),
-         *map(str, args)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=jobs.ROOT,
-        **popen)
+  def __init__(self, *args: object, devices: int = 1):
+    self.process = jobs.start("recorder_worker.py", *args, devices=devices)
     self.lines: list[str] = []
     self.reader: threading.Thread | None = None
 
