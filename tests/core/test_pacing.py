@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jax.sharding import PartitionSpec as P
 
 import jaxpace
 from jaxpace.core import pacing
@@ -15,6 +14,7 @@ from jaxpace.runs.reader import read_run
 from jaxpace.simulation import scenario, settings
 from jaxpace.simulation.record import RunWriter
 from jaxpace.simulation.replay import replay
+from tests.instrumentation.running import P, instrumented, mesh_of
 
 RANKS, STEPS = 4, 12
 
@@ -47,20 +47,15 @@ def close(one, other):
 def recorded(tmp_path_factory):
   """A live run with two timestamped collectives, the first of which carries what is shared."""
   path = tmp_path_factory.mktemp("runs") / "live"
-  mesh = jax.make_mesh((RANKS,), ("data",), devices=jax.devices()[:RANKS],
-                       axis_types=(jax.sharding.AxisType.Auto,))
-
   def step(params, batch):
     grads = jax.lax.psum(jnp.outer(batch.sum(0), batch.sum(0)), "data")
     params = params - np.float32(1e-3) * grads
     norm = jax.lax.psum((params * params).sum(), "data")
     return params, norm
 
-  paced = jaxpace.instrument(step, axis_name="data", pacer=telltale(2), share=True)
-  spec = jaxpace.spec(mesh)
-  run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(spec, P(), P("data")),
-                              out_specs=(spec, (P(), P())), check_vma=False))
-  params, batch, pace = jnp.zeros((8, 8)), jnp.ones((RANKS * 2, 8)), paced.init(mesh)
+  paced, run, pace = instrumented(step, mesh_of(data=RANKS), P(), P("data"), pacer=telltale(2),
+                                  share=True)
+  params, batch = jnp.zeros((8, 8)), jnp.ones((RANKS * 2, 8))
   with jaxpace.Recorder(path, paced) as recorder:
     for _ in range(STEPS):
       pace, (params, _) = run(pace, params, batch)
