@@ -17,8 +17,9 @@ from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from tests.diagnose.synthetic import run_of
-from tests.diagnose.test_findings import job, with_bytes
+from tests.diagnose.test_findings import job
 from tests.diagnose.test_tcp import sampled
+from tests.diagnose.traces import known, with_bytes
 from tests.lib.said import numbers, only
 from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -70,8 +71,8 @@ def test_a_rank_that_is_late_by_a_little_since_transfers_are_slow_is_late_becaus
   assert finding.share == pytest.approx(cost(truth), abs=0.02)
   assert "host2" in only(finding.evidence, Evidence.LATE_AS_WELL)
   # Where no data queue on the way, or nobody knows, it is the host that is slow.
-  for known in (run, sampled(run, lambda process, at: 0.3e-3)):
-    (finding,) = diagnose(known).findings
+  for other in (run, sampled(run, lambda process, at: 0.3e-3)):
+    (finding,) = diagnose(other).findings
     assert (finding.mode, finding.ranks) == (Verdict.PERSISTENT, (5,))
   # As much as a quarter of the contention is no little.
   alike = run_of(job(Fault("contention", 4e-3,
@@ -85,11 +86,7 @@ def test_a_slow_link_costs_no_more_than_transfers_take_beyond_a_known_floor():
   (estimated,) = diagnose(run).findings
   # connections of the others are busy for 2.2 ms per step: by those it would cost 3 ms
   floor = 2.8e-3
-  quiet = Estimate(*[floor / 14] * 3)  # 2 (P - 1) α on a ring of 8
-  fabric = MeasuredFabric((Level("all", None, None,
-                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
-                          "bench.json")
-  diagnosis = diagnose(run, fabric=fabric)
+  diagnosis = diagnose(run, fabric=known(floor / 14))  # 2 (P - 1) α on a ring of 8
   (finding,) = diagnosis.findings
   assert finding.hosts == estimated.hosts == ("host3",)
   assert estimated.share == pytest.approx(3e-3 / diagnosis.step_time.mean, abs=0.002)

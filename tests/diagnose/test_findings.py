@@ -7,7 +7,6 @@ import re
 import numpy as np
 import pytest
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.words.codes import Verdict, codes
@@ -16,6 +15,7 @@ from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import run_of, true_shares
+from tests.diagnose.traces import known, with_bytes
 from tests.lib.said import numbers, only
 from tests.quick import examples
 from tests.synthetic.synthetic_faults import Fault
@@ -171,22 +171,13 @@ def test_contention_of_the_whole_run_shows_against_a_known_floor_only():
   assert [f.mode for f in diagnose(run).findings] == []
   run = with_bytes(run, 4096)
   # 2 (P - 1) α on a ring of 8
-  quiet = Estimate(crowded.transfer / 14, crowded.transfer / 14, crowded.transfer / 14)
-  fabric = MeasuredFabric((Level("all", None, None,
-                                 {ALL_REDUCE: Cost(quiet, Estimate(0.0, 0.0, 0.0), RING)}),),
-                          "bench.json")
-  diagnosis = diagnose(run, fabric=fabric)
+  diagnosis = diagnose(run, fabric=known(crowded.transfer / 14))
   (finding,) = diagnosis.findings
   assert finding.mode == Verdict.CONTENTION
   assert finding.share == pytest.approx(6.2e-3 / diagnosis.step_time.mean, abs=0.01)
   assert diagnosis.floor.known
-  assert "bench.json" in diagnosis.floor.source
+  assert "made up" in diagnosis.floor.source
   assert Note.LOWER_BOUND not in codes(diagnosis.notes)
-
-
-def with_bytes(run, size):
-  return dataclasses.replace(run, collectives=tuple(
-      dataclasses.replace(c, name="psum", bytes=size) for c in run.collectives))
 
 
 def places(far: set[int]) -> tuple[Locality, ...]:

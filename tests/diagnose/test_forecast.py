@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from jaxpace.costs import fabric_file as fabrics
-from jaxpace.costs.fabric_file import ALL_REDUCE, Cost, Estimate, Level, MeasuredFabric
+from jaxpace.costs.fabric_file import ALL_REDUCE, Level, MeasuredFabric
 from jaxpace.diagnose.forecast import tails
 from jaxpace.diagnose.forecast.forecast import RESAMPLED, TAIL, forecast, to_json
 from jaxpace.diagnose.forecast.sample import correlation_time, take_sample
@@ -18,7 +17,7 @@ from jaxpace.diagnose.forecast.tails import predict_offsets, separate
 from jaxpace.diagnose.words.codes import Silence, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import MISSING, RunError
-from tests.diagnose.traces import barrier, make_run
+from tests.diagnose.traces import barrier, known, make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples
 
@@ -44,12 +43,6 @@ def with_collectives(busy, sizes, took):
   return type(run)(**{**vars(run), "collectives": tuple(
       type(c)(c.slot, "psum", size, c.enter_ns, c.exit_ns, c.attempt)
       for c, size in zip(run.collectives, sizes, strict=True))})
-
-
-def known(alpha=0.0, beta=0.0, algorithm="ring", ranks=None):
-  costs = {kind: Cost(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta), algorithm)
-           for kind in fabrics.KINDS}
-  return MeasuredFabric((Level("made up", ranks, None, costs),), "made up")
 
 
 def pooled(values):

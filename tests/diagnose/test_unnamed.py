@@ -5,13 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxpace.costs.fabric_file import ALL_REDUCE, RING, Cost, Estimate, Level, MeasuredFabric
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import HostCauses
 from jaxpace.runs.step_causes import PAUSES
-from tests.diagnose.traces import barrier, make_run
+from tests.diagnose.traces import barrier, known, make_run, with_bytes
 from tests.lib.said import numbers, only
 
 MS, RANKS, STEPS = 1_000_000, 4, 200
@@ -150,13 +149,9 @@ def test_steps_that_hold_half_of_the_waiting_are_named():
 
 
 def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
-  run = paused(0.0, [], None)
-  run = dataclasses.replace(run, collectives=tuple(
-      dataclasses.replace(c, name="psum", bytes=4096) for c in run.collectives))
-  cost = Cost(Estimate(1e-5, 1e-5, 1e-5), Estimate(0.0, 0.0, 0.0), RING)
+  run = with_bytes(paused(0.0, [], None), 4096)
   for ranks, used in ((RANKS, True), (2, False)):
-    fabric = MeasuredFabric((Level("process", ranks, ranks, {ALL_REDUCE: cost}),), "bench.json")
-    diagnosis = diagnose(run, fabric=fabric)
+    diagnosis = diagnose(run, fabric=known(1e-5, ranks=ranks))
     assert (diagnosis.floor.source != "running minimum") == used
     assert (Note.FABRIC_UNUSED in codes(diagnosis.notes)) != used
 

@@ -172,14 +172,8 @@ def test_a_pipe_or_a_device_is_written_to_and_not_replaced(written, tmp_path, op
   reader.start()
   assert main(["report", str(written[0]), "--steps", "10:30", option, str(pipe)]) == 0
   reader.join(300)
-  assert got and got[0] and stat.S_ISFIFO(pipe.lstat().st_mode) and os.listdir(tmp_path) == ["pipe"]
-
-
-@pytest.mark.parametrize("target", ["-", "nowhere/a.pftrace", "."])
-def test_what_cannot_be_written_is_said_before_the_work(written, capsys, target):
-  assert main(["report", str(written[0]), "--chrome", target]) == 2
-  said = capsys.readouterr()
-  assert said.err.count("\n") == 1 and not said.out
+  assert got and got[0].rstrip().endswith((b"}", b"</html>")), "all of it"
+  assert stat.S_ISFIFO(pipe.lstat().st_mode) and os.listdir(tmp_path) == ["pipe"]
 
 
 def test_foreign_names_are_text(tmp_path):

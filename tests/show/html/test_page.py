@@ -2,14 +2,12 @@
 executed."""
 
 import base64
-import concurrent.futures
 import hashlib
 import html.parser
 import json
 import os
 import pathlib
 import re
-import stat
 
 import pytest
 
@@ -245,13 +243,14 @@ def test_runs_with_little_in_them_have_a_page(tmp_path):
             and json.loads(document.all("script", type="application/json")[0][2]))
 
 
-def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("option", ["--html", "--chrome"])
+def test_where_it_cannot_be_written_is_told_before_the_work(tmp_path, capsys, monkeypatch, option):
   monkeypatch.setattr("jaxpace.runs.reader.read_run",
                       lambda *_, **__: pytest.fail("it read the run first"))
   (tmp_path / "folder").mkdir()
   for target, words in (("-", "takes the name of a file"), (tmp_path / "folder", "is a directory"),
                         (tmp_path / "no" / "report.html", "does not exist")):
-    assert main(["report", str(tmp_path), "--html", str(target)]) == 2
+    assert main(["report", str(tmp_path), option, str(target)]) == 2
     said = capsys.readouterr().err
     assert said.startswith("jaxpace report: ") and words in said and said.count("\n") == 1
 
@@ -271,16 +270,6 @@ def test_it_is_written_as_a_whole_and_nowhere_else(tmp_path, made, monkeypatch):
   with pytest.raises(UserError, match="No space left"):
     write_file([page.page(made[2]).encode()], str(target))
   assert target.read_text() == "old" and [f.name for f in tmp_path.iterdir()] == ["report.html"]
-
-
-def test_a_pipe_can_take_it(tmp_path, made):
-  pipe = tmp_path / "pipe"
-  os.mkfifo(pipe)
-  with concurrent.futures.ThreadPoolExecutor() as pool:
-    read = pool.submit(pipe.read_text, encoding="utf-8")
-    write_file([page.page(made[2]).encode()], str(pipe))
-    assert read.result() == made[1]
-  assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
 def test_series_are_only_in_the_json_where_they_are_asked_for(tmp_path, made):
