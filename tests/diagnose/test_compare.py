@@ -17,7 +17,7 @@ from jaxpace.diagnose.floor import SHARES
 from jaxpace.diagnose.words.codes import ChangeCode, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import RunError
-from tests.diagnose.traces import make_run
+from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers, only
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -52,12 +52,8 @@ def test_equal_runs_are_seldom_told_apart_even_where_noise_remembers(keep):
   assert sure <= 0.09 * 300
 
 
-def recorded(job, **options):
-  truth = synthetic_runs.simulate(job)
-  gap = truth.gap.astype(float)
-  gap[:, 0] = np.nan
-  return diagnose(make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay.astype(float),
-                           **options))
+def recorded(job):
+  return diagnose(run_of(job)[0])
 
 
 JOB = SyntheticJob(ranks=4, steps=400, noise=0.1)
@@ -105,9 +101,8 @@ def test_fail_above_needs_more_than_the_limit_and_more_than_chance():
 
 
 def test_runs_of_different_kinds_are_compared_with_words():
-  a = recorded(JOB, hosts=dict.fromkeys(range(4), "a"))
-  b = recorded(dataclasses.replace(JOB, ranks=6, steps=90, collectives=2),
-               hosts=dict.fromkeys(range(6), "b"))
+  a = recorded(JOB)
+  b = recorded(dataclasses.replace(JOB, ranks=6, steps=90, collectives=2, hosts=1))
   found = compare(a, b)
   assert found.ranks == {} and Note.HOSTS_DIFFER in codes(found.notes)
   for code, of_a, of_b in ((Note.RANKS_DIFFER, 4, 6), (Note.STEPS_DIFFER, 399, 89),

@@ -14,7 +14,7 @@ from jaxpace.diagnose.limits import COSTLY
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from tests.diagnose.grouped import report
-from tests.diagnose.traces import make_run
+from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples, long
 from tests.synthetic import synthetic_runs
@@ -81,12 +81,9 @@ def made(shape, where: str, kind: str, ranks: int, steps: int, size: float, seed
 
 
 def run_of(compute, gap, transfer):
-  busy = np.rint(1e9 * (compute + gap)).astype(np.int64)
-  base = np.cumsum(busy.max(axis=0) + np.rint(1e9 * transfer).astype(np.int64))
-  enter = np.concatenate([[0], base[:-1]]) + busy
+  enter, leave = barrier(np.rint(1e9 * (compute + gap)), np.rint(1e9 * transfer))
   origin = (np.arange(len(compute)) * 7 * 10**14)[:, None]
-  return make_run((enter + origin)[None], (np.broadcast_to(base, busy.shape) + origin)[None],
-                  gap=np.rint(1e9 * gap), processes=np.arange(len(compute)),
+  return make_run(enter + origin, leave + origin, gap=np.rint(1e9 * gap),
                   hosts=[f"h{rank}" for rank in range(len(compute))])
 
 

@@ -30,11 +30,10 @@ TICK = 3e-9
 """Durations are float32 seconds beside whole nanoseconds."""
 
 
-def recorded(truth, ranks=slice(None), hosts=None, processes=None):
-  gap = truth.gap[ranks].astype(float)
+def recorded(truth, **whose):
+  gap = truth.gap.astype(float)
   gap[:, 0] = np.nan
-  return make_run(truth.enter[:, ranks], truth.exit[:, ranks], gap=gap,
-                  delay=truth.delay[ranks].astype(float), hosts=hosts, processes=processes)
+  return make_run(truth.enter, truth.exit, gap=gap, delay=truth.delay, **whose)
 
 
 def mean_step(run):

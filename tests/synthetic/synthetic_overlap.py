@@ -13,9 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.record.columns import whose
-from jaxpace.record.parts import PartStore
-from jaxpace.runs import rundir, schema
+from tests.diagnose import grouped
 
 _NS = 1e9
 
@@ -79,18 +77,9 @@ def _covered(enter: np.ndarray, leave: np.ndarray, stop: int) -> int:
   return covered
 
 
-def write(directory: str | pathlib.Path, job: OverlappingJob, run: str = "overlap"
-          ) -> OverlapTruth:
-  """Writes the job as one process would have recorded it; returns the truth."""
-  truth, path = simulate(job), pathlib.Path(directory)
-  path.mkdir(parents=True, exist_ok=True)
-  rundir.write_json(path / "run.json", {
-      "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": job.ranks,
-      "processes": 1, "clock": "made up"})
-  slot, rank, step = (values.reshape(-1) for values in np.indices(truth.enter.shape))
-  PartStore(path, "collectives", run, 0).append({
-      **whose(step, rank, 0, 0), "collective": slot.astype(np.int32),
-      "name": np.char.add("bucket ", slot.astype(str)), "axis": np.full(step.size, "data"),
-      "bytes": np.full(step.size, 1 << 20, np.int64), "enter_ns": truth.enter.reshape(-1),
-      "exit_ns": truth.exit.reshape(-1)})
+def write(directory: str | pathlib.Path, job: OverlappingJob) -> OverlapTruth:
+  """Writes the job as a process for each rank would have recorded it; returns the truth."""
+  truth = simulate(job)
+  grouped.write(directory, truth.enter, truth.exit,
+                collectives=[{"name": f"bucket {b}"} for b in range(job.buckets)])
   return truth
