@@ -1,7 +1,6 @@
 """From events of instrumented steps to rows of the tables, and what the intake makes of their
 numbers."""
 
-import dataclasses
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from jaxpace.record import columns
 from jaxpace.record.ring.executions import Executions
 from jaxpace.runs.step_causes import HOST_CAUSES
 from tests.record import fake_step as fake
-from tests.record.ring.programs import traced
 from tests.record.ring.replayed import Replayed, rows_of
 
 
@@ -61,22 +59,6 @@ def test_phases_that_were_not_told_apart_are_absent_and_a_stamp_not_taken_makes_
   assert not {"forward_ns", "backward_ns", "sync_ns"} & set(steps)
 
 
-def test_two_collectives_make_two_rows_a_step():
-  first, = fake.PLAN.collectives
-  plan = dataclasses.replace(
-      simple_plan(Timestamp("start", "gap"), Timestamp("enter", "sync", 0),
-                  Timestamp("exit", "sync", 0),
-                  Timestamp("enter", "compute", 1), Timestamp("exit", "sync", 1),
-                  Timestamp("end", "update")),
-      collectives=(first, traced(1, "loss")))
-  _, collectives, _ = rows_of(plan, events_of(
-      plan, [[1, 2, 4, 8, 16, 32], [101, 102, 104, 108, 116, 132]], [0, 1]))
-  assert collectives["step"].tolist() == [0, 0, 1, 1]
-  assert collectives["name"].tolist() == ["psum.grads", "loss"] * 2
-  assert collectives["enter_ns"].tolist() == [2, 8, 102, 108]
-  assert collectives["exit_ns"].tolist() == [4, 16, 104, 116]
-
-
 def test_gap_is_carried_over_batches_but_not_over_holes():
   plan = simple_plan(Timestamp("start", "gap"), Timestamp("end", "update"))
   rows = events_of(plan, [[100, 110], [125, 140], [300, 310]], [7, 8, 10])
@@ -101,14 +83,6 @@ def test_batching_does_not_matter(cut):
                (range(cut, 6), (cut - 1, fake.timestamp(cut - 1, 0, 7)) if cut else None)) if steps]
   joined = columns.concatenate(parts)
   assert {n: v.tolist() for n, v in joined.items()} == {n: v.tolist() for n, v in whole.items()}
-
-
-def test_host_columns_are_those_of_each_step():
-  causes = len(HOST_CAUSES) - 1
-  made = columns.of_host(columns.of_samples([(30,) + (None,) * causes, (None,) * (causes + 1)]),
-                         [{"load": 0.5}, {}])
-  assert made[HOST_CAUSES[0].column].tolist() == [30, None]
-  assert made["host_load"].tolist() == [0.5, None]
 
 
 def called(step: int) -> tuple:

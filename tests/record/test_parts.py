@@ -168,14 +168,6 @@ def test_nothing_is_written_for_no_rows(tmp_path):
   assert store.files == []
 
 
-def test_arrow_values_survive(tmp_path):
-  data = {"step": np.array([1, 2]), "gap_ns": np.ma.masked_array([5, 6], [True, False])}
-  table = parts.to_arrow(data, "steps")
-  assert table["gap_ns"].to_pylist() == [None, 6]
-  assert table["forward_ns"].to_pylist() == [None, None]
-  assert table["gap_ns"].type == pa.int64()
-
-
 def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_path, caplog):
   store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=8)
   for i in range(4):

@@ -110,13 +110,6 @@ def test_several_executions_of_a_program_make_one_step():
     executions([*found, *operations(profile(*step(1, 1, 0), *step(2, 1, 1000)))], 2)
 
 
-def test_a_start_and_its_done_are_one_collective():
-  found = operations(profile(op("all-gather-start.1", 1, 0, 10, 5),
-                             op("all-gather-done.1", 1, 0, 80, 20)))
-  assert in_trace(executions(found, 1)[1][0][0]) == {"all-gather.1": [(10, 100)]}
-  assert is_collective("collective-permute.12") and not is_collective("all-reduce-fusion")
-
-
 def test_turns_of_a_loop_are_told_apart():
   def turn(k, begin):
     return [op("fusion.2", 1, 0, begin, 30), op("all-reduce.5", 1, 0, begin + 30, 10)]
@@ -136,6 +129,7 @@ def test_starts_and_dones_of_a_loop_are_paired_turn_by_turn():
                                for turn in range(3) for half, at in (("start", 0), ("done", 50)))))
   assert in_trace(executions(found, 1)[1][0][0]) == {
       "all-gather.1": [(0, 60), (100, 160), (200, 260)]}
+  assert is_collective("collective-permute.12") and not is_collective("all-reduce-fusion")
 
 
 def test_a_loop_that_turns_more_often_in_some_steps_keeps_its_order():

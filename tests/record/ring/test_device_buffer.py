@@ -3,7 +3,6 @@
 import threading
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -122,10 +121,3 @@ def test_what_the_native_code_writes_meanwhile_is_taken_whole():
       assert taken.ns[0] >= newest and (np.diff(taken.ns) >= 0).all()
       newest, count = int(taken.ns[-1]), count + len(taken.ns)
   assert count + buffer.lost == 3_000_000
-
-
-@pytest.mark.parametrize("capacity", [2, 1024])
-def test_nothing_written_is_nothing(capacity):
-  buffer = DeviceBuffer()
-  taken = buffer.take(np.zeros(capacity, ring_layout.EVENT), lambda: 0)
-  assert taken.ns.size == 0 and taken.lost == 0 and buffer.position == 0

@@ -3,14 +3,11 @@
 import collections
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.core.plan import Loop
 from jaxpace.core.ring_layout import NUMBER
 from jaxpace.record.ring.executions import (
-  BACKWARD,
   COMPUTE,
   FORWARD,
   UPDATE,
@@ -153,14 +150,6 @@ def test_an_exit_that_several_share_is_that_of_each():
       (0, 0, 11, 20), (1, 0, 14, 20), (2, 0, 21, 25), (0, 1, 31, 40), (1, 1, 33, 40)]
 
 
-def test_no_collectives_no_marks_and_a_loop_that_ran_no_turn():
-  looped = collective(0, loops=[Loop("while.1", None)])
-  for marks, collectives in (([], []), ([], [collective(0)]), ([(50, 1)], [collective(0)]),
-                             ([], [looped])):
-    ran = fed(Splitter(), [(NUMBER, 0), (0, 1), *marks, (1, 2)])
-    assert not occurrences(ran, collectives).iteration.size
-
-
 def plain_sums(start, end, rows):
   """Nanosecond by nanosecond: a collective is waited for once all others that end before it have
   ended."""
@@ -216,19 +205,3 @@ def test_sums_are_those_of_every_single_nanosecond(executions):
     if len({row[1] for row in own}) == len(own):  # where several end at once, either phase is right
       assert {kind: ns for kind, ns in enumerate(by_phase[k].tolist()) if ns > 0} == {
           kind: ns for kind, ns in computed.items() if ns > 0}
-
-
-@pytest.mark.parametrize("rows, end, sync, computed", [
-    # 22 to 30 is the end of the forward pass and the beginning of the backward one: nobody knows
-    # where it turns
-    ([(10, 12, FORWARD), (20, 22, FORWARD), (30, 32, BACKWARD), (45, 47, BACKWARD),
-      (60, 61, UPDATE)], 70, 9, [10 + 8, 13, 9, 8 + 13]),
-    # Open from 10 to 90, while the device computes and goes through two others.
-    ([(10, 90, BACKWARD), (30, 35, BACKWARD), (60, 70, BACKWARD)], 100, 5 + 10 + 20,
-     [-1, 60 - 35, -1, 30 + 10])])
-def test_phases_are_where_the_collectives_tell_them_and_an_open_one_hides_nothing(
-    rows, end, sync, computed):
-  enter, leave, phase = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-  found = sums(np.array([0]), np.array([end]), np.zeros(len(rows), np.int64), enter, leave, phase)
-  assert [each.tolist() for each in found] == [[sync], [computed]]
-  assert [FORWARD, BACKWARD, UPDATE, COMPUTE] == [0, 1, 2, 3]
