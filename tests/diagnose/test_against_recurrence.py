@@ -131,6 +131,7 @@ def test_pauses_of_one_rank_are_its_own_and_worth_what_they_cost(data, job):
   agrees(document)
   finding = document["findings"][0]
   assert finding["mode"] == "runtime_jitter" and finding["ranks"] == [rank]
+  assert finding["share"] == pytest.approx(1 - 1 / gain(job, pause), abs=0.02)
   assert document["what_if"]["asked"][0]["speedup"] == pytest.approx(gain(job, pause), rel=0.015)
 
 

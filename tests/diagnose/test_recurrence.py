@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnose.words.codes import Verdict
-from jaxpace.diagnose.words.notes import Note
 from tests.diagnose.grouped import report
 from tests.diagnose.recurrence import (
   STEP_GAP,
@@ -76,21 +75,7 @@ def test_each_rank_goes_through_its_collectives_in_its_own_order(tmp_path, as_pa
   assert compute == pytest.approx([240e-3] * 8, rel=2e-3)
 
 
-PIPELINES = pytest.mark.parametrize("as_pairs", [*long(True), False],
-                                    ids=["pairs", "groups of indices"])
-
-
-@PIPELINES
-def test_an_even_pipeline_waits_for_nobody(tmp_path, as_pairs):
-  mesh, places = pipeline(4, 2, 8, [10e-3] * 4, as_pairs=as_pairs)
-  document = told(tmp_path, Job(mesh, places, noise=0.01, steps=60))
-  assert document["verdict_code"] == Verdict.HEALTHY and not document["findings"]
-  assert [row["lateness"] for row in document["per_rank"]] == pytest.approx([0] * 8, abs=1e-3)
-  assert 1 <= document["what_if"]["no_skew"]["speedup"] < 1.01
-  assert Note.BUBBLES in document["note_codes"] and Note.SPREAD not in document["note_codes"]
-
-
-@PIPELINES
+@pytest.mark.parametrize("as_pairs", [*long(True), False], ids=["pairs", "groups of indices"])
 def test_a_slow_last_stage_of_a_pipeline_is_named(tmp_path, as_pairs):
   slow = [10e-3, 10e-3, 10e-3, 15e-3]
   mesh, places = pipeline(4, 2, 8, slow, as_pairs=as_pairs)
@@ -106,19 +91,6 @@ def test_a_slow_last_stage_of_a_pipeline_is_named(tmp_path, as_pairs):
   # All stages as busy as their mean: (10 + 10 + 10 + 15) / 4 ms.
   mean = play(Job(mesh, pipeline(4, 2, 8, [11.25e-3] * 4, as_pairs=as_pairs)[1])).step_time()
   assert document["what_if"]["no_skew"]["step_time"] == pytest.approx(mean, rel=0.01)
-
-
-@pytest.mark.parametrize("mesh", [{"data": 8}, {"data": 2, "tensor": 4}], ids=["data", "tensor"])
-def test_rows_lost_at_random_change_nothing_that_is_said(tmp_path, mesh):
-  """Of each rank 6 %: no rank is away, and what-if is that of the job with all rows."""
-  late = Cause("late", 10e-3, (5,), 0)
-  job = even(mesh, causes=(late,), noise=0.02, missing=0.06, steps=235)
-  document = told(tmp_path, job)
-  (finding,) = document["findings"]
-  assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [5]
-  assert document["what_if"]["without_rank"]["5"]["speedup"] == pytest.approx(gain(job, late),
-                                                                              rel=5e-3)
-  assert Note.RANKS_AWAY not in document["note_codes"] and not document["not_judged"]
 
 
 # Pauses, slow transfers and missing ranks on tensor x data meshes: reports against the recurrence
@@ -140,19 +112,6 @@ def shown(path, some: Job, *arguments):
   document = report(path / "run", *arguments)
   check_shares(document)
   return document, played.step_time(1), play(some, some.causes).step_time(1)
-
-
-@pytest.mark.parametrize("slots, noise", [("ttd", 0.001), ("dtt", 0.02)])
-def test_a_rank_that_pauses_is_named_and_its_pauses_are_not_compute(tmp_path, slots, noise):
-  pause = Cause("pause", 200e-3, (5,), every=10)
-  document, step, without = shown(tmp_path, job(slots, pause, noise=noise), "--without", "pauses")
-  assert document["verdict_code"] == "runtime_jitter"
-  (finding,) = document["findings"]
-  assert finding["ranks"] == [5]
-  assert finding["share"] == pytest.approx(1 - without / step, abs=0.01)
-  assert document["what_if"]["asked"][0]["step_time"] == pytest.approx(without, rel=0.01)
-  # No more of the waiting is for longer compute than without the pauses.
-  assert document["shares"]["skew"] < 0.03
 
 
 @pytest.mark.parametrize("slots, noise", [("ttd", 0.02), ("dtt", 0.001)])
@@ -201,12 +160,3 @@ def test_where_the_late_ranks_rows_are_missing_no_rank_of_its_groups_is_blamed(
   assert document["verdict_code"] == Verdict.UNSEEN_RANKS
   assert not any(row["late"] for row in document["per_rank"])
   assert document["shares"]["skew"] < 0.02
-
-
-@pytest.mark.parametrize("noise", [0.001, 0.02])
-def test_a_rank_in_time_is_not_named_beside_the_late_one_nor_has_it_causes(tmp_path, noise):
-  mesh = {"data": 4, "tensor": 2}
-  places = tuple(rank_groups(mesh, axis, 30e-3, 2e-3) for axis in ("tensor", "tensor", "data"))
-  write(tmp_path / "run", Job(mesh, places, (Cause("late", 20e-3, (1,), 0),), noise=noise))
-  (finding,) = report(tmp_path / "run")["findings"]
-  assert finding["ranks"] == [1] and not set(finding["causes"]) & {"throttled", "steal", "gc"}
