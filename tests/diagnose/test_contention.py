@@ -149,6 +149,8 @@ def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_
   run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
   one = MeasuredFabric((Level("one", 1, None, {}),), "made up")
   assert numbers(only(diagnose(run, fabric=one).notes, Note.FABRIC_UNUSED)) == [2]
+  used = diagnose(run, fabric=known(1e-5, ranks=2))
+  assert used.floor.known and Note.FABRIC_UNUSED not in codes(used.notes)
 
 
 def test_a_collective_without_any_transfer_has_no_mean_and_no_warning():

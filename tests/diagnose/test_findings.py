@@ -244,15 +244,6 @@ def test_a_slow_link_in_a_bad_place_is_a_matter_of_locality():
   assert (finding.mode, finding.hosts) == (Verdict.LOCALITY, ("host3",))
 
 
-def test_one_in_a_bad_place_and_another_late_rank_share_what_is_waited():
-  run, _ = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,))))
-  findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
-  assert set(findings) == {Verdict.LOCALITY, Verdict.PERSISTENT}
-  assert findings[Verdict.PERSISTENT].ranks == (6,)
-  whole = diagnose(run)
-  assert sum(f.share for f in findings.values()) == pytest.approx(whole.findings[0].share, abs=1e-9)
-
-
 def test_of_two_late_ranks_the_later_one_is_waited_for():
   run, truth = run_of(job(Fault("compute", 6e-3, (2,)), Fault("compute", 3e-3, (4,)), noise=0.005))
   (finding,) = diagnose(run).findings
@@ -277,6 +268,10 @@ def test_ranks_in_a_bad_place_get_the_mean_of_what_they_add_first_and_last():
   run, truth = run_of(job(Fault("compute", 6e-3, (1, 3, 5)), Fault("compute", 8e-3, (6,)),
                           noise=0.002))
   findings = {f.mode: f for f in diagnose(placed(run, {1, 3, 5})).findings}
+  assert set(findings) == {Verdict.LOCALITY, Verdict.PERSISTENT}
+  assert findings[Verdict.PERSISTENT].ranks == (6,)
+  whole = diagnose(run).findings[0]
+  assert sum(f.share for f in findings.values()) == pytest.approx(whole.share, abs=1e-9)
   # max of some ranks' mean less the mean of all
   both, place, other = 8 - 26 / 8, 6 - 26 / 8, 8 - 26 / 8
   share = 1e-3 * (place + both - other) / 2 / means(truth)[1]

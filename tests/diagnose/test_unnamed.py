@@ -10,7 +10,7 @@ from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.run import HostCauses
 from jaxpace.runs.step_causes import PAUSES
-from tests.diagnose.traces import barrier, known, make_run, with_bytes
+from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 
 MS, RANKS, STEPS = 1_000_000, 4, 200
@@ -146,14 +146,6 @@ def test_steps_that_hold_half_of_the_waiting_are_named():
   named = {int(word) for word in note.partition(": ")[2].rstrip(".").split(", ")}
   assert named < {60, 61, 120, 180} and len(named) in (2, 3)
   assert {100, len(named), diagnosis.selected.size} <= {*numbers(note)}
-
-
-def test_a_fabric_that_says_nothing_of_the_run_is_not_left_out_in_silence():
-  run = with_bytes(paused(0.0, [], None), 4096)
-  for ranks, used in ((RANKS, True), (2, False)):
-    diagnosis = diagnose(run, fabric=known(1e-5, ranks=ranks))
-    assert (diagnosis.floor.source != "running minimum") == used
-    assert (Note.FABRIC_UNUSED in codes(diagnosis.notes)) != used
 
 
 def test_collectives_without_stamps_are_told_once_a_reason():
