@@ -115,18 +115,6 @@ def test_silence_is_counted_from_the_last_new_word_and_a_word_taken_back_means_l
   assert not known[1].left and known[1].silence == 0.0
 
 
-def test_a_last_word_says_which_step_the_others_wait_for():
-  """A process that has left was taken to be where its word of half a second before had it."""
-  membership = Membership()
-  membership.update([heartbeat(0, 251, 250, number=1), heartbeat(1, 250, 249, number=1)], 10.0)
-  membership.update([heartbeat(0, 300, 299, number=2),
-                     heartbeat(1, 299, 299, number=2)._replace(left=True)], 10.4)
-  known = membership.last_heartbeats(10.5)
-  assert known[1].left and not known[0].left
-  found = judged(known)
-  assert found.step == 300 and [(p.state, p.last_step) for p in found.late] == [("left", 299)]
-
-
 @hypothesis.given(st.integers(0, 9999), st.integers(0), st.text(max_size=50), st.floats(0, 1e9),
                   st.booleans())
 def test_words_survive_the_store(process, entered, text, age, waiting):

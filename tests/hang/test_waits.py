@@ -111,17 +111,6 @@ def test_ranks_that_enter_different_collectives_wait_in_a_circle():
   assert "all-reduce.0" in said and "all-reduce.1" in said and {2, 3} <= {*numbers(said)}
 
 
-def test_the_end_of_a_chain_through_three_groups_is_named():
-  """0-1 wait for 1, which waits with 2 ... the rank at the end is in no group of the first."""
-  of = program([collective(0, [(4, 5), (0, 1), (2, 3)]), collective(1, [(3, 4), (1, 2), (0, 5)]),
-                collective(2, [(0, 1, 2, 3, 4, 5)])], 6)
-  machine = Machine(of, 6, 2, stop={5: (1, 0)})
-  cause, = found(machine)
-  assert (cause.kind, cause.ranks) == ("absent", (5,))
-  assert {wait.meeting.group for wait in cause.waits} == {(4, 5), (0, 5), (0, 1, 2, 3, 4, 5)}
-  assert {wait.meeting.group for wait in cause.behind} == {(3, 4)}
-
-
 def test_a_rank_without_a_ring_is_unknown_and_blamed_for_nothing():
   of = program([collective(0, [(0, 1, 2, 3)])], 4)
   machine = Machine(of, 4, 1, stop={2: (0, 0)})
