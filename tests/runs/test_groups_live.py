@@ -1,7 +1,6 @@
 """Native meshes recorded live: who meets whom, in the plan and in the report."""
 
 import json
-import time
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +14,12 @@ from jaxpace.__main__ import main
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs.reader import RunError, read_run
 from tests.observation import observed_steps as steps
-from tests.patience import patiently
 
-STEPS, LATE = 60, 20e-3
+STEPS = 60
 
 
 def record(path, mesh, step, axis, state, spec):
-  """Records `step(rank, state)` on a mesh; it sleeps as the rank says."""
+  """Records `step(state)` on a mesh."""
   paced = jaxpace.instrument(step, axis)
   pace_spec = jaxpace.spec(mesh)
   run = jax.jit(jax.shard_map(paced, mesh=mesh, in_specs=(pace_spec, spec),
@@ -34,45 +32,6 @@ def record(path, mesh, step, axis, state, spec):
       # Many steps in flight can deadlock XLA's in-process collectives on few cores.
       jax.block_until_ready(state)
   return paced.plan
-
-
-def sleeping(value, rank, late):
-  """The value, on the late rank after a while."""
-
-  def nap(value, rank):
-    time.sleep(LATE if int(rank) == late else 0.0)
-    return value
-
-  return jax.pure_callback(nap, jax.ShapeDtypeStruct(value.shape, value.dtype), value, rank,
-                           vmap_method="sequential")
-
-
-@patiently(LATE=20e-3)
-def test_the_late_rank_of_one_group_of_a_mesh_is_named_and_the_other_group_is_not(tmp_path):
-  late = 2
-  mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
-
-  def step(state):
-    rank = jax.lax.axis_index("data") * 2 + jax.lax.axis_index("model")
-    own = sleeping(state, rank, late)
-    return jnp.tanh(jax.lax.pmean(jnp.tanh(own), "data"))
-
-  state = jax.device_put(jnp.ones((4, 8)), jax.sharding.NamedSharding(mesh, P(("data", "model"))))
-  record(tmp_path / "run", mesh, step, "data", state, P(("data", "model")))
-  run = read_run(tmp_path / "run")
-  assert [c.rank_groups.groups.tolist() for c in run.collectives] == [[0, 1, 0, 1]]
-  assert main(["report", str(tmp_path / "run"), "--json", str(tmp_path / "report.json")]) == 0
-  document = json.loads((tmp_path / "report.json").read_text())
-  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
-  assert document["collectives"][0]["groups"] == 2
-  lateness = [row["lateness"] for row in document["per_rank"]]
-  blamed = {rank for finding in document["findings"] for rank in finding["ranks"]}
-  assert late in blamed and not blamed & {1, 3}
-  assert lateness[late] == pytest.approx(LATE, rel=0.3)
-  # Its own group alone is a step longer.
-  times = [row["step_time"] for row in document["per_rank"]]
-  assert abs(lateness[1] - lateness[3]) < LATE / 4
-  assert times[0] == pytest.approx(times[2], rel=0.05)
 
 
 def test_the_plan_of_a_pipeline_says_who_sends_to_whom(tmp_path):

@@ -25,10 +25,6 @@ def test_those_of_the_run_are_read_and_all_else_is_a_problem(tmp_path):
   assert sorted(dict(read_processes(tmp_path, None, []))) == [0, 3, 4]
 
 
-def test_of_a_folder_without_processes_there_are_none(tmp_path):
-  assert list(read_processes(tmp_path, "a", [])) == []
-
-
 def test_a_file_that_may_not_be_read_is_a_problem(tmp_path, monkeypatch):
   write(tmp_path, "0.json", {"run": "a"})
 
