@@ -260,11 +260,11 @@ def read_listening(path: pathlib.Path, run: str | None, axis: Axis, attempt: np.
   keep = np.ones(len(at), bool) if inside is None else inside
   keep = keep & (rows["attempt"] == attempt.max(axis=0)[np.where(keep, at, 0)])
   heard = Listening(*(rows[name][keep] for name in Listening._fields))
+  if not len(heard.step):
+    return None
   # Of rows that say it twice, the one read last.
-  order = np.lexsort((np.arange(len(heard.step)), heard.turn, heard.collective, heard.step))
-  keys = np.stack(heard[:3])[:, order]
-  last = np.append((keys[:, 1:] != keys[:, :-1]).any(axis=0), True)[:len(order)]
-  return Listening(*(values[order[last]] for values in heard)) if len(order) else None
+  _, last = np.unique(np.stack(heard[:3])[:, ::-1], axis=1, return_index=True)
+  return Listening(*(values[::-1][last] for values in heard))
 
 
 Bounds = tuple[np.ndarray, np.ndarray]

@@ -240,14 +240,18 @@ def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Oc
   tags, places, sides = np.array(marks, np.int64).T
   iteration = _count_before(executions.of << TAG_BITS | executions.tag)
   # Of each timestamp, what it is the entry or exit of.
-  first = np.searchsorted(tags, executions.tag)
-  owners = np.searchsorted(tags, executions.tag, side="right") - first
+  begin = np.searchsorted(tags, np.arange(tags[-1] + 3))
+  tag = np.minimum(executions.tag, tags[-1] + 1)
+  first, owners = begin[tag], begin[tag + 1] - begin[tag]
   event = np.repeat(np.arange(len(owners)), owners)
   owner = first[event] + np.arange(len(event)) - np.repeat(np.cumsum(owners) - owners, owners)
   ns, side = executions.ns[event], sides[owner]
   shape = len(executions.number), len(collectives), int(iteration.max()) + 1
-  found, at = np.unique(np.ravel_multi_index(
-      (executions.of[event], places[owner], iteration[event]), shape), return_inverse=True)
+  run = (executions.of[event] * shape[1] + places[owner]) * shape[2] + iteration[event]
+  order = np.argsort(run, kind="stable")
+  run, ns, side = run[order], ns[order], side[order]
+  fresh = np.diff(run, prepend=-1) > 0
+  found, at = run[fresh], np.cumsum(fresh) - 1
   span = np.iinfo(np.int64)
   enter, leave = np.full(len(found), span.min), np.full(len(found), span.max)
   np.maximum.at(enter, at[side == 0], ns[side == 0])
@@ -256,18 +260,19 @@ def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Oc
   expected = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives])
   counts = np.bincount(2 * at + side, minlength=2 * len(found)).reshape(-1, 2)
   whole = np.flatnonzero((counts == expected[place]).all(axis=1))
-  enter, leave = enter[whole], np.maximum(leave, enter)[whole]
-  whole, enter, leave = (column[np.lexsort((leave, enter, execution[whole]))]
-                         for column in (whole, enter, leave))
+  leave = np.maximum(leave, enter)
+  whole = whole[np.lexsort((leave[whole], enter[whole], execution[whole]))]
   index = np.array([each.index for each in collectives], np.int64)
-  return Occurrences(execution[whole], index[place[whole]], iteration[whole], enter, leave)
+  return Occurrences(execution[whole], index[place[whole]], iteration[whole], enter[whole],
+                     leave[whole])
 
 
 def _count_before(values: np.ndarray) -> np.ndarray:
   """How many equal values stand before each."""
   order = np.argsort(values, kind="stable")
-  ordered, before = values[order], np.empty(len(values), np.int64)
-  before[order] = np.arange(len(values)) - np.searchsorted(ordered, ordered)
+  place, before = np.arange(len(values)), np.empty(len(values), np.int64)
+  fresh = np.diff(values[order], prepend=-1) > 0
+  before[order] = place - np.maximum.accumulate(np.where(fresh, place, 0))
   return before
 
 
