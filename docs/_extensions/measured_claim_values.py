@@ -128,10 +128,10 @@ def failed_means(figures: Any) -> list[str]:
   return [str(len(verdicts))]
 
 
-def frozen(figures: Any) -> list[str]:
+def frozen(figures: Any, arm: str = "frozen") -> list[str]:
   runs = [run["stages"]["balanced"] for run in figures["runs"]]
   again = [100 * (value - 1) for value in runs[-1]["arms"]["alone again"]["ratio"]]
-  return [*(round(100 * (run["arms"]["frozen"]["ratio"][0] - 1)) for run in runs),
+  return [*(round(100 * (run["arms"][arm]["ratio"][0] - 1)) for run in runs),
           *(str(run["rounds"]) for run in runs), *three(again, 1)]
 
 
@@ -225,14 +225,6 @@ def job_steps(figures: Any) -> list[str]:
   cubic = figures["by_congestion"]["cubic"]["summary"]
   return [f"{cubic[name][0]:.1f}"
           for name in ("none_mean_ms", "interleave_mean_ms", "alone_none_mean_ms")]
-
-
-def starts(figures: Any) -> list[str]:
-  found = []
-  for size in figures["sizes"].values():
-    found += [*three(size["arms"]["recorded"]["percent"], 1), f"{size['bare_ms'][0]:.1f}",
-              *three(size["arms"]["bare again"]["percent"], 1)]
-  return [*found, str(len(figures["sizes"]["5"]["starts"]["bare"]))]
 
 
 def recording(figures: Any, case: str, target: int) -> Any:
