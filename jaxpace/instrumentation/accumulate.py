@@ -110,6 +110,7 @@ def accumulate(
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
   _no_modules(params)
+  _differentiable(params)
   if isinstance(count, (list, tuple)):
     count = (np.asarray(count) if not any(isinstance(each, jax.core.Tracer) for each in count)
              else jnp.stack([jnp.asarray(each) for each in count]))
@@ -386,6 +387,18 @@ def _without(names: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
 
 def _split_by(leaf: Any, spec: PartitionSpec) -> Any:
   return leaf if _spec(leaf) == spec else jax.reshard(leaf, spec)
+
+
+def _differentiable(params: Any) -> None:
+  for leaf in jax.tree.leaves(params):
+    dtype = getattr(leaf, "dtype", None)
+    if not (isinstance(leaf, (float, complex)) if dtype is None
+            else jnp.issubdtype(dtype, jnp.inexact)):
+      raise ValueError(
+          "jaxpace.accumulate differentiates all of params, which must be arrays of floating-point "
+          f"numbers; one of them is a {dtype or type(leaf).__name__}. Give it those alone, and let "
+          "the loss close over the rest: with equinox params, rest = eqx.partition(model, "
+          "eqx.is_inexact_array), in the loss model = eqx.combine(params, rest).")
 
 
 def _no_modules(params: Any) -> None:

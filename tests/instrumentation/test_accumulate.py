@@ -354,6 +354,9 @@ def test_counts_that_are_known_in_a_step_that_is_jitted_as_a_whole():
     loss([3, 1, 2, 2])
   with pytest.raises(ValueError, match="to run 9 micro-batches, and micro_batches has room for 8"):
     loss([9, 0, 0, 0], fetch=True)
+  for leaf, name in ((jnp.tanh, "PjitFunction"), (3, "int"), (np.int32(3), "int32")):
+    with pytest.raises(ValueError, match=f"one of them is a {name}.*eqx.partition"):
+      jaxpace.accumulate(loss_fn, {"w": 1.0, "other": leaf}, x, [2, 2, 2, 2], mesh=mesh)
   with pytest.raises(ValueError, match="A jax.sharding.Mesh is needed here.*this is a str"):
     loss([2, 2, 2, 2], mesh="data")
 
