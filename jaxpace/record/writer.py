@@ -44,8 +44,8 @@ _FIRST_SECONDS = 0.5
 the time has passed, until it is sure."""
 _GUESS_SECONDS = 8.0  # but at least so often
 _GUESS_PART = 20.0
-"""Times as long as that takes until it is done again: of training that is one program all of it is
-written anew each time."""
+"""Times the processor time that takes until it is done again: of training that is one program all
+of it is written anew each time. The first time also loads what writes, which is done once."""
 
 
 class Writer:
@@ -92,6 +92,7 @@ class Writer:
     """Reads the steps; to be given before `start`."""
     self._guess: StepTables | None = None
     self._guessed_rows = 0
+    self._guessed_once = False
     self._began = time.monotonic()
     self._guess_at = self._began + _FIRST_SECONDS
     self._failure: Exception | None = None
@@ -270,7 +271,7 @@ class Writer:
     if not intake.undecided:
       self._guess, self._guessed_rows = None, 0
       return
-    now = time.monotonic()
+    now, worked = time.monotonic(), time.thread_time()
     guess = intake.guess()
     if guess is None or guess.plan is None:
       # Something else has run since: what was the step until then is none.
@@ -281,7 +282,8 @@ class Writer:
         self._store(table).append(rows, preliminary=True)
       self._write_plan(guess.plan)
       self._guess, self._guessed_rows = guess, columns.length(tables.get("steps", {}))
-    took = time.monotonic() - now
+    took = time.thread_time() - worked if self._guessed_once else 0.0
+    self._guessed_once = True
     self._guess_at = now + max(min(max(now - self._began, _FIRST_SECONDS), _GUESS_SECONDS),
                                _GUESS_PART * took)
 
