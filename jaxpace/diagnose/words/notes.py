@@ -92,9 +92,9 @@ class Note(Code):
       "The clock of {ranks} jumped, or timestamps are damaged: {steps} of theirs left out, as "
       "long as on no other rank.")
   CROWDED_PROCESSORS = ("crowded_processors", "report: other programs run on the processors",
-      "Processes share the hosts' processors: up to {switches:.0f} involuntary switches of "
-      "one a step. Ragged gaps and transfers are put down to that, not to the job or the "
-      "fabric.")
+      "Processes share the hosts' processors: one of them loses its processor up to "
+      "{switches:.0f} times per step. Ragged gaps and transfers are put down to that, not to the "
+      "job or the fabric.")
   NO_SLOT = ("no_slot", "report: collectives without a slot count as compute",
       "{collectives} had no slot left and count as compute: give `instrument` more slots.")
   NOT_STAMPED = ("not_stamped", "report: a collective without timestamps, and why",
