@@ -118,7 +118,8 @@ def test_where_jobs_compete_each_of_their_messages_gets_the_same():
   made = read(config, make)
   shares = scenario.shares(list(made.jobs))
   speed = np.asarray(sharing.progress(*map(jnp.asarray,
-                                           (shares.usage, shares.weights, np.ones(2, bool)))))
+                                           (shares.usage[:, 0], shares.weights[:, 0],
+                                            np.ones(2, bool)))))
   capacities = made.fabric.capacities()
   messages = [made.fabric.paths(np.array(job.nodes), np.roll(job.nodes, -1)) for job in made.jobs]
   together = sharing.max_min(np.concatenate(messages), capacities)
