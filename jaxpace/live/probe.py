@@ -65,7 +65,7 @@ def rounds(ends: int, at_once: bool = True, seed: int = 0) -> list[Round]:
 
 class _Ends:
   """One device a process, or all devices of a process that is alone; values of every end, known to
-  every process."""
+  every process. To be used in the context of its mesh."""
 
   def __init__(self, devices: Sequence[Any]):
     self.devices = list(devices)
@@ -77,10 +77,8 @@ class _Ends:
   def spread(self, value: np.ndarray) -> jax.Array:
     """Makes [ends, ...] of which each end holds `value`."""
     shape = (self.count, *value.shape)
-    with own_context.on(self.mesh):
-      return jax.make_array_from_callback(
-          shape, NamedSharding(self.mesh, P(_AXIS)),
-          lambda index: np.broadcast_to(value, shape)[index])
+    return jax.make_array_from_callback(shape, NamedSharding(self.mesh, P(_AXIS)),
+                                        lambda index: np.broadcast_to(value, shape)[index])
 
   @functools.cached_property
   def _gather(self) -> Callable[[jax.Array], jax.Array]:
@@ -88,8 +86,15 @@ class _Ends:
 
   def gather(self, value: np.ndarray) -> np.ndarray:
     """Returns every end's value, [ends, ...], the same on all processes."""
-    with own_context.on(self.mesh):
-      return np.asarray(self._gather(self.spread(value)))
+    return np.asarray(self._gather(self.spread(value)))
+
+  def names(self, name: str) -> list[str]:
+    """Returns the name of each end's host; `name` is that of this process's."""
+    text = np.zeros((64,), np.int32)
+    letters = name.encode("utf-8", errors="replace")[:64]
+    text[:len(letters)] = list(letters)
+    return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace")
+            for row in self.gather(text)]
 
   def pair_program(self, pairs: Round) -> Callable[[jax.Array], jax.Array]:
     """Compiles the program of a round."""
@@ -101,15 +106,8 @@ class _Ends:
       ready = jnp.where(heard == jnp.float32(-1.0), jnp.zeros_like(payload), payload)
       return jax.lax.ppermute(ready, _AXIS, list(pairs))[:, :1]
 
-    program = jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS),
-                                    check_vma=False))
-
-    def run(payload: jax.Array) -> jax.Array:
-      with own_context.on(self.mesh):
-        result: jax.Array = program(payload)
-      return result
-
-    return run
+    return jax.jit(jax.shard_map(local, mesh=self.mesh, in_specs=P(_AXIS), out_specs=P(_AXIS),
+                                 check_vma=False))
 
 
 def ends() -> list[Any]:
@@ -123,12 +121,12 @@ def ends() -> list[Any]:
   return [first[process] for process in sorted(first)]
 
 
-def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
+def measure(here: _Ends, size: int, repeats: int, seconds: float,
             progress: Callable[[int, int], None] | None = None) -> np.ndarray:
   """Times every ordered pair. Every process of the job calls it, at the same point between steps.
 
   Args:
-    devices: the ends, at least 2.
+    here: the ends, at least 2.
     size: bytes of a message.
     repeats: messages per pair, after a first that does not count.
     seconds: no round begins later than this; all processes decide it alike.
@@ -137,7 +135,6 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   Returns:
     [2, n, n] float64 s from row to column, the quickest and the median; NaN where not measured.
   """
-  here = _Ends(devices)
   n = here.count
   payload = here.spread(np.ones((max(1, math.ceil(size / 4)),), np.float32))
   plan = rounds(n, at_once=len(here.own) == 1)
@@ -162,20 +159,6 @@ def measure(devices: Sequence[Any], size: int, repeats: int, seconds: float,
   gathered = np.nan_to_num(here.gather(own), nan=np.inf).min(axis=0).astype(np.float64)
   gathered[np.isinf(gathered)] = np.nan
   return gathered
-
-
-def host_names(devices: Sequence[Any], name: str) -> list[str]:
-  """Returns the name of each end's host.
-
-  Args:
-    devices: the ends.
-    name: of this process's host.
-  """
-  text = np.zeros((64,), np.int32)
-  letters = name.encode("utf-8", errors="replace")[:64]
-  text[:len(letters)] = list(letters)
-  return [bytes(int(c) for c in row if c).decode("utf-8", errors="replace")
-          for row in _Ends(devices).gather(text)]
 
 
 _LARGEST, _SMALLEST = 1 << 28, 1 << 10
@@ -221,8 +204,10 @@ def probe_links(directory: str | os.PathLike[str] | None = None, *, message_byte
                      "`jaxpace run`, srun or the like, and call "
                      "jaxpace.distributed.initialize() first.")
   began = time.monotonic()
-  quickest, median = measure(chosen, message_bytes, repeats, seconds, progress)
-  hosts = host_names(chosen, socket.gethostname())
+  here = _Ends(chosen)
+  with own_context.on(here.mesh):
+    quickest, median = measure(here, message_bytes, repeats, seconds, progress)
+    hosts = here.names(socket.gethostname())
   if len(set(hosts)) == 1:  # one host: its ends get numbers instead
     hosts = [f"{hosts[0]}/{i}" for i in range(len(hosts))]
   links = ProbedLinks(tuple(hosts), message_bytes, quickest, median, *infer(quickest, hosts),
