@@ -66,15 +66,14 @@ class _Playing(NamedTuple):
 
 
 def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets: Sequence[int],
-            steps: int | Sequence[int], max_delay: float = 0.25, by_rank: bool = False) -> RunJobs:
+            steps: int, max_delay: float = 0.25, by_rank: bool = False) -> RunJobs:
   """Prepares jobs that share a fabric.
 
   Args:
     shapes: of each job.
     pacers: of each job, or None for a job that has none.
     buckets: collectives a step of each job.
-    steps: kept of each job, one number or each its own; the run ends once all that have not left
-      have done so many.
+    steps: kept of each job; the run ends once all that have not left have done so many.
     max_delay: s, the limit of `jaxpace.instrument`.
     by_rank: keep every rank's times rather than means over ranks.
 
@@ -86,7 +85,6 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
                      "numbers of buckets: one of each is needed for every job.")
   parts = [mechanics(shape, pacer, buckets=count, max_delay=max_delay, by_rank=by_rank)
            for shape, pacer, count in zip(shapes, pacers, buckets, strict=True)]
-  each = [steps] * len(parts) if isinstance(steps, int) else list(steps)
 
   def run(key: jax.Array, jobs: Sequence[Job], shares: LinkShares, starts: Any,
           last: Any) -> tuple[Steps, ...]:
@@ -95,12 +93,11 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
     usage, weights, pieces = map(jnp.asarray, shares)
     # Each bucket ends its wait and its stretches; some slack for phases that rounding ends in two
     # turns.
-    most = np.int32(min(2 * max(each) * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts),
+    most = np.int32(min(2 * steps * (1 + (1 + pieces.shape[1]) * sum(buckets)) * len(parts),
                         2**31 - 1))
     numbers = np.arange(len(parts), dtype=np.int32)
-    playing = tuple(_begin(part, own, job, start, count)
-                    for part, own, job, start, count in zip(parts, keys, jobs, starts, each,
-                                                            strict=True))
+    playing = tuple(_begin(part, own, job, start, steps)
+                    for part, own, job, start in zip(parts, keys, jobs, starts, strict=True))
 
     def turn(carry: tuple[tuple[_Playing, ...],
                           jax.Array]) -> tuple[tuple[_Playing, ...], jax.Array]:
@@ -112,13 +109,13 @@ def several(shapes: Sequence[Shape], pacers: Sequence[Pacer | None], *, buckets:
       left = jnp.stack([p.left for p in all_jobs])
       wait = jnp.min(jnp.where(there, left / speed, np.float32(np.inf)))
       return tuple(
-          _advance(part, own, job, p, wait, speed[j], there[j], each[j], pieces[j])
+          _advance(part, own, job, p, wait, speed[j], there[j], steps, pieces[j])
           for j, (part, own, job, p) in enumerate(zip(parts, keys, jobs, all_jobs,
                                                       strict=True))), turns + np.int32(1)
 
     def unfinished(carry: tuple[tuple[_Playing, ...], jax.Array]) -> jax.Array:
       all_jobs, turns = carry
-      going = [p.state.step < jnp.minimum(last[j], np.int32(each[j]))
+      going = [p.state.step < jnp.minimum(last[j], np.int32(steps))
                for j, p in enumerate(all_jobs)]
       return jnp.any(jnp.stack(going)) & (turns < most)
 

@@ -135,8 +135,7 @@ def _shared(scenario: Scenario, group: list[int]) -> Iterator[tuple[int, Steps]]
   jobs = [scenario.jobs[index] for index in group]
   plan = several([j.shape for j in jobs], [j.pacer for j in jobs],
                  buckets=[j.buckets for j in jobs],
-                 steps=[scenario.steps] * len(jobs),
-                 max_delay=scenario.max_delay, by_rank=True)
+                 steps=scenario.steps, max_delay=scenario.max_delay, by_rank=True)
   last = [j.leaves or 2**30 for j in jobs]
   key = jax.random.fold_in(jax.random.key(scenario.seed), group[0])
   histories = jax.jit(plan)(

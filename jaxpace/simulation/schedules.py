@@ -201,9 +201,8 @@ def _alike(part: MessageRound, fabric: Fabric, capacities: np.ndarray, ranks: in
   if (len(part.sources) != ranks or len(np.unique(part.sources)) != ranks
       or len(np.unique(part.targets)) != ranks):
     return False
-  rates = max_min(fabric.paths(part.sources, part.targets), capacities)
-  latencies = fabric.latencies(part.sources, part.targets)
-  return bool(rates.min() >= rates.max() * (1 - 1e-9) and np.ptp(latencies) == 0)
+  transfer, latency, _ = _alone(part, fabric, capacities)
+  return bool(transfer.min() >= transfer.max() * (1 - 1e-9) and np.ptp(latency) == 0)
 
 
 def _played(parts: list[MessageRound], fabric: Fabric, capacities: np.ndarray,

@@ -152,8 +152,7 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
       schedules.rounds(algorithm, members, size / buckets, fabric.per_node), fabric)
   times = {field: number(f"{at}.{field}", given.get(field, usual), 0, 3600, "seconds")
            for field, usual in _TIMES.items()}
-  parts, causes = components(f"{at}.noise",
-                                            section(f"{at}.noise", given.get("noise", {})), ranks)
+  parts, causes = components(f"{at}.noise", section(f"{at}.noise", given.get("noise", {})), ranks)
   far = number(f"{at}.far", given.get("far", 0.0), 0, 100, "a share of the compute")
   if far:
     slow = np.asarray([far if rank in fabric.slow_paths else 0.0 for rank in members], np.float32)
@@ -166,7 +165,7 @@ def _job(name: str, given: Mapping[str, Any], fabric: Fabric,
   job = Job(forward=np.float32(times["forward"]), backward=np.float32(times["backward"]),
             update=np.float32(times["update"]), gap=np.float32(times["gap"]),
             transfers=np.full(buckets, load.seconds, np.float32), noise=parts,
-            traffic=read_traffic(f"{at}.traffic", section(f"{at}.traffic", traffic))
+            traffic=_numbers(f"{at}.traffic", noises.Traffic, section(f"{at}.traffic", traffic))
             if traffic else None,
             polling=np.float32(number(f"{at}.polling", given.get("polling", 0.0), 0, 10,
                                       "seconds lost a second")))
@@ -244,12 +243,6 @@ def components(at: str, given: Mapping[str, Any],
     parts.append(_slow(where, values, ranks) if kind == "slow"
                  else _numbers(where, noises.COMPONENTS[kind], values))
   return tuple(parts), tuple(causes)
-
-
-def read_traffic(at: str, given: Mapping[str, Any]) -> noises.Traffic:
-  """Reads others' traffic."""
-  read: noises.Traffic = _numbers(at, noises.Traffic, given)
-  return read
 
 
 def _slow(at: str, values: Mapping[str, Any], ranks: int) -> noises.Slow:
