@@ -113,11 +113,9 @@ class StoreThread:
     self._wanted = threading.Event()
     self._heartbeat: Heartbeat | None = None
     self._read = False
-    self._last: Heartbeat | None = None  # to be left behind
+    self._last: Heartbeat | None = None  # to be left behind, once it is over
     self._membership = Membership()
     self._began: float | None = None  # when the call under way began
-    self._closing = False
-    self._ended = threading.Event()
     self._thread = threading.Thread(target=self._run, name="jaxpace-watchdog-courier", daemon=True)
     self.reads = 0
 
@@ -149,36 +147,31 @@ class StoreThread:
     and many steps, old.
     """
     self._last = last
-    self._closing = True
     self._wanted.set()
-    if self._thread.is_alive():
-      self._ended.wait(_CLOSE_SECONDS)
+    self._thread.join(_CLOSE_SECONDS)
 
   def _run(self) -> None:
-    try:
-      if self._stale is not None:
-        with contextlib.suppress(Exception):
-          distributed.key_value_delete(f"{self._stale}/{self._process}")
-      while not self._closing:
-        self._wanted.wait()
-        self._wanted.clear()
-        with self._lock:
-          heartbeat, read, self._heartbeat, self._read = self._heartbeat, self._read, None, False
-        if heartbeat is not None and not self._closing:
-          self._trip(heartbeat, read)
-      if self._last is not None:
-        with contextlib.suppress(Exception):  # the job may have ended
-          distributed.key_value_set(f"{self._name}/{self._process}", self._last.to_text(),
-                                    overwrite=True)
-    finally:
-      self._ended.set()
+    if self._stale is not None:
+      with contextlib.suppress(Exception):
+        distributed.key_value_delete(f"{self._stale}/{self._process}")
+    while self._last is None:
+      self._wanted.wait()
+      self._wanted.clear()
+      with self._lock:
+        heartbeat, read, self._heartbeat, self._read = self._heartbeat, self._read, None, False
+      if heartbeat is not None and self._last is None:
+        self._trip(heartbeat, read)
+    with contextlib.suppress(Exception):  # the job may have ended
+      self._publish(self._last)
+
+  def _publish(self, heartbeat: Heartbeat) -> None:
+    distributed.key_value_set(f"{self._name}/{self._process}", heartbeat.to_text(), overwrite=True)
 
   def _trip(self, heartbeat: Heartbeat, read: bool) -> None:
     with self._lock:
       self._began = time.monotonic()
     try:
-      distributed.key_value_set(f"{self._name}/{self._process}", heartbeat.to_text(),
-                                overwrite=True)
+      self._publish(heartbeat)
       texts = distributed.key_value_directory(self._name).values() if read else None
     except Exception:  # the job may have ended
       texts = None
