@@ -13,7 +13,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
@@ -183,7 +182,8 @@ class Watchdog:
 
     return watched
 
-  def pause(self, name: str, limit: float = 3600.0) -> AbstractContextManager[None]:
+  @contextlib.contextmanager
+  def pause(self, name: str, limit: float = 3600.0) -> Iterator[None]:
     """Announces that what is done inside takes long: nobody is called late meanwhile, on any
     process.
 
@@ -193,10 +193,6 @@ class Watchdog:
     """
     if not limit > 0:
       raise ValueError(f"limit={limit!r} must be a positive number of seconds.")
-    return self._pause(name, limit)
-
-  @contextlib.contextmanager
-  def _pause(self, name: str, limit: float) -> Iterator[None]:
     with self._progress.pause(name, limit):
       self._beaten_at = -math.inf  # the others should know at once
       yield
