@@ -29,6 +29,12 @@ _MOST_RANGES, _MOST_LISTED = 2**16, 64
 _LONGEST_SENTENCE = 200
 
 
+_STEPS = f"a step, from 0 to {MAX_STEP}"
+_MEANINGS = {"max_delay": "seconds, from 0 to 10",
+             "threshold": "a share of the median step, from 0 to 1", "enabled": "true or false",
+             "from_step": _STEPS, "until_step": _STEPS}
+
+
 class RequestError(UserError, ValueError):
   """The file asks for something that can't be: a sentence that says what."""
 
@@ -78,7 +84,10 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     try:
       return msgspec.convert(given, ControlRequest)
     except msgspec.ValidationError as error:
-      raise RequestError(f"{error}"[:_LONGEST_SENTENCE]) from error
+      said, _, place = str(error).partition(" - at `$.")
+      hint = _MEANINGS.get(place[:-1], f"it takes {', '.join(ControlRequest.__struct_fields__)}")
+      raise RequestError(f"{said}{place and f' for {place[:-1]}'}"[:_LONGEST_SENTENCE]
+                         + f": {hint}") from error
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for
