@@ -3,6 +3,7 @@ terminal."""
 
 import io
 import json
+import re
 import threading
 
 import pytest
@@ -56,15 +57,6 @@ class Terminal(io.StringIO):
     return True
 
 
-def test_a_terminal_sees_it_and_it_goes_away():
-  stream = Terminal()
-  progress = Progress(stream, quiet_seconds=0)
-  progress.counting("Reading")(1, 4)
-  assert awaited(lambda: "Reading 25 %, 0 s" in stream.getvalue())
-  progress.clear()
-  assert stream.getvalue().endswith("\r\x1b[K")
-
-
 def test_a_quick_report_and_a_pipe_see_nothing():
   quick, pipe = Terminal(), io.StringIO()
   for progress in (Progress(quick, quiet_seconds=60), Progress(pipe, quiet_seconds=0)):
@@ -80,7 +72,7 @@ def test_what_can_not_say_how_far_it_is_shows_its_seconds():
   progress.during("Compiling")
   assert awaited(lambda: "Compiling, 0 s" in stream.getvalue())
   progress.counting("Simulating")(1, 4)
-  assert awaited(lambda: "Simulating 25 %, " in stream.getvalue())
+  assert awaited(lambda: re.search("Simulating 25 %, [0-9]+ s", stream.getvalue()))
   progress.clear()
   progress.clear()
   assert stream.getvalue().endswith("\r\x1b[K")
