@@ -129,7 +129,7 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
   run = with_bytes(run_of(SyntheticJob(ranks=4, steps=40))[0], 4096)
   costs = {count: Cost(Estimate(count * 1e-9, 0, 0), Estimate(0.0, 0.0, 0.0), RING)
            for count in (2, 4)}
-  fabric = MeasuredFabric(tuple(Level(str(count), count, None, {ALL_REDUCE: cost})
+  fabric = MeasuredFabric(tuple(Level({ALL_REDUCE: cost}, str(count), count)
                                 for count, cost in costs.items()),
                           "made up")
   run.info["plan"] = {**(run.info.get("plan") or {}), **plan}
@@ -147,7 +147,7 @@ def test_a_known_fabric_is_asked_for_the_ranks_that_a_collective_joins(plan, joi
 def test_the_note_on_a_floor_that_says_nothing_counts_the_ranks_that_were_asked_for():
   run = with_bytes(run_of(SyntheticJob(ranks=4, steps=200))[0], 4096)
   run.info["plan"] = {**(run.info.get("plan") or {}), "ranks": 2}
-  one = MeasuredFabric((Level("one", 1, None, {}),), "made up")
+  one = MeasuredFabric((Level({}, "one", 1),), "made up")
   assert numbers(only(diagnose(run, fabric=one).notes, Note.FABRIC_UNUSED)) == [2]
   used = diagnose(run, fabric=known(1e-5, ranks=2))
   assert used.floor.known and Note.FABRIC_UNUSED not in codes(used.notes)

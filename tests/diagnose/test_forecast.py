@@ -178,7 +178,7 @@ def test_silent_where_a_tier_begins_that_was_not_measured():
   two_hosts = take_sample(recorded(arrival, hosts={p: "ab"[p // 4] for p in range(8)}))
   found = forecast(two_hosts, [16])
   assert found.points[0].silent is None and Note.SAME_TIER in codes(found.notes)
-  lacking = MeasuredFabric((Level("x", None, None, {"shift": known().levels[0].costs["shift"]}),),
+  lacking = MeasuredFabric((Level({"shift": known().levels[0].costs["shift"]}),),
                            "some.json")
   uncosted = forecast(one_host, [16], fabric=lacking).points[0].silent
   assert uncosted.code == Silence.NO_COST and ALL_REDUCE in uncosted

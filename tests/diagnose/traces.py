@@ -65,4 +65,4 @@ def known(alpha=0.0, beta=0.0, ranks=None) -> MeasuredFabric:
   """A fabric that is alike for up to so many ranks, s a message and s a byte."""
   costs = {kind: Cost(Estimate(alpha, alpha, alpha), Estimate(beta, beta, beta), RING)
            for kind in KINDS}
-  return MeasuredFabric((Level("made up", ranks, None, costs),), "made up")
+  return MeasuredFabric((Level(costs, "made up", ranks),), "made up")
