@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding
 
 import jaxpace
-from jaxpace.observation.clocks import clock_notice
+from jaxpace.observation.clocks import resolve_clock
 from tests.instrumentation import cases, models
 from tests.instrumentation.running import (
   P,
@@ -129,7 +129,7 @@ def compiled(check_vma, **settings):
 @pytest.mark.parametrize("check_vma", [True, *long(False)])
 def test_bits_stamps_and_no_gathered_parameters(check_vma):
   paced, bare, run, pace, params, batch = compiled(check_vma, pacer=restless(), share=True)
-  if clock_notice():
+  if resolve_clock().notice:
     pytest.skip("callbacks are not allowed there")
   expected = found = params
   for _ in range(6):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxpace
-from jaxpace.observation.clocks import clock_notice
+from jaxpace.observation.clocks import resolve_clock
 from tests.instrumentation import models
 from tests.instrumentation.running import P, bits, mesh_of, pair
 
@@ -19,8 +19,8 @@ ASKED = 30e-3
 
 @pytest.fixture(params=["native", "callback"])
 def clock(request):
-  if request.param == "native" and clock_notice("cpu"):
-    pytest.skip(clock_notice("cpu"))
+  if request.param == "native" and resolve_clock().notice:
+    pytest.skip(resolve_clock().notice)
   return request.param
 
 
