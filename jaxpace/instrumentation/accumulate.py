@@ -150,22 +150,21 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   own_axes = varying(jax.lax.axis_index(names))
   copies = jax.tree.map(lambda leaf: vary(jnp.asarray(leaf), own_axes), params)
 
-  def number(i: Any) -> Any:
-    return None if key is None else (before + i if index is None else index[i])
-
   def picked(i: Any) -> Any:
     place = before + i if fetch else i
     part = jax.tree.map(lambda leaf: jax.lax.dynamic_index_in_dim(
         jnp.asarray(leaf), place, keepdims=False), micro_batches)
-    return part if key is None else (part, jax.random.fold_in(key, number(i)))
+    if key is None:
+      return part
+    return part, jax.random.fold_in(key, before + i if index is None else index[i])
 
   def turn(params: Any, picked: Any) -> Any:
     given = (picked,) if key is None else picked
     (loss, (weight, aux)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, *given)
-    return loss, weight, aux, jax.tree.map(lambda grad: grad.astype(_sum_type(grad, sums)), grads)
+    return loss, weight, aux, jax.tree.map(
+        lambda grad: grad.astype(grad.dtype if sums == "parameters" else _exact(grad.dtype)), grads)
 
-  inputs = (copies, picked(jnp.int32(0)))
-  closed, shapes = jax.make_jaxpr(turn, return_shape=True)(*inputs)
+  closed, shapes = jax.make_jaxpr(turn, return_shape=True)(copies, picked(jnp.int32(0)))
   _refuse(closed.jaxpr, names, varying(own))
   one_turn, tree = jex_core.jaxpr_as_fun(closed), jax.tree.structure(shapes)
 
@@ -200,10 +199,6 @@ def _exact(dtype: Any) -> Any:
   """The type to add up in: float32, or the type itself where that has more digits."""
   wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype).itemsize > 4
   return jnp.dtype(dtype) if wide else jnp.dtype(jnp.float32)
-
-
-def _sum_type(grad: jax.Array, sums: Sums) -> Any:
-  return grad.dtype if sums == "parameters" else _exact(grad.dtype)
 
 
 def _checked(loss_fn: Callable[..., Any], has_aux: bool, weighted: bool) -> Callable[..., Any]:
