@@ -48,6 +48,8 @@ _OPERANDS, _DESTINATIONS = 2, 2
 """In a collective: its memory, and what it writes of that."""
 _ALLOCATIONS, _INDEX, _SIZE = 3, 1, 2
 """In a program's memory: its pieces, and of each its number and its bytes."""
+_NOT_TEMPORARY = 3, 5, 7, 11, 12
+"""In a piece of memory: that it is a thread's, an argument, a result, a tuple or a constant."""
 _TYPED_FFI, _BYTE = 4, 6
 """XLA's numbers of a call's kind and of a type."""
 _NOBODY = 0
@@ -187,11 +189,21 @@ def _of_second(users: bytes, place: int) -> bytes:
 
 
 def _with_token(buffers: bytes) -> tuple[bytes, bytes]:
-  """A program's memory with one piece more, and that as an operand: an array of bytes."""
+  """A program's memory with room for the token, and that as an operand: an array of bytes."""
   fields = wire.read(buffers)
-  index = len(wire.every(fields, _ALLOCATIONS))
-  piece = [wire.whole(_INDEX, index), wire.whole(_SIZE, _TOKEN_BYTES)]
+  pieces = [wire.read(piece) for piece in wire.every(fields, _ALLOCATIONS)]
+  # XLA writes no program that has two pieces of temporary memory.
+  index = next((place for place, piece in enumerate(pieces)
+                if not any(field.number in _NOT_TEMPORARY and field.value for field in piece)),
+               len(pieces))
+  piece = pieces[index] if index < len(pieces) else [wire.whole(_INDEX, index)]
+  [size] = wire.numbers(piece, _SIZE) or [0]
+  begin = -(-size // _TOKEN_BYTES) * _TOKEN_BYTES
+  pieces[index:index + 1] = [[*(field for field in piece if field.number != _SIZE),
+                              wire.whole(_SIZE, begin + _TOKEN_BYTES)]]
   shape = wire.message(1, wire.whole(2, _BYTE), wire.text(3, wire.of_number(_TOKEN_BYTES)),
                        wire.message(5, wire.text(1, b"\0")), wire.text(6, b"\0"))
-  place = wire.message(2, wire.whole(2, _TOKEN_BYTES), wire.whole(3, index))
-  return wire.written([*fields, wire.message(_ALLOCATIONS, *piece)]), wire.written([shape, place])
+  place = wire.message(2, wire.whole(1, begin), wire.whole(2, _TOKEN_BYTES), wire.whole(3, index))
+  return wire.written([*(field for field in fields if field.number != _ALLOCATIONS),
+                       *(wire.message(_ALLOCATIONS, *each) for each in pieces)]
+                      ), wire.written([shape, place])
