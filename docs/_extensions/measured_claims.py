@@ -94,11 +94,14 @@ CLAIMS = (
           "observed_overhead_processes.json",
           lambda f: [*(f"{cost} of {bare}" for cost, bare in read.costs(f, "unchanged")),
                      *read.ends([row["percent"]["bare again"][0] for row in f["rows"]], 1)]),
-    Claim(README, "There *observed* with `record()` costs up to {}, of {}, and *instrumented* {} "
-                  "of {} and {} of {}.", "observed_overhead_processes.json",
-          lambda f: [*max(read.costs(f, "recorded"), key=lambda found: float(found[0].split()[0])),
-                     *(words for found in read.costs(f, "instrumented", ("shard_map",))
-                       for words in found)]),
+    Claim(README, "There *observed* with `record()` costs up to {}, of {}, and",
+          "observed_overhead_processes.json",
+          lambda f: max(read.costs(f, "recorded"), key=lambda found: float(found[0].split()[0]))),
+    *(Claim(page, f"observed_overhead_instrumented.md) {verb}{{}} of {{}} and {{}} of {{}}",
+            "observed_overhead_instrumented.json",
+            lambda f: [words for found in read.costs(f, "instrumented", ("shard_map",))
+                       for words in found])
+      for page, verb in ((README, ""), (WHEN_NOT, "it is "))),
     Claim(PACING, "of the step; aligned -{}, -{}, -{} % |", "pauses.json",
           lambda f: read.frozen(f, "aligned")[:3]),
     Claim(README, "a step of {} ms on 2 processes takes {} % [{}, {}] longer than the bare one and "
@@ -233,10 +236,6 @@ CLAIMS = (
           "off by {} % in the median and {} % at the 95th percentile ({} % with the counters only, "
           "{} % by timestamps alone)",
           _LAB, lambda f: [read.median_and_worst(f)[0], *read.what_if(f)]),
-    Claim(WHEN_NOT, "observed_overhead_processes.md) it is {} of {} and {} of {}.",
-          "observed_overhead_processes.json",
-          lambda f: [words for found in read.costs(f, "instrumented", ("shard_map",))
-                     for words in found]),
     Claim(WHEN_NOT,
           "takes {} % [{}, {}] more of {} ms on 2 gloo processes and {} % [{}, {}] more of {} ms "
           "on 4 than the bare one", "overhead.json", read.shared),
