@@ -56,8 +56,8 @@ $(READY): setup.py pyproject.toml constraints.txt $(wildcard jaxpace/observation
 	  { echo "$(PYTHON) has no working venv module; on Debian and Ubuntu: apt install python3-venv"; exit 2; }
 	@echo "Installing jaxpace and what its tests and examples need"
 	$(BIN)/python -m pip install --disable-pip-version-check $(LOCK) -e ".[examples,test,dev]"
-	@$(BIN)/python -c 'from jaxpace.observation.clocks import clock_notice, resolve_clock; \
-	  print("Clock:", resolve_clock().name + ".", clock_notice())'
+	@$(BIN)/python -c 'from jaxpace.observation.clocks import resolve_clock; clock = resolve_clock(); \
+	  print("Clock:", clock.name + ".", clock.notice)'
 	@touch $@
 
 # Sphinx is installed only where it is wanted, without building jaxpace once more.
