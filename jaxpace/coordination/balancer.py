@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -253,32 +253,6 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
         beyond=jnp.where(changes, beyond, state.beyond))
 
   return Balancer(init, update, total)
-
-
-def asked(balancer: Balancer, observation: Observation, state: Any) -> tuple[jax.Array, Any]:
-  """Asks a balancer, and checks the form of its answer.
-
-  Args:
-    balancer: whose `update` is called.
-    observation: of a step, with its counts.
-    state: the balancer's.
-
-  Returns:
-    [R] int32 counts, whatever they are, and the state after.
-
-  Raises:
-    ValueError: it did not return what a balancer must.
-  """
-  answer = balancer.update(observation, state)
-  if not isinstance(answer, tuple) or len(answer) != 2:
-    raise ValueError("A balancer's update must return (counts, state); it returned a "
-                     f"{type(answer).__name__}.")
-  counts, after = jnp.asarray(answer[0]), answer[1]
-  ranks = np.shape(observation.counts)
-  if counts.shape != ranks:
-    raise ValueError(f"A balancer must return the counts of all ranks, {list(ranks)} int32; it "
-                     f"returned {list(counts.shape)}.")
-  return counts.astype(jnp.int32), after
 
 
 def _followed(state: SpeedShares, middle: jax.Array, works: jax.Array, looks: int, alone: jax.Array

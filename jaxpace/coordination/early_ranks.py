@@ -15,8 +15,6 @@ from jaxpace.core.durations import bounded
 from jaxpace.core.types import Decision, Observation, Pacer
 
 _ZERO, _NAN, _HALF = np.float32(0), np.float32(np.nan), np.float32(0.5)
-
-
 _ROUNDING = np.float32(2.0**-21)
 """Share of the tokens withheld a step: more than all rounding of float32 in `tokens_after` can have
 added (eight units in the last place), so the bound holds in the arithmetic that is really done."""
@@ -150,8 +148,8 @@ def pace_early_ranks(window: int = 64, threshold: float = 0.05, max_delay: float
   return Pacer(init, update)
 
 
-def tokens_after(seen: jax.Array, delays: jax.Array, cost: np.float32, most: np.float32 | jax.Array,
-         tokens: jax.Array) -> jax.Array:
+def tokens_after(seen: jax.Array, delays: jax.Array, cost: np.float32,
+                 most: np.float32 | jax.Array, tokens: jax.Array) -> jax.Array:
   """Fills the token bucket by `cost` of the time to the last undelayed arrival, and pays for what
   the delays held back.
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from jaxpace.coordination import trial
 from jaxpace.coordination.apportion import even
-from jaxpace.coordination.balancer import asked
 from jaxpace.coordination.knobs import Switch
+from jaxpace.core.pacing import decide_counts
 from jaxpace.core.types import Balancer, Decision, Observation, Pacer
 
 _NAN = np.float32(np.nan)
@@ -93,7 +93,7 @@ def share_work(balancer: Balancer, guarded: bool = False, block: int = trial.BLO
   def update(observation: Observation, state: SharedWork) -> tuple[Decision, SharedWork]:
     ran, following = state.counts
     equal = jnp.asarray(even(balancer.micro_batches, ran.shape[0]))
-    wanted, inner = asked(balancer, observation._replace(counts=ran), state.inner)
+    wanted, inner = decide_counts(balancer, observation._replace(counts=ran), state.inner)
     # Counts that can't be are left out: a step can't run them, and the job would end.
     possible = jnp.all(wanted >= 0) & (jnp.sum(wanted) == np.int32(balancer.micro_batches))
     wanted = jnp.where(possible, wanted, following)

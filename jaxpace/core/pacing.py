@@ -16,7 +16,7 @@ import numpy as np
 from jaxpace.core import arrivals as said
 from jaxpace.core.durations import bounded, valid
 from jaxpace.core.ring_layout import MAX_DECISIONS
-from jaxpace.core.types import Decision, Hold, Moment, Observation, Pacer, pick
+from jaxpace.core.types import Balancer, Decision, Hold, Moment, Observation, Pacer, pick
 
 _NAN = np.float32(np.nan)
 MOST_LISTENED = 128
@@ -112,6 +112,33 @@ def decide(pacer: Pacer, observation: Observation, state: Any) -> tuple[Decision
   delay = _scalar("delay", decision.delay)
   info = {name: _scalar(f"info[{name!r}]", decision.info[name]) for name in names}
   return Decision(delay, info), after
+
+
+def decide_counts(balancer: Balancer, observation: Observation, state: Any
+                  ) -> tuple[jax.Array, Any]:
+  """Asks a balancer, and checks the form of its answer.
+
+  Args:
+    balancer: whose `update` is called.
+    observation: of a step, with its counts.
+    state: the balancer's.
+
+  Returns:
+    [R] int32 counts, whatever they are, and the state after.
+
+  Raises:
+    ValueError: it did not return what a balancer must.
+  """
+  answer = balancer.update(observation, state)
+  if not isinstance(answer, tuple) or len(answer) != 2:
+    raise ValueError("A balancer's update must return (counts, state); it returned a "
+                     f"{type(answer).__name__}.")
+  counts, after = jnp.asarray(answer[0]), answer[1]
+  ranks = np.shape(observation.counts)
+  if counts.shape != ranks:
+    raise ValueError(f"A balancer must return the counts of all ranks, {list(ranks)} int32; it "
+                     f"returned {list(counts.shape)}.")
+  return counts.astype(jnp.int32), after
 
 
 def before_collective(step: jax.Array, slot: int | jax.Array, step_held: jax.Array) -> Moment:

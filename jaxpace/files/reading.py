@@ -165,8 +165,7 @@ def check(value: dict[str, Any], schema: type[msgspec.Struct]) -> Document:
       msgspec.convert(value, schema)
       return Document(value, tuple(left_out))
     except msgspec.ValidationError as error:
-      found = _AT.match(str(error))
-      what, path = (found["what"], found["path"] or "") if found else (str(error), "")
+      what, path = explained(error)
     tokens = [name or int(index or -1) for name, index in _TOKEN.findall(path)]
     # A key that is named by its object's path only, a name of the object's own: the object goes as
     # a whole.
@@ -174,6 +173,12 @@ def check(value: dict[str, Any], schema: type[msgspec.Struct]) -> Document:
     if not gone or len(left_out) >= _MOST_LEFT_OUT:
       raise UnreadableError(f"is not of its format ({what})")
     left_out.append(f"{gone!r} is left out: {what[:1].lower()}{what[1:]}")
+
+
+def explained(error: msgspec.ValidationError) -> tuple[str, str]:
+  """Returns what does not fit, and the path of that in the object; empty where it is unknown."""
+  found = _AT.match(str(error))
+  return (found["what"], found["path"] or "") if found else (str(error), "")
 
 
 def _remove(value: Any, tokens: list[Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -109,11 +108,11 @@ def accumulate(
   names = checks.axis_names(axis_name)
   if sums not in ("float32", "parameters"):
     raise ValueError(f"sums={sums!r} must be 'float32' or 'parameters'.")
-  _no_modules(params)
-  _differentiable(params)
+  checks.no_modules(params)
+  checks.differentiable(params)
   if isinstance(count, (list, tuple)):
-    count = (np.asarray(count) if not any(isinstance(each, jax.core.Tracer) for each in count)
-             else jnp.stack([jnp.asarray(each) for each in count]))
+    traced = any(isinstance(each, jax.core.Tracer) for each in count)
+    count = jnp.asarray(count) if traced else np.asarray(count)
   run = functools.partial(_accumulate, _checked(loss_fn, has_aux, weighted), names=names,
                           has_aux=has_aux, sums=sums, fetch=fetch)
   if not _bound(names):
@@ -382,32 +381,6 @@ def _without(names: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
 
 def _split_by(leaf: Any, spec: PartitionSpec) -> Any:
   return leaf if _spec(leaf) == spec else jax.reshard(leaf, spec)
-
-
-def _differentiable(params: Any) -> None:
-  for leaf in jax.tree.leaves(params):
-    dtype = getattr(leaf, "dtype", None)
-    if not (isinstance(leaf, (float, complex)) if dtype is None
-            else jnp.issubdtype(dtype, jnp.inexact)):
-      raise ValueError(
-          "jaxpace.accumulate differentiates all of params, which must be arrays of floating-point "
-          f"numbers; one of them is a {dtype or type(leaf).__name__}. Give it those alone, and let "
-          "the loss close over the rest: with equinox params, rest = eqx.partition(model, "
-          "eqx.is_inexact_array), in the loss model = eqx.combine(params, rest).")
-
-
-def _no_modules(params: Any) -> None:
-  nnx = sys.modules.get("flax.nnx")
-  if nnx is None:
-    return
-  kinds = (nnx.Module, nnx.Optimizer)
-  if any(isinstance(leaf, kinds)
-         for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, kinds))):
-    raise ValueError(
-        "jaxpace.accumulate takes the parameters of an nnx model, not the model, whose other state "
-        "(statistics, streams of random numbers) would depend on which rank runs what: graphdef, "
-        "params, rest = nnx.split(model, nnx.Param, ...); in the loss model = nnx.merge(graphdef, "
-        "params, rest).")
 
 
 __all__ = ["accumulate"]

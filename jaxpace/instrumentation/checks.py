@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,6 +132,34 @@ def whole_mesh_named(pace: PaceState) -> None:
       f"{shape[0] if shape else 1}: the partition spec leaves out {left_out}, and their devices "
       "would vanish from the record. Use spec = jaxpace.spec(mesh) in in_specs and out_specs of "
       "jax.shard_map; it names every axis.")
+
+
+def differentiable(params: Any) -> None:
+  """Checks that `accumulate` can take the gradient of all parameters."""
+  for leaf in jax.tree.leaves(params):
+    dtype = getattr(leaf, "dtype", None)
+    if not (isinstance(leaf, (float, complex)) if dtype is None
+            else jnp.issubdtype(dtype, jnp.inexact)):
+      raise ValueError(
+          "jaxpace.accumulate differentiates all of params, which must be arrays of floating-point "
+          f"numbers; one of them is a {dtype or type(leaf).__name__}. Give it those alone, and let "
+          "the loss close over the rest: with equinox params, rest = eqx.partition(model, "
+          "eqx.is_inexact_array), in the loss model = eqx.combine(params, rest).")
+
+
+def no_modules(params: Any) -> None:
+  """Checks that `accumulate` was given parameters, not the model."""
+  nnx = sys.modules.get("flax.nnx")
+  if nnx is None:
+    return
+  kinds = (nnx.Module, nnx.Optimizer)
+  if any(isinstance(leaf, kinds)
+         for leaf in jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, kinds))):
+    raise ValueError(
+        "jaxpace.accumulate takes the parameters of an nnx model, not the model, whose other state "
+        "(statistics, streams of random numbers) would depend on which rank runs what: graphdef, "
+        "params, rest = nnx.split(model, nnx.Param, ...); in the loss model = nnx.merge(graphdef, "
+        "params, rest).")
 
 
 def axis_size(axis: Sequence[str]) -> int:

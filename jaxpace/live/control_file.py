@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, parse, read_bytes, read_end
+from jaxpace.files.reading import UnreadableError, explained, parse, read_bytes, read_end
 from jaxpace.hosts.locality.tree import format_list
 
 _LOG = logging.getLogger("jaxpace")
@@ -84,10 +84,11 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     try:
       return msgspec.convert(given, ControlRequest)
     except msgspec.ValidationError as error:
-      said, _, place = str(error).partition(" - at `$.")
-      hint = _MEANINGS.get(place[:-1], f"it takes {', '.join(ControlRequest.__struct_fields__)}")
-      raise RequestError(f"{said}{place and f' for {place[:-1]}'}"[:_LONGEST_SENTENCE]
-                         + f": {hint}") from error
+      what, path = explained(error)
+      name = path[1:]
+      hint = _MEANINGS.get(name, f"it takes {', '.join(ControlRequest.__struct_fields__)}")
+      said = f"{what} for {name}" if name else what
+      raise RequestError(f"{said[:_LONGEST_SENTENCE]}: {hint}") from error
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for

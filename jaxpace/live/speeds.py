@@ -22,10 +22,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxpace.coordination.apportion import even
-from jaxpace.coordination.balancer import asked
 from jaxpace.coordination.knobs import Knobs
 from jaxpace.core import own_context
 from jaxpace.core.observed import ObservedFunction
+from jaxpace.core.pacing import decide_counts
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
@@ -341,7 +341,7 @@ class SharedCounts:
       def updated(counts: jax.Array, state: Any) -> Any:
         # Steps that ran older counts say nothing of these.
         known = jnp.where(jnp.all(ran == counts), times, unknown)
-        return asked(self._balancer, Observation(
+        return decide_counts(self._balancer, Observation(
             step=step, rank=jnp.int32(0), arrivals=known, delays=jnp.zeros_like(times), waits=none,
             step_time=took, job_step_time=took, job_transfers=none, counts=ran), state)
 
