@@ -207,6 +207,14 @@ def read(path: pathlib.Path, ranks: int | None = None) -> ControlRequest:
   return ControlRequest.from_json(asked, ranks)
 
 
+class _Note(msgspec.Struct):
+  """One line of the note beside the control file."""
+
+  step: Step
+  unix_ns: int
+  settings: dict[str, Any]
+
+
 def write(path: pathlib.Path, request: ControlRequest) -> None:
   """Replaces the file as a whole: the job reads the old one or the new one, never half of one.
 
@@ -222,15 +230,16 @@ def note(path: pathlib.Path, step: int, unix_ns: int, request: ControlRequest) -
   Raises:
     OSError: it can't be written.
   """
-  line = json.dumps({"step": step, "unix_ns": unix_ns, "settings": request.to_json()})
-  Folder(path.parent).append(APPLIED, line + "\n")
+  line = msgspec.json.encode(_Note(step, unix_ns, request.to_json()))
+  Folder(path.parent).append(APPLIED, line.decode() + "\n")
 
 
 def last_note(path: pathlib.Path) -> tuple[int, ControlRequest] | None:
   """Returns the step of the last note, and what applies from it on; None where there is none."""
-  with contextlib.suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-    entry = parse(read_end(path.with_name(APPLIED), _LONGEST).splitlines()[-1])
-    return int(entry["step"]), ControlRequest.from_json(entry["settings"])
+  with contextlib.suppress(OSError, ValueError, IndexError, msgspec.ValidationError):
+    line = parse(read_end(path.with_name(APPLIED), _LONGEST).splitlines()[-1])
+    entry = msgspec.convert(line, _Note)
+    return entry.step, ControlRequest.from_json(entry.settings)
   return None
 
 
