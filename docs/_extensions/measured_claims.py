@@ -8,6 +8,7 @@ record does.
 from __future__ import annotations
 
 import measured_claim_values as read
+import numpy as np
 from measured_values import Claim
 
 README, WHEN_NOT, HOW_SURE = "README.md", "docs/when_not.md", "docs/how_sure.md"
@@ -266,10 +267,13 @@ CLAIMS = (
     *(Claim(OBSERVE, words, "compile_time.json", lambda f, start=start: [read.times_bare(f, start)])
       for words, start in (("took](measurements/compile_time.md) {} times the bare", "first start"),
                            ("and {} times on a second", "second start"))),
-    Claim(OBSERVE, "evaluations and checkpoints {:,} were recorded, in {} MB", "soak.json",
-          lambda f: [f["recorded"], f"{f['looks'][-1]['run_mb']:.1f}"]),
-    Claim(OBSERVE, "stayed at {}, and the report took {} s", "soak.json",
-          lambda f: [read.only({look["descriptors"] for look in f["looks"]}),
+    Claim(OBSERVE, "[{:,} short steps](measurements/soak.md) with", "soak.json",
+          lambda f: [f["recorded"]] if f["recorded"] == f["steps"] else []),
+    Claim(OBSERVE, "were recorded, in {} MB; memory stayed within {} MB, descriptors at {}; "
+          "the report took {} s", "soak.json",
+          lambda f: [f"{f['looks'][-1]['run_mb']:.1f}",
+                     f"{np.ptp([look['memory_mb'] for look in f['looks']]):.0f}",
+                     read.only({look["descriptors"] for look in f["looks"]}),
                      f"{f['report_seconds']:.1f}"]),
     Claim(OBSERVE, "takes {} to {} % of a core", "observed_overhead.json",
           lambda f: read.ends([row["writer_percent"] for row in f["rows"]], 1)),
