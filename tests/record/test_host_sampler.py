@@ -255,11 +255,20 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
   assert "counters are no longer sampled: OSError" in caplog.text
 
 
-def test_samples_are_read_back(tmp_path):
+def test_samples_are_read_back(tmp_path, monkeypatch):
+  sampled, read = threading.Event(), HostCounters.read
+
+  def noted(counters):
+    values = read(counters)
+    sampled.set()
+    return values
+  monkeypatch.setattr(HostCounters, "read", noted)
   for attempt in range(2):
+    sampled.clear()
     with Recorder(tmp_path, fake.FakePaced(), resume=attempt > 0, hosts=0.05) as recorder:
       train(recorder, 5)
       left, right = connected()
+      assert sampled.wait(60)  # counters are from 0 at the first sample on
       with left, right:
         send(left, right, 1 << 20)
   problems = []
