@@ -12,7 +12,8 @@ import collections
 import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,29 +72,36 @@ def operations(profile: Any) -> list[Operation]:
   found: list[Operation] = []
   offset: int | None = None
   nameless = False
-  for plane in profile.planes:
-    for line in plane.lines:
-      for event in line.events:
-        name = event.name
-        if name.startswith(_NOISE):
-          continue
-        if name.startswith(ANCHOR):
-          offset = round(int(name.removeprefix(ANCHOR)) - event.start_ns)
-          continue
-        stats = dict(event.stats)
-        if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
-          found.append(Operation(
-              str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
-              str(stats["hlo_op"]), round(event.start_ns),
-              round(event.start_ns + event.duration_ns)))
-        elif "hlo_op" in stats:
-          nameless = True
+  with warnings.catch_warnings(action="ignore"):
+    # From jaxlib 0.12 on this makes a type that Python warns of. Where a warning is an error, as
+    # under `python -W error`, the process would be aborted.
+    next((iter(event.stats) for event in _events(profile)), None)
+  for event in _events(profile):
+    name = event.name
+    if name.startswith(_NOISE):
+      continue
+    if name.startswith(ANCHOR):
+      offset = round(int(name.removeprefix(ANCHOR)) - event.start_ns)
+      continue
+    stats = dict(event.stats)
+    if "hlo_op" in stats and "run_id" in stats and "device_ordinal" in stats:
+      found.append(Operation(
+          str(stats.get("hlo_module", "")), int(stats["run_id"]), int(stats["device_ordinal"]),
+          str(stats["hlo_op"]), round(event.start_ns), round(event.start_ns + event.duration_ns)))
+    elif "hlo_op" in stats:
+      nameless = True
   if offset is None:
     raise ProfileError("the trace holds no mark of the host's clock")
   if nameless and not found:
     raise ProfileError("its kernels do not say which execution they belong to, as on GPUs: there "
                        "jaxpace.observe times every step, on NVIDIA's")
   return [one._replace(begin_ns=one.begin_ns + offset, end_ns=one.end_ns + offset) for one in found]
+
+
+def _events(profile: Any) -> Iterator[Any]:
+  for plane in profile.planes:
+    for line in plane.lines:
+      yield from line.events
 
 
 def is_collective(name: str) -> bool:
