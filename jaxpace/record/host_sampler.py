@@ -38,17 +38,19 @@ Values = dict[str, int | float | None]
 class HostCounters:
   """Reads the counters. Which interfaces and control groups there are is looked up once."""
 
-  def __init__(self, root: str | os.PathLike[str] = "/", *, gauges: nvml.Gauges | None = None):
+  def __init__(self, root: str | os.PathLike[str] = "/", *, gauges: nvml.Gauges | None = None,
+               coordinator: int | None = None):
     """Looks up what to read.
 
     Args:
       root: folder that stands for "/".
       gauges: GPUs whose clock and power to read.
+      coordinator: port of JAX's coordination service, whose connections don't count.
     """
     self._tree = Tree(root)
     self._interfaces, self._ports = find_interfaces(self._tree)
     self._group = host.chain(self._tree, "cpu")
-    self._sockets = OwnSockets() if self._tree.live else None
+    self._sockets = OwnSockets(coordinator) if self._tree.live else None
     self._gauges = gauges
     self._tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     self._first: Values | None = None
@@ -198,9 +200,15 @@ shortest one, microseconds."""
 
 class OwnSockets:
   """Adds up what the connections of this process do from its first reading on, closed ones
-  included."""
+  included.
 
-  def __init__(self) -> None:
+  Not those of JAX's coordination service: its answers are so small that each is acknowledged after
+  40 ms only, and all come from process 0, whose link would seem to be busy.
+  """
+
+  def __init__(self, coordinator: int | None = None) -> None:
+    """Begins to add up; `coordinator` is the port of the coordination service, if there is one."""
+    self._coordinator = coordinator
     self._seen: dict[tuple[str, int], _Connection] = {}
     self._totals = [0, 0, 0]
     self._first = True
@@ -227,7 +235,9 @@ class OwnSockets:
       if (get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size))
           or size.value < _TOTAL_RETRANS + 4):
         continue  # no TCP socket
-      seen[self._identity(descriptor)] = self._parse(size.value)
+      connection = self._parse(size.value)
+      if self._coordinator is None or self._coordinator not in _ports(descriptor):
+        seen[self._identity(descriptor)] = connection
     weighted = []
     for key, (counters, rtt, least) in seen.items():
       # A connection first seen now was made since the last reading: all of it counts. Not so at the
@@ -262,6 +272,17 @@ class OwnSockets:
                  ctypes.byref(size)):
       return "descriptor", descriptor
     return "cookie", self._cookie.value
+
+
+def _ports(descriptor: int) -> set[int]:
+  """The ports of a connection's two ends, as far as there are any."""
+  ends, found = ctypes.CDLL(None), set()
+  for ask in (ends.getsockname, ends.getpeername):
+    address, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
+    if not ask(descriptor, address, ctypes.byref(size)):
+      (port,) = struct.unpack_from("!H", address, 2)  # of IPv4 and IPv6 alike
+      found.add(port)
+  return found
 
 
 def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None, None]:

@@ -150,7 +150,8 @@ class Recording:
                 else None)
     place = describe.read(process)
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
-        gauges=describe.gauges(place))) if self._hosts else None
+        gauges=describe.gauges(place), coordinator=distributed.coordinator_port())
+        ) if self._hosts else None
     writer = Writer(directory, identity, process, info, run_info,
                     grace_seconds=self.grace_seconds if self.loop_calls else None,
                     hosts=sampler, feed=self._feed)

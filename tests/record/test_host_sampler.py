@@ -113,6 +113,22 @@ def test_round_trips_are_those_of_the_connections_that_were_busy_weighted_by_how
 
 
 @linux
+@pytest.mark.parametrize("end", [0, 1], ids=["of a process", "of the service"])
+def test_the_coordination_service_does_not_count(end):
+  """Neither where it is asked, nor in process 0, where it answers."""
+  left, right = connected()
+  with left, right, contextlib.ExitStack() as stack:
+    port = left.getpeername()[1]
+    mine, other = (stack.enter_context(one) for one in connected())
+    sockets, all_sockets = host_sampler.OwnSockets(port), host_sampler.OwnSockets()
+    assert {sockets.read()["tcp_busy_ns"], all_sockets.read()["tcp_busy_ns"]} == {0}
+    send(*((left, right) if end == 0 else (right, left)), 4 << 20)
+    assert sockets.read()["tcp_busy_ns"] == 0 < all_sockets.read()["tcp_busy_ns"]
+    send(mine, other, 4 << 20)
+    assert sockets.read()["tcp_busy_ns"] > 0
+
+
+@linux
 def test_sockets_of_others_are_left_alone():
   """No descriptor is taken over or closed, and what is no TCP socket is passed by."""
   left, right = connected()

@@ -4,7 +4,12 @@
 `mpirun` and Kubernetes.
 """
 
-from jaxpace.hosts.distributed.client import asks_for_preemption, process_count, process_index
+from jaxpace.hosts.distributed.client import (
+    asks_for_preemption,
+    coordinator_port,
+    process_count,
+    process_index,
+)
 from jaxpace.hosts.distributed.joining import Place, initialize, place_from_environment
 from jaxpace.hosts.distributed.rounds import NEVER, NotHeard, Round, Rounds
 from jaxpace.hosts.distributed.store import (
@@ -17,7 +22,7 @@ from jaxpace.hosts.distributed.store import (
 )
 
 __all__ = [
-  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier", "initialize",
-  "key_value_delete", "key_value_directory", "key_value_get", "key_value_set",
-  "place_from_environment", "process_count", "process_index", "share_string",
+  "NEVER", "NotHeard", "Place", "Round", "Rounds", "asks_for_preemption", "barrier",
+  "coordinator_port", "initialize", "key_value_delete", "key_value_directory", "key_value_get",
+  "key_value_set", "place_from_environment", "process_count", "process_index", "share_string",
 ]

@@ -40,6 +40,12 @@ def coordinator_address() -> str | None:
   return _state().coordinator_address if jax.distributed.is_initialized() else None
 
 
+def coordinator_port() -> int | None:
+  """Returns the port of process 0's coordination service, or None where there is none."""
+  port = (coordinator_address() or "").rpartition(":")[2]
+  return int(port) if port.isdecimal() else None
+
+
 class _Asked:
   """JAX's preemption manager, and whether it was ever asked for the step at which to stop."""
 
