@@ -126,8 +126,7 @@ def _one_fault(case: EvidenceInputs, late: Finding, contended: Finding,
   the lateness.
   """
   processes = {int(case.run.process_of_rank[r]) for r in late.ranks}
-  if (contended.mode == Verdict.CONTENTION and contended.share < late.share
-      and tcp.waits_for(slow.links, processes)):
+  if contended.share < late.share and tcp.waits_for(slow.links, processes):
     return True
   if (contended.mode != Verdict.CONTENTION or set(contended.hosts) - set(late.hosts)
       or "slow_host" in contended.causes):

@@ -13,6 +13,7 @@ from jaxpace.diagnose.mechanism import of_lateness, of_pauses
 from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.worth import parse
+from jaxpace.hosts.locality.types import Device, Gpu, Locality, Nic
 from jaxpace.runs.run import HostCauses
 from tests.diagnose.synthetic import case_of, run_of
 from tests.diagnose.traces import barrier, make_run
@@ -101,11 +102,19 @@ def test_uneven_work_is_told_by_the_median_step_that_other_load_leaves_alone(kin
   assert found == ({Verdict.AMPLIFICATION} if kind == "uneven" else set())
 
 
-def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch):
+@pytest.mark.parametrize("far", [False, True])
+def test_of_two_hosts_a_slow_link_of_the_one_that_waits_is_the_late_ones_doing(monkeypatch, far):
   """What connections say of two hosts, one of which stands still now and then: the other seems to
-  have a slow link."""
+  have a slow link, though its cards be far from its GPUs."""
   run, _ = run_of(SyntheticJob(**{**BASE, "ranks": 4, "processes": 2, "hosts": 2}, transfer=6e-3,
                             faults=(Fault("compute", 15e-3, (2, 3)),)))
+  gpu = Gpu(pci="0000:10:00.0", numa_node=0, nic="mlx5_0")
+  run = dataclasses.replace(run, locality=tuple(
+      Locality(process=process, hostname=f"host{process}", gpus=(gpu,),
+               devices=(Device(gpu=gpu.pci),) * 2,
+               nics=(Nic(name="mlx5_0", kind="infiniband", numa_node=int(far and process == 0),
+                         up=True, rate_gbps=400.0),))
+      for process in range(2)))
   said = {}
   for slow in (0, 1):
     monkeypatch.setattr(tcp, "whose", lambda *_, slow=slow: tcp.BusyLinks(
