@@ -15,7 +15,6 @@ from jaxpace.diagnose.limits import (
   CONFIDENCE,
   COSTLY,
   FEWEST,
-  LEAST,
   MIN_STEPS,
   MOST,
   PART,
@@ -82,19 +81,16 @@ def _late(case: EvidenceInputs, places: list[straggler.Bad]) -> list[Finding]:
   episodes, held = case.lateness.episodes, case.lateness.persistent
   match = straggler.late_in_place(case, places)
   if match is None:
-    late = straggler.find(case, episodes, held)
-    return [late] if late else []
-  bad, own = match
-  others = [e for e in episodes if e not in own]
-  placed, rest = (attributed_wait(case.totals, case.selected, some)
-                  for some in (own, others))
-  # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
-  # other (Shapley).
-  placed = (placed + held - rest) * 0.5
-  found = ([straggler.find_late_in_place(case, bad, own, placed)]
-           if placed.seconds >= LEAST * case.mean_step else [])
-  another = straggler.find(case, others, held - placed)
-  return [*found, *([another] if another else [])]
+    found = [straggler.find(case, episodes, held)]
+  else:
+    bad, own = match
+    others = [e for e in episodes if e not in own]
+    placed, rest = (attributed_wait(case.totals, case.selected, some) for some in (own, others))
+    # Both may be late at once: each gets the mean of what it holds alone and what it adds to the
+    # other (Shapley).
+    placed = (placed + held - rest) * 0.5
+    found = [straggler.find(case, own, placed, bad), straggler.find(case, others, held - placed)]
+  return [late for late in found if late]
 
 
 def _turns(case: EvidenceInputs) -> list[Finding]:

@@ -52,7 +52,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
       ("Who is late", _ranks(diagnosis, ranks)),
       ("Where the waits are", _waits(diagnosis)),
       ("Computing while sending", _overlap(diagnosis)),
-      ("Phases", _phases(diagnosis)),
+      ("Phases, medians", _phases(diagnosis)),
       ("Pacing", _pacing(diagnosis)),
       ("What it would be worth", _what_if(document)),
       ("Notes", _notes(document)),
@@ -148,7 +148,8 @@ def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
         Text(f"{len(order) - len(shown)} more ranks, all less late: --ranks all shows them.",
              style="dim"))
   parts.append(Text("lateness: mean arrival after the typical rank; last: steps in which the job "
-                    "waited for this rank; cost: share of the step the ranks waited for it.",
+                    "waited for this rank; cost: share of the step the ranks waited for it; "
+                    "compute, gap: means per step.",
                     style="dim"))
   return Group(*parts)
 

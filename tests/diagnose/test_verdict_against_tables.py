@@ -1,6 +1,7 @@
 """Verdict, findings and tables of one report are held against each other, over made-up and
 simulated runs."""
 
+import dataclasses
 import json
 import re
 
@@ -320,3 +321,23 @@ def test_data_that_all_ranks_wait_for_is_told_as_that(tmp_path, capsys):
   assert document["waiting_for_data"] == pytest.approx(25e-3, rel=0.03)
   assert document["verdict_code"] == Verdict.DATA_WAITS and "25.5 ms" in document["verdict"]
   assert "data 43 % of the step" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_late_ranks_evidence_has_the_means_and_medians_of_the_tables_and_names_which():
+  """A rank that takes long in seven of ten steps: its mean is late by less than its median."""
+  random = np.random.default_rng(3)
+  compute = noise("quiet", 4, 300, random)
+  compute[-1] += now_and_then(0.2 * STEP, 4, 300, random)
+  gap = np.full((4, 300), 2e-3)
+  run = run_of(compute, gap, np.full(300, 0.01))
+  run = dataclasses.replace(run, durations=run.durations | {"forward": compute.astype(np.float32)})
+  found = diagnose(run)
+  said = only(found.findings[0].evidence, Evidence.WHERE)
+  late, usual = re.search(r"median forward is ([\d.]+) ms, ([\d.]+) ms", said).groups()
+  table = found.phases["forward"] * 1e3
+  assert float(late) == pytest.approx(table[-1], abs=0.06)
+  assert float(usual) == pytest.approx(np.median(table[:-1]), abs=1)
+  mean = found.totals.per_rank["compute"] / found.totals.present * 1e3
+  (longer,) = re.search(r"On average its compute is ([\d.]+) ms longer", said).groups()
+  assert float(longer) == pytest.approx(mean[-1] - mean[:-1].mean(), abs=1)
+  assert table[-1] - table[:-1].mean() > float(longer) + 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from jaxpace.diagnose.limits import LEAST, MOST
 from jaxpace.diagnose.mechanism import kinds, of_lateness
 from jaxpace.diagnose.modes.contention import SlowTransfers
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
-from jaxpace.diagnose.selected_steps import MAX_COARSE
+from jaxpace.diagnose.selected_steps import MAX_COARSE, mean_known
 from jaxpace.diagnose.waiting_places import late_at
 from jaxpace.diagnose.words.advice import ADVICE, advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
@@ -37,47 +38,60 @@ from jaxpace.runs.problems import list_ranks
 from jaxpace.runs.run import Run
 
 
-def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor) -> Finding | None:
-  """Describes ranks that are late for good or for a long while.
+def find(case: EvidenceInputs, episodes: Sequence[Episode], held: WaitedFor,
+         bad: Bad | None = None) -> Finding | None:
+  """Describes ranks that are late for good or for a long while; None where that costs little.
 
   Args:
     case: the run.
     episodes: when they are late.
     held: what the job waits for them.
+    bad: the place that explains it, if one does.
   """
   share = held.seconds / case.mean_step
   if not episodes or share < LEAST:
     return None
-  run, late = case.run, costliest_first(episodes)
+  late = costliest_first(episodes)
+  hosts = hosts_of(case.run, late)
   evidence, mechanisms = describe(case, episodes)
-  hosts = hosts_of(run, late)
-  whole = [h for h in hosts if _whole_host_late(case, h, set(late))]
-  if whole:
-    evidence.append(Evidence.WHOLE_HOST.say(hosts=named(whole),
-        host="hosts" if len(whole) > 1 else "host"))
-  elsewhere = [h for h in hosts if h not in whole]
-  if whole and elsewhere:
-    evidence.append(Evidence.ELSEWHERE.say(hosts=named(elsewhere)))
-  cost = max(e.lateness * e.steps for e in episodes)
-  first, last = spell_of(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
   causes = kinds(mechanisms)
+  if bad is None:
+    evidence += _of_hosts(case, hosts, late)
+    advice = _advice(case, episodes, causes)
+  else:
+    # as many late ranks, picked blindly, are exactly those in a bad place once in so many times
+    times = math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
+    lateness = milliseconds(float(np.mean([e.lateness for e in episodes])))
+    evidence = [*bad.evidence("late", late, s="s" if len(late) == 1 else "", lateness=lateness,
+                              times=times), *evidence]
+    advice, causes = bad.advice, (bad.kind, *causes)
+  cost = max(e.lateness * e.steps for e in episodes)
+  first, last = _spell(case, [e for e in episodes if e.lateness * e.steps >= MOST * cost])
   return Finding(
-      mode=Verdict.PERSISTENT, share=share, confidence=min(e.confidence for e in episodes),
-      ranks=tuple(late), hosts=hosts, evidence=tuple(evidence),
-      advice=_advice(case, episodes, causes), causes=causes, first_step=first, last_step=last)
+      mode=Verdict.PERSISTENT if bad is None else Verdict.LOCALITY, share=share,
+      confidence=min(e.confidence for e in episodes), ranks=tuple(late), hosts=hosts,
+      evidence=tuple(evidence), advice=advice, causes=causes, first_step=first, last_step=last)
 
 
-def spell_of(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
+def _of_hosts(case: EvidenceInputs, hosts: Sequence[str], late: Sequence[int]) -> list[Sentence]:
+  """On which hosts all ranks are late, and on which only some are."""
+  by_host = ranks_by_host(case.run)
+  whole = [host for host in hosts if 1 < len(by_host[host]) < case.run.ranks
+           and set(late).issuperset(by_host[host])]
+  if not whole:
+    return []
+  said = [Evidence.WHOLE_HOST.say(hosts=named(whole), host="hosts" if len(whole) > 1 else "host")]
+  elsewhere = [host for host in hosts if host not in whole]
+  return said + ([Evidence.ELSEWHERE.say(hosts=named(elsewhere))] if elsewhere else [])
+
+
+def _spell(case: EvidenceInputs, episodes: Sequence[Episode]) -> tuple[int | None, int | None]:
   """First and last step of all the episodes together; None where they reach the run's beginning or
   end."""
-  begin, end = min(e.begin for e in episodes), max(e.end for e in episodes)
-  earliest = next(e for e in episodes if e.begin == begin)
-  first = (None if begin == 0
-           else rank_change(case.run, case.selected, earliest.rank, begin))
-  latest = next(e for e in episodes if e.end == end)
-  last = (None if end == case.selected.blocks
-          else rank_change(case.run, case.selected, latest.rank, end) - 1)
-  return first, last
+  first, last = min(episodes, key=lambda e: e.begin), max(episodes, key=lambda e: e.end)
+  changed = functools.partial(rank_change, case.run, case.selected)
+  return (changed(first.rank, first.begin) if first.begin else None,
+          changed(last.rank, last.end) - 1 if last.end < case.selected.blocks else None)
 
 
 def describe(case: EvidenceInputs, episodes: Sequence[Episode]
@@ -95,21 +109,20 @@ def describe(case: EvidenceInputs, episodes: Sequence[Episode]
     longest = max(own, key=lambda e: e.steps)
     # of the blocks that its persistence is counted in
     steps = max(1, round(longest.steps / min(MAX_COARSE, longest.end - longest.begin)))
-    spells = [spell_of(case, [e]) for e in own[:3]]
+    spells = [_spell(case, [e]) for e in own[:3]]
     times = joined([spell(*found) for found in spells])
     chronic = " (chronic)" if spells[0] == (None, None) else ", and was in time otherwise"
     evidence.append(Evidence.LATE.say(rank=name_rank(run, rank),
         lateness=milliseconds(longest.lateness), times=times, chronic=chronic,
         persistence=percent(longest.persistence), steps=steps, often=percent(often)))
+    compute, gap = excess(case, longest)
     if rank == late[0] or len(late) < NAMED:
       evidence.append(Sentence(Evidence.WHERE, _where(case, longest)))
-      compute, gap = excess(case, longest)
       at = late_at(case, longest) if compute > gap else None
       evidence += [at] if at else []
     process = int(run.process_of_rank[rank])
     if process >= 0 and process not in explained:
       explained.add(process)
-      compute, gap = excess(case, longest)
       mechanisms += of_lateness(case, process, longest.begin, longest.end,
                                 max(compute + gap, 0.0), gap)
   if len(late) > NAMED:
@@ -125,24 +138,22 @@ def excess(case: EvidenceInputs, episode: Episode) -> tuple[float, float]:
 
 
 def _where(case: EvidenceInputs, episode: Episode) -> str:
-  """Which part of the step makes a rank late."""
+  """Which part of the step makes a rank late: by means, and of the phases by medians as the report
+  has them."""
   compute, gap = excess(case, episode)
-  said = (f"Against the typical rank, its compute is {more(compute)} and its gap between steps "
-          f"{more(gap)}.")
+  said = (f"On average its compute is {more(compute)} than the typical rank's, and its gap between "
+          f"steps {more(gap)}.")
   typical_ranks = case.lateness.blocks.typical(0, case.selected.blocks, episode.rank)
   longer = []
   for name, medians in case.phases.items():
-    typical = medians[typical_ranks]
     if name in ("held", "sync"):  # waiting, for other ranks or for another job
       continue
-    if not np.isfinite(medians[episode.rank]) or not np.isfinite(typical).any():
-      continue
-    difference = float(medians[episode.rank] - np.nanmean(typical))
-    if difference > 0.2 * episode.lateness:
-      longer.append((difference, f"{name} takes {milliseconds(float(medians[episode.rank]))}, "
-                                 f"{milliseconds(float(np.nanmean(typical)))} on the typical rank"))
+    own, typical = float(medians[episode.rank]), float(mean_known(medians[typical_ranks]))
+    if own - typical > 0.2 * episode.lateness:
+      longer.append((own - typical, f"{name} is {milliseconds(own)}, {milliseconds(typical)} on "
+                                    "the typical rank"))
   if longer:
-    said += f" Its {'; its '.join(text for _, text in sorted(longer, reverse=True))}."
+    said += f" Its median {'; its median '.join(text for _, text in sorted(longer, reverse=True))}."
   return said
 
 
@@ -158,11 +169,6 @@ def _advice(case: EvidenceInputs, episodes: Sequence[Episode], causes: tuple[str
   measured = "data" in case.run.host_causes.columns
   return advise(Verdict.PERSISTENT, "compute" if gap <= compute else "gap" if measured
                 else "gap_unmeasured", subject=subject)
-
-
-def _whole_host_late(case: EvidenceInputs, host: str, late: set[int]) -> bool:
-  ranks = ranks_by_host(case.run)[host]
-  return 1 < len(ranks) < case.run.ranks and late.issuperset(ranks)
 
 
 # The slow ranks are those that sit in a bad place: `locality`.
@@ -186,6 +192,18 @@ class Bad(NamedTuple):
   kind: str
   ranks: frozenset[int]
   sentence: str
+
+  @property
+  def advice(self) -> str:
+    """What to do about the place."""
+    return advise(Verdict.LOCALITY, self.kind if self.kind in ADVICE[Verdict.LOCALITY] else "")
+
+  def evidence(self, wording: str, ranks: Sequence[int], **values: object) -> list[Sentence]:
+    """That these ranks are those of the place, and what is bad about it."""
+    those = f"The {len(self.ranks)} ranks" if len(self.ranks) > 1 else "The one rank"
+    return [Evidence.IN_PLACE.say(wording, ranks=list_ranks(ranks), **values,
+                those=f"{those} {_SAYS.get(self.kind, 'in a bad place')}"),
+            Sentence(Evidence.PLACE, self.sentence)]
 
 
 def bad_places(run: Run) -> list[Bad]:
@@ -219,19 +237,14 @@ def _warnings(concerns: Sequence[Concern]) -> list[Concern]:
 
 
 def late_in_place(case: EvidenceInputs, places: Sequence[Bad]) -> tuple[Bad, list[Episode]] | None:
-  """The concern whose ranks are late, all of them and alike, and their episodes."""
-  run = case.run
-  everyone = [*case.lateness.episodes]
+  """The concern whose ranks are late, all of them, and their episodes."""
+  episodes = case.lateness.episodes
+  late = {e.rank for e in episodes}
   for bad in places:
-    own = [e for e in everyone if e.rank in bad.ranks]
-    named = {e.rank for e in own}
-    if named != bad.ranks or not own:
-      continue
-    others = {e.rank for e in everyone} - named
     # One late rank of many in a bad place may be chance; all those in it, and more of them than
     # others, is not.
-    if len(others) <= len(named) and len(others) + len(named) < run.ranks:
-      return bad, own
+    if bad.ranks <= late and len(late) <= 2 * len(bad.ranks) and len(late) < case.run.ranks:
+      return bad, [e for e in episodes if e.rank in bad.ranks]
   return None
 
 
@@ -245,42 +258,10 @@ def slow_in_place(case: EvidenceInputs, places: Sequence[Bad], slow: SlowTransfe
   return None
 
 
-def find_late_in_place(case: EvidenceInputs, bad: Bad, episodes: Sequence[Episode],
-                       held: WaitedFor) -> Finding:
-  """Describes ranks that are late because of their place."""
-  lateness = float(np.mean([e.lateness for e in episodes]))
-  ranks = costliest_first(episodes)
-  evidence, mechanisms = describe(case, episodes)
-  # as many late ranks, picked blindly, are exactly those in a bad place once in so many times
-  times = math.comb(int((case.totals.present > 0).sum()), len(bad.ranks))
-  head = Evidence.IN_PLACE.say(
-      "late", those=_those(bad), ranks=list_ranks(ranks), s="s" if len(ranks) == 1 else "",
-      lateness=milliseconds(lateness), times=times)
-  first, last = spell_of(case, episodes)
-  return Finding(
-      mode=Verdict.LOCALITY, share=held.seconds / case.mean_step,
-      confidence=min(e.confidence for e in episodes), ranks=tuple(ranks),
-      hosts=hosts_of(case.run, ranks),
-      evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *evidence),
-      advice=_advice_for_place(bad),
-      causes=(bad.kind, *kinds(mechanisms)), first_step=first, last_step=last)
-
-
 def find_slow(case: EvidenceInputs, bad: Bad, slow: Finding) -> Finding:
   """Turns the finding of a slow host into one of its place."""
   ranks = sorted(bad.ranks)
-  head = Evidence.IN_PLACE.say("slow", those=_those(bad), ranks=list_ranks(ranks),
-                               lost=milliseconds(slow.share * case.mean_step))
+  head = bad.evidence("slow", ranks, lost=milliseconds(slow.share * case.mean_step))
   return dataclasses.replace(
-      slow, mode=Verdict.LOCALITY, ranks=tuple(ranks), advice=_advice_for_place(bad),
-      evidence=(head, Sentence(Evidence.PLACE, bad.sentence), *slow.evidence),
-      causes=(bad.kind, *slow.causes))
-
-
-def _those(bad: Bad) -> str:
-  lead = f"The {len(bad.ranks)} ranks" if len(bad.ranks) > 1 else "The one rank"
-  return f"{lead} {_SAYS.get(bad.kind, 'in a bad place')}"
-
-
-def _advice_for_place(bad: Bad) -> str:
-  return advise(Verdict.LOCALITY, bad.kind if bad.kind in ADVICE[Verdict.LOCALITY] else "")
+      slow, mode=Verdict.LOCALITY, ranks=tuple(ranks), advice=bad.advice,
+      evidence=(*head, *slow.evidence), causes=(bad.kind, *slow.causes))
