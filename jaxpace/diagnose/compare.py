@@ -85,24 +85,21 @@ def _only_in_one(a: Diagnosis, b: Diagnosis, modes: list[tuple[Verdict, ...]]
   has them."""
   inconclusive: list[Sentence] = []
   sure: dict[str, list[Verdict]] = {"BA": [], "AB": []}
-  for letters, one, other, own in (("BA", b, a, modes[1]), ("AB", a, b, modes[0])):
+  for (first, second), one, other, own in (("BA", b, a, modes[1]), ("AB", a, b, modes[0])):
     for mode in own:
       if mode in modes[0] and mode in modes[1]:
         continue
       ranks = {r for f in one.findings if f.mode == mode for r in f.ranks}
       hidden = (sorted(ranks & set(other.unseen))
                 or (list(other.unseen) if not ranks and mode in _OF_RANKS else []))
+      words = {"mode": mode.replace("_", " ").capitalize(), "one": first, "other": second}
       if hidden:
-        said = Note.RANKS_UNSEEN.say(
-            mode=mode.replace("_", " ").capitalize(), one=letters[0], other=letters[1],
-            rank="ranks" if len(hidden) > 1 else "rank", numbers=list_ranks(hidden))
+        inconclusive.append(Note.RANKS_UNSEEN.say(
+            **words, rank="ranks" if len(hidden) > 1 else "rank", numbers=list_ranks(hidden)))
       elif other.inconclusive and mode in _OF_RANKS:
-        said = Note.UNTOLD.say(mode=mode.replace("_", " ").capitalize(), one=letters[0],
-                               other=letters[1])
+        inconclusive.append(Note.UNTOLD.say(**words))
       else:
-        sure[letters].append(mode)
-        continue
-      inconclusive.append(said)
+        sure[first + second].append(mode)
   return tuple(sure["BA"]), tuple(sure["AB"]), tuple(inconclusive)
 
 

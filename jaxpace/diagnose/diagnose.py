@@ -16,17 +16,15 @@ from jaxpace.diagnose.floor import find_floor, shares_in
 from jaxpace.diagnose.inconclusive import (
   find_inconclusive,
   missing_ranks,
-  missing_sentence,
   stages,
   unrecorded,
   unseen,
 )
 from jaxpace.diagnose.lateness import find_late
-from jaxpace.diagnose.limits import EFFECT, LEAST
+from jaxpace.diagnose.limits import EFFECT
 from jaxpace.diagnose.links import ProbedLinks
-from jaxpace.diagnose.mechanism import switches
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
-from jaxpace.diagnose.notes import hung, notes_on
+from jaxpace.diagnose.notes import notes_on
 from jaxpace.diagnose.pacing import measured, work_moved
 from jaxpace.diagnose.phases import phase_medians, waiting_for_data
 from jaxpace.diagnose.selected_steps import (
@@ -42,7 +40,7 @@ from jaxpace.diagnose.waiting_places import overlap, shares_by_collective, where
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent, some_ranks
-from jaxpace.diagnose.worth import WhatIfRequest, Worth, named, saves_nothing, worth
+from jaxpace.diagnose.worth import WhatIfRequest, Worth, saves_nothing, worth
 from jaxpace.runs.run import Run
 
 
@@ -115,7 +113,7 @@ def why(case: EvidenceInputs) -> EvidenceInputs:
   if not case.selected.size:
     return case
   findings, doubt, notes = hold_back(case, find(case))
-  if saves_nothing(case, named(case, findings), LEAST):
+  if saves_nothing(case, findings):
     case = dataclasses.replace(case, lateness=case.lateness.of_nobody())
     findings, doubt, notes = hold_back(case, find(case))
   # who is last intermittently shows in the timestamps that are in doubt
@@ -127,30 +125,24 @@ def why(case: EvidenceInputs) -> EvidenceInputs:
 
 
 def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = None,
-         events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
+          events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
   found = _without_words(case, saved, events)
   found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
-  away, steps = found.away, found.run.steps
-  notes = (*notes_on(found, fabric),
-           *([] if away is None else [missing_sentence(away.ranks, steps[away.steps])]),
-           *found.on_sampling, *hung(events))
-  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes)
+  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes_on(found, fabric))
 
 
 def _without_words(case: EvidenceInputs, saved: Worth, events: Sequence[Mapping[str, Any]]
                    ) -> Diagnosis:
   """All that the stages found. Steps of which only totals are known count in the step time."""
   run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
-  parts = {name: float(values[selected.mask].mean()) if times.size else 0.0
-           for name, values in totals.per_step.items()}
   at = shares_by_collective(run, selected, totals, floor)
   return Diagnosis(
       **vars(case), **vars(saved), step_time=step_time_of(times) if times.size else None,
       shares=shares_in(totals, floor, selected.mask) if times.size else None,
-      waiting={name: parts[f"waiting_{name}"] for name in ("compute", "runtime", "pacing")},
-      spread=parts["spread"], measured=measured(run), work_moved=work_moved(run),
-      preempted=switches(run, selected), for_data=waiting_for_data(run, selected),
+      waiting={name: float(totals.per_step[f"waiting_{name}"][selected.mask].mean())
+               if times.size else 0.0 for name in ("compute", "runtime", "pacing")},
+      measured=measured(run), work_moved=work_moved(run), for_data=waiting_for_data(run, selected),
       events=tuple(events), stages=stages(case),
       waits=where_waits_are(run, at), overlap=overlap(at, totals.computing / max(1, selected.size)))
 
@@ -160,9 +152,8 @@ def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:
   the same."""
   if finding.mode != Verdict.CONTENTION or not never or len(never) == run.ranks:
     return finding
-  said = Evidence.ROWS_MISSING.say(ranks=some_ranks(never),
-      them="them" if len(never) > 1 else "it")
-  return dataclasses.replace(finding, evidence=(*finding.evidence, said))
+  return finding.also(Evidence.ROWS_MISSING.say(ranks=some_ranks(never),
+      them="them" if len(never) > 1 else "it"))
 
 
 def _explained(facts: Diagnosis, finding: Finding) -> Finding:
@@ -172,6 +163,5 @@ def _explained(facts: Diagnosis, finding: Finding) -> Finding:
     return finding
   late = ("the late rank itself waits" if len(finding.ranks) == 1
           else "the late ranks themselves wait")
-  said = Evidence.SAVES_MORE.say(part=percent(finding.share), late=late,
-                                 saving=percent(after.saving), speedup=after.speedup)
-  return dataclasses.replace(finding, evidence=(*finding.evidence, said))
+  return finding.also(Evidence.SAVES_MORE.say(part=percent(finding.share), late=late,
+      saving=percent(after.saving), speedup=after.speedup))

@@ -36,13 +36,9 @@ class Diagnosis(EvidenceInputs, Worth):
   shares: dict[str, float] | None  # by name in `SHARES`, sum 1
   # mean seconds per step waited, by the cause of the last rank's lateness
   waiting: dict[str, float]
-  # mean seconds by which ranks leave collectives apart from each other; in `shares` under transfer
-  spread: float
   measured: PacingEffect | None  # what a guard measured of pacing; None where none ran
   # what sharing work by speed did; None where no work was shared
   work_moved: WorkMoved | None
-  # involuntary switches a step of the process that has most; 0 where they are not known
-  preempted: float
   for_data: float | None  # mean seconds per step waited for data; None where that isn't measured
   events: tuple[Mapping[str, Any], ...]  # what watchdogs found
   # on signs that groups wait for each other as the stages of a pipeline do

@@ -64,14 +64,12 @@ def find(case: EvidenceInputs) -> tuple[Finding, ...]:
       # What its processors do for a crowded network makes a host late by a little.
       said = Evidence.LATE_AS_WELL.say(who=named(late[0].hosts) or "A rank",
           evidence=late[0].evidence[0])
-      transfers[0] = dataclasses.replace(transfers[0], evidence=(*transfers[0].evidence, said))
-      late = late[1:]
+      late, transfers = late[1:], [transfers[0].also(said)]
     else:
       # A host whose processors are taken is late and slow to send: one fault, and its contention is
       # no fabric's.
       said = Evidence.SLOW_AS_WELL.say(evidence=transfers[0].evidence[0])
-      late[0] = dataclasses.replace(late[0], evidence=(*late[0].evidence, said))
-      transfers = []
+      late, transfers = [late[0].also(said), *late[1:]], []
   findings = [*late, *_turns(case), *transfers]
   return tuple(sorted(findings, key=lambda f: -f.share))
 
@@ -246,6 +244,7 @@ def unnamed_waiting(case: EvidenceInputs) -> Unnamed | None:
 # timestamps show that, what rests on them is no finding.
 
 CLOCK = "profiler"
+_OF_RANKS = (Verdict.PERSISTENT, Verdict.LOCALITY)
 
 
 def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
@@ -272,17 +271,19 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
   rounds, devices, cores = turns(case.run)
   if not rounds:
     return findings, "", ()
-  least = rounds * _busy(case)
+  least = rounds * _quickest(case, "compute", "runtime")
   # Timestamps tell who waits for whom: of an observed run, only who is late for good, or in most of
   # the steps, may be whose turn comes last.
-  by_rank = (Verdict.PERSISTENT, Verdict.LOCALITY)
-  kept = tuple(f for f in findings if (observed and f.mode not in by_rank
-                                       and not (f.mode == Verdict.AMPLIFICATION and f.ranks))
-               or _told(case, f, least, rounds))
+  kept = tuple(f for f in findings
+               if (observed and f.mode not in _OF_RANKS
+                   and not (f.mode == Verdict.AMPLIFICATION and f.ranks))
+               or _told(case, f, least, rounds * _quickest(case, "compute") if observed else None))
   if observed and devices > cores and crowded_processors(case):
-    # Of devices with equal work that run one after another, the mean one waits for at most that.
-    most = (1 - cores / devices) / 2
-    kept = tuple(_by_the_machine(f, devices, cores)
+    # Of devices with equal work that run one after another, the mean one waits for at most that,
+    # whatever their work.
+    most, cause = (1 - cores / devices) / 2, "shared_cores"
+    advice = advise(Verdict.AMPLIFICATION, cause, devices=devices, cores=cores)
+    kept = tuple(dataclasses.replace(f, causes=(cause,), advice=advice)
                  if f.mode == Verdict.AMPLIFICATION and not f.ranks and f.share <= most else f
                  for f in kept)
   if observed and len(kept) == len(findings):
@@ -290,14 +291,6 @@ def hold_back(case: EvidenceInputs, findings: tuple[Finding, ...]
   note = Note.TURNS.say(devices=devices, cores=cores, least=milliseconds(least))
   return (kept, f"{devices} devices take turns on {cores} cores" if len(kept) < len(findings)
           else "", (note,))
-
-
-def _by_the_machine(finding: Finding, devices: int, cores: int) -> Finding:
-  """Waiting for intermittently late ranks where devices are preempted for each other: whatever
-    their work."""
-  return dataclasses.replace(
-      finding, causes=("shared_cores",),
-      advice=advise(Verdict.AMPLIFICATION, "shared_cores", devices=devices, cores=cores))
 
 
 def never_grouped(run: Run) -> list[str]:
@@ -343,42 +336,31 @@ def turns(run: Run) -> tuple[int, int, int]:
   return worst
 
 
-def _busy(case: EvidenceInputs) -> float:
-  """Seconds per step that the quickest rank is busy itself."""
-  present = case.totals.present
-  busy = ((case.totals.per_rank["compute"] + case.totals.per_rank["runtime"])[present > 0]
-          / present[present > 0])
-  return float(busy.min()) if busy.size else 0.0
+def _quickest(case: EvidenceInputs, *parts: str) -> float:
+  """Seconds per step of some parts of it on the rank that has least of them."""
+  there = case.totals.present > 0
+  own = np.sum([case.totals.per_rank[part][there] for part in parts], axis=0)
+  return float((own / case.totals.present[there]).min()) if own.size else 0.0
 
 
-def _by_work(case: EvidenceInputs, rank: int, rounds: int) -> bool:
-  """Whether a rank is late for longer work, by more than the others' work may make it wait for a
-  core."""
-  latest = max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness,
-               default=None)
-  if latest is None:
-    return False
-  compute, gap = excess(case, latest)
-  present = case.totals.present
-  least = float((case.totals.per_rank["compute"][present > 0] / present[present > 0]).min())
-  return compute > 2 * max(gap, 0.0) and compute > rounds * least
-
-
-def _told(case: EvidenceInputs, finding: Finding, least: float, rounds: int) -> bool:
-  """Whether a finding is more than turns may make."""
-  if finding.mode not in (Verdict.PERSISTENT, Verdict.LOCALITY) or not finding.ranks:
+def _told(case: EvidenceInputs, finding: Finding, least: float, for_work: float | None) -> bool:
+  """Whether a finding is more than turns may make: `least` seconds, or, of compute alone, what the
+  others' work may make a rank wait for a core, where timestamps tell it from gaps."""
+  if finding.mode not in _OF_RANKS or not finding.ranks:
     return finding.share * case.mean_step > least
-  lateness = [max((e.lateness for e in case.lateness.episodes if e.rank == rank), default=0.0)
-              for rank in finding.ranks]
-  if (min(lateness) > least or (case.run.observed and case.run.plan.get("clock") != CLOCK)
-      and all(_by_work(case, rank, rounds) for rank in finding.ranks)):
+  latest = [max((e for e in case.lateness.episodes if e.rank == rank), key=lambda e: e.lateness,
+                default=None) for rank in finding.ranks]
+  lateness = min(e.lateness if e else 0.0 for e in latest)
+  if lateness > least or _of_whole_hosts(case, finding.ranks, lateness):
     return True
-  if _of_whole_hosts(case, finding.ranks, min(lateness)):
+  longer = [excess(case, e) for e in latest if e]
+  if for_work is not None and len(longer) == len(latest) and all(
+      compute > max(2 * gap, for_work) for compute, gap in longer):
     return True
   others = np.delete(case.lateness.mean, list(finding.ranks))
   others = others[np.isfinite(others)]
   # later by more than what they differ among themselves
-  return len(others) >= FEWEST and min(lateness) > TWICE * float(np.ptp(others))
+  return len(others) >= FEWEST and lateness > TWICE * float(np.ptp(others))
 
 
 def _of_whole_hosts(case: EvidenceInputs, ranks: Sequence[int], lateness: float) -> bool:

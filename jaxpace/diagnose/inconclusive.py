@@ -138,13 +138,6 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
   return inside
 
 
-def missing_sentence(ranks: Sequence[int] | np.ndarray, steps: np.ndarray) -> Sentence:
-  """Says what is unknown there."""
-  several = len(ranks) > 1
-  return Note.RANKS_AWAY.say(ranks=some_ranks(ranks).capitalize(),
-      steps=plural(len(steps), "step"), numbers=list_ranks(steps), them="them" if several else "it")
-
-
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   """Names the ranks that nothing is known of."""
   rows = run.attempt[list(ranks)][:, run.inside] >= 0
@@ -172,12 +165,8 @@ def once(notices: Iterable[str]) -> list[str]:
     said.setdefault(("" if match is None else "\0") + key,
                     []).append(0 if match is None else int(match[1]))
   return [key if not key.startswith("\0") else f"Collective {numbers[0]} {key[1:]}"
-          + _more(numbers[1:])
+          + (f" (So are {len(more)} more: {list_ranks(more)}.)" if (more := numbers[1:]) else "")
           for key, numbers in said.items()]
-
-
-def _more(numbers: Sequence[int]) -> str:
-  return f" (So are {len(numbers)} more: {list_ranks(numbers)}.)" if numbers else ""
 
 
 # Collectives that the step has and that were not timed: ranks meet there too, and who is late

@@ -88,8 +88,8 @@ def _columns(case: EvidenceInputs, process: int, begin: int, end: int, lateness:
   explained = min(switches * SLICE, computing) >= PART * lateness
   if explained and float(means["nivcsw"][row]) >= 2 * (
       float(means["nivcsw"][row]) - switches) and (work is None or work < 0.5 * lateness):
-    found.append(Evidence.PREEMPTED.say("switches" if work is None else "cpu_time", who=who,
-                     switches=float(means["nivcsw"][row]), more=switches))
+    found.append(Evidence.PREEMPTED.say(who=who, switches=float(means["nivcsw"][row]),
+        more=switches, work="" if work is None else ", while its CPU time is not longer"))
   elif work is not None and work >= 0.5 * lateness:
     found.append(Evidence.WORK.say(who=who, work=milliseconds(work)))
   elif work is not None and len(causes.processes) > 1:

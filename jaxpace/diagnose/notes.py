@@ -13,7 +13,7 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.floor import RUNNING_MINIMUM, joined_ranks
 from jaxpace.diagnose.inconclusive import NO_SLOT, once, untimed
 from jaxpace.diagnose.limits import EFFECT, LEAST, LISTED
-from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.mechanism import crowded_processors, switches
 from jaxpace.diagnose.selected_steps import WARMUP_FACTOR, WARMUP_STEPS
 from jaxpace.diagnose.step_times import busy
 from jaxpace.diagnose.what_if import Alternative
@@ -63,9 +63,8 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
   if jumped.size:
     number = plural(int(facts.totals.jumped.sum()), "step")
     notes.append(Note.CLOCK_JUMPED.say(ranks=some_ranks(jumped), steps=number))
-  if facts.preempted >= CROWDED:
-    notes.append(Note.CROWDED_PROCESSORS.say(switches=facts.preempted))
-  plan = run.plan
+  if crowded_processors(facts):
+    notes.append(Note.CROWDED_PROCESSORS.say(switches=switches(run, facts.selected)))
   for (name, reason), times in untimed(run).items():
     if reason == NO_SLOT:
       notes.append(Note.NO_SLOT.say(collectives=plural(times, "collective")))
@@ -73,9 +72,14 @@ def notes_on(facts: Diagnosis, fabric: MeasuredFabric | None = None) -> tuple[Se
     many = f"{times} of {name}" if times > 1 else name
     notes.append(Note.NOT_STAMPED.say(many=many, reason=reason,
         their="their" if times > 1 else "its"))
-  noticed = once(notice for notice in plan.get("notices") or () if isinstance(notice, str))
+  noticed = once(notice for notice in run.plan.get("notices") or () if isinstance(notice, str))
   notes += [Sentence(Note.PLAN_NOTICE, notice) for notice in noticed]
-  return tuple(notes)
+  if facts.away is not None:
+    ranks, steps = facts.away.ranks, run.steps[facts.away.steps]
+    notes.append(Note.RANKS_AWAY.say(ranks=some_ranks(ranks).capitalize(),
+        steps=plural(len(steps), "step"), numbers=list_ranks(steps),
+        them="them" if len(ranks) > 1 else "it"))
+  return (*notes, *facts.on_sampling, *hung(facts.events))
 
 
 def _waited(run: Run, step: int) -> float:
@@ -115,8 +119,9 @@ def _measured(facts: Diagnosis) -> list[Sentence]:
         numbers=list_ranks(pauses.steps)))
   notes += _slow_for_good(facts)
   staged = totals.groups.staged  # then it is their bubbles
-  if abs(facts.spread) > EFFECT * facts.step_time.mean and not staged:
-    notes.append(Note.SPREAD.say(spread=milliseconds(abs(facts.spread))))
+  spread = abs(float(totals.per_step["spread"][facts.selected.mask].mean()))
+  if spread > EFFECT * facts.step_time.mean and not staged:
+    notes.append(Note.SPREAD.say(spread=milliseconds(spread)))
   if totals.delayed:
     notes.append(Note.PACED.say("report"))
   return notes

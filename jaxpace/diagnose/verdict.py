@@ -6,7 +6,7 @@ from jaxpace.diagnose.diagnosis import Diagnosis
 from jaxpace.diagnose.inconclusive import unrecorded, unseen_sentence, untimed
 from jaxpace.diagnose.lateness import spell
 from jaxpace.diagnose.limits import COSTLY, MIN_STEPS
-from jaxpace.diagnose.mechanism import CROWDED
+from jaxpace.diagnose.mechanism import crowded_processors
 from jaxpace.diagnose.modes.inputs import FewPauses, Finding
 from jaxpace.diagnose.what_if import Alternative
 from jaxpace.diagnose.words.codes import Sentence, Verdict
@@ -109,7 +109,7 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
     why = (
         "other programs run on the hosts' processors, and transfers wait for these as well as for "
         "the network"
-        if facts.preempted >= CROWDED else
+        if crowded_processors(facts) else
         "whether the network or waiting for processors makes them so does not show in this run")
     found.append((slower.saving, Verdict.SLOW_TRANSFERS.say(saving=percent(slower.saving),
         speedup=slower.speedup, why=why)))
@@ -147,25 +147,24 @@ def mended(facts: Diagnosis, finding: Finding) -> Alternative | None:
 def _of_mode(facts: Diagnosis, finding: Finding) -> str:
   assert facts.step_time is not None
   cost = f"{milliseconds(finding.share * facts.step_time.mean)} ({100 * finding.share:.0f} % of it)"
-  subject = _subject(finding)
   if finding.mode == Verdict.PERSISTENT:
     return _persistent(facts, finding)
-  if finding.mode == Verdict.LOCALITY:
-    return f"Every step loses {cost} to the place of {subject}: {_lower(finding.advice)}"
-  if finding.mode == Verdict.CONTENTION:
-    whose = (f"the link of {named(finding.hosts)}" if finding.hosts else
-             "a crowded host" if "shared_host" in finding.causes else "a crowded fabric")
-    return f"Every step loses {cost} to {whose}: {_lower(finding.advice)}"
-  if finding.mode == Verdict.JITTER:
-    return (f"Every step loses {cost} to pauses between steps on {subject or 'all ranks'}: "
-            f"{_lower(finding.advice)}")
-  if finding.ranks:
-    return (f"Every step waits {cost} for {subject}, which takes long now and then: "
-            f"{_lower(finding.advice)}")
-  late = sorted({rank for other in facts.findings for rank in other.ranks})
-  why = (f"because lateness varies, beside what it waits for {some_ranks(late)} as a rule"
-         if late else "for ranks that change from step to step")
-  return f"Every step waits {cost} {why}: {_lower(finding.advice)}"
+  subject, late = _subject(finding), sorted({rank for f in facts.findings for rank in f.ranks})
+  lost_to = {
+      Verdict.LOCALITY: f"the place of {subject}",
+      Verdict.CONTENTION: f"the link of {named(finding.hosts)}" if finding.hosts else
+                          "a crowded host" if "shared_host" in finding.causes else
+                          "a crowded fabric",
+      Verdict.JITTER: f"pauses between steps on {subject or 'all ranks'}"}.get(finding.mode)
+  if lost_to:
+    said = f"Every step loses {cost} to {lost_to}"
+  elif finding.ranks:
+    said = f"Every step waits {cost} for {subject}, which takes long now and then"
+  else:
+    said = f"Every step waits {cost} " + (
+        f"because lateness varies, beside what it waits for {some_ranks(late)} as a rule"
+        if late else "for ranks that change from step to step")
+  return f"{said}: {_lower(finding.advice)}"
 
 
 def _subject(finding: Finding) -> str:

@@ -9,7 +9,7 @@ as recorded, a step is shorter by the sum over c of max A - max A* where all ran
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -228,7 +228,10 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray,
   """
   steps = np.flatnonzero(mask)
   if found.levels.all():
-    return _by_themselves(run, found, mask, changes) / max(1, len(steps))
+    # What transfers take is left out: where all meet it is the same in each scenario.
+    total = sum((np.array([_play(found, arrival[:, None])[mask[part]].sum() for arrival in changed])
+                 for part, _, changed in _changed(run, mask, changes)), np.zeros(len(changes)))
+    return np.asarray(total) / max(1, len(steps))
   lanes = max(1, len(steps) // _LEAST)
   # what lies between detailed steps isn't known: each by itself
   if run.aggregated is not None:
@@ -242,31 +245,26 @@ def mean_steps(run: Run, found: RunGroups, mask: np.ndarray,
   shape = len(run.collectives), longest, run.ranks, lanes
   arrivals = np.full((len(changes), *shape), -np.inf, np.float32)
   transfers = np.zeros(shape, np.float32)
-  for part, work in counted(run, mask):
+  for part, work, changed in _changed(run, mask, changes):
     own = np.flatnonzero((steps >= part.start) & (steps < part.stop))
     if not own.size:
       continue
-    arrival, at = work.undelayed, steps[own] - part.start
+    at = steps[own] - part.start
     for c, waited in enumerate(step_through(found, work.arrival, work.wait, work.valid)):
       transfers[c, place[own], :, lane[own]] = np.nan_to_num(
           np.where(waited.takes, waited.transfer, 0.0))[:, at].T
-    for i, change in enumerate(changes):
-      changed = np.where(work.valid, change(work, arrival, part), -np.inf)
-      arrivals[i][:, place[own], :, lane[own]] = np.moveaxis(changed[:, :, at], 2, 0)
+    for played, arrival in zip(arrivals, changed, strict=True):
+      played[:, place[own], :, lane[own]] = np.moveaxis(arrival[:, :, at], 2, 0)
   return np.array([_play(found, of, transfers).sum() for of in arrivals]) / max(1, len(steps))
 
 
-def _by_themselves(run: Run, found: RunGroups, mask: np.ndarray,
-                   changes: Sequence[Change]) -> np.ndarray:
-  """[changes] sums over counted steps that each begin together. What transfers take is left out:
-  where all meet it is the same in each scenario."""
-  total = np.zeros(len(changes))
+def _changed(run: Run, mask: np.ndarray, changes: Sequence[Change]
+             ) -> Iterator[tuple[slice, StepTimes, Iterator[np.ndarray]]]:
+  """Chunks of steps, and the [C, R, k] arrivals of each scenario in them, one at a time."""
   for part, work in counted(run, mask):
     arrival = work.undelayed
-    for i, change in enumerate(changes):
-      changed = np.where(work.valid, change(work, arrival, part), -np.inf)
-      total[i] += _play(found, changed[:, None])[mask[part]].sum()
-  return total
+    yield part, work, (np.where(work.valid, change(work, arrival, part), -np.inf)
+                       for change in changes)
 
 
 def _play(found: RunGroups, arrivals: np.ndarray, transfers: np.ndarray | None = None

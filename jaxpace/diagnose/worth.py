@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from jaxpace.diagnose.floor import Floor
+from jaxpace.diagnose.limits import LEAST
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import pauses_in
@@ -40,7 +41,7 @@ class Worth:
   """What the caller asked to take out, in their words."""
 
 
-def named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
+def _named(case: EvidenceInputs, findings: Sequence[Finding]) -> list[int]:
   """The late ranks, if a finding is about them."""
   modes = {finding.mode for finding in findings}
   return case.lateness.late.tolist() if modes & {Verdict.PERSISTENT, Verdict.LOCALITY} else []
@@ -63,7 +64,7 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
   """
   if not case.selected.size:
     return Worth()
-  run, mean, findings, late = case.run, case.mean_step, case.findings, named(case, case.findings)
+  run, mean, findings, late = case.run, case.mean_step, case.findings, _named(case, case.findings)
   # the steps that are replayed are detailed, those that count need not be
   scale = float(case.steps.mean()) / mean
   modes = {finding.mode for finding in findings}
@@ -115,12 +116,11 @@ def _slow_with(case: EvidenceInputs, findings: Sequence[Finding], ranks: Sequenc
   return slow.seconds if slow else 0.0
 
 
-def saves_nothing(case: EvidenceInputs, ranks: Sequence[int], least: float) -> bool:
-  """Whether a step without some ranks being late would be shorter by less than a part of it."""
-  if not ranks:
-    return False
-  seconds = saved(case.run, case.selected, case.floor, [Without(ranks=tuple(ranks))])[0]
-  return bool(seconds < least * case.mean_step)
+def saves_nothing(case: EvidenceInputs, findings: Sequence[Finding]) -> bool:
+  """Whether a step would hardly be shorter without the ranks that the findings call late."""
+  late = tuple(_named(case, findings))
+  return bool(late and saved(case.run, case.selected, case.floor, [Without(ranks=late)])[0]
+              < LEAST * case.mean_step)
 
 
 # What a user asks to be taken out of a run: "rank:3,host:b,jitter", read and found in the run.

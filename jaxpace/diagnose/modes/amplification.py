@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpace.diagnose.episodes import binomial_tail, change_points, confidence
+from jaxpace.diagnose.episodes import binomial_tail
 from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import CONFIDENCE, COSTLY, MOST, NEARLY_ALL, OFTEN, PART, TWICE
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
-from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.waiting_places import most_waited
 from jaxpace.diagnose.words.advice import advise
 from jaxpace.diagnose.words.codes import Sentence, Verdict
@@ -41,7 +40,8 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
   evidence = [
       _last_rank(case) if stopping is None else Evidence.LAST_RANK.say("one",
           part=percent(float(totals.blame[stopping] / totals.blame.sum())), rank=stopping),
-      Evidence.WORST_TENTH.say("pauses" if worst > MOST else "everyday", part=percent(worst))]
+      Evidence.WORST_TENTH.say(part=percent(worst), which="rare long pauses, not everyday jitter"
+          if worst > MOST else "everyday jitter, not rare pauses")]
   at = most_waited(case)
   evidence += [at] if at else []
   first, last = series_changes(run, case.selected, _for_work(case), begin, end)
@@ -51,8 +51,8 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
             for name in ("compute", "runtime", "pacing")}
   total = max(sum(causes.values()), 1e-12)
   of_all = {name: percent(value / total) for name, value in causes.items()}
-  evidence.append(Evidence.WAITING_FOR.say("delays" if causes["pacing"] > 0 else "no_delays",
-                      **of_all))
+  delays = f", {of_all['pacing']} for delays" if causes["pacing"] > 0 else ""
+  evidence.append(Evidence.WAITING_FOR.say(delays=delays, **of_all))
   hosts = hosts_of(run, alone)
   by_host = _blame_by_host(case)
   if len(by_host) > 1 and not alone:
@@ -63,11 +63,10 @@ def find(case: EvidenceInputs, seconds: float, suspected: float) -> Finding | No
       hosts = (host,) if part > 0.6 and not lateness.episodes else ()
   why = (("one_varies" if worst <= MOST else "one_stops") if alone
          else "pauses" if worst > MOST else "everyday")
-  sure = confidence(merged(by_block, totals.block_steps.sum(axis=0)))
   return Finding(
-      mode=Verdict.AMPLIFICATION, share=seconds / case.mean_step, confidence=sure, ranks=alone,
-      hosts=hosts, evidence=tuple(evidence), advice=advise(Verdict.AMPLIFICATION, why), causes=(),
-      first_step=first, last_step=last)
+      mode=Verdict.AMPLIFICATION, share=seconds / case.mean_step, confidence=case.sure(by_block),
+      ranks=alone, hosts=hosts, evidence=tuple(evidence),
+      advice=advise(Verdict.AMPLIFICATION, why), first_step=first, last_step=last)
 
 
 def _stopping(case: EvidenceInputs) -> int | None:
@@ -139,9 +138,7 @@ def _stretch(case: EvidenceInputs) -> tuple[int, int]:
   if case.lateness.episodes:
     return whole  # waiting for ranks that are late for good changes with their episodes
   by_block = case.selected.medians(_for_work(case))
-  edges = [0, *change_points(by_block[None])[0], selected.blocks]
-  spans = [(b, e) for b, e in zip(edges[:-1], edges[1:], strict=True)
-           if np.isfinite(by_block[b:e]).any()]
+  spans = [(b, e) for b, e in case.levels(by_block) if np.isfinite(by_block[b:e]).any()]
   level = np.array([float(np.nanmedian(by_block[b:e])) for b, e in spans])
   high = (level >= COSTLY * case.mean_step) & (level >= TWICE * level.min(initial=np.inf))
   at = np.flatnonzero(high)

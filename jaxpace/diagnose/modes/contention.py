@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpace.diagnose import tcp
-from jaxpace.diagnose.episodes import change_points, confidence, joined
+from jaxpace.diagnose.episodes import confidence, joined
 from jaxpace.diagnose.lateness import series_changes, spell
 from jaxpace.diagnose.limits import MIN_STEPS, NEARLY_ALL, PART, SELDOM, SHOWS, TWICE
 from jaxpace.diagnose.mechanism import crowded_processors, per_step
@@ -76,8 +76,7 @@ def _stretch(case: EvidenceInputs, transfer: np.ndarray,
              busy: tcp.BusyConnections) -> SlowTransfers | None:
   """Slow from a step on, up to one, or in between."""
   by_block = case.selected.medians(transfer)
-  edges = [0, *change_points(by_block[None])[0], case.selected.blocks]
-  spans = list(zip(edges[:-1], edges[1:], strict=True))
+  spans = case.levels(by_block)
   median = np.array([np.median(v) if v.size else np.inf
                      for v in (_known_in(case, transfer, [span]) for span in spans)])
   slow = np.isfinite(median) & (median >= (1 + PART) * median.min())
@@ -164,8 +163,7 @@ def _throughout(case: EvidenceInputs, transfer: np.ndarray,
   if crowded and (slower is True or slower is None and not crowded_processors(case)):
     seconds = (mean - quiet if case.floor.known or slower
                else float(case.floor.contention[:, selected.mask].sum(axis=0).mean()))
-    sure = confidence(merged(case.selected.means(transfer) - quiet,
-                             case.totals.block_steps.sum(axis=0)))
+    sure = case.sure(case.selected.means(transfer) - quiet)
   # What the others' links don't need, nor does this one: an estimate, for the floor of such a run
   # hides it.
   excess = found.excess * float(middle)
@@ -187,7 +185,7 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
   selected = case.selected
   known = transfer[selected.mask]
   known = known[np.isfinite(known) & (known > 0)]
-  if known.size < 20 or crowded_processors(case):
+  if known.size < MIN_STEPS or crowded_processors(case):
     return None
   order = np.sort(np.log(known))
   number = np.arange(1, len(order))
@@ -207,10 +205,10 @@ def _bursts(case: EvidenceInputs, transfer: np.ndarray,
   level, quiet = (float(_known(whole[selected.mask & (is_slow == which)]).mean())
                   for which in (True, False))
   beyond = np.where(is_slow, whole - quiet, 0.0)
-  sure = confidence(merged(case.selected.means(beyond), case.totals.block_steps.sum(axis=0)))
   return SlowTransfers(
-      seconds=(level - quiet) * slow, confidence=sure, begin=0, end=selected.blocks, level=level,
-      quiet=quiet, bursts=slow, links=tcp.whose(case, busy, [(0, selected.blocks)]))
+      seconds=(level - quiet) * slow, confidence=case.sure(selected.means(beyond)), begin=0,
+      end=selected.blocks, level=level, quiet=quiet, bursts=slow,
+      links=tcp.whose(case, busy, [(0, selected.blocks)]))
 
 
 # Describes transfers that take longer than they need, `fabric_contention`, and whose link that is.
@@ -223,10 +221,15 @@ def describe(case: EvidenceInputs, slow: SlowTransfers) -> Finding:
     evidence = [Evidence.TWO_KINDS.say(part=percent(slow.bursts), level=milliseconds(slow.level),
         quiet=milliseconds(slow.quiet))]
   elif first is None and last is None:
-    wording, quiet = (("floor", float(case.floor.floor.sum())) if case.floor.known
-                      else ("link" if slow.links.slow else "quickest", slow.quiet))
-    evidence = [Evidence.THROUGHOUT.say(wording, level=milliseconds(slow.level),
-                    quiet=milliseconds(quiet), source=case.floor.source)]
+    quiet = milliseconds(slow.quiet)
+    if case.floor.known:
+      quiet = (f"on a quiet fabric {milliseconds(float(case.floor.floor.sum()))} "
+               f"({case.floor.source})")
+    elif slow.links.slow:
+      quiet = f"without that host's link about {quiet}"
+    else:
+      quiet = f"the quickest about {quiet}"
+    evidence = [Evidence.THROUGHOUT.say(level=milliseconds(slow.level), quiet=quiet)]
   else:
     evidence = [Evidence.STRETCH.say(level=milliseconds(slow.level), spell=spell(first, last),
         quiet=milliseconds(slow.quiet))]
@@ -256,8 +259,8 @@ def _probed(case: EvidenceInputs, slow: SlowTransfers) -> tuple[tuple[int, ...],
     return slow.links.slow, []
   said = [Evidence.PROBE.say(says=culprit.sentence()) for culprit in case.links.culprits]
   if not said:
-    why = case.links.cannot_tell
-    return slow.links.slow, [Evidence.PROBE_NOTHING.say("why" if why else "none_slower", why=why)]
+    return slow.links.slow, [Evidence.PROBE_NOTHING.say(why=case.links.cannot_tell or (
+        "no host or link was slower than the others when it was made."))]
   host_of = {p.process: p.host for p in case.run.processes}
   named = tuple(p for culprit in case.links.culprits for p in culprit.processes
                 if host_of.get(p) in culprit.hosts)

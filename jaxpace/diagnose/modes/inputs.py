@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpace.diagnose.episodes import change_points, confidence
 from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.lateness import Lateness
 from jaxpace.diagnose.links import ProbedLinks
+from jaxpace.diagnose.selected_steps import merged
 from jaxpace.diagnose.totals import RunTotals
 from jaxpace.diagnose.words.codes import Sentence, Verdict, codes
 
@@ -32,6 +35,10 @@ class Finding:
   """From which step on; None: throughout."""
   last_step: int | None = None
   """To which step; None: to the end."""
+
+  def also(self, said: Sentence) -> Finding:
+    """The same with one more sentence of evidence."""
+    return dataclasses.replace(self, evidence=(*self.evidence, said))
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists and scalars; `evidence_codes` are those of the sentences of `evidence`,
@@ -96,6 +103,16 @@ class EvidenceInputs(RunTotals):
     waiting."""
     transfer: np.ndarray = self.totals.transfer.sum(axis=0)
     return transfer if self.away is None else np.where(self.away.steps, np.nan, transfer)
+
+  def levels(self, by_block: np.ndarray) -> list[tuple[int, int]]:
+    """Stretches of blocks, (first, one past the last), between which a [B] series changes its
+    level."""
+    edges = [0, *change_points(by_block[None])[0], self.selected.blocks]
+    return list(itertools.pairwise(edges))
+
+  def sure(self, by_block: np.ndarray) -> float:
+    """Confidence that a [B] series is above 0."""
+    return confidence(merged(by_block, self.totals.block_steps.sum(axis=0)))
 
   @property
   def beyond_arrival(self) -> np.ndarray:

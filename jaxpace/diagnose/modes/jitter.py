@@ -34,7 +34,7 @@ class LongGaps:
 
   def __init__(self, case: EvidenceInputs):
     totals, selected = case.totals, case.selected
-    self.case = case
+    self.case, self.waiting = case, case.lateness.intermittent.for_gaps
     mean = totals.per_rank["runtime"] / np.maximum(totals.present, 1)
     usual = case.phases.get("gap", np.zeros(len(mean)))
     # [R] s per step
@@ -43,8 +43,7 @@ class LongGaps:
     base = float((np.nan_to_num(usual) * present).sum())
     own = totals.per_step["runtime"] - base
     self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
-    self.waiting = case.lateness.intermittent.for_gaps
-    self.by_block = case.selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
+    self.by_block = selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
 
   @property
   def struck(self) -> list[int]:
@@ -56,12 +55,6 @@ class LongGaps:
     run, struck = self.case.run, self.struck
     processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
     return of_pauses(self.case, processes, float(self.excess[struck].mean()))
-
-  @property
-  def seconds(self) -> float:
-    """What all pauses cost a step: themselves, and the waiting for them that is not for
-    persistently late ranks."""
-    return self.own + self.waiting
 
   def confidence(self) -> float:
     """That it is not the work of a few blocks: without the worst of them, and with the others cut
@@ -135,7 +128,7 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   mechanisms = pauses.mechanisms()
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
-  seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.seconds
+  seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.own + pauses.waiting
   # That a loop stands still for something is less than what for: other programs make gaps ragged.
   named = any(said.code is not Evidence.BETWEEN for said in mechanisms)
   least = (SHOWS if named else COSTLY if mechanisms or pauses.standing_out is not None
@@ -155,8 +148,8 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
       Evidence.PAUSES_COST.say(own=milliseconds(pauses.own), waiting=milliseconds(pauses.waiting))]
   if ranks:
     part = float(pauses.excess[ranks].sum() / max(pauses.excess.sum(), 1e-12))
-    evidence.append(Evidence.PAUSES_HELD.say("rank" if len(ranks) == 1 else "ranks",
-                        part=percent(part)))
+    evidence.append(Evidence.PAUSES_HELD.say(part=percent(part),
+        those="this rank" if len(ranks) == 1 else "these ranks"))
   else:
     evidence.append(Evidence.PAUSE_ALIKE.say())
   evidence += mechanisms

@@ -65,21 +65,12 @@ class Evidence(Code):
       "none_beside": "{beside} no rank is ever last: lateness varies from step to step.",
       "one_beside": "{beside} it is rank {worst} that is last, in {worst_often} of the steps.",
       "one": "{part} of the waiting is for rank {rank}."})
-  WORST_TENTH = ("worst_tenth", "whether rare pauses or everyday jitter hold the waiting", {
-      "pauses":
-          "The worst tenth of the steps holds {part} of the waiting: rare long pauses, not "
-          "everyday jitter.",
-      "everyday":
-          "The worst tenth of the steps holds {part} of the waiting: everyday jitter, not "
-          "rare pauses."})
+  WORST_TENTH = ("worst_tenth", "whether rare pauses or everyday jitter hold the waiting",
+      "The worst tenth of the steps holds {part} of the waiting: {which}.")
   SPELL = "spell", "from which step to which it is so", "It is so {spell}."
-  WAITING_FOR = ("waiting_for", "what the last ranks are longer busy with", {
-      "no_delays":
-          "Of all waiting, {compute} is for longer compute and {runtime} for longer gaps "
-          "between steps.",
-      "delays":
-          "Of all waiting, {compute} is for longer compute and {runtime} for longer gaps "
-          "between steps, {pacing} for delays."})
+  WAITING_FOR = ("waiting_for", "what the last ranks are longer busy with",
+      "Of all waiting, {compute} is for longer compute and {runtime} for longer gaps between "
+      "steps{delays}.")
   MOSTLY_HOST = ("mostly_host", "a host holds more of the waiting than its part of the ranks",
       "{part} of the waiting is for {host}, which has {expected} of the ranks.")
   PAUSES = ("pauses", "how long gaps are as a rule, and on average",
@@ -88,9 +79,8 @@ class Evidence(Code):
   PAUSES_COST = ("pauses_cost", "what a step loses in pauses, and in waiting for them",
       "A step loses {own} in the pauses themselves, mean over ranks, and {waiting} in which "
       "ranks wait for one that pauses.")
-  PAUSES_HELD = ("pauses_held", "the part of the pauses that the named ranks hold", {
-      "rank": "{part} of all pauses are on this rank.",
-      "ranks": "{part} of all pauses are on these ranks."})
+  PAUSES_HELD = ("pauses_held", "the part of the pauses that the named ranks hold",
+      "{part} of all pauses are on {those}.")
   PAUSE_ALIKE = ("pause_alike", "all ranks pause equally",
       "All ranks pause equally; no single process is to blame.")
   NO_CAUSE = ("no_cause", "no cause that the loop measures takes that long",
@@ -101,14 +91,9 @@ class Evidence(Code):
   CHECKPOINT = "checkpoint", "a process writes checkpoints", _PAUSE
   OTHERS = "others", "a process runs other programs than the step's", _PAUSE
   BETWEEN = "between", "a process is between two steps, and no column shows for what", _PAUSE
-  PREEMPTED = ("preempted", "something else runs on a process's processors", {
-      "switches":
-          "{who} is preempted: {switches:.1f} involuntary switches a step, {more:.1f} more "
-          "than the others: something else runs on its processors.",
-      "cpu_time":
-          "{who} is preempted: {switches:.1f} involuntary switches a step, {more:.1f} more "
-          "than the others, while its CPU time is not longer: something else runs on its "
-          "processors."})
+  PREEMPTED = ("preempted", "something else runs on a process's processors",
+      "{who} is preempted: {switches:.1f} involuntary switches a step, {more:.1f} more than the "
+      "others{work}: something else runs on its processors.")
   WORK = ("work", "a process has more work",
       "{who} has more work: its CPU time is {work} a step longer than the others'.")
   ASLEEP = ("asleep", "a process sleeps or waits, and it doesn't show for what",
@@ -127,16 +112,8 @@ class Evidence(Code):
   TWO_KINDS = ("two_kinds", "slow and quick transfers take turns",
       "The collectives come in two kinds: {part} of the steps take {level} in them, the "
       "others {quiet}.")
-  THROUGHOUT = ("throughout", "transfers are slow in every step", {
-      "floor":
-          "The collectives themselves take {level} per step throughout; on a quiet fabric "
-          "{quiet} ({source}).",
-      "link":
-          "The collectives themselves take {level} per step throughout; without that host's "
-          "link about {quiet}.",
-      "quickest":
-          "The collectives themselves take {level} per step throughout; the quickest about "
-          "{quiet}."})
+  THROUGHOUT = ("throughout", "transfers are slow in every step",
+      "The collectives themselves take {level} per step throughout; {quiet}.")
   STRETCH = ("stretch", "transfers are slow in a stretch of the run",
       "The collectives themselves take {level} per step {spell}, {quiet} in the rest of the "
       "run.")
@@ -167,8 +144,5 @@ class Evidence(Code):
   RESENT = ("resent", "segments are sent again",
       "Segments are lost and sent again: up to {segments:.2f} per step on {process}.")
   PROBE = "probe", "what the link probe names", "The link probe: {says}"
-  PROBE_NOTHING = ("probe_nothing", "the link probe names nothing", {
-      "why": "The link probe names nothing: {why}",
-      "none_slower":
-          "The link probe names nothing: no host or link was slower than the others when it "
-          "was made."})
+  PROBE_NOTHING = ("probe_nothing", "the link probe names nothing",
+      "The link probe names nothing: {why}")
