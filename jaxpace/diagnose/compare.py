@@ -70,8 +70,7 @@ def compare(a: Diagnosis, b: Diagnosis, limit: float | None = None) -> Compariso
   first, second = series(a), series(b)
   whole = change(first["step"], second["step"])
   shares = {name: change(first[name], second[name], len(SHARES)) for name in SHARES}
-  relative = whole.relative()
-  failed = bool(limit is not None and relative and relative[0] > limit and whole.low > 0)
+  failed = limit is not None and whole.relative[0] > limit and whole.low > 0
   modes = [tuple(dict.fromkeys(f.mode for f in d.findings)) for d in (a, b)]
   found = Comparison(
       a, b, whole, shares, _ranks(a, b), *_only_in_one(a, b, modes), limit, failed,
@@ -141,9 +140,7 @@ def _lateness(diagnosis: Diagnosis) -> np.ndarray:
 
 
 def _verdict(found: Comparison) -> Sentence:
-  whole = found.step_time
-  relative = whole.relative()
-  assert relative is not None
+  whole, relative = found.step_time, found.step_time.relative
   amount = (
       f"{100 * relative[0]:+.1f} % (95 % interval {100 * relative[1]:+.1f} to "
       f"{100 * relative[2]:+.1f} %)")
@@ -243,13 +240,12 @@ def _listed(hosts: set[str]) -> str:
 def to_json(found: Comparison) -> dict[str, Any]:
   """Returns plain lists, dicts and scalars; seconds per step, and shares of A's step where it says
   relative."""
-  whole, relative = found.step_time, found.step_time.relative()
-  notable = found.changed_ranks
+  whole, notable = found.step_time, found.changed_ranks
   return {
       "schema": SCHEMA, "a": _run(found.a), "b": _run(found.b), "level": INTERVAL,
       "step_time": {**whole.to_json(),
-                    "relative": dict(zip(("difference", "low", "high"), relative, strict=True))
-                    if relative else None},
+                    "relative": dict(zip(("difference", "low", "high"), whole.relative,
+                                         strict=True))},
       "shares": {name: c.to_json() for name, c in found.shares.items()},
       "ranks": [{"rank": rank, "host_a": found.a.run.host_of_rank(rank) or None,
                  "host_b": found.b.run.host_of_rank(rank) or None, "notable": rank in notable,
@@ -292,9 +288,10 @@ class Change(NamedTuple):
     """Whether the interval leaves no change out."""
     return self.low > 0 or self.high < 0
 
-  def relative(self) -> tuple[float, float, float] | None:
-    """Difference, low and high as shares of the mean of a; None where that is 0."""
-    return (self.difference / self.a, self.low / self.a, self.high / self.a) if self.a > 0 else None
+  @property
+  def relative(self) -> tuple[float, float, float]:
+    """Difference, low and high as shares of the mean of a, which is above 0."""
+    return self.difference / self.a, self.low / self.a, self.high / self.a
 
   def to_json(self) -> dict[str, float | bool]:
     """Returns plain values; seconds."""

@@ -127,17 +127,9 @@ def why(case: EvidenceInputs) -> EvidenceInputs:
 def words(case: EvidenceInputs, saved: Worth, fabric: MeasuredFabric | None = None,
           events: Sequence[Mapping[str, Any]] = ()) -> Diagnosis:
   """Puts it into words: verdict, notes, and a sentence where mending saves more than its share."""
-  found = _without_words(case, saved, events)
-  found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
-  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes_on(found, fabric))
-
-
-def _without_words(case: EvidenceInputs, saved: Worth, events: Sequence[Mapping[str, Any]]
-                   ) -> Diagnosis:
-  """All that the stages found. Steps of which only totals are known count in the step time."""
   run, selected, totals, floor, times = case.run, case.selected, case.totals, case.floor, case.steps
   at = shares_by_collective(run, selected, totals, floor)
-  return Diagnosis(
+  found = Diagnosis(
       **vars(case), **vars(saved), step_time=step_time_of(times) if times.size else None,
       shares=shares_in(totals, floor, selected.mask) if times.size else None,
       waiting={name: float(totals.per_step[f"waiting_{name}"][selected.mask].mean())
@@ -145,6 +137,8 @@ def _without_words(case: EvidenceInputs, saved: Worth, events: Sequence[Mapping[
       measured=measured(run), work_moved=work_moved(run), for_data=waiting_for_data(run, selected),
       events=tuple(events), stages=stages(case),
       waits=where_waits_are(run, at), overlap=overlap(at, totals.computing / max(1, selected.size)))
+  found = dataclasses.replace(found, findings=tuple(_explained(found, f) for f in found.findings))
+  return dataclasses.replace(found, verdict=verdict_on(found), notes=notes_on(found, fabric))
 
 
 def _or_waiting(run: Run, finding: Finding, never: Sequence[int]) -> Finding:

@@ -93,10 +93,9 @@ def _late(case: EvidenceInputs, places: list[straggler.Bad]) -> list[Finding]:
 
 def _turns(case: EvidenceInputs) -> list[Finding]:
   """Waiting for intermittently late ranks: because of pauses between steps, and because of work."""
-  pauses = jitter.LongGaps(case)
   by_turns = case.lateness.intermittent.seconds
-  for_work = by_turns - pauses.waiting
-  jittery = jitter.find(case, pauses)
+  for_work = by_turns - case.lateness.intermittent.for_gaps
+  jittery = jitter.find(case)
   found = [jittery] if jittery else []
   # Waiting for gaps that are no finding makes one of waiting for work in step after step, which by
   # itself may be too little to tell: other load on the hosts makes a few steps long and leaves the

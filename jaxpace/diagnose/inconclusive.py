@@ -141,15 +141,13 @@ def _in_stretches(lost: np.ndarray, length: int) -> np.ndarray:
 def unseen_sentence(run: Run, ranks: Sequence[int]) -> str:
   """Names the ranks that nothing is known of."""
   rows = run.attempt[list(ranks)][:, run.inside] >= 0
-  silent, most = not rows.any(), "most" if rows.mean() < MOST else "a part"
-  several = len(ranks) > 1
   hosts = hosts_of(run, ranks)
   where = f" ({named(hosts)})" if hosts else ""
-  return (f"Nothing is known of {some_ranks(ranks)}{where}: "
-          + (f"{'they' if several else 'it'} left no rows" if silent else
-             f"{'their' if several else 'its'} rows are missing in {most} of the steps")
-          + f", so {'they' if several else 'it'} may be what the others wait for; that would count "
-            "as transfer.")
+  they, their = ("they", "their") if len(ranks) > 1 else ("it", "its")
+  why = (f"{their} rows are missing in {'most' if rows.mean() < MOST else 'a part'} of the steps"
+         if rows.any() else f"{they} left no rows")
+  return (f"Nothing is known of {some_ranks(ranks)}{where}: {why}, so {they} may be what the "
+          "others wait for; that would count as transfer.")
 
 
 def once(notices: Iterable[str]) -> list[str]:

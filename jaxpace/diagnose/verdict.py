@@ -97,8 +97,6 @@ def _lasting(facts: Diagnosis) -> Sentence | None:
   """
   step_time = facts.step_time
   assert step_time is not None
-  if not step_time.mean > 0:
-    return None
   found: list[tuple[float, Sentence]] = []
   data = facts.for_data or 0.0
   if data >= COSTLY * step_time.mean:

@@ -71,7 +71,7 @@ def alternative(step_time: float, saved: float, scale: float = 1.0) -> Alternati
   return Alternative(left * scale, step_time / left if left > 0 else float("inf"))
 
 
-def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
+def saved(run: Run, selected: SelectedSteps, floor: Floor,
           scenarios: Sequence[Without]) -> list[float]:
   """Mean seconds by which a step would be shorter in each scenario, 0 or more.
 
@@ -81,7 +81,7 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   Args:
     run: the recorded run.
     selected: the steps that count.
-    floor: floors of the transfers; without them contention can't be taken out.
+    floor: floors of the transfers.
     scenarios: what to take out.
   """
   if not run.collectives or not scenarios:
@@ -91,7 +91,6 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   pauses = pauses_by_rank(run, selected) if any(s.pauses for s in scenarios) else None
   quiet = (_usual_standing(run, selected.mask)
            if any(s.contention or s.together for s in scenarios) else None)
-  contention = None if floor is None else np.nan_to_num(floor.contention).sum(axis=0)
   found = run_groups(run)
   parts = (_parts_by_speed(run, selected)
            if found.all_meet and any(s.uneven for s in scenarios) else None)
@@ -127,8 +126,8 @@ def saved(run: Run, selected: SelectedSteps, floor: Floor | None,
   times = [float(value) for begin in range(0, len(played), at_once)
            for value in mean_steps(run, found, selected.mask, played[begin:begin + at_once])]
   recorded = times[0]
-  lost = (0.0 if contention is None
-          else float(contention[selected.mask].sum()) / max(1, selected.size))
+  contention = np.nan_to_num(floor.contention).sum(axis=0)
+  lost = float(contention[selected.mask].sum()) / max(1, selected.size)
   return [max(recorded - time + (times[1] - recorded if scenario.pacing else 0.0)
               + (lost if scenario.contention else 0.0), 0.0)
           for time, scenario in zip(times[-len(scenarios):], scenarios, strict=True)]

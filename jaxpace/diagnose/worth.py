@@ -7,7 +7,6 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from jaxpace.diagnose.floor import Floor
 from jaxpace.diagnose.limits import LEAST
 from jaxpace.diagnose.modes import contention
 from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
@@ -75,7 +74,7 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
   without: dict[Any, Without] = {"skew": Without(skew=not direct),
                                  "contention": Without(contention=True)}
   without |= {rank: Without(ranks=(rank,)) for rank in late}
-  without |= {("asked", place): resolve(request, run, case.floor)._replace(
+  without |= {("asked", place): resolve(request, run)._replace(
       together=Verdict.CONTENTION in modes & request.findings)
       for place, request in enumerate(asked)}
   without |= {("host", host): Without(ranks=tuple(by_host[host])) for host in hosts}
@@ -89,8 +88,7 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
                      strict=True))
 
   def after(what: Any, also: float = 0.0) -> Alternative:
-    also += (0.0 if without[what].contention
-             else _slow_with(case, findings, without[what].ranks))
+    also += 0.0 if without[what].contention else _slow_with(case, without[what].ranks)
     return alternative(mean, seconds[what] + also, scale)
 
   def known(what: str) -> Alternative | None:
@@ -107,11 +105,11 @@ def worth(case: EvidenceInputs, asked: Sequence[WhatIfRequest]) -> Worth:
                   for place, request in enumerate(asked)))
 
 
-def _slow_with(case: EvidenceInputs, findings: Sequence[Finding], ranks: Sequence[int]) -> float:
+def _slow_with(case: EvidenceInputs, ranks: Sequence[int]) -> float:
   """Seconds per step by which transfers are slow as well, by the fault that makes some of these
   ranks late: mending them mends the transfers."""
-  slowing = [finding for finding in findings if Evidence.SLOW_AS_WELL in codes(finding.evidence)
-             and set(finding.ranks) <= set(ranks)]
+  slowing = any(Evidence.SLOW_AS_WELL in codes(finding.evidence)
+                and set(finding.ranks) <= set(ranks) for finding in case.findings)
   slow = contention.look(case) if slowing else None
   return slow.seconds if slow else 0.0
 
@@ -172,7 +170,7 @@ def parse(text: str) -> WhatIfRequest:
   return WhatIfRequest(text, tuple(ranks), tuple(hosts), frozenset(switches), frozenset(findings))
 
 
-def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
+def resolve(request: WhatIfRequest, run: Run) -> Without:
   """Finds what was asked for in a run.
 
   Raises:
@@ -204,10 +202,7 @@ def resolve(request: WhatIfRequest, run: Run, floor: Floor | None) -> Without:
   if "pauses" in request.switches and not (has_gaps(run) and pauses_in(run)):
     raise RunError(f"{asked}: neither garbage collection nor data nor checkpoints were measured "
                    "(`recorder.measure`), so nothing separates pauses from other gaps.")
-  if "contention" in request.switches and floor is None:
-    raise RunError(f"{asked}: the floor of the transfers is not known.")
-  switches = dict.fromkeys(request.switches, True)
-  return Without(ranks=tuple(sorted(gone)), **switches)
+  return Without(ranks=tuple(sorted(gone)), **dict.fromkeys(request.switches, True))
 
 
 def _range(part: str, value: str) -> tuple[int, int]:

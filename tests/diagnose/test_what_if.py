@@ -40,12 +40,14 @@ def mean_step(run):
   return float(np.nanmean(np.diff(run.collectives[-1].exit_ns, axis=1).mean(axis=0)) * 1e-9)
 
 
-def played(run, *scenarios):
+def saved_in(run, *scenarios):
   selected = count_steps(run)
-  floor = running_minimum(add_up(run, selected).transfer)
+  return saved(run, selected, running_minimum(add_up(run, selected).transfer), scenarios)
+
+
+def played(run, *scenarios):
   mean = mean_step(run)
-  return [alternative(mean, seconds).step_time
-          for seconds in saved(run, selected, floor, scenarios)]
+  return [alternative(mean, seconds).step_time for seconds in saved_in(run, *scenarios)]
 
 
 jobs = st.builds(
@@ -122,9 +124,7 @@ def test_until_a_process_is_through_on_all_its_ranks_is_the_transfers_time(apart
   assert contention == pytest.approx(mean_step(quiet), abs=apart / 50 + 1e-6)
   # where a rank that is let go late came last, some of it is in the shortest wait
   assert together == pytest.approx(mean_step(crowded_run(0.0, longer)), abs=apart / 50 + 0.1e-3)
-  selected = count_steps(run)
-  some, more = saved(run, selected, None, [Without(together=True),
-                                           Without(together=True, runtime_jitter=True)])
+  some, more = saved_in(run, Without(together=True), Without(together=True, runtime_jitter=True))
   assert 0 <= some <= more + TICK
 
 
@@ -142,7 +142,7 @@ def test_a_repaired_rank_varies_as_the_others_do_and_one_that_is_gone_does_not(r
     run = make_run(*(np.round(1e9 * times).astype(np.int64)[None]
                      for times in (enter, np.broadcast_to(leave, enter.shape))))
     selected = count_steps(run)
-    [gain] = saved(run, selected, None, [Without(ranks=(ranks - 1,))])
+    [gain] = saved_in(run, Without(ranks=(ranks - 1,)))
     healthy = (busy.max(axis=0) + 2e-3)[selected.mask].mean()
     step = (late.max(axis=0) + 2e-3)[selected.mask].mean()
     repaired.append((step - gain) / healthy - 1)
@@ -193,7 +193,7 @@ def test_missing_ranks_and_holes():
   for k in range(1, 60):
     ranks = [r for r in range(3) if run.attempt[r, k] >= 0 and run.attempt[r, k - 1] >= 0]
     expected += (truth.busy[0, ranks, k].max() - healthy.busy[0, ranks, k].max()) * 1e-9
-  [found] = saved(run, selected, None, [Without(ranks=(2,))])
+  [found] = saved_in(run, Without(ranks=(2,)))
   assert found == pytest.approx(expected / 59, rel=0.02)
 
 
@@ -219,7 +219,7 @@ def test_jitter_is_not_known_where_no_gap_was_recorded_nor_pauses_where_none_was
   run = make_run(truth.enter, truth.exit) if text == "jitter" else recorded(truth)
   assert (diagnose(run).no_runtime_jitter is None) == (text == "jitter")
   with pytest.raises(RunError, match=words):
-    resolve(parse(text), run, None)
+    resolve(parse(text), run)
 
 
 @pytest.mark.parametrize("text", ["", "rank", "rank:", "rank:x", "rank:-1", "rank:5-3", "host:",
@@ -297,7 +297,7 @@ def test_work_shared_by_speed():
   parts = 1 / busy.sum(axis=0).mean(axis=1)
   parts /= parts.mean()
   expected = (busy.max(axis=1) - (busy * parts[:, None]).max(axis=1)).sum(axis=0).mean()
-  [found] = saved(run, selected, None, [Without(uneven=True)])
+  [found] = saved_in(run, Without(uneven=True))
   assert selected.size == 79 and found == pytest.approx(expected, abs=TICK) and found > 5e-3
   report = diagnose(run)
   assert report.work_shared.step_time == pytest.approx(report.step_time.mean - found, abs=1e-8)

@@ -85,38 +85,27 @@ def _stretch(case: EvidenceInputs, transfer: np.ndarray,
   those, others = ([span for span, is_slow in zip(spans, slow, strict=True) if is_slow == which]
                    for which in (True, False))
   inside, outside = (_known_in(case, transfer, own) for own in (those, others))
-  if not outside.size:
-    return None
-  if np.median(inside) - np.median(outside) < SHOWS * case.mean_step:
+  if not outside.size or np.median(inside) - np.median(outside) < SHOWS * case.mean_step:
     return None
   nearly_all = np.quantile(inside, 0.1) >= np.quantile(outside, 0.75)
   most = np.median(inside) >= np.quantile(outside, 0.9)
   if not (nearly_all or most and tcp.says_slower(busy, those, others)):
     return None
-  return _slower(case, busy, those, others, by_block - float(np.median(outside)))
-
-
-def _slower(case: EvidenceInputs, busy: tcp.BusyConnections, slow: list[tuple[int, int]],
-            others: list[tuple[int, int]], beyond: np.ndarray) -> SlowTransfers | None:
-  """What some spans take longer than the others; None where these are few, or it is hardly
-  anything.
-
-  Ranks that leave a contended collective apart from each other are part of what it costs.
-  """
-  selected = case.selected
-  inside, outside = (_known_in(case, case.beyond_arrival, own) for own in (slow, others))
-  if not inside.size or not outside.size:
+  beyond = by_block - float(np.median(outside))
+  # Ranks that leave a contended collective apart from each other are part of what it costs.
+  inside, outside = (_known_in(case, case.beyond_arrival, own) for own in (those, others))
+  if not outside.size or inside.size < max(1, min(MIN_STEPS, case.selected.size / 3)):
     return None
-  if (inside.size < min(MIN_STEPS, selected.size / 3)
-      or float(inside.mean() - outside.mean()) < SHOWS * case.mean_step):
+  level, quiet = float(inside.mean()), float(outside.mean())
+  if level - quiet < SHOWS * case.mean_step:
     return None
-  begin, end = _longest(slow)
-  seconds = float(inside.mean() - outside.mean()) * inside.size / max(1, selected.size)
-  blocks = np.concatenate([np.arange(*span) for span in slow])
+  begin, end = _longest(those)
+  blocks = np.concatenate([np.arange(*span) for span in those])
   return SlowTransfers(
-      seconds=seconds, confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))),
-      begin=begin, end=end, level=float(inside.mean()), quiet=float(outside.mean()), bursts=0.0,
-      links=tcp.whose(case, busy, slow), trips=tcp.typical_trips(busy, slow, others))
+      seconds=(level - quiet) * inside.size / case.selected.size,
+      confidence=confidence(merged(beyond[blocks], np.ones(len(blocks)))), begin=begin, end=end,
+      level=level, quiet=quiet, bursts=0.0, links=tcp.whose(case, busy, those),
+      trips=tcp.typical_trips(busy, those, others))
 
 
 def _longest(slow: list[tuple[int, int]]) -> tuple[int, int]:

@@ -24,7 +24,7 @@ from jaxpace.diagnose.modes.inputs import EvidenceInputs, Finding
 from jaxpace.diagnose.phases import paused
 from jaxpace.diagnose.selected_steps import mean_known, merged
 from jaxpace.diagnose.words.advice import against_pauses
-from jaxpace.diagnose.words.codes import Sentence, Verdict
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import hosts_of, milliseconds, percent, some_ranks
 
@@ -44,17 +44,6 @@ class LongGaps:
     own = totals.per_step["runtime"] - base
     self.own = max(float(np.nanmean(own[selected.mask])), 0.0) if selected.size else 0.0
     self.by_block = selected.means(np.where(np.isfinite(own), own, 0.0) + totals.waiting_gap)
-
-  @property
-  def struck(self) -> list[int]:
-    """The ranks that pause: those named, else all."""
-    return self.ranks() or np.flatnonzero(self.case.totals.present > 0).tolist()
-
-  def mechanisms(self) -> list[Sentence]:
-    """What the processes do in their long gaps."""
-    run, struck = self.case.run, self.struck
-    processes = sorted({int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0})
-    return of_pauses(self.case, processes, float(self.excess[struck].mean()))
 
   def confidence(self) -> float:
     """That it is not the work of a few blocks: without the worst of them, and with the others cut
@@ -121,11 +110,15 @@ class LongGaps:
     return binomial_tail(held, total, part) * math.comb(len(struck), len(own)) > 1 - CONFIDENCE
 
 
-def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
+def find(case: EvidenceInputs) -> Finding | None:
   """Describes the pauses; None where they cost little, or have no cause that shows and don't cost
   much."""
-  run, ranks, struck = case.run, pauses.ranks(), pauses.struck
-  mechanisms = pauses.mechanisms()
+  run, pauses = case.run, LongGaps(case)
+  ranks, sure = pauses.ranks(), pauses.confidence()
+  struck = ranks or np.flatnonzero(case.totals.present > 0).tolist()
+  mean = float(pauses.excess[struck].mean())
+  processes = {int(run.process_of_rank[r]) for r in struck if run.process_of_rank[r] >= 0}
+  mechanisms = of_pauses(case, sorted(processes), mean)
   # Of pauses with a known cause the finding is what that cause holds.
   shown = paused(run, case.selected) if mechanisms else None
   seconds = shown[0] + min(shown[1], pauses.waiting) if shown else pauses.own + pauses.waiting
@@ -133,13 +126,11 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
   named = any(said.code is not Evidence.BETWEEN for said in mechanisms)
   least = (SHOWS if named else COSTLY if mechanisms or pauses.standing_out is not None
            else UNEXPLAINED)
-  if not named and crowded_processors(case):
-    return None
-  if seconds < least * case.mean_step or pauses.confidence() < CONFIDENCE:
+  if (not named and crowded_processors(case)
+      or seconds < least * case.mean_step or sure < CONFIDENCE):
     return None
   hosts = hosts_of(run, ranks)
   gap = case.phases.get("gap")
-  mean = float(pauses.excess[struck].mean())
   usual = 0.0 if gap is None else float(np.nan_to_num(mean_known(gap[struck])))
   who = some_ranks(ranks).capitalize() if ranks else "Ranks"
   evidence = [
@@ -157,6 +148,6 @@ def find(case: EvidenceInputs, pauses: LongGaps) -> Finding | None:
     evidence.append(Evidence.NO_CAUSE.say())
   causes = kinds(mechanisms)
   return Finding(
-      mode=Verdict.JITTER, share=seconds / case.mean_step, confidence=pauses.confidence(),
+      mode=Verdict.JITTER, share=seconds / case.mean_step, confidence=sure,
       ranks=tuple(ranks), hosts=hosts, evidence=tuple(evidence), advice=against_pauses(causes),
       causes=causes)
