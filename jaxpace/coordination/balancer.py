@@ -20,7 +20,7 @@ from jaxpace.core.types import Balancer, Observation
 
 TOTAL = ", the total_micro_batches of all ranks of the job together"
 """Ends the sentence on a capacity that is out of range."""
-_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
+_ZERO, _HALF, _ONE, _NAN = (np.float32(x) for x in (0, 0.5, 1, np.nan))
 _EVERY = 4
 """Steps from one look to the next."""
 _PRIOR = np.float32(0.002)
@@ -46,7 +46,7 @@ class SpeedShares(NamedTuple):
 
   times: jax.Array  # [W, R] float32 s, arrivals of the last steps, in no order
   ran: jax.Array  # [W, R] int32, micro-batches that were run in those
-  took: jax.Array  # [W] float32 s, the job's step times in those; NaN where not known
+  took: jax.Array  # [W] float32 s, the job's step times in those; below 0 where not known
   seen: jax.Array  # [] int32, steps seen since the start
   counts: jax.Array  # [R] int32, wanted
   since: jax.Array  # [] int32, steps seen since they were last changed
@@ -173,10 +173,10 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     measured = jnp.all((ran > np.int32(0)) | (state.counts == np.int32(0)))
     known = said.all_known(seen, observation.delays) & jnp.all(seen > _ZERO) & measured
     place = (rows == state.seen % np.int32(width))[:, None] & known
-    one = known.astype(jnp.int32)
+    one, took = known.astype(jnp.int32), observation.job_step_time
     state = state._replace(
         times=jnp.where(place, seen, state.times), ran=jnp.where(place, ran, state.ran),
-        took=jnp.where(place[:, 0], observation.job_step_time, state.took),
+        took=jnp.where(place[:, 0], jnp.where(valid(took), took, -_ONE), state.took),
         seen=state.seen + one, since=state.since + one)
     full = known & (state.seen >= np.int32(width)) & (state.since >= np.int32(width))
     due = full & (state.since % np.int32(_EVERY) == np.int32(0))
@@ -194,8 +194,9 @@ def share_by_speed(total_micro_batches: int, capacity: int, least: int = 1, wind
     # What befalls all ranks in a step alike, such as a wait for the host, is no difference between
     # them.
     common = jax.vmap(_median)(each, state.ran > 0)
+    took = jnp.where(state.took < _ZERO, _NAN, state.took)
     relative = jnp.roll(
-        jnp.column_stack([each, state.took]) / jnp.where(common > _ZERO, common, _ONE)[:, None],
+        jnp.column_stack([each, took]) / jnp.where(common > _ZERO, common, _ONE)[:, None],
         -(state.seen % np.int32(width)), axis=0)
     # The first and the last half, each in order, and then the whole.
     halves = _sorted(relative, width // 2)

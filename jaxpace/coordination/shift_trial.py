@@ -54,7 +54,7 @@ class ShiftTest(NamedTuple):
   age: jax.Array  # int32, decisions since the trigger of the test that runs; 0 where none does
   heads: jax.Array  # bool, it is one in which the shift was asked for
   base: jax.Array  # float32 s, step time at its trigger
-  total: jax.Array  # float32 s, of the steps since, NaN once one is unknown
+  total: jax.Array  # float32 s, of the steps since; below 0 once one is unknown
   tests: jax.Array  # int32, tests counted
   mean: jax.Array  # float32 periods, of their values
   squares: jax.Array  # float32, sum of squares about it
@@ -104,13 +104,14 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   """
   runs = state.age > np.int32(0)
   counts = runs & (state.age > np.int32(LAG))
-  took = jnp.where(valid(step_time), step_time, _NAN)
-  state = state._replace(total=jnp.where(counts, state.total + took, state.total),
+  known = valid(step_time) & (state.total >= _ZERO)
+  total = jnp.where(known, state.total + step_time, -_ONE)
+  state = state._replace(total=jnp.where(counts, total, state.total),
                          off=jnp.maximum(state.off - np.int32(1), np.int32(0)))
   over = runs & (state.age >= np.int32(LAG + STEPS))
 
   outcome = (state.total * np.float32(1 / STEPS) - state.base) / period
-  good = over & jnp.isfinite(outcome)
+  good = over & (state.total >= _ZERO) & jnp.isfinite(outcome)
   outcome = jnp.clip(jnp.where(good, outcome, _ZERO), -_CLIP, _CLIP)
   value = np.float32(2) * jnp.where(state.heads, _ONE, -_ONE) * (outcome - state.typical)
   n = (state.tests + np.int32(1)).astype(jnp.float32)

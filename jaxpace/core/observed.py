@@ -8,8 +8,9 @@ it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from jaxpace.core.plan import Collective, Plan, Untimed
@@ -193,6 +194,9 @@ class ObservedFunction(Recordable):
   micro_batches: Mapping[int, int] | None = None
   """Of each of this process's devices, by its place in `jax.devices()`, in the step that comes;
   None where no work is shared by speed."""
+
+  coming: collections.deque[Callable[[], None]]
+  """What is to be done with the next calls, one each, just before it: where work is shared."""
 
   calls: int = 0
   """Calls so far in this process: the k-th execution of any of these to start on a device is of the

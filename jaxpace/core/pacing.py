@@ -124,7 +124,7 @@ def decide_counts(balancer: Balancer, observation: Observation, state: Any
     state: the balancer's.
 
   Returns:
-    [R] int32 counts, whatever they are, and the state after.
+    [R] int32 counts, whatever they are, -1 for what is no whole number; and the state after.
 
   Raises:
     ValueError: it did not return what a balancer must.
@@ -138,6 +138,9 @@ def decide_counts(balancer: Balancer, observation: Observation, state: Any
   if counts.shape != ranks:
     raise ValueError(f"A balancer must return the counts of all ranks, {list(ranks)} int32; it "
                      f"returned {list(counts.shape)}.")
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    # NaN would become a number, 0 say, that may well add up.
+    counts = jnp.where(jnp.isfinite(counts) & (counts == jnp.rint(counts)), counts, -1)
   return counts.astype(jnp.int32), after
 
 

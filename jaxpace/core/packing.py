@@ -120,6 +120,23 @@ def unpack(packed: Packed) -> Any:
   return jax.tree.unflatten(layout.structure, leaves)
 
 
+def not_finite(begun: Any, saved: Any) -> list[str]:
+  """Names the leaves of a state that are NaN or infinite where a new one, `begun`, is not: of a
+  checkpoint, they are damaged.
+
+  >>> not_finite({"mean": np.zeros(2), "knob": np.nan}, {"mean": np.r_[1, np.nan], "knob": np.nan})
+  ["['mean']"]
+
+  Args:
+    begun: a tree of arrays.
+    saved: the same tree in numpy; axes in front, of ranks say, may stand before each leaf's own.
+  """
+  leaves = zip(jax.tree_util.tree_leaves_with_path(begun), jax.tree.leaves(saved), strict=True)
+  return [jax.tree_util.keystr(path) for (path, new), old in leaves
+          if jnp.issubdtype(jnp.result_type(old), jnp.inexact)
+          and np.any(~np.isfinite(old) & np.isfinite(np.asarray(new)))]
+
+
 def _kind(leaf: Any) -> np.dtype[Any]:
   # That of a random key is none of numpy's; it is only compared.
   kind: Any = jnp.result_type(leaf)

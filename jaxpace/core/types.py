@@ -108,7 +108,8 @@ class Balancer(NamedTuple):
 
   `init(ranks)` makes the state. `update(observation, state)` returns the counts wanted from now on,
   [R] int32 that add up to `micro_batches`, and the state after. It must be the same on all ranks:
-  from what they share (`arrivals`, `delays`, `counts`), with no clock and no collective.
+  from what they share (`arrivals`, `delays`, `counts`), with no clock and no collective. A number
+  of the state that is finite in `init`'s stays so: where a checkpoint's is not, it is damaged.
   """
 
   init: Callable[[int], Any]

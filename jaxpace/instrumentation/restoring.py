@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxpace.core import own_context
+from jaxpace.core import own_context, packing
 from jaxpace.core.pace import PaceState, laid_out_like
 from jaxpace.core.packing import Packed
 from jaxpace.instrumentation.instrument import Instrumented
@@ -56,8 +57,8 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
 
   Kept are the number of steps and what the pacer has learnt. Left behind is what belonged to the
   process that is gone: its timestamps (no clock of another process means anything here), the delay
-  it was about to apply, and the last step's arrivals. On another number of ranks, or with another
-  pacer, the pacer starts anew, with a notice.
+  it was about to apply, and the last step's arrivals. On another number of ranks, with another
+  pacer, or where its numbers are damaged, the pacer starts anew, with a notice.
 
   Args:
     saved: the pace state from a checkpoint, its arrays on devices or in numpy; trees that lost
@@ -104,7 +105,33 @@ def restore_pace(saved: Any, paced: Instrumented, mesh: Mesh | None = None, *,
                  "jaxpace (%s): the pacer starts anew. Its estimates and what it could spend are "
                  "lost, no training state is.", error)
     return fresh
+  if damaged := _damaged(fresh.pacer, typed):
+    _LOG.warning("The checkpoint's pace state holds NaN or infinity as the pacer's %s: the pacer "
+                 "starts anew. Its estimates and what it could spend are lost, no training state "
+                 "is.", ", ".join(damaged[:4]))
+    return fresh
   return fresh._replace(pacer=jax.tree.map(_like, fresh.pacer, typed))
+
+
+def _damaged(fresh: Any, saved: Any) -> list[str]:
+  """Names the leaves that are NaN or infinite on some rank, where new ones are not: the same on all
+  processes."""
+  if not isinstance(fresh, Packed):
+    return []
+  begun = jax.tree.map(lambda leaf: np.asarray(leaf.addressable_shards[0].data), fresh)
+  return packing.not_finite(packing.unpack(begun),
+                            packing.unpack(jax.tree.map(_of_all_ranks, saved)))
+
+
+def _of_all_ranks(leaf: Any) -> np.ndarray:
+  """A copy on the host of an array that may lie on several processes: each calls it."""
+  if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    with own_context.on(leaf):
+      if not leaf.is_fully_replicated:
+        everywhere = NamedSharding(leaf.sharding.mesh, PartitionSpec())  # type: ignore[attr-defined]
+        leaf = jax.jit(jnp.copy, out_shardings=everywhere)(leaf)
+      return np.asarray(leaf.addressable_data(0))
+  return np.asarray(leaf)
 
 
 def _field(saved: Any, name: str) -> Any:

@@ -40,6 +40,10 @@ class BusyTimes:
     self._latest = [-1] * len(self._buffers)
     self._patience = _PATIENCE
 
+  def reads(self, step: ObservedFunction) -> bool:
+    """Whether it is this step's calls that it knows of."""
+    return self._step is step
+
   def of(self, calls: Sequence[int | None]) -> np.ndarray:
     """Returns how long each device was busy in these calls, and how long they took, and waits until
     they are over.

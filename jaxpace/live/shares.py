@@ -3,10 +3,8 @@ speed."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -24,6 +22,7 @@ from jaxpace.core.packing import Packed
 from jaxpace.core.types import Balancer
 from jaxpace.instrumentation import checks
 from jaxpace.live.control_file import ControlRequest
+from jaxpace.live.share import Share
 from jaxpace.live.speeds import SharedCounts, ShareState
 
 
@@ -53,6 +52,7 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
   Every process reads in its own ring how long its devices were busy. Every fourth step, and down to
   once in some ten seconds while counts stay as they are, a small program beside the step gathers
   that, and all processes ask the balancer on the same numbers: all change their counts at one step.
+  Counts may be asked for up to four steps ahead, by a thread that loads batches too.
   `feed.state()` belongs into a checkpoint, `feed.restore(state)` goes on from it. Of an
   instrumented step with `jaxpace.share_work` the counts are in the pace state:
 
@@ -107,145 +107,6 @@ def shares(mesh: Mesh, *, total_micro_batches: int, examples: int | None = None,
   return Shares(mesh, names, order, room, chosen)
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-  """What this process loads for one step. R ranks along the data axis, L of them this process's."""
-
-  step: int
-  counts: np.ndarray
-  """[R] int32, micro-batches of every rank: for `jaxpace.accumulate`, the same on all ranks."""
-  ranks: tuple[int, ...]
-  """[L] the ranks that this process loads for."""
-  numbers: tuple[np.ndarray, ...]
-  """L arrays [count, size] int64: the examples of each of them."""
-  capacity: int
-  sharding: NamedSharding
-  size: int
-  """Examples of a micro-batch; 0 where the trainer's own loader loads."""
-
-  def take(self, source: Any) -> Any:
-    """Loads this process's part.
-
-    Args:
-      source: arrays in memory, whose first axis is examples, or a tree of them; or anything that
-        has an example at each number, `source[number]`, an array or a tree of arrays: Grain's
-        `RandomAccessDataSource`, a list.
-
-    Returns:
-      The same tree in numpy: [L * capacity, size, ...], zeros where there is room to spare.
-    """
-    leaves = jax.tree.leaves(source)
-    if (leaves and all(isinstance(leaf, (np.ndarray, jax.Array)) and leaf.ndim for leaf in leaves)
-        and not isinstance(source, list)):
-      return jax.tree.map(self._gathered, source)
-    parts = [_stacked([_example(source, int(i)) for i in n.reshape(-1)], n.shape)
-             for n in self.numbers]
-    if parts and all(part is None for part in parts):
-      # Nothing to run, and the room for it has the shape of an example all the same.
-      parts[0] = jax.tree.map(lambda leaf: leaf[:0],
-                              _stacked([source[0]] * self.size, (1, self.size)))
-    return self._laid_out(parts)
-
-  def draw(self, examples: Iterator[Any]) -> Any:
-    """Takes the next examples of an iterator that belongs to this process, as many as its ranks
-    run.
-
-    For data that can't be had by number. What is drawn is trained on, and nothing is skipped; but a
-    quick process goes through its part of the data sooner. `Shares.drawn` says how many it has
-    drawn, for a restart.
-
-    Args:
-      examples: yields an example, an array or a tree of arrays.
-
-    Returns:
-      As `take`.
-
-    Raises:
-      StopIteration: it yields too few.
-      TypeError: it is no iterator.
-    """
-    if not isinstance(examples, Iterator):
-      raise TypeError("share.draw goes on where the last step ended, and this "
-                      f"{type(examples).__name__} begins anew each time: give it one iterator, "
-                      "made once before the loop, iter(...).")
-    return self._laid_out([_stacked(self._drawn(examples, n.size), n.shape)
-                           for n in self.numbers])
-
-  def _drawn(self, examples: Iterator[Any], number: int) -> list[Any]:
-    drawn = list(itertools.islice(examples, number))
-    if len(drawn) < number:
-      raise StopIteration(f"The iterator ended within step {self.step}: the ranks of this process "
-                          f"take {sum(n.size for n in self.numbers)} examples in it. All processes "
-                          "must end at the same step; an iterator that begins anew never ends.")
-    return drawn
-
-  def batch(self, source: Any) -> Any:
-    """Loads this process's part and lays it out over the mesh: [R * capacity, size, ...], split
-    along the data axis."""
-    return self.put(self.take(source))
-
-  def put(self, local: Any) -> Any:
-    """Lays this process's part, of `take` or `draw`, out over the mesh. Every process calls it."""
-    # The user's data under the user's settings: its types are what they are without jaxpace.
-    with jax.transfer_guard("allow"):
-      return jax.tree.map(lambda leaf: jax.make_array_from_process_local_data(self.sharding, leaf),
-                          local)
-
-  def _gathered(self, leaf: Any) -> np.ndarray:
-    """Copies this process's examples of an array in memory, once: [L * capacity, size, ...]."""
-    self._has_examples()
-    leaf = np.asarray(leaf)
-    room = np.zeros((len(self.numbers), self.capacity, self.size, *leaf.shape[1:]), leaf.dtype)
-    for rows, numbers in zip(room, self.numbers, strict=True):
-      if numbers.size and numbers.max() >= len(leaf):
-        raise IndexError(f"There is no example {numbers.max()} in an array of {len(leaf)}: the "
-                         "examples given to jaxpace.shares are more than the source has.")
-      # Not "raise", which fills a copy first.
-      np.take(leaf, numbers, axis=0, out=rows[:len(numbers)], mode="clip")
-    return room.reshape(-1, *room.shape[2:])
-
-  def _has_examples(self) -> None:
-    if not self.size:
-      raise ValueError("jaxpace.shares was given no examples to load: give it examples= and size=, "
-                       "or load as ever and use share.counts alone, with "
-                       "jaxpace.accumulate(..., fetch=True).")
-
-  def _laid_out(self, parts: list[Any]) -> Any:
-    """Puts the ranks' examples, trees of [count, size, ...] or None for none, into their room."""
-    self._has_examples()
-    some = next((part for part in parts if part is not None), None)
-    if some is None:
-      raise ValueError(f"This process's ranks, {', '.join(map(str, self.ranks))}, run no "
-                       f"micro-batch in step {self.step}, so it does not know what one looks like. "
-                       "Let every rank have one: share_by_speed(..., least=1).")
-
-    def whole(*ranks: np.ndarray) -> np.ndarray:
-      room = np.zeros((len(ranks), self.capacity, *ranks[0].shape[1:]), ranks[0].dtype)
-      for own, rows in zip(room, ranks, strict=True):
-        own[:len(rows)] = rows
-      return room.reshape(-1, *room.shape[2:])
-
-    none = jax.tree.map(lambda leaf: leaf[:0], some)
-    return jax.tree.map(whole, *(none if part is None else part for part in parts))
-
-
-def _example(source: Any, number: int) -> Any:
-  try:
-    return source[number]
-  except (IndexError, KeyError, TypeError) as error:
-    raise IndexError(f"The source, a {type(source).__name__}, gives no example {number} "
-                     f"({type(error).__name__}: {error}): it must have an example at each number "
-                     "below the examples given to jaxpace.shares, or be arrays in memory, all with "
-                     "an axis of examples in front.") from error
-
-
-def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
-  if not rows:
-    return None
-  together = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rows)
-  return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), together)
-
-
 class Shares:
   """Made by `shares`."""
 
@@ -263,11 +124,11 @@ class Shares:
                                if device.process_index == jax.process_index()}))
     self._made = functools.partial(SharedCounts, mesh, of_device, balancer, capacity)
     self._step: int | None = None
-    self._ahead: Callable[[], SharedWork] | None = None
+    self._ahead: Callable[[], tuple[int, SharedWork]] | None = None
 
   def next(self, pace: Any) -> Share:
-    """Returns what to load for the step that is about to be dispatched. Once a step, on every
-    process.
+    """Returns what to load for the next step. Once a step, on every process; of an observed step
+    up to four steps ahead of its calls, in another thread it waits for them.
 
     Args:
       pace: the observed step, or what `jaxpace.recorded` made of it; of an instrumented one the
@@ -275,7 +136,8 @@ class Shares:
 
     Raises:
       ValueError: the step is not observed, it shares out no work, or its counts are of another mesh
-        or another global batch.
+        or another global batch; or this came more than once a step. If it did so on some processes
+        alone, the step raises on all of them, some steps later.
     """
     if callable(pace):
       return self.share(*self._shared.next(_observed(pace)))
@@ -286,11 +148,15 @@ class Shares:
     later = _copied(pace)
     if self._step is None or self._ahead is None:
       # The first one: there is nothing to overlap yet.
-      self._step = int(own_context.fetch(pace.step.addressable_shards[0].data).reshape(-1)[0])
-      counts = later().counts[0]
+      self._step, work = later()
+      counts = work.counts[0]
     else:
-      self._step += 1
-      counts = self._ahead().counts[1]
+      step, work = self._ahead()
+      if step != self._step:
+        raise ValueError(f"feed.next was given the pace state of step {step}, and step "
+                         f"{self._step} was to come: it comes once a step, with the pace state "
+                         "that the last step returned. After a restart make the feed anew.")
+      self._step, counts = step + 1, work.counts[1]
     self._ahead = later
     return self.share(self._step, np.asarray(counts))
 
@@ -334,6 +200,7 @@ class Shares:
 
     Raises:
       TypeError: it is something else, or its numbers are damaged.
+      ValueError: counts were asked for already.
     """
     self._shared.restore(state)
 
@@ -351,7 +218,7 @@ class Shares:
     Args:
       pace: the pace state of an instrumented step; nothing of an observed one.
     """
-    ran = np.asarray(self.state().ran if pace is None else _copied(pace)().ran)
+    ran = np.asarray(self.state().ran if pace is None else _copied(pace)()[1].ran)
     size = 0 if self.order is None else self.order.size
     return int(ran[list(self.ranks)].astype(np.int64).sum()) * size
 
@@ -365,8 +232,9 @@ def _observed(step: Any) -> ObservedFunction:
   return found
 
 
-def _copied(pace: PaceState) -> Callable[[], SharedWork]:
-  """Begins to copy the shared work's state to the host; what it returns waits for it."""
+def _copied(pace: PaceState) -> Callable[[], tuple[int, SharedWork]]:
+  """Begins to copy the step's number and the shared work's state to the host; what it returns waits
+  for them."""
   packed = checks.packed_pacer(pace)
   if packed is None:
     raise ValueError("The step shares out no work: jaxpace.instrument was given no pacer. Give it "
@@ -379,15 +247,15 @@ def _copied(pace: PaceState) -> Callable[[], SharedWork]:
     return copy
 
   with own_context.on(packed.words.addressable_shards[0].data):
-    copies = jax.tree.map(of_one_rank, packed)
+    copies = jax.tree.map(of_one_rank, (pace.step, packed))
 
-  def state() -> SharedWork:
-    here: Packed = jax.tree.map(own_context.fetch, copies)
-    one: SharedWork = found(packing.unpack(here))
+  def state() -> tuple[int, SharedWork]:
+    here: tuple[np.ndarray, Packed] = jax.tree.map(own_context.fetch, copies)
+    one: SharedWork = found(packing.unpack(here[1]))
     counts, ran = np.asarray(one.counts), np.asarray(one.ran)
     # The axis of ranks in front, of `shard_map`.
-    return one._replace(counts=counts.reshape(-1, *counts.shape[-2:])[0],
-                        ran=ran.reshape(-1, ran.shape[-1])[0])
+    return int(here[0].reshape(-1)[0]), one._replace(
+        counts=counts.reshape(-1, *counts.shape[-2:])[0], ran=ran.reshape(-1, ran.shape[-1])[0])
 
   return state
 

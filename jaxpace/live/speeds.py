@@ -5,21 +5,28 @@ compiled program beside the step gathers them on all processes, four steps later
 asked on what came, and four later still its counts are taken: nobody waits for either. While counts
 stay as they are that happens less and less often, down to once in some ten seconds, since the
 exchange costs every rank some milliseconds. The step's own program stays as it is.
+
+The exchange leaves with a call of the step, in its thread: so it has the same place among the job's
+programs on all processes, whenever counts are asked for. These may be asked for four steps ahead,
+from another thread too.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
 import itertools
 import logging
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from jaxpace.coordination.apportion import even
 from jaxpace.coordination.knobs import Knobs
@@ -29,6 +36,8 @@ from jaxpace.core.pacing import decide_counts
 from jaxpace.core.types import Balancer, Observation
 from jaxpace.live.busy_times import BusyTimes
 from jaxpace.live.control_file import ControlRequest
+from jaxpace.live.gathered import TOLD, Gathered
+from jaxpace.live.share_state import ShareState, restored
 from jaxpace.observation.clocks import host_ring
 
 _LOG = logging.getLogger("jaxpace")
@@ -41,60 +50,9 @@ MOST = 16
 """Steps that the balancer is asked on at once, the last ones."""
 _PATIENT = 4
 """Exchanges that change nothing, after which they are half as frequent."""
+_SAYS_SO = 10
+"""Seconds for which counts that are asked for too early wait, until a warning says so."""
 _NAN = np.float32(np.nan)
-
-
-class Gathered:
-  """Gathers numbers of all devices of a mesh on every process, by a program that nobody waits
-  for."""
-
-  def __init__(self, mesh: Mesh, numbers: int):
-    """Compiles the program; `numbers` are those of each device."""
-    # A mesh of its own: the step's may have axes that are explicit.
-    self._mesh = Mesh(mesh.devices.reshape(-1), ("devices",), axis_types=(AxisType.Auto,))
-    self._own = [device for device in self._mesh.devices
-                 if device.process_index == jax.process_index()]
-    self._alone = len(self._own) == self._mesh.size
-    self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
-    self._sent: Any = None
-    if not self._alone:
-      shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
-      with own_context.on(self._mesh):
-        self._program = jax.jit(jnp.copy, out_shardings=NamedSharding(
-            self._mesh, PartitionSpec())).lower(shape).compile()
-
-  @property
-  def own(self) -> list[jax.Device]:
-    """This process's devices, in the order of their rows."""
-    return self._own
-
-  def send(self, rows: np.ndarray) -> None:
-    """Begins to gather; every process of the mesh calls it. [own devices, n] float32."""
-    if self._alone:
-      self._sent = rows
-      return
-    with own_context.on(self._mesh):
-      parts = [jax.device_put(row[None], device)
-               for row, device in zip(rows, self._own, strict=True)]
-      whole = jax.make_array_from_single_device_arrays(
-          (self._mesh.size, rows.shape[1]), self._split, parts)
-      self._sent = self._program(whole)
-      self._sent.copy_to_host_async()
-
-  def received(self) -> np.ndarray | None:
-    """Returns what was sent last, [devices of the mesh, n] float32, the same on all processes; None
-    where nothing was. Once."""
-    sent, self._sent = self._sent, None
-    return own_context.fetch(sent.addressable_data(0)) if isinstance(sent, jax.Array) else sent
-
-
-class ShareState(NamedTuple):
-  """What a checkpoint holds of work that is shared by speed. R ranks; the same on all processes."""
-
-  step: np.ndarray  # [] int64, number of the next step
-  counts: np.ndarray  # [R] int32, micro-batches of each rank in it
-  ran: np.ndarray  # [R] int64, micro-batches that each rank has been given so far
-  balancer: tuple[np.ndarray, ...]  # what the balancer knows: the leaves of its state, in order
 
 
 class SharedCounts:
@@ -105,7 +63,7 @@ class SharedCounts:
     mesh."""
     self._balancer, self._capacity, self._ranks = balancer, capacity, ranks.reshape(-1)
     self._count = int(ranks.max()) + 1
-    self._gathered = Gathered(mesh, 2 * MOST + 1)
+    self._gathered = Gathered(mesh, 2 * MOST + 2)
     self._busy: BusyTimes | None = None
     self._warned = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
@@ -114,10 +72,9 @@ class SharedCounts:
     self._places = {places[device]: int(rank)
                     for device, rank in zip(mesh.devices.flat, self._ranks, strict=True)
                     if device.process_index == jax.process_index()}
-    self._told: np.ndarray | None = None
     # What tells this balancer from another, for the other processes; 0 where it can't be asked.
     self._print = 0.0
-    self._begin(self._fresh(0))
+    self._begin(self._fresh(0)[0])
     self._update = self._compiled()
     self._exchanges = True
 
@@ -143,6 +100,13 @@ class SharedCounts:
     """Begins at a state, with nothing on its way."""
     self._number, self._counts = int(state.step), state.counts
     self._ran = state.ran.copy()
+    # Steps that counts were asked for, and those of them that were called; the number and the
+    # counts of those that were not. Notified with each call.
+    self._asked_for = self._called = 0
+    self._ahead: collections.deque[tuple[int, np.ndarray]] = collections.deque()
+    self._calls = threading.Condition()
+    # The thread that the step is called in; 0 where it isn't the one that asks for counts.
+    self._thread = threading.main_thread().ident or 0
     self._inner = jax.tree.unflatten(self._structure, state.balancer)
     # Of the last steps: the number of the call, and the counts.
     self._recent: dict[int, tuple[int, np.ndarray]] = {}
@@ -150,79 +114,104 @@ class SharedCounts:
     # none, and the counts [MOST, R] of each.
     self._sent: tuple[np.ndarray, np.ndarray] | None = None
     self._decided: Any = None
-    # The step at which the next exchange is due, and how many have changed nothing.
+    # The call with which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
     self._rarest = _RAREST
 
-  def _fresh(self, step: int) -> ShareState:
+  def _fresh(self, step: int) -> tuple[ShareState, Any]:
     with _beside():
-      leaves, self._structure = jax.tree.flatten(self._balancer.init(self._count))
+      begun = self._balancer.init(self._count)
+      leaves, self._structure = jax.tree.flatten(begun)
       return ShareState(np.asarray(step), self._even, np.zeros(self._count, np.int64),
-                        tuple(map(np.asarray, leaves)))
+                        tuple(map(np.asarray, leaves))), begun
 
   @property
   def state(self) -> ShareState:
-    """What a checkpoint holds."""
-    return ShareState(np.asarray(self._number), self._counts, self._ran.copy(),
+    """What a checkpoint holds: of the first step that was not called yet."""
+    ahead = list(self._ahead)
+    ran = self._ran - np.sum([counts for _, counts in ahead], axis=0, dtype=np.int64)
+    number, counts = ahead[0] if ahead else (self._number, self._counts)
+    return ShareState(np.asarray(number), counts, ran,
                       tuple(map(own_context.fetch, jax.tree.leaves(self._inner))))
 
   def restore(self, state: Any) -> None:
     """Goes on from a checkpoint; of other ranks or another balancer only the step is kept, with a
     notice."""
-    if state is None:
-      _LOG.warning("The checkpoint holds no shares: counts begin evenly, at step 0.")
-      self._begin(self._fresh(0))
-      return
-    stored = _stored(state)
-    fresh = self._fresh(int(stored.step))
-    counts, leaves = np.asarray(stored.counts), [*map(np.asarray, jax.tree.leaves(stored.balancer))]
-    if counts.shape != (self._count,):
-      other = f"{counts.size} ranks, and this job has {self._count}"
-    elif not self._sound(counts) or [leaf.shape for leaf in leaves] != [
-        leaf.shape for leaf in fresh.balancer]:
-      other = "another balancer or another global batch"
-    else:
-      self._begin(fresh._replace(
-          counts=counts.astype(np.int32), ran=stored.ran,
-          balancer=tuple(leaf.astype(like.dtype)
-                         for leaf, like in zip(leaves, fresh.balancer, strict=True))))
-      return
-    _LOG.warning("The checkpoint's shares are of %s: counts begin evenly, at step %d. What was "
-                 "known of speeds is lost, no training state is.", other, int(fresh.step))
-    self._begin(fresh)
+    if self._asked_for:
+      raise ValueError("feed.restore comes before the first feed.next: counts on their way would "
+                       "be lost on this process alone. Make the feed anew, with jaxpace.shares.")
+    self._begin(restored(state, self._fresh, self._sound))
 
   def steer(self, request: ControlRequest) -> None:
     """Goes by other settings from the next step on; every process calls it before the same one."""
     self._steered = request
 
   def next(self, step: ObservedFunction) -> tuple[int, np.ndarray]:
-    """Returns the number and the counts of the step that is about to be called."""
-    number = self._number
-    if self._busy is None:
-      self._busy = BusyTimes(step, self._gathered.own)
-    if number % EVERY == 0 and self._exchanges:
+    """Returns the number and the counts of the next step that comes.
+
+    Raises:
+      ValueError: more than `EVERY` steps were asked for ahead of the step's calls, by the thread
+        that calls it.
+    """
+    number, place = self._number, self._asked_for
+    if place % EVERY == 0:
+      # What the call four steps ago has asked the balancer, whenever this is.
+      self._until_called(place - EVERY + 1)
       self._take()
-      self._ask()
+    counts = self._counts if self._steered.allows(number) else self._even
+    self._ran += counts
+    self._number, self._asked_for = number + 1, place + 1
+    self._ahead.append((number, counts))
+    asks = threading.get_ident()
+    step.coming.append(functools.partial(self._called_with, step, asks, self._steered.threshold))
+    return number, counts
+
+  def _until_called(self, calls: int) -> None:
+    """Waits until so many steps were called, in another thread."""
+    said = (f"feed.next was called {self._asked_for + 1} times and the step {self._called} times: "
+            "once a step, at most four ahead, with the function that the loop calls. A step that "
+            "was lowered and compiled by hand, or is called inside another jitted function, is not "
+            "seen; to skip steps, restore a feed.state() of a later one.")
+    if self._called < calls and self._thread == threading.get_ident():
+      raise ValueError(said)
+    with self._calls:
+      for waited in itertools.count():
+        if self._calls.wait_for(lambda: self._called >= calls, 1.0):
+          return
+        if not threading.main_thread().is_alive():
+          raise RuntimeError("feed.next waited for a call of the step, and the program ends.")
+        if waited == _SAYS_SO:
+          _LOG.warning("%s It waits for the next call, in another thread.", said)
+
+  def _called_with(self, step: ObservedFunction, asked_in: int, threshold: float | None) -> None:
+    """What comes with a call of the step, just before it: the exchange, if it is due."""
+    number, counts = self._ahead.popleft()
+    if self._busy is None or not self._busy.reads(step):
+      self._busy = BusyTimes(step, self._gathered.own)
+      self._recent.clear()
+    place, here = self._called, threading.get_ident()
+    self._thread = here if here == asked_in else 0
+    if place % EVERY == 0 and self._exchanges:
+      self._ask(threshold)
       if not self._exchanges:
         self._recent.clear()
-      elif number >= self._due:
-        self._send(number)
-      elif number % MOST == 0:
+      elif place >= self._due:
+        self._send(number, place)
+      elif place % MOST == 0:
         self._guarded(self._busy.keep_up)
-    counts = self._counts if self._steered.allows(number) else self._even
     if self._exchanges:
       self._recent[number] = step.calls, counts
-    if counts is not self._told:
-      # For whoever records the step.
-      self._told, step.micro_batches = counts, {
-          place: int(counts[rank]) for place, rank in self._places.items()}
-    self._ran += counts
-    self._number += 1
-    return number, counts
+    # For whoever records the step.
+    step.micro_batches = {device: int(counts[rank]) for device, rank in self._places.items()}
+    with self._calls:
+      self._called = place + 1
+      self._calls.notify_all()
 
   def _take(self) -> None:
     """Takes the counts that were decided, if they can be."""
     decided, self._decided = self._decided, None
+    if not self._exchanges or not self._print:
+      self._counts = self._even
     if decided is None:
       return
     before = self._counts
@@ -230,58 +219,62 @@ class SharedCounts:
       counts, after = own_context.fetch(decided[0]), jax.block_until_ready(decided[1])
     except Exception as error:
       self._failed(error)
+      self._counts = self._even
       return
     self._inner = after
     if self._sound(counts):
       self._counts = counts
     elif not self._warned:
       self._warned = True
-      _LOG.warning("The balancer asks for counts of %s, which do not add up to %d with at most %d "
-                   "each: the counts stay.", counts.tolist(), self._balancer.micro_batches,
-                   self._capacity)
+      _LOG.warning("The balancer asks for counts of %s (-1 is for NaN, or for no whole number), "
+                   "which do not add up to %d with at most %d each: the counts stay.",
+                   counts.tolist(), self._balancer.micro_batches, self._capacity)
     if np.any(self._counts != before):
       self._due, self._unchanged = 0, 0
     else:
       self._unchanged += 1
 
-  def _ask(self) -> None:
+  def _ask(self, threshold: float | None) -> None:
     """Asks the balancer on what was gathered. Its answer takes its place behind the steps that were
     dispatched, so it is not waited for here."""
     sent, self._sent = self._sent, None
     rows = self._gathered.received()
     if sent is None or rows is None:
       return
-    busy, took, prints = rows[:, :MOST], rows[:, MOST:-1].max(axis=0), rows[:, -1]
+    busy, took, (prints, coming) = (rows[:, :MOST], rows[:, MOST:-2].max(axis=0), rows[:, -2:].T)
+    self._gathered.refuse_unequal(coming.astype(np.int64))
     # All processes see the same, and end together.
     self._exchanges = bool(np.all(prints == prints[0]) and prints[0])
     if not self._exchanges:
-      self._counts = self._even
       if np.any(prints != prints[0]) and np.all(prints):
         _LOG.warning("The job's processes were given different balancers, or run different "
                      "versions of jax: their counts would differ, so work is shared evenly. Give "
                      "jaxpace.shares the same arguments in every process.")
       return
     self._rarest = _rarest(took, self._rarest)
-    least = self._steered.threshold
+    least = _NAN if threshold is None else np.float32(threshold)
     try:
       with _beside():
         self._decided = self._update(sent[0], self.by_rank(busy), took, sent[1], self._counts,
-                                     self._inner, _NAN if least is None else np.float32(least))
+                                     self._inner, least)
     except Exception as error:
       self._failed(error)
 
   def _failed(self, error: Exception) -> None:
     """The balancer raised while it ran, perhaps here alone: the others hear of it with the next
     exchange, and share evenly then, too."""
-    self._print, self._counts = 0.0, self._even
+    self._print = 0.0
     _LOG.warning("The balancer failed, so work is shared evenly from step %d on: %s", self._number,
                  str(error).strip().rpartition("\n")[2])
 
-  def _send(self, number: int) -> None:
+  def _send(self, number: int, place: int) -> None:
     """Has the busy times gathered of the last steps since the last time, but the very last, which
     may be under way."""
     over = sorted(each for each in self._recent if each < number - EVERY)
     if not over:
+      return
+    if not self._gathered.meets(number):
+      self._exchanges = False
       return
     numbers = over[-MOST:]
     ran = [self._recent.get(each) for each in (*numbers, numbers[-1] + 1)]
@@ -294,18 +287,20 @@ class SharedCounts:
     steps[:len(numbers)] = numbers
     counts[:len(numbers)] = [one[1] for one in ran[:-1] if one]
     self._sent = steps, counts
-    self._gathered.send(self._own_rows(calls))
-    self._due = number + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
+    self._gathered.send(self._own_rows(calls, number))
+    self._due = place + min(EVERY << min(self._unchanged // _PATIENT, 8), self._rarest)
 
-  def _own_rows(self, calls: Sequence[int | None]) -> np.ndarray:
-    """[own devices, 2 MOST + 1] float32: busy times in s and what steps took, NaN where nothing is
-    known, whatever went wrong; and which balancer this process has."""
+  def _own_rows(self, calls: Sequence[int | None], number: int) -> np.ndarray:
+    """[own devices, 2 MOST + 2] float32: busy times in s and what steps took, NaN where nothing is
+    known, whatever went wrong; which balancer this process has, and which step it asks for next."""
     assert self._busy is not None, "made before the first exchange"
-    rows = np.full((len(self._gathered.own), 2 * MOST + 1), _NAN, np.float32)
-    rows[:, -1] = self._print
+    rows = np.full((len(self._gathered.own), 2 * MOST + 2), _NAN, np.float32)
+    rows[:, -2] = self._print
+    # How far ahead another thread asks differs from moment to moment.
+    rows[:, -1] = (self._number if self._thread else number + 1) % TOLD
     found = self._guarded(self._busy.of, calls)
     if found is not None:
-      rows[:, :-1].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
+      rows[:, :-2].reshape(len(rows), 2, MOST)[:, :, :len(calls)] = found
     return rows
 
   @staticmethod
@@ -348,31 +343,6 @@ class SharedCounts:
       return jax.lax.cond(step >= 0, updated, lambda *as_it_is: as_it_is, *carried), None
 
     return jax.lax.scan(one, (counts, state), (steps, busy, took, ran))[0]
-
-
-def _stored(state: Any) -> ShareState:
-  """What a checkpoint gave back, its numbers checked; TypeError, in words, where it is damaged or
-  something else."""
-  # As a tuple, or a dict of its fields, which named tuples may come back as.
-  fields = list(ShareState._fields)
-  given = dict(zip(fields, state, strict=False)) if isinstance(state, (tuple, list)) else state
-  if not isinstance(given, dict) or sorted(given) != sorted(fields) or len(state) != len(fields):
-    raise TypeError("feed.restore takes what feed.state() returned, or None where a checkpoint has "
-                    f"none: {', '.join(fields)}. This is a {type(state).__name__}"
-                    + (f" of {', '.join(map(str, given))}." if isinstance(given, dict) else "."))
-  stored = ShareState(**given)
-  step, ran, counts = np.asarray(stored.step), np.asarray(stored.ran), np.asarray(stored.counts)
-  for name, value in (("step", step), ("ran", ran), ("counts", counts)):
-    numbers = value.dtype.kind in "iuf" and bool(np.all(np.isfinite(value)))
-    if not numbers or not bool(np.all((value == np.rint(value)) & (value >= 0))):
-      raise TypeError(f"The checkpoint's shares have no whole numbers from 0 as {name} but "
-                      f"{np.array2string(value, threshold=8)}: they are damaged. "
-                      "feed.restore(None) begins anew.")
-  if step.size != 1 or ran.shape != counts.shape:
-    raise TypeError(f"The checkpoint's shares have a step of the shape {list(step.shape)}, counts "
-                    f"{list(counts.shape)} and ran {list(ran.shape)}: they are damaged. "
-                    "feed.restore(None) begins anew.")
-  return stored._replace(step=step.reshape(()), ran=ran.astype(np.int64), counts=counts)
 
 
 def _rarest(took: np.ndarray, before: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -66,6 +67,7 @@ class Observed(Watcher):
     super().__init__(functools.partial(_LOG.warning, "%s"), exact,
                      name if name.isidentifier() else "")
     self.plan: ObservedPlan = ObservedPlan()
+    self.coming = collections.deque()
     self._agreed = self._named = self._counting = False
     # None where the step runs unmodified.
     self._token: Any = None
@@ -77,6 +79,8 @@ class Observed(Watcher):
 
   def __call__(self, *args: Any, **kwargs: Any) -> Any:
     """Runs one step, as the jitted function does."""
+    if self.coming and not compiling.tracing():
+      self.coming.popleft()()
     if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
       # Each operation is a program of its own then: none of them is the step.
       self.say("Steps run without timestamps and are not recorded while jax_disable_jit is on.")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import jaxpace
+from jaxpace.core import packing
 from jaxpace.core.types import Observation
 from tests.coordination.test_combinators import MOST, RANKS, SLOTS, always
 from tests.quick import examples, long
@@ -118,6 +119,7 @@ def test_every_decision_is_finite_and_within_bounds(name, seen):
     decision, state = COMPILED[name](one, state)
     check(decision)
   assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), state) == shapes, "fit to be carried"
+  assert not packing.not_finite(PACERS[name].init(RANKS), state), "and to be kept in a checkpoint"
 
 
 # Operation by operation each shape is compiled by itself: the whole ones cost most, and what they

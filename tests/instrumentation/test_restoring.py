@@ -105,6 +105,22 @@ def test_a_pacer_state_of_another_layout_starts_anew_with_a_notice(saved, change
   assert np.asarray(pace.step).tolist() == [STEPS] * 2
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_a_pacer_whose_numbers_are_damaged_starts_anew_with_a_notice(saved, value, caplog):
+  """On one rank alone: pacers must not differ between ranks. A setting that is NaN where nothing
+  was set is no damage."""
+  _, before, first = saved
+  state = first.paced.pacer_state(before)
+  tokens = np.array([state.inner[0].tokens[0], value], np.float32)
+  damaged = first.paced.with_pacer_state(first.pace, state._replace(
+      inner=(state.inner[0]._replace(tokens=tokens),)))
+  loop = Loop(pacer(), 2)
+  pace = jaxpace.restore_pace(jax.tree.map(np.asarray, damaged), loop.paced, loop.mesh)
+  (record,) = caplog.records
+  assert "holds NaN or infinity as the pacer's .inner[0].tokens:" in record.getMessage()
+  chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
+
+
 @pytest.mark.long
 def test_under_pmap(saved, caplog):
   _, before, _ = saved

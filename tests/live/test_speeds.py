@@ -80,8 +80,8 @@ def test_each_example_once_an_epoch_across_changes_and_a_restart():
   job.run(18)
   # Steps 0 to 3 are gathered before step 8, the balancer is asked before step 12, and its counts
   # are taken before step 16. Steps with older counts say nothing, and what was on its way at the
-  # restart is gone.
-  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
+  # restart is gone: there it begins with the first step after it.
+  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 18 + [TURNS[2]] * 2
   assert job.seen.tolist() == [12] * EXAMPLES, "36 steps of 16 are twelve epochs of 48"
   assert job.feed.drawn() == 36 * TOTAL * SIZE
   assert int(job.feed.state().step) == 36
@@ -99,7 +99,7 @@ def test_exchanges_grow_rare_while_counts_stay_and_tell_of_the_last_steps(monkey
   sent, send = [], Gathered.send
 
   def noted(gathered, rows):
-    sent.append(int(job.feed.state().step))
+    sent.append(int(job.feed.state().step) - 1)
     send(gathered, rows)
 
   monkeypatch.setattr(Gathered, "send", noted)
@@ -232,7 +232,9 @@ def test_a_checkpoint_of_orbax_gives_back_what_is_known(tmp_path, typed):
 
 @pytest.mark.parametrize(("update", "said"), [
     (lambda seen, state: (jnp.array([9, -1, 0, 1], jnp.int32), state), "asks for counts of [9, "),
-    (lambda seen, state: (seen.arrivals * jnp.nan, state), "asks for counts of [0, 0, 0, 0]"),
+    (lambda seen, state: (seen.arrivals * jnp.nan, state), "asks for counts of [-1, -1, -1, -1]"),
+    # A NaN is 0 as a whole number, and then these would add up.
+    (lambda seen, state: (jnp.array([4, 2, 2, jnp.nan]), state), "(-1 is for NaN, or for no whole"),
     (lambda seen, state: (jnp.zeros(3, jnp.int32), state), "can't be asked, so work stays shared"),
     (lambda seen, state: (seen.counts, state + 0.5), "can't be asked, so work stays shared"),
     (lambda seen, state: [][0], "must return ([4] int32 counts, a state like the one")])
@@ -301,7 +303,7 @@ def test_processes_with_different_balancers_share_evenly(monkeypatch, caplog):
   def of_others(gathered):
     rows = received(gathered)
     if rows is not None:
-      rows[-1, -1] += 1
+      rows[-1, -2] += 1
     return rows
 
   monkeypatch.setattr(Gathered, "received", of_others)

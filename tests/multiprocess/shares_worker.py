@@ -20,9 +20,11 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import jaxpace  # noqa: E402
+from jaxpace.live import gathered  # noqa: E402
 from tests.live import shared_forms  # noqa: E402
 
 TOTAL, CAPACITY, SIZE, EXAMPLES = 8, 5, 2, 48
+EVEN = [TOTAL // PROCESSES] * PROCESSES
 
 
 def update(observation, state):
@@ -84,9 +86,35 @@ def cut(kept, end, event, at):
           "busy": state.balancer[1].view(np.uint32).tolist()}
 
 
+def erring(how):
+  """Trains with a feed that process 1 uses wrongly: returns the counts that were run."""
+  gathered._WAITS = (0.5, 0.5)
+  mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  batch = jax.make_array_from_process_local_data(
+      jax.NamedSharding(mesh, jax.P("data")), np.ones((TOTAL // PROCESSES, SIZE), np.float32))
+
+  def train(w, batch, counts):
+    loss, grads = jaxpace.accumulate(lambda w, x: jnp.mean((x - w) ** 2), w, batch, counts,
+                                     mesh=mesh, fetch=True, weighted=False)
+    return w - 0.1 * grads, loss
+
+  step, w, ran = jaxpace.observe(jax.jit(train)), jnp.float32(0), []
+  feed = jaxpace.shares(mesh, total_micro_batches=TOTAL)
+  if how == "restored" and INDEX == 1:
+    feed.restore(feed.state()._replace(step=3))
+  for number in range(24):
+    if how == "twice" and INDEX == 1 and number == 5:
+      feed.next(step)
+    counts = EVEN if how == "never" and INDEX == 1 else feed.next(step).counts
+    w, loss = step(w, batch, np.asarray(counts, np.int32))
+    ran.append(np.asarray(counts).tolist())
+    jax.block_until_ready(loss)
+  return ran
+
+
 try:
   found = ({name: shared_forms.check(name) for name in shared_forms.FORMS}
-           if sys.argv[1] == "forms" else
+           if sys.argv[1] == "forms" else erring(sys.argv[2]) if sys.argv[1] == "erring" else
            cut(pathlib.Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])))
 except Exception as error:
   print(f"ENDED {type(error).__name__}: {error}", flush=True)

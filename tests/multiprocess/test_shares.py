@@ -26,6 +26,19 @@ def test_any_form_of_a_step_on_four_processes():
   facts(start(4, 1, "forms"))
 
 
+@pytest.mark.parametrize(("how", "at"), [("twice", "at 10, the others at 9"),
+                                         ("restored", "at 12, the others at 9")])
+def test_a_process_at_another_step_ends_the_job_with_a_sentence(how, at):
+  for status, output in start(2, 1, "erring", how):
+    assert status == 3 and f"not at one step: process 1 {at}" in output, output
+
+
+def test_a_process_without_a_feed_is_named_and_work_stays_even():
+  found = start(2, 1, "erring", "never")
+  assert facts(found) == [[4, 4]] * 24
+  assert "process 1 did not come. Does every process call feed.next(step)" in found[0][1]
+
+
 def test_every_example_once_an_epoch_through_three_cuts(tmp_path):
   """Killed at step 26, stopped for a second at 34, and on half of the ranks from 50 to 60: sixteen
   examples a step, 48 in an epoch."""

@@ -1,0 +1,117 @@
+"""Numbers of all devices of a job on every process: gathered beside the step, by a program that
+nobody waits for."""
+
+from __future__ import annotations
+
+import collections
+import logging
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxpace.core import own_context
+from jaxpace.hosts import distributed
+
+_LOG = logging.getLogger("jaxpace")
+TOLD = 1 << 22
+"""Numbers of steps are compared modulo this, which float32 holds."""
+_WAITS = (10.0, 110.0)
+"""Seconds to wait for the other processes before the first exchange: until it is said, and then
+until work stays shared evenly."""
+_TOLD = 1 << 22
+"""Numbers of steps are compared modulo this, which float32 holds."""
+
+
+class Gathered:
+  """Gathers numbers of all devices of a mesh on every process, by a program that nobody waits
+  for."""
+
+  def __init__(self, mesh: Mesh, numbers: int):
+    """Compiles the program; `numbers` are those of each device."""
+    # A mesh of its own: the step's may have axes that are explicit.
+    self._mesh = Mesh(mesh.devices.reshape(-1), ("devices",), axis_types=(AxisType.Auto,))
+    self._own = [device for device in self._mesh.devices
+                 if device.process_index == jax.process_index()]
+    self._alone = len(self._own) == self._mesh.size
+    self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
+    self._sent: Any = None
+    self._processes = [device.process_index for device in self._mesh.devices]
+    self._met = self._alone
+    if not self._alone:
+      shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
+      with own_context.on(self._mesh):
+        self._program = jax.jit(jnp.copy, out_shardings=NamedSharding(
+            self._mesh, PartitionSpec())).lower(shape).compile()
+
+  @property
+  def own(self) -> list[jax.Device]:
+    """This process's devices, in the order of their rows."""
+    return self._own
+
+  def send(self, rows: np.ndarray) -> None:
+    """Begins to gather; every process of the mesh calls it. [own devices, n] float32."""
+    if self._alone:
+      self._sent = rows
+      return
+    with own_context.on(self._mesh):
+      parts = [jax.device_put(row[None], device)
+               for row, device in zip(rows, self._own, strict=True)]
+      whole = jax.make_array_from_single_device_arrays(
+          (self._mesh.size, rows.shape[1]), self._split, parts)
+      self._sent = self._program(whole)
+      self._sent.copy_to_host_async()
+
+  def received(self) -> np.ndarray | None:
+    """Returns what was sent last, [devices of the mesh, n] float32, the same on all processes; None
+    where nothing was. Once."""
+    sent, self._sent = self._sent, None
+    return own_context.fetch(sent.addressable_data(0)) if isinstance(sent, jax.Array) else sent
+
+  def meets(self, step: int) -> bool:
+    """Waits until all processes come to the first exchange, where this is the first; without one of
+    them it would never end. False, with a warning, where one doesn't."""
+    if self._met:
+      return True
+    processes = sorted(set(self._processes))
+    _meetings[tuple(processes)] += 1
+    for seconds in _WAITS:
+      name = f"jaxpace/shares/{_meetings[tuple(processes)]}/{seconds:g}"
+      try:
+        distributed.barrier(name, seconds, processes)
+      except (TimeoutError, ConnectionError, RuntimeError) as error:
+        _LOG.warning("No exchange of the ranks' speeds yet, at step %d: %s. Does every process "
+                     "call feed.next(step), once a step? %s", step, error,
+                     "Work stays shared evenly." if seconds == _WAITS[-1] else "It waits on.")
+      else:
+        self._met = True
+        return True
+    return False
+
+  def refuse_unequal(self, coming: np.ndarray) -> None:
+    """Refuses that processes are at different steps, on all of them at one call.
+
+    Args:
+      coming: [devices of the mesh] int64, number of the next step modulo `TOLD`.
+
+    Raises:
+      ValueError: they differ.
+    """
+    usual = collections.Counter(coming.tolist()).most_common(1)[0][0]
+    others = sorted({(process, number) for process, number in zip(
+        self._processes, coming.tolist(), strict=True) if number != usual})
+    if others:
+      said = ", ".join(f"process {process} at {number}" for process, number in others[:8])
+      raise ValueError(
+          f"The job's processes are not at one step: {said}, the others at {usual}. They would "
+          "load other examples, and run other counts. Did one of them call feed.next more often "
+          "than the step, or restore another checkpoint? feed.next(step) comes once a step, on "
+          "every process.")
+
+
+_meetings: collections.Counter[tuple[int, ...]] = collections.Counter()
+"""How often processes met for a first exchange: a barrier has one name for good."""
+
+__all__ = ["TOLD", "Gathered"]

@@ -1,0 +1,157 @@
+"""Feeds that are used otherwise than once before each step: ahead, from threads, several at once,
+and wrongly."""
+
+import queue
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpace
+from jaxpace.live import speeds
+from jaxpace.live.gathered import Gathered
+from tests.instrumentation.test_shares import (
+    CAPACITY,
+    EXAMPLES,
+    LOAD,
+    RANKS,
+    SIZE,
+    TOTAL,
+    compiled,
+)
+from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job
+
+RUN = [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
+"""Counts of the first steps, however far ahead they are asked for."""
+
+
+def call(job, share):
+  job.w, seen = job.step(job.w, share.batch(SOURCE), share.counts)
+  job.ran.append(share.counts.tolist())
+  job.seen += np.asarray(seen)
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_counts_asked_for_ahead_are_the_same(ahead):
+  job, taken = Job(), []
+  for number in range(len(RUN)):
+    taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
+    call(job, taken.pop(0))
+    assert int(job.feed.state().step) == number + 1, "what a checkpoint goes on with"
+    assert job.feed.drawn() == (number + 1) * TOTAL * SIZE
+  assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+
+
+def test_counts_asked_for_in_a_thread_are_the_same():
+  job, ready = Job(), queue.Queue(maxsize=6)
+
+  def load():
+    for _ in RUN:
+      ready.put(job.feed.next(job.step))
+
+  loader = threading.Thread(target=load)
+  loader.start()
+  for _ in RUN:
+    call(job, ready.get())
+  loader.join()
+  assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+
+
+def test_a_step_that_does_not_come_is_no_silence(monkeypatch, caplog):
+  monkeypatch.setattr(speeds, "_SAYS_SO", 0)
+  job = Job()
+  for _ in range(4):
+    job.feed.next(job.step)
+  with pytest.raises(ValueError, match="was called 5 times and the step 0 times: once a step"):
+    job.feed.next(job.step)
+  waits = threading.Thread(target=job.feed.next, args=(job.step,))
+  waits.start()
+  while "It waits for the next call, in another thread" not in caplog.text:
+    waits.join(0.01)
+  assert waits.is_alive()
+  call(job, job.feed.share(0, EVEN))
+  waits.join()
+
+
+def test_processes_at_different_steps_are_refused(monkeypatch):
+  job = Job()
+  received = Gathered.received
+
+  def of_others(gathered):
+    rows = received(gathered)
+    if rows is not None:
+      rows[-1, -1] += 1
+    return rows
+
+  monkeypatch.setattr(Gathered, "received", of_others)
+  with pytest.raises(ValueError, match="not at one step: process 0 at 10, the others at 9"):
+    job.run(20)
+  assert job.ran == [EVEN] * 12
+
+
+def test_calls_without_counts_are_nobody_s_and_a_step_may_be_exchanged():
+  job = Job()
+  for number in range(len(RUN)):
+    job.run(1)
+    if number % 3 == 0:
+      job.step(job.w, job.feed.share(0, EVEN).batch(SOURCE), np.array(EVEN))
+  assert job.ran == RUN
+  before, job.step = job.step, jaxpace.observe(job.step.jitted)
+  job.run(20)
+  assert before.coming == job.step.coming == type(before.coming)()
+  assert job.ran[-1] != job.ran[len(RUN)], "the new one's ranks are measured, too"
+
+
+def test_two_feeds_of_one_step_and_two_steps():
+  one, other = Job(), Job(seed=5)
+  for _ in RUN:
+    one.run(1)
+    other.run(1)
+  assert one.ran == other.ran == RUN
+  second = one.fed(seed=7)
+  shares = []
+  for _ in range(20):
+    one.run(1)
+    shares.append(second.next(one.step))
+    one.step(one.w, shares[-1].batch(SOURCE), shares[-1].counts)
+  assert [share.counts.tolist() for share in shares] == RUN[:20]
+
+
+def test_a_balancer_whose_numbers_are_damaged_begins_evenly(caplog):
+  """Not so those that are unknown in a new one as well."""
+  job = Job(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+  job.run(1)
+  kept = job.feed.state()
+  names = jaxpace.share_by_speed(TOTAL, CAPACITY).init(RANKS)._fields
+  damaged = [np.array(leaf) for leaf in kept.balancer]
+  damaged[names.index("slowness")][2] = np.nan
+  for leaves, said in ((damaged, "hold NaN or infinity as the balancer's .slowness: counts begin "
+                        "evenly, at step 1"), (kept.balancer, "")):
+    feed = job.fed(balancer=jaxpace.share_by_speed(TOTAL, CAPACITY))
+    caplog.clear()
+    feed.restore((1, [5, 1, 1, 1], EVEN, leaves))
+    assert said in caplog.text and bool(caplog.records) == bool(said)
+    assert feed.state().counts.tolist() == (EVEN if said else [5, 1, 1, 1])
+    assert int(feed.state().step) == 1
+
+
+def test_a_feed_that_has_begun_is_not_restored():
+  job = Job()
+  job.run(1)
+  with pytest.raises(ValueError, match="feed.restore comes before the first feed.next"):
+    job.feed.restore(None)
+
+
+def test_a_pace_state_that_does_not_go_on_is_refused():
+  mesh, _, run, pace = compiled()
+  feed, w = jaxpace.shares(**LOAD | {"mesh": mesh}), jnp.float32(0)
+  for _ in range(2):
+    share = feed.next(pace)
+    pace, (w, _) = run(pace, w, share.batch(SOURCE), share.counts)
+  feed.next(pace)
+  feed.next(pace)
+  with pytest.raises(ValueError, match="feed.next was given the pace state of step 2, and step 3"):
+    feed.next(pace)
+  jax.block_until_ready(w)
