@@ -15,7 +15,7 @@ from jax.extend import core as jex_core
 from jax.sharding import PartitionSpec
 
 from jaxpace.core.varying import manual_axes, vary, varying, varying_of_aval
-from jaxpace.instrumentation import checks
+from jaxpace.instrumentation import checks, losses
 from jaxpace.instrumentation.program import axes_of, walk
 from jaxpace.observation import phases
 
@@ -113,8 +113,10 @@ def accumulate(
   if isinstance(count, (list, tuple)):
     traced = any(isinstance(each, jax.core.Tracer) for each in count)
     count = jnp.asarray(count) if traced else np.asarray(count)
-  run = functools.partial(_accumulate, _checked(loss_fn, has_aux, weighted), names=names,
-                          has_aux=has_aux, sums=sums, fetch=fetch)
+  # As leaves: a node that keeps its shape beside its array fits none of what becomes of it.
+  micro_batches, tree = jax.tree.flatten(micro_batches)
+  run = functools.partial(_accumulate, losses.checked(loss_fn, tree, has_aux, weighted),
+                          names=names, has_aux=has_aux, sums=sums, fetch=fetch)
   if not _bound(names):
     return _island(run, params, micro_batches, count, names, key, index, mesh, fetch)
   if mesh is not None:
@@ -160,8 +162,9 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   def turn(params: Any, picked: Any) -> Any:
     given = (picked,) if key is None else picked
     (loss, (weight, aux)), grads = jax.value_and_grad(loss_fn, has_aux=True)(params, *given)
-    return loss, weight, aux, jax.tree.map(
-        lambda grad: grad.astype(grad.dtype if sums == "parameters" else _exact(grad.dtype)), grads)
+    if sums == "float32":
+      grads = jax.tree.map(lambda grad: grad.astype(losses.exact(grad.dtype)), grads)
+    return loss, weight, aux, grads
 
   closed, shapes = jax.make_jaxpr(turn, return_shape=True)(copies, picked(jnp.int32(0)))
   _refuse(closed.jaxpr, names, varying(own))
@@ -187,61 +190,11 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   loss = jnp.where(some | jnp.isnan(loss), loss / divisor, jnp.zeros_like(loss))
 
   def mean(grad: jax.Array) -> jax.Array:
-    exact = _exact(grad.dtype)
+    exact = losses.exact(grad.dtype)
     return jnp.where(some, (grad.astype(exact) / divisor.astype(exact)).astype(grad.dtype),
                      jnp.zeros_like(grad))
 
   return ((loss, aux) if has_aux else loss), jax.tree.map(mean, grads)
-
-
-def _exact(dtype: Any) -> Any:
-  """The type to add up in: float32, or the type itself where that has more digits."""
-  wide = jnp.issubdtype(dtype, jnp.inexact) and jnp.dtype(dtype).itemsize > 4
-  return jnp.dtype(dtype) if wide else jnp.dtype(jnp.float32)
-
-
-def _checked(loss_fn: Callable[..., Any], has_aux: bool, weighted: bool) -> Callable[..., Any]:
-  """The loss, its results checked: (loss, (weight, aux)), both numbers in float32 at least; with a
-  weight of one where it has none."""
-  name = getattr(loss_fn, "__name__", "loss_fn")
-  wanted = "(loss_sum, weight_sum, aux)" if has_aux else "(loss_sum, weight_sum)"
-
-  def checked(*args: Any) -> Any:
-    found = loss_fn(*args)
-    if not weighted:
-      if has_aux and (not isinstance(found, tuple) or len(found) != 2):
-        raise ValueError("With has_aux=True and weighted=False the loss must return (loss, aux).")
-      if not has_aux and isinstance(found, tuple):
-        raise ValueError("With weighted=False the loss must return the loss alone, and it returned "
-                         f"{len(found)} things: leave weighted out where the second is its weight, "
-                         "or give has_aux=True.")
-      found = (found[0], 1.0, found[1]) if has_aux else (found, 1.0)
-    if not isinstance(found, tuple) or len(found) != 2 + has_aux:
-      what = (f"{len(found)} things" if isinstance(found, tuple) else
-              "a list, not a tuple" if isinstance(found, list) else "one thing")
-      hint = (": ranks run different numbers of micro-batches, so a mean over each would weigh "
-              "them wrongly. Return losses.sum(), mask.sum(), or losses.sum(), losses.size where "
-              "all count equally.")
-      if isinstance(found, tuple) and len(found) == 3:
-        hint = ". For a third thing that is summed up too give has_aux=True."
-      raise ValueError(f"{name} must return {wanted}, and it returned {what}{hint}")
-    for one in found[:2]:
-      if one is None or isinstance(one, (str, dict)):
-        raise ValueError(f"{name} must return {wanted}, both single numbers, and one of them is "
-                         f"{one!r:.40}.")
-    loss, weight = jnp.asarray(found[0]), jnp.asarray(found[1])
-    if not jnp.issubdtype(loss.dtype, jnp.floating):
-      raise ValueError(f"The loss of {name} is {loss.dtype}, which has no gradient: return a sum "
-                       "of floating-point losses.")
-    if loss.shape or weight.shape:
-      raise ValueError(f"{name} must return {wanted}, both single numbers; their shapes are "
-                       f"{list(loss.shape)} and {list(weight.shape)}. Sum over the micro-batch: "
-                       "losses.sum(), mask.sum().")
-    exact = _exact(loss.dtype)
-    aux = jax.tree.map(jnp.asarray, found[2]) if has_aux else ()
-    return loss.astype(exact), (jax.lax.stop_gradient(weight).astype(exact), aux)
-
-  return checked
 
 
 def _capacity(micro_batches: Any) -> int:

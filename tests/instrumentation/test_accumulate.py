@@ -342,6 +342,26 @@ def test_losses_without_weights_and_counts_that_do_not_fit():
           step=lambda p, b, _: jaxpace.accumulate(loss_fn, p, b, 2, key=jax.random.key(0)))
 
 
+class Named:
+  def __init__(self, array, axes):
+    self.array, self.axes = array, axes
+    if getattr(array, "ndim", axes) != axes:
+      raise ValueError(f"There are not {axes} axes.")
+
+
+jax.tree_util.register_pytree_node(
+    Named, lambda one: ([one.array], one.axes), lambda axes, leaves: Named(*leaves, axes))
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_arrays_that_keep_their_shape_beside_them_are_refused_in_words(whole):
+  mesh = mesh_of(data=RANKS)
+  batch = jax.tree.map(lambda leaf: Named(leaf, leaf.ndim), shared_out(EVEN))
+  with pytest.raises(ValueError, match="such as haliax's, are made inside the loss. Give "):
+    jax.jit(lambda p, b: jaxpace.accumulate(loss_fn, p, b, of(*EVEN), mesh=mesh, fetch=whole)
+            )(params(), batch)
+
+
 def test_counts_that_are_known_in_a_step_that_is_jitted_as_a_whole():
   mesh, x = mesh_of(data=RANKS), np.arange(8.0, dtype=np.float32)
 
