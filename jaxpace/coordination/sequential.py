@@ -44,6 +44,15 @@ def prior(variance: Any) -> Any:
   return variance * (TYPICAL_PAIRS / 8.0)
 
 
+def entered(value: jax.Array, count: jax.Array, mean: jax.Array, squares: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
+  """Enters a value into a mean and the sum of squares about it, by Welford's recursion: [] float32
+  each, `count` with this value."""
+  error = value - mean
+  after = mean + error / count
+  return after, squares + error * (value - after)
+
+
 def log_odds(count: jax.Array, mean: jax.Array, squares: jax.Array, rho: jax.Array) -> jax.Array:
   """Evidence against a mean of zero: log M.
 

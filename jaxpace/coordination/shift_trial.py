@@ -115,10 +115,8 @@ def advance(step_time: jax.Array, period: jax.Array, state: ShiftTest, patience:
   outcome = jnp.clip(jnp.where(good, outcome, _ZERO), -_CLIP, _CLIP)
   value = np.float32(2) * jnp.where(state.heads, _ONE, -_ONE) * (outcome - state.typical)
   n = (state.tests + np.int32(1)).astype(jnp.float32)
-  error = value - state.mean
-  mean = state.mean + error / n
-  entered = state._replace(tests=state.tests + np.int32(1), mean=mean,
-                           squares=state.squares + error * (value - mean),
+  mean, squares = sequential.entered(value, n, state.mean, state.squares)
+  entered = state._replace(tests=state.tests + np.int32(1), mean=mean, squares=squares,
                            typical=state.typical + (outcome - state.typical) / n)
   state = pick(good, entered, state)
 

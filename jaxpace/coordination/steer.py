@@ -89,7 +89,7 @@ def steerable(pacer: Pacer) -> Pacer:
   def update(observation: Observation, state: Steered) -> tuple[Decision, Steered]:
     steering = state.steering
     step = observation.step + np.int32(1)  # the decision is for the next
-    now = steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
+    now = _allows(steering, step)
     here = {Knobs: Knobs(steering.threshold, steering.max_delay), Switch: Switch(now)}
     inner = jax.tree.map(lambda node: here.get(type(node), node), state.inner,
                          is_leaf=lambda node: type(node) in here)
@@ -97,8 +97,7 @@ def steerable(pacer: Pacer) -> Pacer:
     mine = jnp.any(steering.ranks
                    & (np.arange(steering.ranks.shape[0], dtype=np.int32) == observation.rank))
     allowed = mine & now
-    most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
-    delay = jnp.where(allowed, bounded(decision.delay, most), _ZERO)
+    delay = jnp.where(allowed, _cut(decision.delay, steering), _ZERO)
     info = {**decision.info, "allowed": allowed.astype(jnp.float32)}
     return Decision(delay, info), Steered(steering, inner,
                                           () if pacer.hold is None else tuple(steering))
@@ -114,13 +113,20 @@ def steerable(pacer: Pacer) -> Pacer:
     steering = Steering(*state.holding)
     asked, after = inner_hold(moment, state.inner)
     # One rank that holds holds all: it is allowed to all of them, or to none.
-    allowed = steering.enabled & jnp.all(steering.ranks)
-    allowed &= (moment.step >= steering.from_step) & (moment.step < steering.until_step)
+    allowed = _allows(steering, moment.step) & jnp.all(steering.ranks)
     changes = [jnp.any(old != new) for old, new in zip(steering, state.steering, strict=True)]
     allowed = jnp.where(jnp.any(jnp.stack(changes)), allowed, allowed)
-    most = jnp.where(jnp.isnan(steering.max_delay), np.float32(np.inf), steering.max_delay)
-    seconds = jnp.where(allowed, bounded(asked.seconds, most), _ZERO)
+    seconds = jnp.where(allowed, _cut(asked.seconds, steering), _ZERO)
     return (Hold(seconds, asked.listen & allowed),
             state._replace(inner=pick(allowed, after, state.inner)))
 
   return Pacer(init, update, hold)
+
+
+def _allows(steering: Steering, step: jax.Array) -> jax.Array:
+  """Whether pacing may act in a step: [] bool."""
+  return steering.enabled & (step >= steering.from_step) & (step < steering.until_step)
+
+
+def _cut(seconds: jax.Array, steering: Steering) -> jax.Array:
+  return bounded(seconds, knobs.chosen(steering.max_delay, np.float32(np.inf)))

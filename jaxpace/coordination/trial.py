@@ -54,6 +54,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpace.coordination import keyed, knobs, sequential
+from jaxpace.core.durations import valid
 from jaxpace.core.types import pick
 
 BLOCK = 16
@@ -74,7 +75,7 @@ PAIRS, KEPT, DROPPED = 0, 1, 2
 """Modes: trying it, block by block; on, since it pays; off."""
 
 _RENEWS, _GIVES_UP = math.log(4.0), math.log(10.0)  # log odds
-_SHORTEST, _LONGEST = 1e-9, 86400.0  # s
+_SHORTEST = 1e-9  # s
 _FOREVER = 2.0**30  # steps
 _CLIP = 0.5  # usual steps
 _MEMORY = 64.0  # steps over which the usual step time is followed
@@ -227,14 +228,14 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
 
   def _measure(seconds: jax.Array, tag: jax.Array, used: jax.Array, state: Trial) -> Trial:
     """Enters one step's time: into its block, and into what is usual while off."""
-    valid = (seconds >= _SHORTEST) & (seconds <= _LONGEST)
-    seconds = where(valid, seconds, real(0.0))
+    known = valid(seconds) & (seconds >= _SHORTEST)
+    seconds = where(known, seconds, real(0.0))
     on, second = (tag & ON) != 0, (tag & SECOND) != 0
     same = ((tag & ODD) != 0) == ((state.pair & 1) != 0)
-    counted = valid & same & ((tag & COUNTED) != 0) & (state.mode == PAIRS)
+    counted = known & same & ((tag & COUNTED) != 0) & (state.mode == PAIRS)
     one, two = counted & jnp.logical_not(second), counted & second
 
-    off = valid & jnp.logical_not(on)
+    off = known & jnp.logical_not(on)
     # Nothing takes less than half the usual time but after what was not usual, such as compilation.
     slow = where(seconds >= 2.0 * state.usual, state.slow + 1.0, real(0.0))
     restart = off & ((state.followed == 0) | (seconds < 0.5 * state.usual) | (slow >= _SLOW))
@@ -329,9 +330,7 @@ def trials(block: int = BLOCK, key: int = 0, harm: float = 0.25, level: float = 
     mean, squares, off = (where(state.fresh, zero, value)
                           for value in (state.mean, state.squares, state.off))
     n = real(pairs)
-    error = difference - mean
-    mean = mean + error / n
-    squares = squares + error * (difference - mean)
+    mean, squares = sequential.entered(difference, n, mean, squares)
     off = off + (where(on_first, second, first) - off) / n
     # A hundredth of a percent of the usual step at least: clocks tick.
     variance = jnp.maximum(state.spread, 1e-6 * state.base * state.base) * (2.0 / measured)
