@@ -21,8 +21,6 @@ TOLD = 1 << 22
 _WAITS = (10.0, 110.0)
 """Seconds to wait for the other processes before the first exchange: until it is said, and then
 until work stays shared evenly."""
-_TOLD = 1 << 22
-"""Numbers of steps are compared modulo this, which float32 holds."""
 
 
 class Gathered:
