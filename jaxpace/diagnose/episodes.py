@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.limits import CELLS, CONFIDENCE, EFFECT
-from jaxpace.diagnose.selected_steps import mean_known, merged, ratio
+from jaxpace.diagnose.limits import CONFIDENCE, EFFECT
+from jaxpace.diagnose.selected_steps import mean_known, merged, ratio, slices
 
 # Set looking at the fault lab's runs of seeds 0 to 3; measurements/fault_lab_seed4 is what they are
 # worth on others.
@@ -52,24 +52,19 @@ class Blocks(NamedTuple):
     total = np.where(weights > 0, values, 0.0) * weights
     return ratio(total.sum(axis=1), weights.sum(axis=1))
 
-  def typical(self, begin: int, end: int, rank: int | None = None) -> np.ndarray:
-    """The ranks between the lower quartile and the lower median of mean arrival: half may be late
-    without a shift.
+  def typical(self, begin: int, end: int, rank: int) -> np.ndarray:
+    """Of the ranks that meet a rank, those between the lower quartile and the lower median of mean
+    arrival: half may be late without a shift.
 
     Args:
       begin: first block.
       end: one past the last.
-      rank: that they are to be compared with: of ranks that never meet it, none are; None: of all
-        parts of the job.
+      rank: that they are to be compared with.
     """
-    if rank is None:
-      parts = [self.typical(begin, end, int(np.flatnonzero(self.joined == number)[0]))
-               for number in np.unique(self.joined)]
-      return np.concatenate(parts)
     mean = self.mean(begin, end)
     known = np.flatnonzero(self.eligible & np.isfinite(mean) & (self.joined == self.joined[rank]))
     order = known[np.argsort(mean[known], kind="stable")]
-    return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1] if len(order) else order
+    return order[(len(order) + 1) // 4:(len(order) - 1) // 2 + 1]
 
   def test(self, ranks: Sequence[int], begin: int, end: int, tests: int) -> list[Episode]:
     """Tests ranks over some blocks against the typical one, Bonferroni over `tests`.
@@ -234,9 +229,8 @@ def change_points(series: np.ndarray, tests: int | None = None) -> list[list[int
   if blocks < 2 * SHORTEST:
     return found
   penalty = 2 * math.log(max(tests or number, 1) * blocks / (1 - CONFIDENCE))
-  together = max(1, CELLS // blocks)
-  for begin in range(0, number, together):
-    part = _tame(_filled(series[begin:begin + together]))
+  for of in slices(number, blocks):
+    part = _tame(_filled(series[of]))
     noise = long_run_deviation(part)
     # Where even the largest sensible step is lost in noise there is nothing to look for.
     some = np.flatnonzero(np.ptp(part, axis=1) > 0)
@@ -244,7 +238,7 @@ def change_points(series: np.ndarray, tests: int | None = None) -> list[list[int
       scaled = (part[some] / np.maximum(noise[some],
                                         1e-9 * np.abs(part[some]).max(axis=1) + 1e-300)[:, None])
       for i, points in zip(some, _partition(scaled, penalty), strict=True):
-        found[begin + i] = points
+        found[of.start + i] = points
   return found
 
 

@@ -65,7 +65,7 @@ def running_minimum(transfer: np.ndarray) -> Floor:
   known = int(np.isfinite(transfer).sum(axis=1).max(initial=0))
   width = int(np.clip(known // 20, _SHORTEST, _LONGEST)) | 1
   floor = np.array([_lowest_median(row[np.isfinite(row)], width) for row in transfer])
-  return _above(transfer, floor, RUNNING_MINIMUM, width)
+  return above(transfer, floor, RUNNING_MINIMUM, width)
 
 
 def find_floor(run: Run, fabric: MeasuredFabric | None, totals: Totals) -> Floor:
@@ -116,8 +116,8 @@ def _by_fabric(run: Run, fabric: MeasuredFabric, transfer: np.ndarray, own: Floo
   floor = np.array([low if seconds is None or not seconds < low else seconds
                     for seconds, low in zip(told, own.floor, strict=True)])
   if None in told:
-    return _above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
-  return _above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
+    return above(transfer, floor, f"{MEASURED} where it says, else {RUNNING_MINIMUM}", own.width)
+  return above(transfer, floor, f"{MEASURED}: {fabric.source}", 0)
 
 
 def _slow(totals: Totals, own: Floor) -> tuple[np.ndarray, np.ndarray]:
@@ -140,7 +140,8 @@ def joined_ranks(run: Run) -> int:
   return ranks if isinstance(ranks, int) and 0 < ranks <= run.ranks else run.ranks
 
 
-def _above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:
+def above(transfer: np.ndarray, floor: np.ndarray, source: str, width: int) -> Floor:
+  """Splits transfers, [C, K] s, at their floors, [C] s."""
   quiet = np.minimum(transfer, floor[:, None])
   contention = transfer - quiet
   return Floor(floor, quiet, contention, source, width, (quiet, contention))

@@ -120,8 +120,7 @@ class RunGroups(NamedTuple):
 
   def receives(self, c: int) -> np.ndarray:
     """[R] bool, ranks to which the c-th collective brings something."""
-    sources = self.of[c].sources
-    return np.asarray(self.of[c].groups >= 0 if sources is None else (sources >= 0).any(axis=0))
+    return _ends(self.of[c])[1]
 
 
 def run_groups(run: Run) -> RunGroups:
@@ -183,27 +182,25 @@ def _levels(rank_groups: RankGroups, grouped: Grouped, joined: np.ndarray) -> np
 
 def _roles(of: tuple[RankGroups, ...], joined: np.ndarray) -> np.ndarray:
   """[R] ranks that are joined and take the same part in each collective, numbered."""
-  parts = [joined]
-  for rank_groups in of:
-    if rank_groups.sources is None:
-      parts.append(rank_groups.groups >= 0)
-      continue
-    sends = np.zeros(len(joined), bool)
-    sends[rank_groups.sources[rank_groups.sources >= 0]] = True
-    parts.append(sends + 2 * (rank_groups.sources >= 0).any(axis=0))
+  parts = [joined, *(sends + 2 * receives for sends, receives in map(_ends, of))]
   return np.unique(np.array(parts), axis=1, return_inverse=True)[1].reshape(-1)
+
+
+def _ends(rank_groups: RankGroups) -> tuple[np.ndarray, np.ndarray]:
+  """[R] bool, ranks that bring something into a collective, and those to which it brings something:
+  in other than point-to-point transfers all that meet do both."""
+  if rank_groups.sources is None:
+    return (rank_groups.groups >= 0,) * 2
+  sends = np.isin(np.arange(rank_groups.sources.shape[1]), rank_groups.sources)
+  return sends, np.asarray((rank_groups.sources >= 0).any(axis=0))
 
 
 def _who_wait(rank_groups: RankGroups) -> np.ndarray:
   """[R] groups, without the ranks of which nobody receives and that receive from nobody."""
   if rank_groups.sources is None:
     return rank_groups.groups
-  chain = _joined((RankGroups(np.full(rank_groups.groups.shape, -1, np.int64), rank_groups.sources),
-                   ),
-                  len(rank_groups.groups))
-  takes_part = np.asarray((rank_groups.sources >= 0).any(axis=0))
-  takes_part[rank_groups.sources[rank_groups.sources >= 0]] = True
-  return np.where(takes_part, chain, -1)
+  chain = _joined((rank_groups,), len(rank_groups.groups))
+  return np.where(np.logical_or(*_ends(rank_groups)), chain, -1)
 
 
 def _direct(of: tuple[RankGroups, ...], ranks: int) -> np.ndarray:
@@ -292,7 +289,8 @@ def waits_of(found: RunGroups, c: int, arrival: np.ndarray, wait: np.ndarray, va
     nothing = np.zeros(valid.shape)
     return Waits(nothing, own_rank, nothing, np.full(valid.shape, np.nan), there, there, nothing)
   if sources is not None:
-    return _from_sources(grouped, sources, arrival, wait, there, own_rank, before, shortest)
+    receives = there & found.receives(c)[:, None]
+    return _from_sources(grouped, sources, arrival, wait, there, receives, before, shortest)
   took, direct = grouped.transfer(wait, there), found.direct[c, :, None]
   last, early = grouped.last_pays(arrival, there)
   if direct.all():
@@ -305,9 +303,9 @@ def waits_of(found: RunGroups, c: int, arrival: np.ndarray, wait: np.ndarray, va
 
 
 def _from_sources(grouped: Grouped, sources: np.ndarray, arrival: np.ndarray, wait: np.ndarray,
-                  there: np.ndarray, own_rank: np.ndarray, before: np.ndarray,
+                  there: np.ndarray, receives: np.ndarray, before: np.ndarray,
                   shortest: np.ndarray | None) -> Waits:
-  receives = there & np.asarray((sources >= 0).any(axis=0))[:, None]
+  own_rank = np.broadcast_to(np.arange(len(there))[:, None], there.shape)
   low = (grouped.spread(grouped.reduce(np.minimum, np.where(receives, wait, np.inf)), np.nan)
          if shortest is None else shortest)
   low = np.where(np.isfinite(low), low, np.nan)

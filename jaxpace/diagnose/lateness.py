@@ -18,6 +18,7 @@ from jaxpace.diagnose.episodes import (
   find_episodes,
   without_outages,
 )
+from jaxpace.diagnose.groups import Grouped
 from jaxpace.diagnose.limits import MOST, SAMPLED
 from jaxpace.diagnose.selected_steps import SelectedSteps, mean_known, ratio
 from jaxpace.diagnose.step_times import busy
@@ -38,18 +39,12 @@ class WaitedFor:
     """Of all collectives together."""
     return float(self.by_collective.sum())
 
-  @property
-  def of_nobody(self) -> WaitedFor:
-    """None of it."""
-    return WaitedFor(np.zeros_like(self.by_collective), 0.0, np.zeros_like(self.by_block))
-
   def __add__(self, other: WaitedFor) -> WaitedFor:
     return WaitedFor(self.by_collective + other.by_collective, self.for_gaps + other.for_gaps,
                      self.by_block + other.by_block)
 
   def __sub__(self, other: WaitedFor) -> WaitedFor:
-    return WaitedFor(self.by_collective - other.by_collective, self.for_gaps - other.for_gaps,
-                     self.by_block - other.by_block)
+    return self + other * -1.0
 
   def __mul__(self, factor: float) -> WaitedFor:
     return WaitedFor(self.by_collective * factor, self.for_gaps * factor, self.by_block * factor)
@@ -80,7 +75,7 @@ class Lateness(NamedTuple):
 
   def of_nobody(self) -> Lateness:
     """The same with no rank to blame: all waiting is for intermittently late ranks."""
-    return self._replace(episodes=(), persistent=self.persistent.of_nobody,
+    return self._replace(episodes=(), persistent=self.persistent * 0.0,
                          intermittent=self.intermittent + self.persistent)
 
 
@@ -109,7 +104,7 @@ def find_late(run_totals: RunTotals) -> Lateness:
     every = WaitedFor(earliness, 0.0, waiting)
     return Lateness(
         mean=np.where(eligible, 0.0, np.nan), confidence=np.full(ranks, np.nan), episodes=(),
-        persistent=every.of_nobody, intermittent=every, blocks=blocks)
+        persistent=every * 0.0, intermittent=every, blocks=blocks)
   tested = blocks.test(range(ranks), 0, selected.blocks, ranks)
   whole = ratio(np.nansum(arrival * totals.block_steps, axis=1), totals.block_steps.sum(axis=1))
   mean = np.where(eligible, whole - _typical_level(blocks, whole, selected.blocks), np.nan)
@@ -203,13 +198,20 @@ def _held_by_group(totals: Totals, mean: np.ndarray, own: Sequence[int], span: s
   return seconds
 
 
+def beyond_typical(totals: Totals, blocks: Blocks, episode: Episode, sums: np.ndarray
+                   ) -> np.ndarray:
+  """[...] by which a late rank's mean of [..., R, B] sums is more than the typical rank's, while it
+  is late."""
+  span = slice(episode.begin, episode.end)
+  mean = sums[..., span].sum(axis=-1) / np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
+  typical = blocks.typical(episode.begin, episode.end, episode.rank)
+  return np.asarray(mean[..., episode.rank]
+                    - (mean[..., typical].mean(axis=-1) if typical.size else 0.0))
+
+
 def longer_gap(totals: Totals, blocks: Blocks, episode: Episode) -> float:
   """Seconds by which a late rank's mean gap is longer than the typical rank's, while it is late."""
-  span = slice(episode.begin, episode.end)
-  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
-  longer = totals.lateness_runtime[:, span].sum(axis=1) / number
-  typical = blocks.typical(episode.begin, episode.end, episode.rank)
-  return float(longer[episode.rank] - (longer[typical].mean() if typical.size else 0.0))
+  return float(beyond_typical(totals, blocks, episode, totals.lateness_runtime))
 
 
 def _pauses(run_totals: RunTotals, blocks: Blocks, episode: Episode) -> bool:
@@ -238,22 +240,19 @@ def rank_change(run: Run, selected: SelectedSteps, rank: int, block: int) -> int
 
   The best of all splits of the neighbouring blocks' steps, by least squares.
   """
-  if run.aggregated is not None:
-    first = selected.first_step(run, max(block - 1, 0))
-    last = selected.last_step(run, min(block, selected.blocks - 1))
-    if last - first <= SAMPLED:
-      numbers, values = late_in(run, rank, first, last)
-      return split_series(values, numbers, selected.first_step(run, block))
-  steps = np.flatnonzero(selected.within(block - 1, block + 1))
-  if not steps.size or steps[-1] - steps[0] > SAMPLED:
-    return selected.first_step(run, block)
+  began, steps = selected.first_step(run, block), np.flatnonzero(
+      selected.within(block - 1, block + 1))
+  first, last = run.steps[steps[[0, -1]]].tolist()
+  if run.aggregated is not None and last - first <= SAMPLED:
+    numbers, values = late_in(run, rank, first, last)
+    return split_series(values, numbers, began)
+  if steps[-1] - steps[0] > SAMPLED:
+    return began
   part = slice(int(steps[0]), int(steps[-1]) + 1)
   work = busy(run, part)
-  arrival, joined = work.undelayed.sum(axis=0), work.meetings.joined
-  valid = work.valid & (joined == joined[rank])[:, None]
-  others = np.where(valid, arrival, 0.0).sum(axis=0) / np.maximum(valid.sum(axis=0), 1)
-  values = (arrival[rank] - others)[steps - part.start]
-  return split_series(values, run.steps[steps], selected.first_step(run, block))
+  arrival = work.undelayed.sum(axis=0)
+  late = arrival - Grouped(work.meetings.joined).mean(arrival, work.valid)
+  return split_series(late[rank, steps - part.start], run.steps[steps], began)
 
 
 def series_changes(run: Run, selected: SelectedSteps, values: np.ndarray, begin: int, end: int

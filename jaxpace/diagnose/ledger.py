@@ -110,12 +110,7 @@ def _through(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, even
   own_rank = np.arange(ranks)[:, None]
   joined = Grouped(found.joined)
   for c, waited in enumerate(waits):
-    grouped = found.grouped[c]
-    if not grouped.size:
-      nothing = np.zeros(waited.early.shape)
-      yield Charge((np.broadcast_to(own_rank, nothing.shape),), (nothing,), (nothing > 0,))
-      continue
-    last = waited.last
+    grouped, last = found.grouped[c], waited.last
     theirs = np.take_along_axis(events, last[None], axis=1)
     worth = np.take_along_axis(amounts, last[None], axis=1)
     different = worth * (theirs[:, None] != events[None]).all(axis=1)
@@ -139,7 +134,7 @@ def _through(found: RunGroups, waits: Sequence[Waits], arrival: np.ndarray, even
     busy = np.where(there, arrival[c], 0.0)
     longer = np.where(there, busy - joined.mean(busy, there), 0.0)
     _add(theirs, worth, c * ranks + last, np.take_along_axis(longer, last, axis=0), 2 * events_of)
-    if found.of[c].sources is None:
+    if found.of[c].sources is None and grouped.size:
       took = np.where(there, np.nan_to_num(waited.transfer), 0.0)
       leader = grouped.order[grouped.starts][np.minimum(grouped.of_rank, grouped.size - 1)]
       _add(theirs, worth, np.broadcast_to(events_of + c * ranks + leader[:, None], took.shape),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -64,10 +64,6 @@ class SelectedSteps(NamedTuple):
   def first_step(self, run: Run, block: int) -> int:
     """Number of the first step of a block."""
     return int(run.steps[int(np.flatnonzero(self.block == block)[0])])
-
-  def last_step(self, run: Run, block: int) -> int:
-    """Number of the last step of a block."""
-    return int(run.steps[int(np.flatnonzero(self.block == block)[-1])])
 
   def within(self, begin: int, end: int) -> np.ndarray:
     """[K] bool, the counted steps of the blocks from `begin` to before `end`."""
@@ -132,6 +128,13 @@ def into_blocks(block: np.ndarray) -> Callable[..., None]:
   return into
 
 
+def slices(size: int, each: int) -> Iterator[slice]:
+  """Slices of `size` things, of `each` values, that are quick to work on."""
+  width = max(1, CELLS // max(1, each))
+  for begin in range(0, size, width):
+    yield slice(begin, min(begin + width, size))
+
+
 def mean_known(values: np.ndarray, axis: int = -1) -> np.ndarray:
   """Mean along an axis over what is known; NaN where nothing is."""
   known = np.isfinite(values)
@@ -186,14 +189,8 @@ def _places(run: Run) -> np.ndarray:
 
 
 def _all_times(every: AllSteps) -> np.ndarray:
-  times = np.full(len(every.steps), np.nan)
-  together = max(1, CELLS // max(1, len(every.attempt)))
-  for begin in range(0, len(times), together):
-    part = slice(begin, min(begin + together, len(times)))
-    own = rank_steps(every, part)
-    number = np.isfinite(own).sum(axis=0)
-    times[part] = np.divide(np.nansum(own, axis=0), number, out=times[part], where=number > 0)
-  return times
+  return np.concatenate([np.empty(0), *(mean_known(rank_steps(every, part), axis=0) for part in
+                                        slices(len(every.steps), len(every.attempt)))])
 
 
 def count_steps(run: Run) -> SelectedSteps:

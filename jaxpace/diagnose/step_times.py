@@ -13,8 +13,8 @@ import numpy as np
 
 from jaxpace.diagnose.groups import RunGroups, run_groups
 from jaxpace.diagnose.idea import busy_and_wait
-from jaxpace.diagnose.limits import CELLS, KEPT
-from jaxpace.diagnose.selected_steps import LONGEST
+from jaxpace.diagnose.limits import KEPT
+from jaxpace.diagnose.selected_steps import LONGEST, slices
 from jaxpace.runs.run import MISSING, Run
 
 JUMP = 10.0
@@ -79,9 +79,7 @@ Of a run that is larger than fits the first chunks are kept."""
 
 def chunks(run: Run) -> Iterator[slice]:
   """Slices of the step axis of a size that is quick to work on."""
-  width = max(1, CELLS // max(1, run.ranks * max(1, len(run.collectives))))
-  for begin in range(0, len(run.steps), width):
-    yield slice(begin, min(begin + width, len(run.steps)))
+  return slices(len(run.steps), run.ranks * max(1, len(run.collectives)))
 
 
 def counted(run: Run, mask: np.ndarray) -> Iterator[tuple[slice, StepTimes]]:
@@ -146,9 +144,7 @@ def _busy(run: Run, part: slice) -> StepTimes:
     if alone:
       there |= (attempt < 0).all(axis=0)
     current &= there
-  last_exit = timestamps[0][1]
-  for _, leave, _ in timestamps[1:]:
-    last_exit = np.maximum(last_exit, leave)
+  last_exit = np.maximum.reduce([leave for _, leave, _ in timestamps])
   current &= last_exit != MISSING
   valid, first = np.zeros((run.ranks, size), bool), np.zeros((run.ranks, size), np.int64)
   if run.previous_exit is not None:

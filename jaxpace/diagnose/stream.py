@@ -231,8 +231,7 @@ def signals(steps: NewSteps, joined: np.ndarray) -> np.ndarray:
     early += np.nan_to_num(part) * those
     waiting += those
   early = np.where(np.isfinite(steps.arrival).any(axis=0), early / np.maximum(waiting, 1), np.nan)
-  gaps = np.isfinite(steps.gap)
-  gap = np.where(gaps, steps.gap, 0.0).sum(axis=0) / np.maximum(gaps.sum(axis=0), 1)
+  gap = np.nan_to_num(mean_known(steps.gap, axis=0))
   pause = np.full(len(gap), np.nan) if steps.pause is None else steps.pause
   return np.concatenate([lateness, np.stack([early, steps.transfer, gap, pause, steps.step])])
 

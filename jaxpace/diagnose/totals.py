@@ -9,8 +9,13 @@ import numpy as np
 
 from jaxpace.diagnose.accounting import Account, account, overlap_of
 from jaxpace.diagnose.groups import Grouped, RunGroups, run_groups
-from jaxpace.diagnose.limits import CELLS
-from jaxpace.diagnose.selected_steps import SelectedSteps, into_blocks, rank_steps, ratio
+from jaxpace.diagnose.selected_steps import (
+  SelectedSteps,
+  into_blocks,
+  rank_steps,
+  ratio,
+  slices,
+)
 from jaxpace.diagnose.step_times import StepTimes, busy, chunks
 from jaxpace.runs.run import Run
 
@@ -246,9 +251,7 @@ def late_by_block(run: Run, selected: SelectedSteps) -> np.ndarray:
   block = np.maximum(np.searchsorted(first, run.aggregated.steps, side="right") - 1, 0)
   total, number = (np.zeros((run.ranks, selected.blocks)),
                    np.zeros((run.ranks, selected.blocks), np.int64))
-  width = max(1, CELLS // run.ranks)
-  for begin in range(0, len(block), width):
-    part = slice(begin, min(begin + width, len(block)))
+  for part in slices(len(block), run.ranks):
     late = _late(run, part)
     valid = np.isfinite(late) & selected.mask_of_all[part]
     into = into_blocks(block[part])

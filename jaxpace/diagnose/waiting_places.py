@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpace.diagnose.episodes import Episode
 from jaxpace.diagnose.floor import Floor
+from jaxpace.diagnose.lateness import beyond_typical
 from jaxpace.diagnose.limits import LISTED, MOST, TWICE
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.diagnose.selected_steps import SelectedSteps
@@ -173,36 +174,30 @@ def late_at(case: EvidenceInputs, episode: Episode) -> Sentence | None:
   observed step."""
   if not case.run.observed or not episode.lateness > 0:
     return None
-  at, by_slot = places(case.run), _lateness(case, episode)
+  at = places(case.run)
+  by_slot = beyond_typical(case.totals, case.lateness.blocks, episode, case.totals.lateness)
   whole = float(np.maximum(by_slot, 0.0).sum())
   if not whole > 0:
     return None
   top = int(by_slot.argmax())
   if by_slot[top] >= MOST * whole:
     return Evidence.AT.say("one", late=milliseconds(float(by_slot[top])), place=at[top])
-  of = np.array([place.of for place in at])
-  sums = {index: float(by_slot[of == index].sum()) for index in set(of.tolist())}
-  best = max(sums, key=lambda index: sums[index])
-  own = np.flatnonzero(of == best)
+  best, own = _most([place.of for place in at], by_slot)
   place = at[int(own[0])]
-  if sums[best] >= MOST * whole and len(own) > 1:
-    return Evidence.AT.say("iterations", late=milliseconds(sums[best]), name=place.name,
+  if best >= MOST * whole and len(own) > 1:
+    return Evidence.AT.say("iterations", late=milliseconds(best), name=place.name,
         origin=place.origin, iterations=len(own), least=milliseconds(float(by_slot[own].min())),
         most=milliseconds(float(by_slot[own].max())))
-  return Evidence.AT.say("spread", whole=milliseconds(whole), part=percent(sums[best] / whole),
+  return Evidence.AT.say("spread", whole=milliseconds(whole), part=percent(best / whole),
       name=place.name, origin=place.origin)
 
 
-def _lateness(case: EvidenceInputs, episode: Episode) -> np.ndarray:
-  """[C] seconds by which a rank reaches each collective after the typical ranks, while it is
-  late."""
-  totals, span = case.totals, slice(episode.begin, episode.end)
-  number = np.maximum(totals.block_steps[:, span].sum(axis=1), 1)
-  typical = case.lateness.blocks.typical(episode.begin, episode.end, episode.rank)
-  ranks = np.append(typical, episode.rank)
-  mean = totals.lateness[:, ranks, span].sum(axis=2) / number[ranks]
-  level = mean[:, :-1].mean(axis=1) if typical.size else 0.0
-  return np.asarray(mean[:, -1] - level)
+def _most(keys: Sequence[Any], seconds: np.ndarray) -> tuple[float, np.ndarray]:
+  """How many of [C] seconds are of the key that most are of, and at which collectives."""
+  of = np.array(keys)
+  sums = {key: float(seconds[of == key].sum()) for key in dict.fromkeys(keys)}
+  top = max(sums, key=lambda key: sums[key])
+  return sums[top], np.flatnonzero(of == top)
 
 
 def most_waited(case: EvidenceInputs) -> Sentence | None:
@@ -228,16 +223,14 @@ def most_contended(case: EvidenceInputs) -> Sentence | None:
   at = places(case.run)
   seconds = _means(case.floor.contention[:, case.selected.mask])
   whole = float(seconds.sum())
-  axes = {place.axis for place in at}
-  if not whole > 0 or len(axes) < 2:
+  axes = [place.axis for place in at]
+  if not whole > 0 or len(set(axes)) < 2:
     return None
-  by_axis = {axis: float(sum(seconds[c] for c, place in enumerate(at) if place.axis == axis))
-             for axis in axes}
-  axis = max(by_axis, key=lambda name: by_axis[name])
-  top = int(np.argmax([seconds[c] if place.axis == axis else -1.0 for c, place in enumerate(at)]))
-  return Evidence.MOST_CONTENDED.say(part=percent(by_axis[axis] / whole),
-      axis=axis.replace(",", " and ") or "no axis of the mesh", name=at[top].name,
-      origin=at[top].origin)
+  along, own = _most(axes, seconds)
+  top = at[int(own[seconds[own].argmax()])]
+  return Evidence.MOST_CONTENDED.say(part=percent(along / whole),
+      axis=top.axis.replace(",", " and ") or "no axis of the mesh", name=top.name,
+      origin=top.origin)
 
 
 # Computing while sending: what of a job's collectives is waited for, and what computing hides.

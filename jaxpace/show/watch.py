@@ -154,11 +154,9 @@ def _parts(look: Snapshot, width: int, encoding: str, text: Callable[[object], s
   if numbers is None:
     return []
   parts: list[Callable[[int], Sequence[Row | Padding]]] = [
-      lambda _: _step_time(numbers, width, encoding)]
-  if numbers.shares is not None:
-    parts.append(lambda _: _shares(numbers, width, encoding))
-  parts.append(lambda _: [[], Padding(Text.assemble(("Pacing", "bold"), "  ",
-                                                    pacing_words(numbers)))])
+      lambda _: _step_time(numbers, width, encoding),
+      lambda _: _shares(numbers, width, encoding),
+      lambda _: [[], Padding(Text.assemble(("Pacing", "bold"), "  ", pacing_words(numbers)))]]
   if numbers.late:
     parts.append(lambda rows: _ranks(numbers.late[:rows], width, text) if rows
                  else _latest(numbers.late[0], text))
@@ -184,7 +182,6 @@ def _step_time(numbers: Numbers, width: int, encoding: str) -> list[Row | Paddin
 
 
 def _shares(numbers: Numbers, width: int, encoding: str) -> list[Row]:
-  assert numbers.shares is not None
   rows: list[Row] = [[], _row(("Where the step goes", "bold"))]
   mean = numbers.step_time.mean
   bar = max(4, min(40, width - 34))
@@ -270,8 +267,7 @@ def line(look: Snapshot, news: list[str], encoding: str = "utf-8") -> str:
   if numbers is not None:
     mean, median, p99, _ = map(milliseconds, numbers.step_time)
     words.append(f"{mean} per step (median {median}, 99th percentile {p99});")
-    if numbers.shares:
-      words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
+    words.append(", ".join(f"{name} {100 * numbers.shares[name]:.1f} %" for name in SHARES) + ";")
     if numbers.late:
       latest = numbers.late[0]
       where = f" on {shortened(latest.host)}" if latest.host else ""

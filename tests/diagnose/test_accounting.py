@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.diagnose import step_times
+from jaxpace.diagnose import selected_steps, step_times
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.floor import SHARES
@@ -171,7 +171,7 @@ def test_chunks_do_not_matter(monkeypatch, cells):
   enter, leave = barrier(random.integers(10 * MS, 30 * MS, (3, 40)), 2 * MS)
   run = make_run(enter, leave)
   whole = diagnose(run)
-  monkeypatch.setattr(step_times, "CELLS", cells)
+  monkeypatch.setattr(selected_steps, "CELLS", cells)
   parts = diagnose(run)
   assert parts.shares == pytest.approx(whole.shares)
   np.testing.assert_allclose(parts.totals.lateness, whole.totals.lateness, atol=1e-12)

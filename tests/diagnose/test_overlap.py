@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from jaxpace.diagnose import step_times
+from jaxpace.diagnose import selected_steps, step_times
 from jaxpace.diagnose.accounting import overlap_of, split
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
@@ -117,7 +117,7 @@ def test_chunks_and_missing_rows_do_not_matter(monkeypatch):
   run = make_run(np.where(attempt < 0, step_times.MISSING, truth.enter),
                  np.where(attempt < 0, step_times.MISSING, truth.exit), attempt=attempt)
   whole = diagnose(run).overlap
-  monkeypatch.setattr(step_times, "CELLS", 7)
+  monkeypatch.setattr(selected_steps, "CELLS", 7)
   parts = diagnose(run).overlap
   np.testing.assert_allclose([one[-3:] for one in parts.collectives],
                              [one[-3:] for one in whole.collectives])

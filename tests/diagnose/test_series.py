@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.diagnose import series as document
-from jaxpace.diagnose import step_times
+from jaxpace.diagnose import selected_steps
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.floor import SHARES
@@ -48,7 +48,7 @@ def whole(diagnosis):
 def narrow(monkeypatch):
   """Few columns, so that each holds several steps; worked on in many parts, most of which are
   wholly known."""
-  monkeypatch.setattr(step_times, "CELLS", 6 * 40)
+  monkeypatch.setattr(selected_steps, "CELLS", 6 * 40)
   monkeypatch.setattr(document, "MOST_COLUMNS", 7)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from scipy import special
 
 from jaxpace.costs.fabric_file import Estimate, MeasuredFabric
-from jaxpace.diagnose.forecast.sample import MIN_STEPS, Sample, new_tier, transfers
+from jaxpace.diagnose.forecast.sample import MIN_STEPS, ONE_SIZE, Sample, new_tier, transfers
 from jaxpace.diagnose.forecast.tails import (
   Noise,
   Pooled,
@@ -232,7 +232,7 @@ def _notes(sample: Sample, noises: Sequence[Noise], drawn: _Draws, points: Seque
     whole = Pooled(pooled.values, pooled.counts[:1])
     if float(calibration(noise, whole, drawn.weights[:1], sample.units)[0]) <= 0.9:
       notes.append(Note.NOT_INDEPENDENT.say(collective=collective.name))
-  if any(p.transfer_source == "one size: bounds" for p in points):
+  if any(p.transfer_source == ONE_SIZE for p in points):
     notes.append(Note.ONE_SIZE.say())
   if sample.hosts > 1 and any(p.silent is None and p.ranks > sample.ranks for p in points):
     notes.append(Note.SAME_TIER.say())

@@ -94,16 +94,9 @@ def take_sample(run: Run) -> Sample:
     raise RunError(f"{run.path} is of one rank: what ranks share and what each has of its own "
                    "can't be separated. Record a run of 2 ranks or more, better 8.")
   selected = count_steps(run)
-  slots, size = len(run.collectives), len(run.steps)
-  arrival, wait = np.full((slots, len(ranks),
-                           size), np.nan), np.full((slots, len(ranks), size), np.nan)
-  step = np.full((len(ranks), size), np.nan)
-  delayed = False
-  for part in chunks(run):
-    work = busy(run, part)
-    delayed |= bool((np.nan_to_num(work.pacing) > 0).any())
-    arrival[:, :, part], wait[:, :, part] = work.undelayed[:, ranks], work.wait[:, ranks]
-    step[:, part] = work.step[ranks]
+  arrival, wait, step, pacing = (np.concatenate(values, axis=-1) for values in zip(*(
+      (work.undelayed[:, ranks], work.wait[:, ranks], work.step[ranks], work.pacing)
+      for work in (busy(run, part) for part in chunks(run))), strict=True))
   known = np.isfinite(step) & selected.mask
   often = known.sum(axis=1) >= max(1, MOST * selected.size)
   if not often.all():
@@ -118,7 +111,7 @@ def take_sample(run: Run) -> Sample:
                    f"are known; a forecast needs {MIN_STEPS} at least, 2,000 to be worth much. Let "
                    "the job run on.")
   arrival, wait, step = arrival[:, often][:, :, use], wait[:, often][:, :, use], step[often][:, use]
-  if delayed:
+  if (pacing > 0).any():
     notes.append(Note.PACED.say("forecast"))
   kept = ranks[often]
   if step.mean() <= 0:
@@ -163,7 +156,6 @@ def _blocks(step: np.ndarray, units: np.ndarray) -> np.ndarray:
   """Blocks of neighbouring steps, several times as long as noise remembers: 12 to 100 of them."""
   own = units.sum(axis=0)
   own = own - own.mean(axis=0)
-  own = own - own.mean(axis=1, keepdims=True)
   memory = max(correlation_time(step[None]), correlation_time(own))
   size = len(step)
   count = int(np.clip(size / math.ceil(4 * memory), 12, 100))

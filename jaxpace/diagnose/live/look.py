@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpace.diagnose.floor import find_floor, shares_of
+from jaxpace.diagnose.floor import RUNNING_MINIMUM, above, find_floor, shares_in
 from jaxpace.diagnose.inconclusive import find_inconclusive
 from jaxpace.diagnose.live.alive import Alert, Liveness
 from jaxpace.diagnose.pacing import GuardEstimate, last_estimate
@@ -17,7 +17,7 @@ from jaxpace.diagnose.selected_steps import (
   step_time_of,
   step_times,
 )
-from jaxpace.diagnose.totals import PARTS, Totals, add_up, typical
+from jaxpace.diagnose.totals import Totals, add_up, typical
 from jaxpace.runs.run import Run
 
 
@@ -40,7 +40,7 @@ class Numbers(NamedTuple):
   warmup: int  # left out as warm-up
   step_time: StepTime
   series: np.ndarray  # [K] mean over ranks, NaN where not known; the warm-up is in it
-  shares: dict[str, float] | None
+  shares: dict[str, float]
   late: tuple[LateRank, ...]  # the latest first
   silent: tuple[int, ...]  # ranks without a row in the window
   delayed: float  # part of the ranks' steps of the window with a delay
@@ -78,8 +78,8 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   if not selected.size or (not run.collectives and run.end_ns is None):
     return None
   totals = add_up(run, selected)
-  steps = totals.per_step["step"][selected.mask]
-  steps = steps[np.isfinite(steps)]
+  known = selected.mask & np.isfinite(totals.per_step["step"])
+  steps = totals.per_step["step"][known]
   if not steps.size or not steps.mean() > 0:
     return None
   own = find_floor(run, None, totals).floor
@@ -89,20 +89,11 @@ def measure(run: Run, floor: np.ndarray | None = None) -> Numbers | None:
   return Numbers(
       first=int(run.steps[selected.mask][0]), last=int(run.steps[-1]), steps=selected.size,
       warmup=len(selected.warmup), step_time=step_time_of(steps),
-      series=step_times(run)[run.inside], shares=_shares(totals, selected.mask, own),
+      series=step_times(run)[run.inside],
+      shares=shares_in(totals, above(totals.transfer, own, RUNNING_MINIMUM, 0), known),
       late=_late(run, totals), silent=tuple(run.silent.tolist()),
       delayed=totals.delayed / present if present else 0.0, guard=last_estimate(run),
       floor=own, inconclusive=find_inconclusive(run, selected))
-
-
-def _shares(totals: Totals, mask: np.ndarray, floor: np.ndarray) -> dict[str, float] | None:
-  parts = {name: float(np.nanmean(totals.per_step[name][mask])) for name in PARTS}
-  transfer = totals.transfer[:, mask]
-  quiet = np.minimum(transfer, floor[:, None])
-  whole, below = (float(np.nan_to_num(values).sum(axis=0).mean()) for values in (transfer, quiet))
-  if not np.isfinite(list(parts.values())).all():
-    return None
-  return shares_of(parts, below, whole - below)
 
 
 def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
@@ -115,11 +106,9 @@ def _late(run: Run, totals: Totals) -> tuple[LateRank, ...]:
   lateness = mean - typical(mean, joined)
   elapsed = float(np.nansum(totals.per_step["step"]))
   rows = []
-  for at in np.argsort(-lateness, kind="stable").tolist():
+  for at in np.argsort(-lateness, kind="stable")[:64].tolist():
     rank = int(known[at])
     rows.append(LateRank(rank, run.host_of_rank(rank), float(lateness[at]),
                          float(totals.last[rank] / totals.present[rank]),
                          float(totals.blame[rank]) / elapsed))
-    if len(rows) == 64:
-      break
   return tuple(rows)
