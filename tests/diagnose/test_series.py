@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxpace.diagnose import series as document
 from jaxpace.diagnose import selected_steps
+from jaxpace.diagnose import series as document
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.floor import SHARES
