@@ -10,6 +10,7 @@ import select
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from jaxpace.cli.running import number
@@ -17,7 +18,7 @@ from jaxpace.files import UserError
 from jaxpace.hosts import launch
 from jaxpace.hosts.launch import environment
 from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
-from jaxpace.hosts.launch.launcher import Launcher, find_program
+from jaxpace.hosts.launch.launcher import Launcher, find_program, marked
 
 EPILOG = """\
 The program is run unchanged. Every program that JAX compiles in it with collectives over several devices gets
@@ -26,8 +27,9 @@ timestamps; the one that takes most of the time, or the sequence that repeats, i
 jaxpace is installed, JAXPACE_RUN=RUN in the environment does the same.
 
 With --nproc the script finds its place with `jax.distributed.initialize()`, or with
-`jaxpace.distributed.initialize()`, which works in plain python as well. One process failing ends the job: the others get SIGTERM, and SIGKILL after the grace
-time. The exit status is that of the process that failed first (128 + the signal's number if a signal killed it).
+`jaxpace.distributed.initialize()`, which works in plain python as well. One process failing ends the job: the others
+get SIGTERM, and SIGKILL after the grace time. The exit status is that of the process that failed first (128 + the
+signal's number if a signal killed it).
 
 examples:
   jaxpace run -- python train.py
@@ -37,11 +39,16 @@ examples:
 """  # noqa: E501
 
 _NOBODY = ("Nothing was recorded: no process of this command used a device through JAX, or its "
-           "Python did not see PYTHONPATH (python -I or -E, sudo, a container).")
+           "Python did not see PYTHONPATH (python -I or -E, sudo, a container, an "
+           "environment of its own).")
+_LEFT = ("Nothing was recorded so far: no process of this command used a device through JAX. What "
+         "it left running (pid {}) is recorded once it does.")
 _WORKERS = ("Nothing was recorded: only workers of multiprocessing used a device through JAX, and "
             "those of a data loader are left alone. Where they train, put `with "
             "jaxpace.observed(RUN):` around that.")
 _LOOK_MILLISECONDS = 1000
+_SETTLE_SECONDS = 2.0
+"""So long what helps a process may outlive it, such as multiprocessing's tracker of resources."""
 _MOST_DEVICES, _MOST_THREADS = 1024, 4096
 _LEAST_BOUND, _PROCESSES_A_CORE = 256, 32
 """Processes that are never too many, and those that a core may have: more are a slip, and would
@@ -140,10 +147,12 @@ def _forget(unseen: str | None) -> None:
       os.unlink(unseen)
 
 
-def _say_if_unseen(unseen: str | None) -> None:
-  """Says that nothing was recorded, if no process has removed the file."""
+def _say_if_unseen(unseen: str | None, left: Collection[int] = ()) -> None:
+  """Says that nothing was recorded, if no process has removed the file, or that those `left` still
+  may be."""
   if unseen and os.path.exists(unseen):
-    said = _WORKERS if os.path.getsize(unseen) else _NOBODY
+    said = (_WORKERS if os.path.getsize(unseen) else
+            _LEFT.format(", ".join(map(str, sorted(left)))) if left else _NOBODY)
     _forget(unseen)
     print(f"jaxpace: {said}", file=sys.stderr, flush=True)
 
@@ -171,9 +180,20 @@ def _say_at_end(unseen: str) -> None:
       ended.register(command, select.POLLIN)
       while os.path.exists(unseen) and not ended.poll(_LOOK_MILLISECONDS):
         pass
-      _say_if_unseen(unseen)
+      _say_if_unseen(unseen, _outliving(unseen))
   finally:
     os._exit(0)
+
+
+def _outliving(unseen: str) -> set[int]:
+  """Returns what the command left running, daemons of it."""
+  over = time.monotonic() + _SETTLE_SECONDS
+  before, left = {0}, marked(UNSEEN, unseen)
+  # A look misses what forks meanwhile, so two must find nothing.
+  while (left or before) and os.path.exists(unseen) and time.monotonic() < over:
+    time.sleep(_SETTLE_SECONDS / 20)
+    before, left = left, marked(UNSEEN, unseen)
+  return left
 
 
 def _launch(args: argparse.Namespace, command: list[str], logs: Path) -> int:

@@ -21,7 +21,7 @@ from jaxpace.costs.alpha_beta import (
     TREE,
     seconds,
 )
-from jaxpace.files.reading import LARGEST, UnreadableError, parse, read_bytes
+from jaxpace.files.reading import LARGEST, UnreadableError, in_words, parse, read_bytes
 from jaxpace.runs.run import CollectiveTimes, Run, RunError
 
 SCHEMA = 1
@@ -29,6 +29,12 @@ ALGORITHMS = (RING, TREE, DOUBLING)
 _SURE = 1.645
 """Half of a 90 % interval over the standard deviation."""
 
+
+_LEVELS = "it takes a list of levels, each with alpha and beta, or with collectives"
+_RANKS = "a whole number from 1, or null"
+_MEANINGS = {"alpha": "seconds, from 0", "beta": "seconds a byte, from 0", "ranks": _RANKS,
+             "measured": _RANKS, "algorithm": " or ".join(ALGORITHMS), "level": "a name",
+             "points": "bytes and seconds as measured, from 0", "misfit": "a number"}
 
 _Amount = Annotated[float, Meta(ge=0)]
 _Ranks = Annotated[int, Meta(ge=1)]
@@ -134,8 +140,9 @@ def read_fabric(path: str | pathlib.Path) -> MeasuredFabric:
     levels = msgspec.convert([_in_full(level) for level in document["levels"]],
                              Annotated[list[Level], Meta(min_length=1)])
   except (ValueError, AttributeError, KeyError, TypeError) as error:
-    why = f" ({error})" if isinstance(error, msgspec.ValidationError) else ""
-    raise RunError(f"{path} describes no fabric{why}: docs/forecast.md shows the "
+    why = (in_words(error, _MEANINGS, _LEVELS) if isinstance(error, msgspec.ValidationError)
+           else _LEVELS)
+    raise RunError(f"{path} describes no fabric: {why}. docs/forecast.md shows the "
                    "format.") from error
   levels.sort(key=lambda level: math.inf if level.ranks is None else level.ranks)
   return MeasuredFabric(tuple(levels), str(path))

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import stat
+from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
@@ -102,6 +103,7 @@ DEEPEST = 40
 _LARGE = 1 << 63
 _ONE_BY_ONE = 16
 _MOST_LEFT_OUT = 64
+_LONGEST_SENTENCE = 200
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `(?:key in )?\$(?P<path>.*)`)?$", re.DOTALL)
 _TOKEN = re.compile(r"\.([^.\[]+)|\[(\d+)\]|\[\.\.\.\]")
 
@@ -179,6 +181,20 @@ def explained(error: msgspec.ValidationError) -> tuple[str, str]:
   """Returns what does not fit, and the path of that in the object; empty where it is unknown."""
   found = _AT.match(str(error))
   return (found["what"], found["path"] or "") if found else (str(error), "")
+
+
+def in_words(error: msgspec.ValidationError, meanings: Mapping[str, str], otherwise: str) -> str:
+  """Says what does not fit in a file that a person may have written, as the end of a sentence.
+
+  Args:
+    error: what the check of the file's types found.
+    meanings: of the file's keys, what each takes.
+    otherwise: what the file takes, where the key is unknown.
+  """
+  what, path = explained(error)
+  name = next((name for name, _ in reversed(_TOKEN.findall(path)) if name in meanings), "")
+  said = f"{what} for {name}" if name else what
+  return f"{said[:_LONGEST_SENTENCE]}: {meanings.get(name, otherwise)}"
 
 
 def _remove(value: Any, tokens: list[Any]) -> str:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from jaxpace.coordination.steer import Steering
-from jaxpace.core import own_context
+from jaxpace.core import fields, own_context
 from jaxpace.core.pace import PaceState, change_pacer_state
 from jaxpace.core.packing import Packed
 from jaxpace.hosts import distributed
@@ -146,10 +146,11 @@ class Control:
         with a warning, until it hears of process 0 again.
 
     Raises:
-      ValueError: a time is not positive.
+      ValueError: a time is no positive number.
     """
-    if not every_seconds > 0 or not timeout > 0:
-      raise ValueError(f"every_seconds={every_seconds} and timeout={timeout} must be positive.")
+    for name, seconds in (("every_seconds", every_seconds), ("timeout", timeout)):
+      if not fields.is_number(seconds, 0, strictly=True):
+        raise ValueError(f"{name}={seconds!r} must be seconds, a positive number.")
     self.path = None if path is None else control_file.locate(path)
     self._every_seconds, self._timeout = every_seconds, timeout
     self._rounds: distributed.Rounds | None = None

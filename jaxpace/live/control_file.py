@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, explained, parse, read_bytes, read_end
+from jaxpace.files.reading import UnreadableError, in_words, parse, read_bytes, read_end
 from jaxpace.hosts.locality.tree import format_list
 
 _LOG = logging.getLogger("jaxpace")
@@ -26,7 +26,6 @@ MAX_STEP = 2**31 - 1
 MAX_RANK = 2**20 - 1
 _MOST_RANGES, _MOST_LISTED = 2**16, 64
 """Ranges that are read; ranks that are written one by one, and not as ranges."""
-_LONGEST_SENTENCE = 200
 
 
 _STEPS = f"a step, from 0 to {MAX_STEP}"
@@ -84,11 +83,8 @@ class ControlRequest(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unk
     try:
       return msgspec.convert(given, ControlRequest)
     except msgspec.ValidationError as error:
-      what, path = explained(error)
-      name = path[1:]
-      hint = _MEANINGS.get(name, f"it takes {', '.join(ControlRequest.__struct_fields__)}")
-      said = f"{what} for {name}" if name else what
-      raise RequestError(f"{said[:_LONGEST_SENTENCE]}: {hint}") from error
+      raise RequestError(in_words(
+          error, _MEANINGS, f"it takes {', '.join(ControlRequest.__struct_fields__)}")) from error
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain values; inverse of `from_json`. What is as made is left out, but for

@@ -16,7 +16,7 @@ import os
 import pathlib
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -206,13 +206,13 @@ class FoundRecorder(Recorder):
     """Nothing: `observed` closes it."""
 
 
-def attach() -> None:
-  """Records this process as the environment asks for; without the variable it does nothing."""
-  directory = os.environ.get(RUN)
+def attach(environment: Mapping[str, str]) -> None:
+  """Records this process as `environment` asks for; without the variable it does nothing."""
+  directory = environment.get(RUN)
   if not directory or _attached:
     return
   worker = _is_a_worker()
-  if unseen := os.environ.get(UNSEEN):
+  if unseen := environment.get(UNSEEN):
     with contextlib.suppress(OSError):
       if not worker:
         os.unlink(unseen)
@@ -220,8 +220,8 @@ def attach() -> None:
         pathlib.Path(unseen).write_text("worker")
   if worker:
     return
-  _attached.append(observed(pathlib.Path(directory), match=os.environ.get(MATCH, ""),
-                            exact=os.environ.get(EXACT, "0") not in ("", "0"), say=_print))
+  _attached.append(observed(pathlib.Path(directory), match=environment.get(MATCH, ""),
+                            exact=environment.get(EXACT, "0") not in ("", "0"), say=_print))
   _attached[0].gives_way = True
   _LOG.addHandler(_Unheard(logging.WARNING))
   _attached[0].open()

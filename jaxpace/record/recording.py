@@ -156,7 +156,7 @@ class Recording:
                     grace_seconds=self.grace_seconds if self.loop_calls else None,
                     hosts=sampler, feed=self._feed)
     try:
-      directory.mkdir(parents=True, exist_ok=True)
+      rundir.make(directory)
       if process != 0:
         rundir.set_aside(directory, identity.run, process)
       self.prepare(writer, identity)

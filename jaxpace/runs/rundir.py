@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import msgspec
 
+from jaxpace.files import UserError
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.files.schemas import ProcessFile, RunFile
@@ -84,15 +85,30 @@ def read_json(path: pathlib.Path, schema: type[msgspec.Struct] = RunFile) -> dic
     return None
 
 
+def make(directory: pathlib.Path) -> None:
+  """Makes a run directory if it is missing.
+
+  Raises:
+    UserError: there is no place for one there.
+    OSError: it can't be made.
+  """
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+  except FileNotFoundError as error:
+    # Of /proc and the like; later it means that the directory was moved.
+    raise UserError(f"{directory} can't be made: {os.path.dirname(error.filename)} takes no "
+                    "directories. Choose another one.") from error
+
+
 def prepare(directory: pathlib.Path) -> dict[str, Any] | None:
   """Makes the directory if it is missing, and reads the `run.json` of the run in it, if there is
   one.
 
   Raises:
     ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
-    OSError: the directory can't be made or written.
+    UserError, OSError: the directory can't be made or written.
   """
-  directory.mkdir(parents=True, exist_ok=True)
+  make(directory)
   path = directory / RUN_FILE
   earlier = read_json(path)
   if os.path.lexists(path) and not _is_ours(earlier):
@@ -115,7 +131,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
 
   Raises:
     ForeignDirectoryError: there is a `run.json`, but not one of a recorded run.
-    OSError: the directory can't be made or written.
+    UserError, OSError: the directory can't be made or written.
   """
   earlier = prepare(directory)
   if earlier is not None and resume:

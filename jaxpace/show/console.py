@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import sys
 import threading
 import time
@@ -17,11 +18,13 @@ from jaxpace.files import UserError
 from jaxpace.runs.plain_text import plain
 
 if TYPE_CHECKING:
-  from rich.console import Console, ConsoleOptions, RenderableType
+  from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+  from rich.measure import Measurement
   from rich.segment import Segment
   from rich.table import Table
 
 _PIPED_WIDTH, _WIDEST = 100, 120
+_PIECES = re.compile(r"[^\s/_-]*[\s/_-]+|[^\s/_-]+")
 
 
 def make_console() -> Console:
@@ -58,7 +61,7 @@ _NUMBERS: dict[str, Any] = {"justify": "right", "no_wrap": True}
 _NAMES: dict[str, Any] = {"no_wrap": True}
 _WORDS: dict[str, dict[str, Any]] = {
     "host": {"overflow": "ellipsis", "no_wrap": True, "max_width": 24},
-    "collective": {"overflow": "fold"}, "": _NAMES, "phase": _NAMES, "most in": _NAMES,
+    "collective": {}, "": _NAMES, "phase": _NAMES, "most in": _NAMES,
     "mostly for": _NAMES}
 
 
@@ -72,6 +75,30 @@ def make_table(*headers: str) -> Table:
   for header in headers:
     table.add_column(header, **_WORDS.get(header, _NUMBERS))
   return table
+
+
+class LongName:
+  """A name in a table's cell. Where it is too long for its line it goes on in the next one behind a
+  separator: half a word of a file's name can't be searched for."""
+
+  def __init__(self, name: str):
+    self._pieces = _PIECES.findall(name)
+
+  def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+    from rich.measure import Measurement
+
+    return Measurement(max(map(len, self._pieces), default=0), sum(map(len, self._pieces))
+                       ).with_maximum(options.max_width)
+
+  def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    from rich.text import Text
+
+    lines = [""]
+    for piece in self._pieces:
+      if len(lines[-1] + piece.rstrip()) > options.max_width:
+        lines.append("")
+      lines[-1] += piece
+    yield Text("\n".join(line.rstrip() for line in lines), overflow="fold")
 
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -16,7 +16,7 @@ from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.words.names import joined, milliseconds, percent, signed
 from jaxpace.runs.problems import plural
-from jaxpace.show.console import draw_bar, make_table
+from jaxpace.show.console import LongName, draw_bar, make_table
 from jaxpace.show.contents import answer_at, confidence, facts, might_have_been, whom
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def _waits(diagnosis: Diagnosis) -> RenderableType | None:
     if each.stands_out:
       most = f"{each.place.iteration}: {milliseconds(each.worst)}"
     table.add_row(
-        each.place.title, str(each.iterations), milliseconds(each.waiting),
+        LongName(each.place.title), str(each.iterations), milliseconds(each.waiting),
         f"{100 * each.waiting / step.mean:.1f} %", most,
         "" if each.rank is None else f"rank {each.rank}: {percent(each.held)}",
         milliseconds(each.transfer))
@@ -188,7 +188,7 @@ def _overlap(diagnosis: Diagnosis) -> RenderableType | None:
   table = make_table("collective", "times", "in flight", "exposed", "hidden", "behind others",
                      "work meanwhile")
   for each in found.collectives[:_MOST_WAITS]:
-    table.add_row(each.place.title, str(each.iterations),
+    table.add_row(LongName(each.place.title), str(each.iterations),
                   *map(milliseconds, (each.in_flight, each.exposed, each.hidden,
                                       each.behind_others)),
                   "" if each.place.meanwhile is None else f"{100 * each.place.meanwhile:.1f} %")

@@ -99,6 +99,13 @@ def test_a_subcommand_gets_its_arguments_and_gives_the_status(monkeypatch, capsy
   assert cli.main(["--help"]) == 0 and "try it" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_help_fits_into_a_terminal(capsys, monkeypatch, command):
+  monkeypatch.setenv("COLUMNS", "80")
+  assert cli.main([command, "--help"]) == 0
+  assert max(map(len, capsys.readouterr().out.splitlines())) <= 120
+
+
 def test_a_reader_that_leaves_early_is_no_error():
   read, write = os.pipe()
   os.close(read)

@@ -337,8 +337,9 @@ def test_wrong_uses_name_the_fix(tmp_path):
   control = control_of(tmp_path)
   with control, pytest.raises(RuntimeError, match="used once"):
     control.open()
-  with pytest.raises(ValueError, match="positive"):
-    jaxpace.Control(tmp_path, every_seconds=0)
+  for wrong in (0, "2", True, None):
+    with pytest.raises(ValueError, match=f"every_seconds={wrong!r} must be seconds, a positive"):
+      jaxpace.Control(tmp_path, every_seconds=wrong)
 
 
 def test_ranks_are_checked_before_they_are_written_out():

@@ -198,6 +198,41 @@ def test_where_nothing_can_be_recorded_one_sentence_says_so(tmp_path, script, st
   assert not (tmp_path / "seen").exists()
 
 
+DAEMON = """
+import os, time
+if os.fork():
+  os._exit(0)
+os.setsid()
+if os.fork():
+  os._exit(0)
+while not os.path.exists("begin"):
+  time.sleep(0.1)
+"""
+
+
+def test_of_a_daemon_it_is_not_said_that_nothing_was_recorded(tmp_path):
+  job = jaxpace_run(tmp_path, DAEMON + TRAIN + "main(20, None)\n", "--out", "seen")
+  first = job.stderr.readline()
+  assert job.wait(600) == 0
+  (tmp_path / "begin").touch()
+  _, errors = job.communicate(timeout=600)
+  assert first.startswith("jaxpace: Nothing was recorded so far: ") and "left running (pid" in first
+  assert len(errors.splitlines()) == 2 and len(read_run(tmp_path / "seen").steps) == 20
+
+
+@pytest.mark.long
+def test_a_program_that_empties_its_environment_is_recorded(tmp_path):
+  script = TRAIN + """
+jax.config.update("jax_num_cpu_devices", 4)
+os.environ.clear()
+main(20, None)
+"""
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 0 and errors.splitlines()[-1].startswith("jaxpace: Recorded 20 steps")
+  assert len(read_run(tmp_path / "seen").steps) == 20
+
+
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
   job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
   out, errors = job.communicate(timeout=600)

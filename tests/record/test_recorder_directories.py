@@ -132,6 +132,13 @@ def test_a_disk_without_room_for_one_more_file_still_says_why_the_recording_ends
   assert "stopped recording: no space is left" in said and "killed" not in said
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="needs /proc")
+def test_a_directory_that_can_not_be_made_was_not_deleted(caplog):
+  with Recorder("/proc/runs/x", fake.FakePaced()) as recorder:
+    train(recorder, 3)
+  one_warning(caplog, "/proc/runs/x can't be made: /proc takes no directories")
+
+
 def test_a_directory_deleted_meanwhile(tmp_path, caplog, monkeypatch):
   write_often(monkeypatch)
   directory = tmp_path / "run"

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxpace.cli.main import main
-from jaxpace.show.console import Progress, make_console
+from jaxpace.show.console import LongName, Progress, make_console, make_table
 from tests.patience import awaited
 from tests.synthetic import synthetic_runs
 from tests.synthetic.synthetic_runs import SyntheticJob
@@ -48,6 +48,20 @@ def test_hosts_of_a_report(tmp_path, capsys, command):
   said = capsys.readouterr().out
   assert not set(said) & {"\x1b", "\u202e", "\x9b"}
   assert "ev\\x1b[31mil\\u202e" in said
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_a_long_name_goes_on_in_the_next_line_behind_a_separator(capsys, monkeypatch, width):
+  monkeypatch.setenv("COLUMNS", str(width))
+  name = "all-reduce.1 (pretraining_of_language_models_with_experts/train_step_and_eval.py:1234)"
+  table = make_table("collective", "times", "transfer")
+  table.add_row(LongName(name), "1", "12.0 ms")
+  console = make_console()
+  console.print(table)
+  lines = [line.removesuffix("1    12.0 ms").rstrip()
+           for line in capsys.readouterr().out.splitlines()[2:]]
+  assert " ".join(lines).replace("_ ", "_").replace("/ ", "/").replace("- ", "-").strip() == name
+  assert all(re.search(r"[/_-]$|\.1$|\)$", line) for line in lines), lines
 
 
 # Progress of a long report.

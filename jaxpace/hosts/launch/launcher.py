@@ -126,7 +126,8 @@ def clear_away(launch_id: str, grace: float) -> None:
   """
   now = time.monotonic()
   asked: set[int] = set()
-  while (left := _marked(launch_id)) and time.monotonic() < now + grace + _KILL_SECONDS:
+  while ((left := marked(environment.LAUNCH_ID, launch_id))
+         and time.monotonic() < now + grace + _KILL_SECONDS):
     killing = time.monotonic() >= now + grace
     for pid in left if killing else left - asked:
       with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to end
@@ -135,9 +136,10 @@ def clear_away(launch_id: str, grace: float) -> None:
     time.sleep(_TICK_SECONDS)
 
 
-def _marked(launch_id: str) -> set[int]:
-  """Returns the living processes with the mark of a launch, zombies and this one left out."""
-  mark, found = f"{environment.LAUNCH_ID}={launch_id}".encode(), set()
+def marked(name: str, value: str) -> set[int]:
+  """Returns the living processes that began with this in their environment, zombies and this one
+  left out; nothing where there is no /proc."""
+  mark, found = f"{name}={value}".encode(), set()
   for entry in Path("/proc").glob("[0-9]*"):
     with contextlib.suppress(OSError):  # it ended meanwhile, or is not ours to look at
       if mark in (entry / "environ").read_bytes().split(b"\0"):

@@ -11,12 +11,25 @@ import sys
 
 def initialize():
   """Records what the environment asks for; whatever fails, the program runs."""
-  if not os.environ.get("JAXPACE_RUN"):
+  environment = _environment()
+  if not environment.get("JAXPACE_RUN"):
     return
   try:
     from jaxpace.record.observed import attach
-    attach()
+    attach(environment)
   except Exception as error:
     if sys.stderr is not None:
       print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",
             file=sys.stderr)
+
+
+def _environment():
+  """The environment; where a program of `jaxpace run` has emptied it, as that program began."""
+  if "JAXPACE_RUN" in os.environ or "JAXPACE_RUN_UNSEEN" in os.environ:
+    return os.environ
+  try:
+    with open("/proc/self/environ", "rb") as file:
+      began = dict(os.fsdecode(entry).partition("=")[::2] for entry in file.read().split(b"\0"))
+  except OSError:
+    return os.environ
+  return began if "JAXPACE_RUN_UNSEEN" in began else os.environ
