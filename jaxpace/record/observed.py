@@ -26,7 +26,7 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
-from jaxpace.record.recording import Recording, in_one_line
+from jaxpace.record.recording import Recording, ending_at_once, in_one_line
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import buffers_of
@@ -161,7 +161,8 @@ class observed:
       self._recording.open()
 
   def _at_exit(self) -> None:
-    self.close(getattr(sys, "last_value", None))
+    with ending_at_once():
+      self.close(getattr(sys, "last_value", None))
 
 
 class FoundRecorder(Recorder):

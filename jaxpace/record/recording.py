@@ -4,6 +4,7 @@ come from."""
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import logging
 import os
@@ -285,7 +286,8 @@ class Recording:
       error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
       self._writer.ended_by = (in_one_line(error) if error
                                else "the end of the program, without close()")
-    self._close(in_trouble=True)
+    with ending_at_once():
+      self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
     if self._closed or not self._opened:
@@ -327,6 +329,12 @@ class Recording:
       writer.termination.raise_again()
     in_main_thread(writer.termination.restore)
     in_main_thread(writer.release)
+
+
+def ending_at_once() -> AbstractContextManager[None]:
+  """At the end of a program: Ctrl-C ends what is done inside, and is no traceback of a program that
+  has ended."""
+  return contextlib.suppress(KeyboardInterrupt)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -233,6 +233,14 @@ main(20, None)
   assert len(read_run(tmp_path / "seen").steps) == 20
 
 
+def test_where_jaxpace_can_not_be_imported_one_sentence_says_so(tmp_path):
+  script = "import sys\nsys.modules['jaxpace.record'] = None\n" + TRAIN + "main(5, None)\n"
+  job = jaxpace_run(tmp_path, script, "--out", "seen")
+  _, errors = job.communicate(timeout=600)
+  assert job.returncode == 0 and errors.count("\n") == 1
+  assert errors.startswith("jaxpace: nothing is recorded: ") and "Is jaxpace installed" in errors
+
+
 def test_of_several_processes_without_jax_one_sentence_is_said(tmp_path):
   job = jaxpace_run(tmp_path, "print(1)", "--out", "seen", "--nproc", "2")
   out, errors = job.communicate(timeout=600)

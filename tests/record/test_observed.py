@@ -422,6 +422,16 @@ def test_nothing_is_said_to_be_recorded_for_the_reason_that_was_said_before(tmp_
   assert not (tmp_path / "run").exists()
 
 
+def test_ctrl_c_while_a_program_ends_is_no_traceback(tmp_path, monkeypatch):
+  def interrupted(*_, **__):
+    raise KeyboardInterrupt
+
+  for one, name in ((jaxpace.observed(tmp_path / "run"), "close"),
+                    (jaxpace.Recorder(None, jaxpace.observe(jax.jit(jnp.sum))), "_close")):
+    monkeypatch.setattr(one, name, interrupted)
+    one._at_exit()
+
+
 @pytest.mark.parametrize("recorder", [
     lambda run: jaxpace.Recorder(run, jaxpace.observe(jax.jit(jnp.sum))), jaxpace.observed])
 def test_a_program_that_records_itself_is_left_to_it(tmp_path, recorder):

@@ -5,6 +5,7 @@ that an installed package names as such, and has each begin when its backends do
 compiled, and wherever in a program that is.
 """
 
+import contextlib
 import os
 import sys
 
@@ -12,7 +13,7 @@ import sys
 def initialize():
   """Records what the environment asks for; whatever fails, the program runs."""
   environment = _environment()
-  if not environment.get("JAXPACE_RUN"):
+  if not environment.get("JAXPACE_RUN") or _is_second():
     return
   try:
     from jaxpace.record.observed import attach
@@ -21,6 +22,15 @@ def initialize():
     if sys.stderr is not None:
       print(f"jaxpace: nothing is recorded: {error}. Is jaxpace installed for {sys.executable}?",
             file=sys.stderr)
+    # It has been said why, so `jaxpace run` need not at the end.
+    with contextlib.suppress(OSError):
+      os.unlink(environment.get("JAXPACE_RUN_UNSEEN", ""))
+
+
+def _is_second():
+  """Whether this file is on Python's path as well, where `jaxpace run` has put it."""
+  folder = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  return __name__ != "jax_plugins.jaxpace_run" and folder in sys.path
 
 
 def _environment():
