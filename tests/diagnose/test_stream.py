@@ -47,7 +47,8 @@ def alarms(given, ranks, chunk=64):
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), chunk):
     state, new = stream.update(state, NewSteps(*(
-        x if x is None else x[..., begin:begin + chunk] for x in given)), np.zeros(ranks))
+        x[..., begin:begin + chunk] if isinstance(x, np.ndarray) else x for x in given)),
+                               np.zeros(ranks))
     found += new
   return found
 
@@ -85,6 +86,20 @@ def test_one_long_pause_is_no_onset():
   given = steps(4, 400)
   given.arrival[2, 300] += 3.0
   assert alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4) == []
+
+
+def test_pauses_among_all_that_lies_between_two_steps_are_an_onset_the_second_time():
+  """Of jobs that measure no cause of a pause but how long they are between two steps, each time."""
+  given, random = steps(4, 440), np.random.default_rng(0)
+  step = float(np.median(given.step))
+  usual = 0.05 * step * random.exponential(size=440)
+  for struck, found in (([325, 350, 375], [350]), ([325], []), ([], [])):
+    pause = usual.copy()
+    pause[struck] += 3 * step
+    told = alarms(given._replace(gap=given.gap + pause, arrival=given.arrival + pause, pause=pause,
+                                 step=given.step + pause, between=True), 4)
+    assert [(alarm.kind, alarm.step) for alarm in told if not alarm.over] == [
+        (GAP, 100 + at) for at in found]
 
 
 @pytest.mark.parametrize(("every", "length"), [(10, 0.5), (25, 1.75), (60, 2.5), (1, 0.6)])
