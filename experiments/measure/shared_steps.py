@@ -22,13 +22,16 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import logging
 import os
 import pathlib
+import queue
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,7 +83,7 @@ class Job:
     weights = 0.1 * rng.standard_normal((LAYERS, width, width), np.float32)
     self.params = jax.make_array_from_callback(weights.shape, self.layout,
                                                lambda place: weights[place])
-    self.slowness, self.step = np.ones(self.ranks), 0
+    self.slowness = np.ones(self.ranks)
 
   def loss_fn(self, seconds: Any) -> Callable[..., Any]:
     """Layers in a scan, each of them computed again in the backward pass."""
@@ -123,10 +126,10 @@ class Job:
     """[R] float32 s that a micro-batch sleeps."""
     return np.float32(SLEEPS) * self.slowness.astype(np.float32)
 
-  def load(self, room: int) -> Any:
+  def load(self, step: int, room: int) -> Any:
     """What a trainer does by itself: as many examples in turn for each rank."""
     own = self.own * self.size
-    first = (self.step * TOTAL * self.size + self.rank * own) % EXAMPLES
+    first = (step * TOTAL * self.size + self.rank * own) % EXAMPLES
     def laid_out(leaf: np.ndarray) -> Any:
       rows = np.zeros((room, self.size, *leaf.shape[1:]), leaf.dtype)
       rows[:own // self.size] = leaf[first:first + own].reshape(-1, self.size, *leaf.shape[1:])
@@ -139,25 +142,43 @@ class Job:
     return jaxpace.shares(self.mesh, total_micro_batches=TOTAL, **data)
 
 
-def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any]) -> dict[str, Any]:
+def ahead(batches: Iterator[Any]) -> Iterator[Any]:
+  """The same, loaded by a thread up to two steps ahead."""
+  loaded: queue.Queue[Any] = queue.Queue(2)
+
+  def load() -> None:
+    for batch in batches:
+      loaded.put(batch)
+
+  threading.Thread(target=load, daemon=True).start()
+  return iter(loaded.get, None)
+
+
+def scene(job: Job, rounds: int, warm_up: int, parts: dict[str, Any], loader: bool
+          ) -> dict[str, Any]:
   """All arms on ranks of one speed: seconds of a step, [rounds] by arm, and what the counts did."""
   feeds = {name: job.feed(name) for name in parts if name not in NOT_SHARED}
   by_hand, even = best_counts(job.slowness), np.full(job.ranks, job.own, np.int32)
   ran: dict[str, list[list[int]]] = {name: [] for name in feeds}
 
+  def batches(name: str) -> Iterator[tuple[Any, ...]]:
+    for step in itertools.count():
+      if name in feeds:
+        share = feeds[name].next(parts[name])
+        batch = share.batch(job.source) if share.numbers else job.load(step, job.own)
+        yield batch, share.counts
+      elif name in ("untouched", "again"):
+        yield (job.load(step, job.own),)
+      else:
+        yield job.load(step, job.room), by_hand if name == "by_hand" else even
+
+  loaded = {name: ahead(batches(name)) if loader else batches(name) for name in parts}
+
   def once(name: str) -> None:
-    program, more = parts[name], ()
+    given = next(loaded[name])
     if name in feeds:
-      share = feeds[name].next(program)
-      ran[name].append(share.counts.tolist())
-      batch = share.batch(job.source) if share.numbers else job.load(job.own)
-      more = (share.counts,)
-    elif name in ("untouched", "again"):
-      batch = job.load(job.own)
-    else:
-      batch, more = job.load(job.room), (by_hand if name == "by_hand" else even,)
-    job.params, _ = program(job.params, batch, *more, job.seconds())
-    job.step += 1
+      ran[name].append(given[1].tolist())
+    job.params, _ = parts[name](job.params, *given, job.seconds())
 
   def block(name: str) -> Callable[[], float]:
     def timed() -> float:
@@ -192,7 +213,7 @@ def work(its: Any) -> None:
     job.slowness[[int(rank) for rank in its.slow or [job.ranks - 1]]] = slower
     if its.work == "quota":
       _quota(job.rank).write_text(str(int(QUOTA / job.ranks / job.slowness[job.rank])))
-    scenes[f"{slower:g}"] = found = scene(job, its.rounds, its.warm_up, parts)
+    scenes[f"{slower:g}"] = found = scene(job, its.rounds, its.warm_up, parts, its.loader)
     if job.rank == 0:
       print(f"{slower:g}", {name: round(1e3 * float(np.mean(each)), 2)
                             for name, each in found["seconds"].items()},
@@ -236,10 +257,11 @@ def lines(figures: dict[str, Any]) -> list[str]:
   kept = "split over the data axis" if figures["params"] == "fsdp" else "on every rank"
   beside = figures.get("neighbours", 0)
   others = f" Beside them {beside} other program(s) computed all the while." if beside else ""
+  loads = " A thread loads batches ahead, in all arms." if figures.get("loader") else ""
   page += [f"{'Four' if ranks == 4 else ranks} gloo processes of one device"
            f"{measured.priority(figures)}.{others} A step jitted as a "
            f"whole runs 32 micro-batches through four layers under scan and `jax.checkpoint`; each "
-           f"micro-batch {what}. Parameters are {kept}. {len(figures['starts'])} starts of "
+           f"micro-batch {what}. Parameters are {kept}.{loads} {len(figures['starts'])} starts of "
            f"{figures['rounds']} rounds, after {figures.get('warm_up', 72)} steps of the shared "
            f"arms; in each every arm runs a block of {BLOCK} steps, in random order. Change of the "
            "mean step against the untouched job, which has nothing of jaxpace: %, with 95 % "
@@ -316,12 +338,13 @@ def main(_: list[str]) -> None:
     work(its)
     return
   asked = {name: getattr(its, name) for name in (
-      "real_time", "work", "params", "rounds", "warm_up", "ranks", "slow", "neighbours")}
+      "real_time", "work", "params", "rounds", "warm_up", "loader", "ranks", "slow",
+      "neighbours")}
   figures = measured.circumstances("experiments.measure.shared_steps") | asked
   out, starts = pathlib.Path(its.out), []
   if its.add and out.exists():
     earlier = json.loads(out.read_text())
-    if any(earlier.get(name) != value for name, value in asked.items()) or [
+    if any(earlier.get(name, False) != value for name, value in asked.items()) or [
         *earlier["starts"][0]] != [f"{float(by):g}" for by in its.slower]:
       raise SystemExit(f"{out} was measured with other settings: its starts can't be added to.")
     figures, starts = earlier, earlier["starts"]
@@ -344,6 +367,7 @@ def define_flags() -> None:
   measured.define_flags("shared_steps", 12, "Blocks of each arm, in each start.")
   measured.define_priority_flag()
   flags.DEFINE_integer("warm_up", 72, "Steps that shared arms run before.", lower_bound=BLOCK)
+  flags.DEFINE_bool("loader", False, "Whether a thread loads batches ahead, in all arms.")
   flags.DEFINE_integer("starts", 1, "Starts of the job.", lower_bound=1)
   flags.DEFINE_bool("add", False, "Add starts to those that the file has, of the same settings.")
   flags.DEFINE_integer("ranks", 4, "Processes of one device.", lower_bound=2)
