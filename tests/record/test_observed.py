@@ -14,8 +14,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
-from jaxpace.diagnose.diagnose import diagnose
-from jaxpace.files.schemas import ProcessFile
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling
@@ -25,33 +23,9 @@ from jaxpace.record.ring import found
 from jaxpace.runs import rundir
 from jaxpace.runs.reader import RunError, read_run
 from tests.patience import patiently
+from tests.record.unnamed_step import STEPS, arrays, rows_written, train
 
-STEPS, PAUSE = 12, 0.5
-
-
-def arrays():
-  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
-  return (jax.device_put(jnp.ones((8, 8)), NamedSharding(mesh, P())),
-          jax.device_put(jnp.arange(64.0).reshape(8, 8), NamedSharding(mesh, P("data"))))
-
-
-def train(steps=STEPS):
-  """A loop of somebody else's: its step is nobody's to name."""
-  w, x = arrays()
-
-  @jax.jit
-  def sgd(w, x):
-    return w - jnp.float32(1e-4) * jax.grad(lambda w: ((x @ w) ** 2).mean())(w)
-
-  @jax.jit
-  def evaluate(w, x):
-    return ((x @ w) ** 2).mean()
-
-  for step in range(steps):
-    w = sgd(w, x)
-    if step % 5 == 0:
-      evaluate(w, x).block_until_ready()
-  return np.asarray(w)
+PAUSE = 0.5
 
 
 def test_whatever_trains_inside_is_recorded_and_its_results_are_the_same(tmp_path):
@@ -163,12 +137,6 @@ def test_a_program_that_was_exported_is_recorded_where_it_is_called(tmp_path):
   assert len(read_run(tmp_path / "run").steps) == 4
 
 
-def rows_written(directory):
-  """Rows that process 0 says are on the disk."""
-  said = rundir.read_json(directory / "process" / "0.json", ProcessFile) or {}
-  return said.get("rows_written", 0)
-
-
 def test_steps_are_on_the_disk_before_it_is_sure_what_they_are(tmp_path, monkeypatch):
   monkeypatch.setattr(found, "_SURE_SECONDS", 1e9)
   monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
@@ -209,124 +177,10 @@ def test_what_seemed_to_be_steps_is_gone_once_it_is_none(tmp_path, monkeypatch):
     read_run(directory)
 
 
-def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
-  mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,), devices=jax.devices()[1:4])
-  x = jax.device_put(jnp.arange(36.0).reshape(6, 6), NamedSharding(mesh, P("data")))
-  with jaxpace.observed(tmp_path / "run"):
-    step = jax.jit(lambda x: (x @ x.T).sum())
-    for _ in range(30):
-      step(x)
-  diagnosis = diagnose(read_run(tmp_path / "run"))
-  assert diagnosis.run.ranks_in_all == 3 and not diagnosis.run.silent.size
-  assert "Nothing is known" not in diagnosis.verdict
-
-
-def test_one_function_on_several_submeshes_is_one_step_of_all_their_ranks(tmp_path):
-  @jax.jit
-  def stage(x):
-    return x / jnp.abs(x).max()
-
-  with jaxpace.observed(tmp_path / "run"):
-    for _ in range(20):
-      for first in (0, 2):
-        devices = jax.devices()[first:first + 2]
-        mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=devices)
-        stage(jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))).block_until_ready()
-  run = read_run(tmp_path / "run")
-  assert len(run.steps) == 20 and run.ranks == 4 and not run.silent.size
-
-
-def test_a_program_that_ran_once_is_no_step_and_that_is_said(tmp_path):
-  with jaxpace.observed(tmp_path / "run"):
-    train(1)
-  with pytest.raises(RunError, match="what ran three times"):
-    read_run(tmp_path / "run")
-
-
-def whole_training(name, layers, steps, loops=1):
-  """One program by this name: loops of steps of so many layers, rank 2 late in each."""
-  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
-
-  def step(w, _):
-    late = jnp.where(jax.lax.axis_index("data") == 2, 8e-3, 0.0)
-    def layer(w, _):
-      return jax.lax.pmean(jnp.tanh(w), "data"), None
-    w, _ = jax.lax.scan(layer, w, length=layers)
-    return jax.lax.psum(jaxpace.delay(w, late), "data"), None
-
-  def whole(w):
-    for _ in range(loops):
-      w, _ = jax.lax.scan(step, w, length=steps)
-    return w
-
-  whole.__name__ = name
-  return jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
-
-
-def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
-  fit, w = whole_training("fit", 3, 40), jnp.ones((4, 4))
-  with jaxpace.observed(tmp_path / "run") as inside:
-    found = np.asarray(fit(fit(w)))
-  assert inside.step.programs == ("an iteration of fit",)
-  run = read_run(tmp_path / "run")
-  assert len(run.steps) == 80 and len(run.collectives) == 3 + 1
-  assert any(2 in each.ranks for each in diagnose(run).findings)
-  np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
-
-
-def test_training_that_is_one_program_can_be_read_while_it_runs(tmp_path, monkeypatch):
-  monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
-  directory, fit = tmp_path / "run", whole_training("fit", 1, 100)
-  with jaxpace.observed(directory) as inside:
-    training = threading.Thread(target=lambda: fit(jnp.ones((4, 4))).block_until_ready())
-    training.start()
-    while rows_written(directory) < 4 * 20:
-      time.sleep(0.01)
-    assert inside.step is None and len(read_run(directory).steps) >= 20
-    training.join()
-  assert len(read_run(directory).steps) == 100
-
-
-@pytest.mark.parametrize("name, steps, loops", [("train_step", 40, 1), ("fit", 12, 1),
-                                                ("fit", 40, 2)])
-def test_a_loop_in_a_step_a_short_one_and_several_are_no_training(tmp_path, name, steps, loops):
-  with jaxpace.observed(tmp_path / "run") as inside:
-    whole_training(name, 3, steps, loops)(jnp.ones((4, 4))).block_until_ready()
-  assert inside.step is None
-
-
 def test_a_program_without_standard_error_gets_no_sentence_on_its_output(monkeypatch, capsys):
   monkeypatch.setattr(observed.sys, "stderr", None)
   observed._print("The step is sgd.")
   assert capsys.readouterr().out == ""
-
-
-def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(tmp_path):
-  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
-  x = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
-
-  @jax.jit
-  def forward(w, x):
-    return ((x @ w) ** 2).mean()
-
-  @jax.jit
-  def fit(w, x):
-    return w - 0.1 * jax.grad(forward)(w, x)
-
-  w = jnp.ones((4,))
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for _ in range(5):
-      w = fit(fit(w, x), x)
-      for _ in range(9):
-        forward(w, x).block_until_ready()
-  assert inside.step.programs == ("fit",)
-  assert len(read_run(tmp_path / "run").steps) == 10
-
-
-def test_a_pattern_names_another_program(tmp_path):
-  with jaxpace.observed(tmp_path / "run", match="evaluate"):
-    train()
-  assert len(read_run(tmp_path / "run").steps) == len(range(0, STEPS, 5))
 
 
 def test_the_second_of_two_blocks_records_its_own_steps(tmp_path):
@@ -372,21 +226,6 @@ def test_another_process_asks_for_the_step_once_a_second(monkeypatch):
   for now[0] in np.arange(0.0, 3.0, 0.05):
     assert agree(None, False, 0) is None
   assert len(asked) == 3
-
-
-def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
-  devices = jax.devices()[:4]
-  double = jax.pmap(lambda x: jax.lax.psum(x, "data") * 2, axis_name="data", devices=devices)
-  halve = jax.pmap(lambda x: jax.lax.psum(x, "data") / 8, axis_name="data", devices=devices)
-  x = jnp.ones((4, 4))
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for step in range(8):
-      x = double(x)
-      if step % 5 == 0:  # twice: what ran three times might be the step, if it took long
-        halve(x).block_until_ready()
-    x.block_until_ready()
-  [name] = inside.step.programs
-  assert "test_observed.py:" in name and len(read_run(tmp_path / "run").steps) == 8
 
 
 def test_other_threads_are_recorded_too(tmp_path):
@@ -468,42 +307,3 @@ def test_nothing_is_recorded_while_jit_is_disabled(tmp_path, caplog):
   with jax.disable_jit(), jaxpace.observed(tmp_path / "run"):
     train(2)
   assert "jax_disable_jit" in caplog.text and not (tmp_path / "run").exists()
-
-
-def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
-  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
-  monkeypatch.setattr(found, "_LONGER", 0)
-  w, x = arrays()
-
-  @jax.jit
-  def warm(w, x):
-    return w + (x @ w).mean()
-
-  @jax.jit
-  def main(w, x):
-    return w - (x @ w).mean()
-
-  with jaxpace.observed(tmp_path / "run") as inside:
-    for step in (warm, main):
-      for _ in range(20):
-        w = jax.block_until_ready(step(w, x))
-      while inside.step is None or inside.step.programs != (step.__name__,):
-        time.sleep(0.01)
-  written = rundir.read_json(tmp_path / "run" / "process" / "0.json")
-  assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
-  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
-  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]
-
-
-def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):
-  mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
-  x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
-  wide = jax.jit(lambda x: x + x.sum())
-  with jaxpace.observed(tmp_path / "earlier"):
-    for _ in range(4):
-      x = jax.block_until_ready(wide(x))
-  with jaxpace.observed(tmp_path / "run"):
-    train()
-  assert read_run(tmp_path / "earlier").ranks == 8
-  run = read_run(tmp_path / "run")
-  assert run.ranks == 4 and len(run.steps) == STEPS and not run.problems

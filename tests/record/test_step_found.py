@@ -1,0 +1,187 @@
+"""Which program is taken for the step, where nobody names it."""
+
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxpace
+from jaxpace.diagnose.diagnose import diagnose
+from jaxpace.record import writer
+from jaxpace.record.ring import found
+from jaxpace.runs import rundir
+from jaxpace.runs.reader import RunError, read_run
+from tests.record.unnamed_step import STEPS, arrays, rows_written, train
+
+
+def test_devices_that_the_step_does_not_run_on_are_no_ranks(tmp_path):
+  mesh = jax.make_mesh((3,), ("data",), (AxisType.Auto,), devices=jax.devices()[1:4])
+  x = jax.device_put(jnp.arange(36.0).reshape(6, 6), NamedSharding(mesh, P("data")))
+  with jaxpace.observed(tmp_path / "run"):
+    step = jax.jit(lambda x: (x @ x.T).sum())
+    for _ in range(30):
+      step(x)
+  diagnosis = diagnose(read_run(tmp_path / "run"))
+  assert diagnosis.run.ranks_in_all == 3 and not diagnosis.run.silent.size
+  assert "Nothing is known" not in diagnosis.verdict
+
+
+def test_one_function_on_several_submeshes_is_one_step_of_all_their_ranks(tmp_path):
+  @jax.jit
+  def stage(x):
+    return x / jnp.abs(x).max()
+
+  with jaxpace.observed(tmp_path / "run"):
+    for _ in range(20):
+      for first in (0, 2):
+        devices = jax.devices()[first:first + 2]
+        mesh = jax.make_mesh((2,), ("data",), (AxisType.Auto,), devices=devices)
+        stage(jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))).block_until_ready()
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 20 and run.ranks == 4 and not run.silent.size
+
+
+def test_a_program_that_ran_once_is_no_step_and_that_is_said(tmp_path):
+  with jaxpace.observed(tmp_path / "run"):
+    train(1)
+  with pytest.raises(RunError, match="what ran three times"):
+    read_run(tmp_path / "run")
+
+
+def whole_training(name, layers, steps, loops=1):
+  """One program by this name: loops of steps of so many layers, rank 2 late in each."""
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+
+  def step(w, _):
+    late = jnp.where(jax.lax.axis_index("data") == 2, 8e-3, 0.0)
+    def layer(w, _):
+      return jax.lax.pmean(jnp.tanh(w), "data"), None
+    w, _ = jax.lax.scan(layer, w, length=layers)
+    return jax.lax.psum(jaxpace.delay(w, late), "data"), None
+
+  def whole(w):
+    for _ in range(loops):
+      w, _ = jax.lax.scan(step, w, length=steps)
+    return w
+
+  whole.__name__ = name
+  return jax.jit(jax.shard_map(whole, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False))
+
+
+def test_iterations_are_the_steps_of_training_that_is_one_program(tmp_path):
+  fit, w = whole_training("fit", 3, 40), jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    found = np.asarray(fit(fit(w)))
+  assert inside.step.programs == ("an iteration of fit",)
+  run = read_run(tmp_path / "run")
+  assert len(run.steps) == 80 and len(run.collectives) == 3 + 1
+  assert any(2 in each.ranks for each in diagnose(run).findings)
+  np.testing.assert_array_equal(found, np.asarray(whole_training("fit", 3, 40)(fit(w))))
+
+
+def test_training_that_is_one_program_can_be_read_while_it_runs(tmp_path, monkeypatch):
+  monkeypatch.setattr(writer, "_FIRST_SECONDS", 0.0)
+  directory, fit = tmp_path / "run", whole_training("fit", 1, 100)
+  with jaxpace.observed(directory) as inside:
+    training = threading.Thread(target=lambda: fit(jnp.ones((4, 4))).block_until_ready())
+    training.start()
+    while rows_written(directory) < 4 * 20:
+      time.sleep(0.01)
+    assert inside.step is None and len(read_run(directory).steps) >= 20
+    training.join()
+  assert len(read_run(directory).steps) == 100
+
+
+@pytest.mark.parametrize("name, steps, loops", [("train_step", 40, 1), ("fit", 12, 1),
+                                                ("fit", 40, 2)])
+def test_a_loop_in_a_step_a_short_one_and_several_are_no_training(tmp_path, name, steps, loops):
+  with jaxpace.observed(tmp_path / "run") as inside:
+    whole_training(name, 3, steps, loops)(jnp.ones((4, 4))).block_until_ready()
+  assert inside.step is None
+
+
+def test_what_computes_gradients_is_the_step_though_an_evaluation_takes_longer(tmp_path):
+  mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,), devices=jax.devices()[:4])
+  x = jax.device_put(jnp.ones((4, 4)), NamedSharding(mesh, P("data")))
+
+  @jax.jit
+  def forward(w, x):
+    return ((x @ w) ** 2).mean()
+
+  @jax.jit
+  def fit(w, x):
+    return w - 0.1 * jax.grad(forward)(w, x)
+
+  w = jnp.ones((4,))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for _ in range(5):
+      w = fit(fit(w, x), x)
+      for _ in range(9):
+        forward(w, x).block_until_ready()
+  assert inside.step.programs == ("fit",)
+  assert len(read_run(tmp_path / "run").steps) == 10
+
+
+def test_a_pattern_names_another_program(tmp_path):
+  with jaxpace.observed(tmp_path / "run", match="evaluate"):
+    train()
+  assert len(read_run(tmp_path / "run").steps) == len(range(0, STEPS, 5))
+
+
+def test_functions_under_pmap_are_told_apart_by_their_lines(tmp_path):
+  devices = jax.devices()[:4]
+  double = jax.pmap(lambda x: jax.lax.psum(x, "data") * 2, axis_name="data", devices=devices)
+  halve = jax.pmap(lambda x: jax.lax.psum(x, "data") / 8, axis_name="data", devices=devices)
+  x = jnp.ones((4, 4))
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in range(8):
+      x = double(x)
+      if step % 5 == 0:  # twice: what ran three times might be the step, if it took long
+        halve(x).block_until_ready()
+    x.block_until_ready()
+  [name] = inside.step.programs
+  assert "test_step_found.py:" in name and len(read_run(tmp_path / "run").steps) == 8
+
+
+def test_what_follows_a_warm_up_takes_its_place(tmp_path, monkeypatch):
+  monkeypatch.setattr(found, "_SURE_SECONDS", 0.0)
+  monkeypatch.setattr(found, "_LONGER", 0)
+  w, x = arrays()
+
+  @jax.jit
+  def warm(w, x):
+    return w + (x @ w).mean()
+
+  @jax.jit
+  def main(w, x):
+    return w - (x @ w).mean()
+
+  with jaxpace.observed(tmp_path / "run") as inside:
+    for step in (warm, main):
+      for _ in range(20):
+        w = jax.block_until_ready(step(w, x))
+      while inside.step is None or inside.step.programs != (step.__name__,):
+        time.sleep(0.01)
+  written = rundir.read_json(tmp_path / "run" / "process" / "0.json")
+  assert (written["rows_written"], written["lost_rows"]) == (40 * 4, 0)
+  said = rundir.read_json(tmp_path / "run" / "run.json")["settings"]["step"]
+  assert said["first_step"] == 20 and [one["programs"] for one in said["before"]] == [["warm"]]
+
+
+def test_programs_of_an_earlier_recording_are_no_part_of_the_next(tmp_path):
+  mesh = jax.make_mesh((8,), ("data",), (AxisType.Auto,))
+  x = jax.device_put(jnp.ones((8, 4)), NamedSharding(mesh, P("data")))
+  wide = jax.jit(lambda x: x + x.sum())
+  with jaxpace.observed(tmp_path / "earlier"):
+    for _ in range(4):
+      x = jax.block_until_ready(wide(x))
+  with jaxpace.observed(tmp_path / "run"):
+    train()
+  assert read_run(tmp_path / "earlier").ranks == 8
+  run = read_run(tmp_path / "run")
+  assert run.ranks == 4 and len(run.steps) == STEPS and not run.problems
