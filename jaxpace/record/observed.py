@@ -123,9 +123,17 @@ class observed:
       return
     self._over.set()
     self._opener.join(_OPEN_SECONDS)
+    self._recording.given_up.set()
+    self._opener.join(_OPEN_SECONDS)
     if not self._recording.anything:
       self._say_nothing("ran")
     self._recording.__exit__(type(error) if error else None, error, None)
+
+  def give_way(self) -> None:
+    """Has it record nothing where the program opens a recorder of its own, as process 0 sees it
+    when the first program with timestamps runs."""
+    # Not all processes ask for a run under this name, so it is no other recording's.
+    self.gives_way, self._recording.share_name = True, "jaxpace/run"
 
   def _say_nothing(self, happened: str) -> None:
     """Says that nothing was recorded, unless that has been said: what no program did."""
@@ -156,6 +164,7 @@ class observed:
       wait_for_dispatched()
     if self.gives_way and Recording.opened:
       self._closed = True
+      self._recording.decline(_GIVES_WAY)
       self._say(_GIVES_WAY)
     elif self._recording.anything:
       self._recording.open()
@@ -223,7 +232,7 @@ def attach(environment: Mapping[str, str]) -> None:
     return
   _attached.append(observed(pathlib.Path(directory), match=environment.get(MATCH, ""),
                             exact=environment.get(EXACT, "0") not in ("", "0"), say=_print))
-  _attached[0].gives_way = True
+  _attached[0].give_way()
   _LOG.addHandler(_Unheard(logging.WARNING))
   _attached[0].open()
 

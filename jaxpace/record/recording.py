@@ -10,6 +10,7 @@ import logging
 import os
 import pathlib
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -72,6 +73,8 @@ class Recording:
     self._lock: rundir.DirectoryLock | None = None
     self._opened = self._closed = self._terminated = self._patient = False
     self._pid = 0
+    self.given_up = threading.Event()
+    """Set where nothing waits any longer for process 0 to say which run this is."""
     self.run: str | None = None
 
   @property
@@ -256,13 +259,20 @@ class Recording:
       except Exception as error:
         text = "!" + explain(error, directory)
     try:
-      text = distributed.share_string(self.share_name, text, _SHARE_SECONDS)
+      text = distributed.share_string(self.share_name, text, _SHARE_SECONDS, self.given_up)
     except (TimeoutError, ConnectionError):
       text = None
     if text is None or text.startswith("!"):
       raise UserError(text[1:] if text else "process 0 did not say which run this is. Every "
                       "process must open the recorder.")
     return rundir.RunIdentity(*json.loads(text))
+
+  def decline(self, why: str) -> None:
+    """On process 0, says why there will be no run: the others may be waiting to hear which it is.
+    On them it does nothing."""
+    with contextlib.suppress(ConnectionError):
+      if distributed.process_index() == 0:
+        distributed.share_string(self.share_name, f"!{why}", _SHARE_SECONDS)
 
   def _unlock(self) -> None:
     if self._lock:

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jaxpace
+from jaxpace.hosts import distributed
 from jaxpace.observation import comparing, everywhere
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import compiling
@@ -273,14 +274,21 @@ def test_ctrl_c_while_a_program_ends_is_no_traceback(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("recorder", [
     lambda run: jaxpace.Recorder(run, jaxpace.observe(jax.jit(jnp.sum))), jaxpace.observed])
-def test_a_program_that_records_itself_is_left_to_it(tmp_path, recorder):
-  said = []
+def test_a_program_that_records_itself_is_left_to_it(tmp_path, monkeypatch, recorder):
+  said, shared, share = [], {}, distributed.share_string
+
+  def noted(name, value, *rest):
+    shared[name] = value
+    return share(name, value, *rest)
+  monkeypatch.setattr(distributed, "share_string", noted)
   inside = observed.observed(tmp_path / "run", say=said.append)
-  inside.gives_way = True
+  inside.give_way()
   with inside, recorder(tmp_path / "own"):
     train()
   assert not (tmp_path / "run").exists() and (tmp_path / "own").exists()
   assert said == ["This program opens a recorder of its own: that alone records."]
+  # Others may have begun to wait for process 0 before their recorder was open.
+  assert shared.pop("jaxpace/run") == f"!{said[0]}" and len(shared) == 1
 
 
 def test_warnings_say_whose_they_are_where_a_program_keeps_no_log(monkeypatch, capsys):

@@ -9,12 +9,16 @@ import collections
 import contextlib
 import math
 import re
+import threading
+import time
 from collections.abc import Iterator, Sequence
 
 import jax
 
 from jaxpace.hosts.distributed.client import client as _client
 from jaxpace.hosts.distributed.client import process_count, process_index
+
+_SLICE_SECONDS = 1.0  # a longer wait would keep a thread from ending
 
 _shared: collections.Counter[str] = collections.Counter()
 """How often `share_string` was called for a name: a key lives as long as the job, so each use needs
@@ -118,13 +122,16 @@ def missing_at_barrier(message: str) -> list[int]:
           else [])
 
 
-def share_string(name: str, value: str | None, timeout: float) -> str | None:
+def share_string(name: str, value: str | None, timeout: float,
+                 given_up: threading.Event | None = None) -> str | None:
   """Returns process 0's value on every process. Call it equally often on all of them.
 
   Args:
     name: what is shared; may be used again.
     value: the string, on process 0; looked at nowhere else.
     timeout: seconds to wait for process 0.
+    given_up: once it is set, the wait ends within a second. A daemon thread that waits in JAX's
+      client while the interpreter ends aborts the process.
 
   Returns:
     Process 0's value; `value` itself in a process that is alone.
@@ -143,11 +150,16 @@ def share_string(name: str, value: str | None, timeout: float) -> str | None:
     assert value is not None
     key_value_set(key, value)
     return value
-  try:
-    return key_value_get(key, timeout)
-  except TimeoutError as error:
-    raise TimeoutError(f"{_who()} waited {timeout:g} s for process 0 to share {name!r}. Is process "
-                       "0 alive, and does it run the same code?") from error
+  end = time.monotonic() + timeout
+  while True:
+    left = end - time.monotonic()
+    try:
+      return key_value_get(key, max(min(left, _SLICE_SECONDS), 1e-3))
+    except TimeoutError as error:
+      if left > _SLICE_SECONDS and not (given_up and given_up.is_set()):
+        continue
+      raise TimeoutError(f"{_who()} waited {timeout:g} s for process 0 to share {name!r}. Is "
+                         "process 0 alive, and does it run the same code?") from error
 
 
 def _milliseconds(seconds: float) -> int:
