@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import ctypes
+import functools
 import logging
 import os
 import resource
@@ -276,8 +277,8 @@ class OwnSockets:
 
 def _ports(descriptor: int) -> set[int]:
   """The ports of a connection's two ends, as far as there are any."""
-  ends, found = ctypes.CDLL(None), set()
-  for ask in (ends.getsockname, ends.getpeername):
+  found = set()
+  for ask in (_libc().getsockname, _libc().getpeername):
     address, size = ctypes.create_string_buffer(128), ctypes.c_uint32(128)
     if not ask(descriptor, address, ctypes.byref(size)):
       (port,) = struct.unpack_from("!H", address, 2)  # of IPv4 and IPv6 alike
@@ -295,5 +296,10 @@ def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None
           sum(weight * least for weight, _, least in weighted) * 1000 // total)
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+  return ctypes.CDLL(None)
+
+
 def _getsockopt():
-  return ctypes.CDLL(None).getsockopt if sys.platform.startswith("linux") else None
+  return _libc().getsockopt if sys.platform.startswith("linux") else None

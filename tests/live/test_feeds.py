@@ -11,7 +11,6 @@ import pytest
 
 import jaxpace
 from jaxpace.live import speeds
-from jaxpace.live.gathered import Gathered
 from tests.instrumentation.test_shares import (
     CAPACITY,
     EXAMPLES,
@@ -21,7 +20,7 @@ from tests.instrumentation.test_shares import (
     TOTAL,
     compiled,
 )
-from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job
+from tests.live.test_speeds import EVEN, SOURCE, TURNS, Job, others_differ
 
 RUN = [EVEN] * 16 + [TURNS[1]] * 16 + [TURNS[2]] * 4
 """Counts of the first steps, however far ahead they are asked for."""
@@ -77,15 +76,7 @@ def test_a_step_that_does_not_come_is_no_silence(monkeypatch, caplog):
 
 def test_processes_at_different_steps_are_refused(monkeypatch):
   job = Job()
-  received = Gathered.received
-
-  def of_others(gathered):
-    rows = received(gathered)
-    if rows is not None:
-      rows[-1, -1] += 1
-    return rows
-
-  monkeypatch.setattr(Gathered, "received", of_others)
+  others_differ(monkeypatch, -1)
   with pytest.raises(ValueError, match="not at one step: process 0 at 10, the others at 9"):
     job.run(20)
   assert job.ran == [EVEN] * 12

@@ -296,17 +296,21 @@ def test_a_checkpoint_without_shares_begins_anew(caplog):
   assert int(job.feed.state().step) == 0
 
 
-def test_processes_with_different_balancers_share_evenly(monkeypatch, caplog):
-  job = Job()
+def others_differ(monkeypatch, number):
+  """Has the last device's process send another one of its numbers than it would."""
   received = Gathered.received
 
   def of_others(gathered):
     rows = received(gathered)
     if rows is not None:
-      rows[-1, -2] += 1
+      rows[-1, number] += 1
     return rows
-
   monkeypatch.setattr(Gathered, "received", of_others)
+
+
+def test_processes_with_different_balancers_share_evenly(monkeypatch, caplog):
+  job = Job()
+  others_differ(monkeypatch, -2)
   job.run(40)
   assert job.ran == [EVEN] * 40
   (record,) = caplog.records
