@@ -47,7 +47,8 @@ class DataOrder:
     self._epoch = functools.lru_cache(maxsize=2)(self._permuted)
 
   def numbers(self, step: int, counts: np.ndarray, rank: int) -> np.ndarray:
-    """Numbers of the examples that a rank trains on in a step: [counts[rank], size] int64.
+    """Numbers of the examples that a rank trains on in a step: [counts[rank], size] int64, to read
+    only.
 
     Raises:
       ValueError: the counts are of another global batch, or there is no such rank.
@@ -63,17 +64,19 @@ class DataOrder:
     if not 0 <= rank < len(each):
       raise ValueError(f"There is no rank {rank}: the counts are of {len(each)}.")
     begin = (int(step) * self.micro_batches + sum(each[:rank])) * self.size
-    end, parts = begin + each[rank] * self.size, [np.empty(0, np.int64)]
-    while begin < end:
+    end = begin + each[rank] * self.size
+    parts: list[np.ndarray] = []
+    while begin < end or not parts:
       epoch, within = divmod(begin, self.examples)
       parts.append(self._epoch(epoch)[within:within + end - begin])
       begin += len(parts[-1])
-    return np.concatenate(parts).reshape(-1, self.size)
+    return (parts[0] if len(parts) == 1 else np.concatenate(parts)).reshape(-1, self.size)
 
   def _permuted(self, epoch: int) -> np.ndarray:
-    if not self.shuffle:
-      return np.arange(self.examples)
-    return np.random.default_rng([self.seed, epoch]).permutation(self.examples)
+    order = (np.random.default_rng([self.seed, epoch]).permutation(self.examples) if self.shuffle
+             else np.arange(self.examples))
+    order.setflags(write=False)
+    return order
 
 
 __all__ = ["DataOrder"]

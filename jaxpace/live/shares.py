@@ -140,7 +140,7 @@ class Shares:
         alone, the step raises on all of them, some steps later.
     """
     if callable(pace):
-      return self.share(*self._shared.next(_observed(pace)))
+      return self._share(*self._shared.next(_observed(pace)))
     if not isinstance(pace, PaceState):
       raise ValueError("feed.next takes the observed step, step = jaxpace.observe(jax.jit("
                        "train_step)), or the pace state of an instrumented one; this is a "
@@ -175,6 +175,9 @@ class Shares:
       raise ValueError(f"A rank is to run {counts.max()} micro-batches, and "
                        f"capacity={self.capacity}: give jaxpace.shares the capacity of "
                        "jaxpace.share_by_speed.")
+    return self._share(step, counts)
+
+  def _share(self, step: int, counts: np.ndarray) -> Share:
     if self.order is None:
       return Share(step, counts, self.ranks, (), self.capacity, self.sharding, 0)
     numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)

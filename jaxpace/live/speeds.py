@@ -117,6 +117,8 @@ class SharedCounts:
     # The call with which the next exchange is due, and how many have changed nothing.
     self._due, self._unchanged = 0, 0
     self._rarest = _RAREST
+    # The counts that the step's `micro_batches` say.
+    self._shown: np.ndarray | None = None
 
   def _fresh(self, step: int) -> tuple[ShareState, Any]:
     with _beside():
@@ -168,11 +170,13 @@ class SharedCounts:
 
   def _until_called(self, calls: int) -> None:
     """Waits until so many steps were called, in another thread."""
+    if self._called >= calls:
+      return
     said = (f"feed.next was called {self._asked_for + 1} times and the step {self._called} times: "
             "once a step, at most four ahead, with the function that the loop calls. A step that "
             "was lowered and compiled by hand, or is called inside another jitted function, is not "
             "seen; to skip steps, restore a feed.state() of a later one.")
-    if self._called < calls and self._thread == threading.get_ident():
+    if self._thread == threading.get_ident():
       raise ValueError(said)
     with self._calls:
       for waited in itertools.count():
@@ -189,6 +193,7 @@ class SharedCounts:
     if self._busy is None or not self._busy.reads(step):
       self._busy = BusyTimes(step, self._gathered.own)
       self._recent.clear()
+      self._shown = None
     place, here = self._called, threading.get_ident()
     self._thread = here if here == asked_in else 0
     if place % EVERY == 0 and self._exchanges:
@@ -201,8 +206,10 @@ class SharedCounts:
         self._guarded(self._busy.keep_up)
     if self._exchanges:
       self._recent[number] = step.calls, counts
-    # For whoever records the step.
-    step.micro_batches = {device: int(counts[rank]) for device, rank in self._places.items()}
+    if counts is not self._shown:
+      # For whoever records the step.
+      self._shown = counts
+      step.micro_batches = {device: int(counts[rank]) for device, rank in self._places.items()}
     with self._calls:
       self._called = place + 1
       self._calls.notify_all()

@@ -102,6 +102,38 @@ def test_arrays_records_and_iterators_give_the_same():
   assert len(counted) == TOTAL * SIZE and set(counted.values()) == {1}
 
 
+@pytest.mark.parametrize("guard", ["allow", "log", "disallow", "disallow_explicit"])
+@pytest.mark.parametrize("shape", [(4,), (4, 2), (1, 4), (1,)])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_batches_are_laid_out_as_jax_lays_out_what_a_process_has(guard, shape, backwards):
+  devices = np.array(jax.devices()[:np.prod(shape)]).reshape(shape)
+  mesh = jax.sharding.Mesh(devices[::-1] if backwards else devices, ("data", "model")[:len(shape)])
+  share = jaxpace.shares(mesh, examples=64, size=2, total_micro_batches=8, capacity=8).share(
+      0, np.full(shape[0], 8 // shape[0]))
+  local = {"x": np.arange(shape[0] * 16 * 3.0).reshape(-1, 2, 3),
+           "flat": np.arange(shape[0] * 5), "none": np.ones((0, 2), np.float16)}
+  expected = jax.make_array_from_process_local_data(share.sharding, local)
+  with jax.transfer_guard(guard):
+    placed = share.put(local)
+  for name, array in placed.items():
+    assert array.sharding == expected[name].sharding and array.dtype == expected[name].dtype
+    for one, other in zip(array.addressable_shards, expected[name].addressable_shards, strict=True):
+      assert one.device == other.device and np.array_equal(one.data, other.data)
+
+
+def test_what_has_no_part_for_each_rank_is_not_laid_out():
+  share = jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)}).share(0, np.full(RANKS, 2))
+  for leaf in (np.ones(6), np.float32(1)):
+    with pytest.raises(ValueError, match="this process loads for 4 ranks"):
+      share.put({"x": leaf})
+
+
+def test_the_order_of_examples_cannot_be_written_to():
+  share = jaxpace.shares(**LOAD | {"mesh": mesh_of(data=RANKS)}).share(0, np.full(RANKS, 2))
+  with pytest.raises(ValueError, match="read-only"):
+    share.numbers[0][:] = 0
+
+
 def test_a_process_with_nothing_to_run():
   one = dataclasses.replace(share_of([8, 0, 0, 0], capacity=8), ranks=(1,),
                             numbers=(np.zeros((0, SIZE), int),))
