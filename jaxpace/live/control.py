@@ -202,8 +202,8 @@ class Control:
 
     Args:
       pace: what the last step returned, or `paced.init`; of an observed step whose work is shared
-        by speed what `jaxpace.shares` returned, always the same: `control(feed)` before
-        `feed.next(step)`.
+        by speed what `jaxpace.shares` returned, always the same: `control(feed)` before the step
+        or `feed.next(step)`, in the thread of either.
 
     Raises:
       TypeError, ValueError: it is no pace state, or its pacer can't be steered.
@@ -264,20 +264,19 @@ class Control:
     if version != self._version:
       self._version, self.request = version, request
       check(pace)
-      # The delay of this very step was decided after the last.
-      begins = self._first_step + call + 1
+      step = self._first_step + call
       if isinstance(pace, Shares):
-        pace.steer(self.request)
-        begins -= 1
+        begins = pace.steer(self.request, step)
       else:
-        pace = apply(pace, self.request)
+        # The delay of this very step was decided after the last.
+        begins, pace = step + 1, apply(pace, self.request)
       self._tell(begins)
     return pace
 
   def _tell(self, step: int) -> None:
     if self._follower is None:
       return
-    if step <= self._first_step + 1:
+    if self._taken_call == 0:
       _LOG.warning("%s was there when the job began. From step %d on: %s.", self.path, step,
                    self.request)
     else:

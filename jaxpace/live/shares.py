@@ -183,10 +183,11 @@ class Shares:
     numbers = tuple(self.order.numbers(step, counts, rank) for rank in self.ranks)
     return Share(step, counts, self.ranks, numbers, self.capacity, self.sharding, self.order.size)
 
-  def steer(self, request: ControlRequest) -> None:
+  def steer(self, request: ControlRequest, step: int) -> int:
     """Goes by what `jaxpace control` asks for, of an observed step: even counts where it is off,
-    and its threshold as the least gain that counts change for."""
-    self._shared.steer(request)
+    and its threshold as the least gain that counts change for. Returns the first step that does,
+    eight after `step`, which comes next: counts of those between may have been asked for."""
+    return self._shared.steer(request, step)
 
   def state(self) -> ShareState:
     """Returns what a checkpoint of an observed step needs: the next step, its counts, and what the

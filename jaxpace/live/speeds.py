@@ -43,6 +43,8 @@ from jaxpace.observation.clocks import host_ring
 _LOG = logging.getLogger("jaxpace")
 EVERY, _RAREST = 4, 1024
 """Steps from one exchange to the next, at least and at most."""
+_MOST_AHEAD = 2 * EVERY
+"""Steps that counts are asked for ahead of the step's calls, at most and rounded up."""
 RARELY = 10.0
 """Seconds from one exchange to the next, at most, once counts have stayed for long: an exchange
 costs some 10 ms where four gloo processes share two cores, and is to cost a thousandth."""
@@ -67,7 +69,9 @@ class SharedCounts:
     self._busy: BusyTimes | None = None
     self._warned = False
     self._even = np.asarray(even(balancer.micro_batches, self._count), np.int32)
-    self._steered = ControlRequest()
+    # What steers from which step on, in their order; the first of them is in force.
+    self._steered: collections.deque[tuple[int, ControlRequest]] = collections.deque(
+        [(0, ControlRequest())])
     places = host_ring.ranks()
     self._places = {places[device]: int(rank)
                     for device, rank in zip(mesh.devices.flat, self._ranks, strict=True)
@@ -101,7 +105,7 @@ class SharedCounts:
     self._number, self._counts = int(state.step), state.counts
     self._ran = state.ran.copy()
     # Steps that counts were asked for, and those of them that were called; the number and the
-    # counts of those that were not. Notified with each call.
+    # counts of those that were not. Held where they change, and notified with each call.
     self._asked_for = self._called = 0
     self._ahead: collections.deque[tuple[int, np.ndarray]] = collections.deque()
     self._calls = threading.Condition()
@@ -130,9 +134,10 @@ class SharedCounts:
   @property
   def state(self) -> ShareState:
     """What a checkpoint holds: of the first step that was not called yet."""
-    ahead = list(self._ahead)
-    ran = self._ran - np.sum([counts for _, counts in ahead], axis=0, dtype=np.int64)
-    number, counts = ahead[0] if ahead else (self._number, self._counts)
+    with self._calls:
+      ahead = list(self._ahead)
+      ran = self._ran - np.sum([counts for _, counts in ahead], axis=0, dtype=np.int64)
+      number, counts = ahead[0] if ahead else (self._number, self._counts)
     return ShareState(np.asarray(number), counts, ran,
                       tuple(map(own_context.fetch, jax.tree.leaves(self._inner))))
 
@@ -144,9 +149,12 @@ class SharedCounts:
                        "be lost on this process alone. Make the feed anew, with jaxpace.shares.")
     self._begin(restored(state, self._fresh, self._sound))
 
-  def steer(self, request: ControlRequest) -> None:
-    """Goes by other settings from the next step on; every process calls it before the same one."""
-    self._steered = request
+  def steer(self, request: ControlRequest, step: int) -> int:
+    """Goes by other settings, and returns from which step on: every process says so before the same
+    `step`, and how many steps after it were asked for by then differs."""
+    begins = step + _MOST_AHEAD
+    self._steered.append((begins, request))
+    return begins
 
   def next(self, step: ObservedFunction) -> tuple[int, np.ndarray]:
     """Returns the number and the counts of the next step that comes.
@@ -160,12 +168,16 @@ class SharedCounts:
       # What the call four steps ago has asked the balancer, whenever this is.
       self._until_called(place - EVERY + 1)
       self._take()
-    counts = self._counts if self._steered.allows(number) else self._even
-    self._ran += counts
-    self._number, self._asked_for = number + 1, place + 1
-    self._ahead.append((number, counts))
+    while len(self._steered) > 1 and self._steered[1][0] <= number:
+      self._steered.popleft()
+    steered = self._steered[0][1]
+    counts = self._counts if steered.allows(number) else self._even
+    with self._calls:
+      self._ran += counts
+      self._number, self._asked_for = number + 1, place + 1
+      self._ahead.append((number, counts))
     asks = threading.get_ident()
-    step.coming.append(functools.partial(self._called_with, step, asks, self._steered.threshold))
+    step.coming.append(functools.partial(self._called_with, step, asks, steered.threshold))
     return number, counts
 
   def _until_called(self, calls: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 import jaxpace
 from jaxpace.live import speeds
+from jaxpace.live.control_file import ControlRequest
 from tests.instrumentation.test_shares import (
     CAPACITY,
     EXAMPLES,
@@ -41,6 +42,46 @@ def test_counts_asked_for_ahead_are_the_same(ahead):
     assert int(job.feed.state().step) == number + 1, "what a checkpoint goes on with"
     assert job.feed.drawn() == (number + 1) * TOTAL * SIZE
   assert job.ran == RUN and job.seen.tolist() == [12] * EXAMPLES
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_control_applies_at_one_step_however_far_ahead_counts_are_asked_for(ahead):
+  job, taken = Job(), []
+  for number in range(36):
+    if number in (18, 26):
+      request = ControlRequest(enabled=number == 26)
+      assert job.feed.steer(request, number) == number + 8
+    taken += [job.feed.next(job.step) for _ in range(ahead if number == 0 else 1)]
+    call(job, taken.pop(0))
+  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 10 + [EVEN] * 8 + [TURNS[2]] * 2
+
+
+def test_control_applies_at_one_step_whichever_thread_asks_for_counts():
+  job, ready = Job(), queue.Queue(maxsize=6)
+
+  def load():
+    for _ in range(36):
+      ready.put(job.feed.next(job.step))
+
+  loader = threading.Thread(target=load)
+  loader.start()
+  for number in range(36):
+    if number in (18, 26):
+      job.feed.steer(ControlRequest(enabled=number == 26), number)
+    call(job, ready.get())
+  loader.join()
+  assert job.ran == [EVEN] * 16 + [TURNS[1]] * 10 + [EVEN] * 8 + [TURNS[2]] * 2
+
+
+def test_a_state_is_of_one_step_while_a_thread_asks_for_counts():
+  job, ready = Job(), queue.Queue(maxsize=6)
+  loader = threading.Thread(target=lambda: [ready.put(job.feed.next(job.step)) for _ in range(400)])
+  loader.start()
+  for number in range(400):
+    state = job.feed.state()
+    assert int(state.step) == number and state.ran.sum() == number * TOTAL
+    call(job, ready.get())
+  loader.join()
 
 
 def test_counts_asked_for_in_a_thread_are_the_same():

@@ -150,8 +150,10 @@ def test_work_is_shared_evenly_while_control_says_off(tmp_path):
     run(3)
     (tmp_path / "control.json").unlink()
     on = until(ControlRequest())
-  assert EVEN not in job.ran[16:off] and job.ran[off:on] == [EVEN] * (on - off)
-  assert job.ran[on] != EVEN
+    run(8)
+  # Eight steps after the request was heard of, since counts may be asked for ahead.
+  assert EVEN not in job.ran[16:off + 8] and job.ran[off + 8:on + 8] == [EVEN] * (on - off)
+  assert job.ran[on + 8] != EVEN
   assert not (job.seen.max() - job.seen.min() > 1), "and no example is left out"
 
 
@@ -162,11 +164,11 @@ def test_the_threshold_of_control_is_the_least_gain():
                      jnp.array(TURNS[1], jnp.int32)), knobs
 
   job = Job(balancer=jaxpace.Balancer(lambda ranks: knobs.init(), update, TOTAL))
-  job.feed.steer(ControlRequest(threshold=1.0))
+  job.feed.steer(ControlRequest(threshold=1.0), 0)
   job.run(17)
-  job.feed.steer(ControlRequest(threshold=0.0))
-  job.run(16)
-  assert job.ran == [EVEN] * 24 + [TURNS[1]] * 9
+  job.feed.steer(ControlRequest(threshold=0.0), 17)
+  job.run(24)
+  assert job.ran == [EVEN] * 32 + [TURNS[1]] * 9
 
 
 def test_a_batch_as_the_loader_lays_it_out_and_counts_alone():
