@@ -90,9 +90,10 @@ def accumulate(
       "parameters": in each parameter's own type.
     mesh: in a step that is jitted as a whole and has no mesh in context.
     fetch: whether `micro_batches` is laid out evenly, as a loader does that knows of no counts:
-      before the loop every rank fetches the whole global batch, and runs its share of that. There
-      is no capacity then: the axis in front holds as many as all counts add up to, on a rank its
-      even part. For batches that are small beside the model, such as tokens.
+      where counts are not even, every rank fetches the whole global batch before the loop, and runs
+      its share of that. There is no capacity then: the axis in front holds as many as all counts
+      add up to, on a rank its even part. For batches that are small beside the model, such as
+      tokens.
     weighted: whether `loss_fn` returns a weight. Without, it is a loss as `jax.value_and_grad`
       takes it, (loss, aux) with `has_aux`, and every micro-batch counts as one: what a loop comes
       to that adds up and divides by their number.
@@ -130,9 +131,8 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   """`accumulate` where the axes are bound."""
   capacity = _capacity(micro_batches)
   if fetch:
+    micro_batches = _fetched(micro_batches, count, names, capacity)
     capacity *= math.prod(jax.lax.axis_size(name) for name in names)
-    micro_batches = jax.tree.map(
-        lambda leaf: jax.lax.all_gather(leaf, names, tiled=True), micro_batches)
   own, before = _own_count(count, names, capacity)
   if fetch and (before is None or index is not None):
     raise ValueError("With fetch=True micro-batches are numbered as they lie in the global batch: "
@@ -205,6 +205,23 @@ def _capacity(micro_batches: Any) -> int:
     raise ValueError("Every array of micro_batches needs the same axis in front, of as many "
                      f"micro-batches as there is room for on a rank; the shapes are {said}.")
   return int(sizes.pop()[0])
+
+
+def _fetched(micro_batches: Any, count: Any, names: tuple[str, ...], own: int) -> Any:
+  """The whole global batch. Where every rank runs its even part, `own`, that part stands in the
+  place of each other one: nobody asks for these, and a healthy job pays for no gathering."""
+  ranks = math.prod(jax.lax.axis_size(name) for name in names)
+
+  def repeated(leaf: jax.Array) -> jax.Array:
+    return jnp.broadcast_to(leaf, (ranks, *leaf.shape)).reshape(ranks * own, *leaf.shape[1:])
+
+  def gathered(leaf: jax.Array) -> jax.Array:
+    return jax.lax.all_gather(leaf, names, tiled=True)
+
+  # Counts are the same on all ranks, so all of them gather or none.
+  return jax.lax.cond(jnp.all(jnp.asarray(count) == own), *(
+      functools.partial(jax.tree.map, each) for each in (repeated, gathered)),
+      jax.tree.map(jnp.asarray, micro_batches))
 
 
 def _own_count(count: Any, names: tuple[str, ...],

@@ -107,21 +107,6 @@ def test_any_shares_give_the_gradient_of_the_whole_batch(check_vma, dropout):
   assert len(re.findall(r" all-reduce(?:-start)?\(", hlo)) == 1, "they meet once"
 
 
-@pytest.mark.parametrize("whole", [*quick.long(False), True])
-def test_ranks_fetch_what_they_run_of_a_batch_that_is_laid_out_evenly(whole):
-  mesh = mesh_of(data=RANKS)
-
-  def step(params, micro_batches, counts):
-    return jaxpace.accumulate(loss_fn, params, micro_batches, counts, key=jax.random.key(KEY),
-                              mesh=mesh if whole else None, fetch=True)
-
-  run = jax.jit(step) if whole else mapped(step)
-  for counts in (EVEN, (6, 1, 0, 5), (0, TOTAL, 0, 0)):
-    close(run(params(), examples(), of(*counts)), expected(True))
-  loss, _ = run(params(), examples(), of(3, 3, 3, 4))
-  assert np.isnan(loss), "counts of another global batch"
-
-
 @pytest.mark.parametrize("has_aux", [False, True])
 def test_a_loss_without_weights_is_averaged_over_micro_batches(has_aux):
   def mean(params, micro_batch):
