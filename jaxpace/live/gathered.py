@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import zlib
 from typing import Any
 
 import jax
@@ -37,7 +38,7 @@ class Gathered:
     self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
     self._sent: Any = None
     self._processes = [device.process_index for device in self._mesh.devices]
-    self._met = self._alone
+    self._met, self._meeting = self._alone, ""
     if not self._alone:
       shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
       with own_context.on(self._mesh):
@@ -68,15 +69,42 @@ class Gathered:
     sent, self._sent = self._sent, None
     return own_context.fetch(sent.addressable_data(0)) if isinstance(sent, jax.Array) else sent
 
+  def begins(self, counts: np.ndarray) -> None:
+    """Says what counts this process's first step runs, and refuses to begin where another's differ:
+    a step in which some processes fetch would never end. It waits for nobody: whoever comes last
+    knows of all.
+
+    Raises:
+      ValueError: they differ.
+    """
+    if self._alone:
+      return
+    processes = sorted(set(self._processes))
+    _meetings[tuple(processes)] += 1
+    of = zlib.crc32(repr(processes).encode())
+    self._meeting = f"jaxpace/shares/{of:x}/{_meetings[tuple(processes)]}"
+    own, folder = ", ".join(map(str, counts)), f"{self._meeting}/counts/"
+    try:
+      distributed.key_value_set(f"{folder}{jax.process_index()}", own)
+      found = distributed.key_value_directory(folder)
+    except (ConnectionError, RuntimeError):
+      _LOG.debug("shares", exc_info=True)
+      return
+    others = [f"process {key.rpartition('/')[2]} with {said}"
+              for key, said in sorted(found.items()) if said != own]
+    if others:
+      raise ValueError(f"The job's processes begin with different counts: {', '.join(others[:8])}, "
+                       f"this one, process {jax.process_index()}, with {own}. Did only some of "
+                       "them restore a checkpoint's feed.state(), or another checkpoint's?")
+
   def meets(self, step: int) -> bool:
     """Waits until all processes come to the first exchange, where this is the first; without one of
     them it would never end. False, with a warning, where one doesn't."""
     if self._met:
       return True
     processes = sorted(set(self._processes))
-    _meetings[tuple(processes)] += 1
     for seconds in _WAITS:
-      name = f"jaxpace/shares/{_meetings[tuple(processes)]}/{seconds:g}"
+      name = f"{self._meeting}/{seconds:g}"
       try:
         distributed.barrier(name, seconds, processes)
       except (TimeoutError, ConnectionError, RuntimeError) as error:
@@ -110,6 +138,6 @@ class Gathered:
 
 
 _meetings: collections.Counter[tuple[int, ...]] = collections.Counter()
-"""How often processes met for a first exchange: a barrier has one name for good."""
+"""How often processes began to share work: a barrier has one name for good."""
 
 __all__ = ["TOLD", "Gathered"]

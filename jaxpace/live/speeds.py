@@ -208,6 +208,8 @@ class SharedCounts:
       self._shown = None
     place, here = self._called, threading.get_ident()
     self._thread = here if here == asked_in else 0
+    if place == 0:
+      self._gathered.begins(counts)
     if place % EVERY == 0 and self._exchanges:
       self._ask(threshold)
       if not self._exchanges:

@@ -88,7 +88,8 @@ def cut(kept, end, event, at):
 
 def erring(how):
   """Trains with a feed that process 1 uses wrongly: returns the counts that were run."""
-  gathered._WAITS = (0.5, 0.5)
+  if how == "never":
+    gathered._WAITS = (0.5, 0.5)
   mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   batch = jax.make_array_from_process_local_data(
       jax.NamedSharding(mesh, jax.P("data")), np.ones((TOTAL // PROCESSES, SIZE), np.float32))
@@ -102,6 +103,8 @@ def erring(how):
   feed = jaxpace.shares(mesh, total_micro_batches=TOTAL)
   if how == "restored" and INDEX == 1:
     feed.restore(feed.state()._replace(step=3))
+  if how == "uneven" and INDEX == 1:
+    feed.restore(feed.state()._replace(counts=np.array([5, 3])))
   for number in range(24):
     if how == "twice" and INDEX == 1 and number == 5:
       feed.next(step)

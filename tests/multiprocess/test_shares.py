@@ -33,6 +33,12 @@ def test_a_process_at_another_step_ends_the_job_with_a_sentence(how, at):
     assert status == 3 and f"not at one step: process 1 {at}" in output, output
 
 
+def test_counts_that_one_process_alone_restored_are_refused_before_the_first_step():
+  found = start(2, 1, "erring", "uneven")
+  assert all(status for status, _ in found)
+  assert any("begin with different counts: process" in output for _, output in found), found
+
+
 def test_a_process_without_a_feed_is_named_and_work_stays_even():
   found = start(2, 1, "erring", "never")
   assert facts(found) == [[4, 4]] * 24
