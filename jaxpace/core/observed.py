@@ -55,8 +55,6 @@ class ObservedProgram:
   mesh_axes: dict[str, int]
   """Sizes of the mesh's axes, slowest first; {} where the step has no mesh."""
   collectives: tuple[Collective, ...]
-  start_tag: int = 0
-  end_tag: int = 1
   notices: tuple[str, ...] = ()
   """What is worth knowing about how the timestamps went in, a sentence each."""
   unstamped: tuple[Untimed, ...] = ()
@@ -84,13 +82,10 @@ class ObservedProgram:
     """Timestamps that one device writes in a step; None where a loop's iterations are not known."""
     if self.bare:
       return 0
-    written = {self.start_tag: 1, self.end_tag: 1}
-    for collective in self.collectives:
-      iterations = collective.iterations
-      if iterations is None:
-        return None
-      written |= dict.fromkeys((*collective.enter_tags, *collective.exit_tags), iterations)
-    return sum(written.values())
+    iterations = [each.iterations for each in self.collectives if each.enter_tag >= 0]
+    if None in iterations:
+      return None
+    return 2 + 2 * sum(filter(None, iterations))
 
 
 @dataclasses.dataclass(frozen=True)

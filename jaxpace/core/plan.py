@@ -67,10 +67,8 @@ class Collective:
   phase: str
   """Phase of the step: "forward" (loss, batch norm), "backward", "update", or "compute" where it is
   unknown."""
-  enter_tags: tuple[int, ...]
-  """Tags of the timestamps before it, without the program's number."""
-  exit_tags: tuple[int, ...]
-  """Tags of the timestamps after it, without the program's number."""
+  enter_tag: int
+  """Tag of the timestamp before it, without the program's number; -1 where it has none."""
   groups: tuple[tuple[int, ...], ...] = ()
   """Ranks that meet, a tuple for each group; () for permutes, and where only the axes tell."""
   pairs: tuple[tuple[int, int], ...] = ()
@@ -94,6 +92,11 @@ class Collective:
   meanwhile: float | None = None
   """Share of the step's operations that may run while it is under way: it needs none of their
   results, and they need none of its. None where that is unknown."""
+
+  @property
+  def exit_tag(self) -> int:
+    """Tag of the timestamp after it, the next; -1 where it has none."""
+    return self.enter_tag if self.enter_tag < 0 else self.enter_tag + 1
 
   @functools.cached_property
   def members(self) -> tuple[tuple[int, ...], ...]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxpace.core.observed import TAG_BITS, ObservedPlan, ObservedProgram
 from jaxpace.core.plan import Collective
-from jaxpace.core.ring_layout import NUMBER, VALUES
+from jaxpace.core.ring_layout import END_TAG, NUMBER, START_TAG, VALUES
 
 _MASK = (1 << TAG_BITS) - 1
 _USUAL_OF = 64
@@ -103,7 +103,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
       continue
     at = np.flatnonzero(number == each)
     execution, begun = _newest(own[at], ns[at], key, programs.by_key[key])
-    starts = ns[at][own[at] == programs.by_key[key].start_tag][-_USUAL_OF - 1:]
+    starts = ns[at][own[at] == START_TAG][-_USUAL_OF - 1:]
     usual = float(np.median(np.diff(starts))) / 1e9 if len(starts) >= 4 else None
     found.append((int(at[-1]), int(at[begun]), execution, usual))
   found.sort(key=lambda entry: entry[0])
@@ -118,7 +118,7 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
   waiting = None
   if kept and executions[-1].pending and now_ns is not None:
     inside = programs.by_key[executions[-1].program].collectives
-    entries = [tag for place, _ in executions[-1].pending for tag in inside[place].enter_tags]
+    entries = [inside[place].enter_tag for place, _ in executions[-1].pending]
     upper = int(number[kept[-1][0]])
     marks = ns[(number == upper) & np.isin(own, entries)]
     waiting = max(0.0, (now_ns - int(marks[-1])) / 1e9)
@@ -128,23 +128,17 @@ def position(rank: int, process: int, tag: np.ndarray, ns: np.ndarray, keys: Map
 def _newest(tag: np.ndarray, ns: np.ndarray, key: str,
             program: ObservedProgram) -> tuple[NewestExecution, int]:
   """The newest execution in a program's events, and the place of its first event among them."""
-  first, number = _beginning(tag, ns, program.end_tag)
+  first, number = _beginning(tag, ns)
   tags = tag[first:]
-  most = int(max((max((*each.enter_tags, *each.exit_tags), default=0)
-                  for each in program.collectives), default=0))
-  counts = np.bincount(np.minimum(tags, most + 1), minlength=most + 2)
-  # A device has entered once all enter timestamps are there, and leaves at the first exit
-  # timestamp.
-  entered = tuple(min((int(counts[t]) for t in each.enter_tags), default=0)
-                  for each in program.collectives)
-  left = tuple(max((int(counts[t]) for t in each.exit_tags), default=0)
-               for each in program.collectives)
-  ended = bool((tags == program.end_tag).any())
-  last = _last(tags, program, counts, entered, left)
+  counts = Counter(tags.tolist())
+  entered = tuple(counts[each.enter_tag] for each in program.collectives)
+  left = tuple(counts[each.exit_tag] for each in program.collectives)
+  ended = bool((tags == END_TAG).any())
+  last = _last(tags, program, entered, left)
   return NewestExecution(key, number, ended, entered, left, last), first
 
 
-def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int | None]:
+def _beginning(tag: np.ndarray, ns: np.ndarray) -> tuple[int, int | None]:
   """Place of the first event of the newest execution, and its number, None where not known.
 
   It is what comes after the end timestamp of the one before, see
@@ -154,7 +148,7 @@ def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int 
   if not starts.size:
     return 0, None
   newest, number = int(starts[-1]), int(ns[starts[-1]])
-  ends = np.flatnonzero(tag == end_tag)
+  ends = np.flatnonzero(tag == END_TAG)
   if ends.size and newest < ends[-1] < len(tag) - 1:
     # Its first collectives are entered, its start timestamp is not written yet.
     return int(ends[-1]) + 1, number + 1
@@ -164,18 +158,15 @@ def _beginning(tag: np.ndarray, ns: np.ndarray, end_tag: int) -> tuple[int, int 
   return newest, number
 
 
-def _last(tags: np.ndarray, program: ObservedProgram, counts: np.ndarray, entered: tuple[int, ...],
+def _last(tags: np.ndarray, program: ObservedProgram, entered: tuple[int, ...],
           left: tuple[int, ...]) -> tuple[int, int, bool] | None:
-  sides = {t: (place, leaves) for place, each in enumerate(program.collectives)
-           for leaves, own in ((False, each.enter_tags), (True, each.exit_tags)) for t in own}
-  for t in reversed(tags.tolist()):
-    if t not in sides:
-      continue
-    place, leaves = sides[t]
-    # One of several timestamps before a collective: not all of its operands are there yet.
-    if leaves or int(counts[t]) <= entered[place]:
-      return place, (left if leaves else entered)[place] - 1, leaves
-  return None
+  sides = {tag: (place, leaves) for place, each in enumerate(program.collectives)
+           for leaves, tag in ((False, each.enter_tag), (True, each.exit_tag))}
+  newest = next((tag for tag in reversed(tags.tolist()) if tag in sides), None)
+  if newest is None:
+    return None
+  place, leaves = sides[newest]
+  return place, (left if leaves else entered)[place] - 1, leaves
 
 
 _OWN = ("number", "paced", "bare_compile_s", "stamped_compile_s", "notices", "unstamped")

@@ -201,11 +201,9 @@ def _describe(program: Program, stage: Stage, timestamps: BucketTimestamps, axis
   name = phases.collective_name(largest.stack) or largest.primitive.name.removesuffix("_invariant")
   names = tuple(sorted({e.primitive.name for e in equations}))
   operands = [program.avals[v] for e in equations for v in e.reads()]
-  enter, leave = slot_tags(timestamps.slot)
   return Collective(
-      index=timestamps.slot, name=name, phase=stage.segments[-1].phase, enter_tags=(enter,),
-      exit_tags=(leave,),
-      may_begin_early=timestamps.may_begin_early,
+      index=timestamps.slot, name=name, phase=stage.segments[-1].phase,
+      enter_tag=slot_tags(timestamps.slot)[0], may_begin_early=timestamps.may_begin_early,
       meanwhile=schedule.meanwhile(program, stage.bucket),
       primitives=names, kind=of_primitives(names), axes=tuple(_axes(equations, axis)),
       bytes=sum(map(size_bytes, operands)), operands=len(operands),

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxpace.core.observed import ObservedProgram
 from jaxpace.core.plan import Collective, Loop
+from jaxpace.core.ring_layout import slot_tags
 from jaxpace.record.ring.executions import Executions
 
 CLOCK = "profiler"
@@ -194,7 +195,7 @@ def program(number: int, name: str, found: Mapping[str, int], axis: str, ranks: 
   """
   collectives = tuple(Collective(
       index=place, name=each, kind=re.sub(r"\..*", "", each), bytes=None, operands=1, dtypes=(),
-      axes=(axis,), phase="compute", enter_tags=(2 + 2 * place,), exit_tags=(3 + 2 * place,),
+      axes=(axis,), phase="compute", enter_tag=slot_tags(place)[0],
       loops=(Loop(f"loop.{place}", times),) if times > 1 else ())
       for place, (each, times) in enumerate(found.items()))
   return ObservedProgram(number, name, tuple(ranks), {axis: len(ranks)}, collectives, notices=(
@@ -213,7 +214,7 @@ def events(ran: Sequence[Execution], of: ObservedProgram) -> Executions:
   for place, one in enumerate(ran):
     for each in of.collectives:
       for enter, leave in one.collectives.get(each.name, ()):
-        marks += [(place, each.enter_tags[0], enter), (place, each.exit_tags[0], leave)]
+        marks += [(place, each.enter_tag, enter), (place, each.exit_tag, leave)]
   at, tag, ns = np.array(marks, np.int64).reshape(-1, 3).T
   return Executions(np.arange(len(ran)),
                     np.array([one.begin_ns for one in ran], np.int64),

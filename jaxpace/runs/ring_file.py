@@ -195,10 +195,11 @@ def read_plan(directory: pathlib.Path, process: int) -> ProcessPlan:
 def _sound(program: ObservedProgram) -> bool:
   """Whether every number is one that a recorder writes: none asks for more memory than there is."""
   ranks, counts = set(program.ranks), set(program.mesh_axes.values())
-  tags, names = {program.start_tag, program.end_tag}, {program.name, program.bare}
+  tags: set[int] = set()
+  names = {program.name, program.bare}
   for each in program.collectives:
     ranks.update(*each.groups, *each.pairs)
-    tags.update(each.enter_tags, each.exit_tags)
+    tags.update((each.enter_tag, each.exit_tag))
     counts.update((each.index, each.operands, each.bytes or 0,
                    *(loop.trips or 0 for loop in each.loops)))
     names.update((each.name, each.kind, each.source or "", each.operation or ""))

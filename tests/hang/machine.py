@@ -13,10 +13,10 @@ from tests.record.ring import programs
 MS = 1_000_000
 
 
-def collective(index, groups, *, name=None, loops=(), tags=None, kind="all-reduce", pairs=(),
+def collective(index, groups, *, name=None, loops=(), kind="all-reduce", pairs=(),
                axes=("data",)):
   return dataclasses.replace(
-      programs.collective(index, name=name, loops=loops, tags=tags, kind=kind, pairs=tuple(pairs),
+      programs.collective(index, name=name, loops=loops, kind=kind, pairs=tuple(pairs),
                           groups=tuple(map(tuple, groups))), axes=axes)
 
 
@@ -92,26 +92,24 @@ class Machine:
       return False
     if operation == -1:
       self.mark(rank, ring_layout.NUMBER, call)
-      self.mark(rank, self.program.start_tag)
+      self.mark(rank, ring_layout.START_TAG)
       self.at[rank] = call, 0
       return True
     if operation == len(self.scripts[rank]):
-      self.mark(rank, self.program.end_tag)
+      self.mark(rank, ring_layout.END_TAG)
       self.at[rank] = call + 1, -1
       return True
     place, iteration = self.scripts[rank][operation]
     each = self.program.collectives[place]
     if self.inside[rank] is None:
-      for tag in each.enter_tags:
-        self.mark(rank, tag)
+      self.mark(rank, each.enter_tag)
       self.inside[rank] = call, place, iteration, self.group(rank, place)
       self.entered.setdefault(self.inside[rank], set()).add(rank)
       return True
     meeting = self.inside[rank]
     if meeting in self.dead or self.entered[meeting] != set(meeting[3]):
       return False
-    for tag in each.exit_tags:
-      self.mark(rank, tag)
+    self.mark(rank, each.exit_tag)
     self.inside[rank] = None
     self.at[rank] = call, operation + 1
     return True

@@ -41,17 +41,14 @@ def jobs(draw):
       [range(c, ranks, columns) for c in range(columns)],
       [range(ranks)]]
   outer, inner = Loop("outer", draw(st.integers(1, 3))), Loop("inner", draw(st.integers(1, 2)))
-  made, tag = [], 2
+  made = []
   for index in range(draw(st.integers(1, 4))):
-    n = draw(st.integers(1, 2))
-    tags = tuple(range(tag, tag + n)), tuple(range(tag + n, tag + 2 * n))
-    tag += 2 * n
     loops = draw(st.sampled_from([(), (outer,), (outer, inner)]))
     if draw(st.integers(0, 3)) == 0:
       made.append(collective(index, (), pairs=[(r, (r + 1) % ranks) for r in range(ranks)],
-                             loops=loops, tags=tags))
+                             loops=loops))
     else:
-      made.append(collective(index, draw(st.sampled_from(choices)), loops=loops, tags=tags))
+      made.append(collective(index, draw(st.sampled_from(choices)), loops=loops))
   return program(made, ranks), ranks
 
 

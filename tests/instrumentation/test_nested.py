@@ -153,7 +153,7 @@ def test_where_and_how_often_they_run(name, mapped):
   assert [[loop.trips for loop in one.loops] for one in inside] == loops
   assert sorted(one.operands for one in inside) == operands and not paced.plan.unstamped
   assert [one.index for one in inside] == list(range(own, own + len(inside)))
-  tags = [tag for one in inside for tag in (*one.enter_tags, *one.exit_tags)]
+  tags = [tag for one in inside for tag in (one.enter_tag, one.exit_tag)]
   assert sorted(tags) == [tag for one in inside for tag in slot_tags(one.index)]
   for one in inside:
     assert one.axes == ("data",) and one.conditional == (name == "cond")

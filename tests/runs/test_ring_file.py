@@ -82,12 +82,12 @@ def test_a_header_that_promises_terabytes_takes_none(tmp_path):
 
 def plan():
   gather = Collective(
-      0, "all-gather.1", "all-gather", 4096, 1, ("float32",), ("data",), "forward", (2,), (3,),
+      0, "all-gather.1", "all-gather", 4096, 1, ("float32",), ("data",), "forward", 2,
       groups=((0, 1), (2, 3)), loops=(Loop("while.1", 4),), source="model.py:12",
       operation="jit(step)/dot_general")
   permute = Collective(
       1, "collective-permute.2", "collective-permute", None, 1, ("bfloat16",), (), "compute",
-      (4, 6), (5, 7), pairs=((0, 1), (1, 0)), loops=(Loop("while.2", None),), conditional=True)
+      4, pairs=((0, 1), (1, 0)), loops=(Loop("while.2", None),), conditional=True)
   return ObservedPlan((ObservedProgram(
       1, "train_step", (0, 1, 2, 3), {"data": 2, "tensor": 2}, (gather, permute),
       notices=("as it is",), unstamped=(Untimed("x", "psum", None, "why"),),
@@ -114,7 +114,8 @@ def test_a_file_without_a_plan_is_refused(tmp_path):
 
 @pytest.mark.parametrize("path, value", [
     (("number",), -1), (("number",), 1 << 12), (("ranks",), ["0"]),
-    (("collectives", 0, "groups"), [[-1]]), (("collectives", 0, "enter_tags"), [1 << 20]),
+    (("collectives", 0, "groups"), [[-1]]), (("collectives", 0, "enter_tag"), 1 << 20),
+    (("collectives", 0, "enter_tag"), -1),
     (("collectives", 0, "loops", 0, "trips"), -3), (("collectives", 0, "index"), None),
     (("collectives",), {}), (("mesh_axes",), []), (("ranks",), [1 << 24]),
     (("collectives", 0, "name"), "a" * 4097), (("collectives", 0, "bytes"), 1 << 62)])

@@ -67,7 +67,7 @@ def _found(program: text.CompiledText, placed: text.Placed, kind: str, partition
   types = [array for operand in one.operands if operand in body
            for array in text.arrays(body[operand].shape)]
   return Collective(
-      index=0, name=one.name, kind=kind, axes=(), phase=COMPUTE, enter_tags=(), exit_tags=(),
+      index=0, name=one.name, kind=kind, axes=(), phase=COMPUTE, enter_tag=-1,
       bytes=sum(math.prod(sizes) * _bits(kind) for kind, sizes in types) // 8, operands=len(types),
       dtypes=tuple(dict.fromkeys(dtype(kind) for kind, _ in types)),
       groups=groups.parse(said or "{}", partitions) if pairs is None else (),

@@ -72,7 +72,7 @@ def timestamped(request: Request, number: Callable[[], int], name: str, ranks: M
       paced=int(noted[1]) if noted else None, bare_compile_s=compiled - began,
       stamped_compile_s=loaded - compiled,
       unstamped=tuple(Untimed(one.name, one.kind, one.bytes, "no timestamp was left beside it")
-                      for one in tagged if not one.enter_tags)))
+                      for one in tagged if one.enter_tag < 0)))
 
 
 def _put(request: Request, serialized: bytes, program: int, names: Container[str],
@@ -159,22 +159,20 @@ def _tagged(found: Sequence[Collective], enter_tags: Mapping[str, Sequence[int]]
   """Collectives with the tags of their timestamps; none for those that are not found."""
   tags = {name: iter(each) for name, each in enter_tags.items()}
 
-  def taken(name: str) -> int | None:
-    return next(tags.get(name, iter(())), None)
+  def taken(name: str) -> int:
+    return next(tags.get(name, iter(())), -1)
 
   own = [taken(one.name if one.name in tags else gpu_thunks.unnamed(one.kind)) for one in found]
-  if all(tag is None for tag in own):
+  if max(own, default=-1) < 0:
     raise TimestampError("none of its collectives is found among what it runs")
-  return [one if tag is None else
-          dataclasses.replace(one, enter_tags=(tag,), exit_tags=(tag + 1,))
-          for one, tag in zip(found, own, strict=True)]
+  return [dataclasses.replace(one, enter_tag=tag) for one, tag in zip(found, own, strict=True)]
 
 
 def _described(found: Sequence[Collective], mesh: Sequence[tuple[str, int]],
                devices: np.ndarray | None, ranks: Sequence[int], first: int = 0
                ) -> tuple[Collective, ...]:
   """Those that have timestamps, as a plan says of them."""
-  timed = [one for one in found if one.enter_tags]
+  timed = [one for one in found if one.enter_tag >= 0]
   phase_of = _phases([one.operation for one in timed])
   return tuple(dataclasses.replace(
       one, index=index, phase=phase, axes=_axes(one, mesh, devices),

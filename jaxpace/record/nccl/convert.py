@@ -236,7 +236,7 @@ def _slots(found: Sequence[Stream], who: Members) -> tuple[list[dict[str, Any]],
     groups = tuple(sorted(group_of[stream.key[0]] for stream in together))
     for size in together[0].pattern:
       name = together[0].key[1]
-      one = Collective(len(slots), f"{name}.{counts[name]}", kind, size, 1, (), (), "", (), (),
+      one = Collective(len(slots), f"{name}.{counts[name]}", kind, size, 1, (), (), "", -1,
                        groups)
       slots.append({"slot": one.index, **one.to_json()})
       counts[name] += 1

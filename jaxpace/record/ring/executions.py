@@ -225,46 +225,28 @@ class Occurrences(NamedTuple):
 
 
 def occurrences(executions: Executions, collectives: Sequence[Collective]) -> Occurrences:
-  """Matches enter and exit timestamps.
-
-  The t-th mark with a tag belongs to the t-th time that its collective ran. Where a collective has
-  several tags, since the compiler combined several into it, the device enters at the last of its
-  enter timestamps and leaves at the first of its exit timestamps. A tag may be the exit of several:
-  of all-reduces that are summed, which compilers for GPUs make one. One that lacks a timestamp is
-  left out.
-  """
-  marks = sorted((tag, place, leaves) for place, each in enumerate(collectives)
-                 for leaves, tags in enumerate((each.enter_tags, each.exit_tags)) for tag in tags)
-  if not marks or not executions.tag.size:
-    return Occurrences(_NONE, _NONE, _NONE, _NONE, _NONE)
-  tags, places, sides = np.array(marks, np.int64).T
-  iteration = _count_before(executions.of << TAG_BITS | executions.tag)
-  # Of each timestamp, what it is the entry or exit of.
-  begin = np.searchsorted(tags, np.arange(tags[-1] + 3))
-  tag = np.minimum(executions.tag, tags[-1] + 1)
-  first, owners = begin[tag], begin[tag + 1] - begin[tag]
-  event = np.repeat(np.arange(len(owners)), owners)
-  owner = first[event] + np.arange(len(event)) - np.repeat(np.cumsum(owners) - owners, owners)
-  ns, side = executions.ns[event], sides[owner]
-  shape = len(executions.number), len(collectives), int(iteration.max()) + 1
-  run = (executions.of[event] * shape[1] + places[owner]) * shape[2] + iteration[event]
-  order = np.argsort(run, kind="stable")
-  run, ns, side = run[order], ns[order], side[order]
-  fresh = np.diff(run, prepend=-1) > 0
-  found, at = run[fresh], np.cumsum(fresh) - 1
-  span = np.iinfo(np.int64)
-  enter, leave = np.full(len(found), span.min), np.full(len(found), span.max)
-  np.maximum.at(enter, at[side == 0], ns[side == 0])
-  np.minimum.at(leave, at[side == 1], ns[side == 1])
-  execution, place, iteration = np.unravel_index(found, shape)
-  expected = np.array([(len(each.enter_tags), len(each.exit_tags)) for each in collectives])
-  counts = np.bincount(2 * at + side, minlength=2 * len(found)).reshape(-1, 2)
-  whole = np.flatnonzero((counts == expected[place]).all(axis=1))
-  leave = np.maximum(leave, enter)
-  whole = whole[np.lexsort((leave[whole], enter[whole], execution[whole]))]
+  """Matches enter and exit timestamps: the t-th with a tag is of the t-th time that its collective
+  ran. One that lacks a timestamp is left out."""
   index = np.array([each.index for each in collectives], np.int64)
-  return Occurrences(execution[whole], index[place[whole]], iteration[whole], enter[whole],
-                     leave[whole])
+  tags = np.array([each.enter_tag for each in collectives], np.int64)
+  # By tag: the place of the collective that it is of, -1 for none.
+  most = int(tags.max(initial=-2)) + 2
+  place_of = np.full(most + 1, -1)
+  place_of[tags[tags >= 0]] = place_of[tags[tags >= 0] + 1] = np.flatnonzero(tags >= 0)
+  at = np.flatnonzero(place_of[np.minimum(executions.tag, most)] >= 0)
+  if not at.size:
+    return Occurrences(_NONE, _NONE, _NONE, _NONE, _NONE)
+  of, tag, ns = executions.of[at], executions.tag[at].astype(np.int64), executions.ns[at]
+  iteration, place = _count_before(of << TAG_BITS | tag), place_of[tag]
+  shape = len(executions.number), len(collectives), int(iteration.max()) + 1
+  run, leaves = np.ravel_multi_index((of, place, iteration), shape), tag > tags[place]
+  found, enter, leave = np.intersect1d(run[~leaves], run[leaves], True, return_indices=True)
+  execution, place, iteration = np.unravel_index(found, shape)
+  enter = ns[~leaves][enter]
+  leave = np.maximum(ns[leaves][leave], enter)
+  order = np.lexsort((leave, enter, execution))
+  return Occurrences(execution[order], index[place[order]], iteration[order], enter[order],
+                     leave[order])
 
 
 def _count_before(values: np.ndarray) -> np.ndarray:

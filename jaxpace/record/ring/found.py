@@ -177,7 +177,7 @@ class StepFinder:
       programs.add(self._iteration_of[program.number])
     number = self._iteration_of[program.number].number
     last = [one for one in inside if _is_each_time(one)][-1]
-    count = self._collector.iterate(program.number, last.exit_tags[0], number)
+    count = self._collector.iterate(program.number, last.exit_tag, number)
     if count:
       self._source.meet()
     return [(number, at) for at in range(count)]

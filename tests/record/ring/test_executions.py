@@ -84,13 +84,12 @@ def run_of(program, draw):
 
   def once(each):
     nonlocal ns
-    times = {}
-    for side, tags in (("enter", each.enter_tags), ("exit", each.exit_tags)):
-      for tag in draw(st.permutations(tags)):
-        ns += draw(st.integers(0, 20))
-        marks.append((tag, ns))
-        times.setdefault(side, []).append(ns)
-    truth.append((each.index, ran[each.index], max(times["enter"]), min(times["exit"])))
+    times = []
+    for tag in (each.enter_tag, each.exit_tag):
+      ns += draw(st.integers(0, 20))
+      marks.append((tag, ns))
+      times.append(ns)
+    truth.append((each.index, ran[each.index], *times))
     ran[each.index] += 1
 
   def body(members, depth):
@@ -131,23 +130,12 @@ def test_marks_of_loops_come_back_as_the_turns_that_were_run(data):
 
 
 def test_a_branch_that_was_not_taken_and_a_mark_that_is_missing_leave_no_occurrence():
-  made = program(collective(0), collective(1), collective(2, tags=((6, 7), (8, 9))))
-  events = [(NUMBER, 0), (0, 1), (2, 5), (3, 9), (6, 11), (8, 12), (9, 13), (99, 14), (1, 20)]
+  made = program(collective(0), collective(1), collective(2), collective(3))
+  events = [(NUMBER, 0), (0, 1), (2, 5), (3, 9), (6, 11), (9, 13), (99, 14), (1, 20)]
   found = occurrences(fed(Splitter(), events), made.collectives)
   assert ((found.collective.tolist(), found.enter_ns.tolist(), found.exit_ns.tolist())
           == ([0], [5], [9]))
 
-
-def test_an_exit_that_several_share_is_that_of_each():
-  one, other = collective(0, tags=((2,), (7,))), collective(1, tags=((3, 4), (7,)))
-  alone = collective(2, tags=((5,), (6,)))
-  executions = fed(Splitter(), [
-      (NUMBER, 0), (0, 10), (2, 11), (3, 12), (4, 14), (7, 20), (5, 21), (6, 25),
-      (2, 31), (3, 32), (4, 33), (7, 40), (1, 50)])
-  found = occurrences(executions, [one, other, alone])
-  assert list(zip(found.collective.tolist(), found.iteration.tolist(), found.enter_ns.tolist(),
-                  found.exit_ns.tolist(), strict=True)) == [
-      (0, 0, 11, 20), (1, 0, 14, 20), (2, 0, 21, 25), (0, 1, 31, 40), (1, 1, 33, 40)]
 
 
 def plain_sums(start, end, rows):

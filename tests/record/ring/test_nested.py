@@ -22,10 +22,10 @@ PLAN = Plan(
            Timestamp("enter", "backward", 0),
            Timestamp("exit", "sync", 0), Timestamp("end", "update")),
     collectives=(traced(0, "grads", bytes=64),),
-    inside=(traced(1, "psum.0", phase="forward", loops=(Loop("scan.0", 3),), enter_tags=(34,),
-                   exit_tags=(35,), source="model.py:3"),
+    inside=(traced(1, "psum.0", phase="forward", loops=(Loop("scan.0", 3),), enter_tag=34,
+                   source="model.py:3"),
             traced(2, "gather", ("all_gather",), operands=2, index_groups=((0, 1),),
-                   conditional=True, enter_tags=(36, 38), exit_tags=(37, 39))),
+                   conditional=True, enter_tag=36)),
     order=(1, 0, 2))
 
 
@@ -50,13 +50,11 @@ def recorded(draw):
     bounds = np.cumsum([begin, *spans])
     times.append(bounds)
     now = int(bounds[-1]) + draw(st.integers(1, 20))
-    tags = [(34, 35)] * draw(st.integers(0, 3)) + draw(st.sampled_from([[], [(36, 38, 37, 39)]]))
+    tags = [34, 35] * draw(st.integers(0, 3)) + draw(st.sampled_from([[], [36, 37]]))
     at = begin
-    for own in tags:
-      enters, leaves = own[:len(own) // 2], own[len(own) // 2:]
-      for tag in (*enters, *leaves):
-        at = min(int(bounds[2]), at + draw(st.integers(0, 15)))
-        marks.append((len(times) - 1, tag, at))
+    for tag in tags:
+      at = min(int(bounds[2]), at + draw(st.integers(0, 15)))
+      marks.append((len(times) - 1, tag, at))
   return np.array(times), executions(times, marks)
 
 
@@ -71,13 +69,11 @@ def test_each_nanosecond_of_waiting_leaves_its_phase_and_counts_once(case):
   rows = []
   for row in range(len(times)):
     occurrences = []
-    for number, (enters, leaves) in enumerate((((34,), (35,)), ((36, 38), (37, 39)))):
-      by_tag = {tag: ran.ns[(ran.of == row) & (ran.tag == tag)].tolist()
-                for tag in (*enters, *leaves)}
-      for iteration in range(min(map(len, by_tag.values()))):
-        enter, leave = (choose(by_tag[tag][iteration] for tag in tags)
-                        for choose, tags in ((max, enters), (min, leaves)))
-        occurrences.append((max(leave, enter), enter, number, iteration))
+    for number, tags in enumerate(((34, 35), (36, 37))):
+      pairs = zip(*(ran.ns[(ran.of == row) & (ran.tag == tag)].tolist() for tag in tags),
+                  strict=True)
+      occurrences += [(leave, enter, number, iteration)
+                      for iteration, (enter, leave) in enumerate(pairs)]
     waited = set()
     for leave, enter, number, iteration in occurrences:
       rows.append((row, 1 + (iteration if number == 0 else 3), enter, leave))
