@@ -98,8 +98,8 @@ def _of_hosts(directory: pathlib.Path, count: int) -> tuple[int, ...]:
   from jaxpace.runs.groups import groups
   from jaxpace.runs.problems import plural
   hosts: dict[str, list[int]] = {}
-  for _, info in sorted(rundir.read_processes(directory, None, []), key=lambda one: one[0]):
-    hosts.setdefault(str(info.get("hostname")), []).extend(info.get("ranks") or [])
+  for one in sorted(rundir.read_processes(directory, None, []), key=lambda one: one.process):
+    hosts.setdefault(one.host, []).extend(one.ranks)
   devices = sum(map(len, hosts.values()))
   if not devices:
     raise RequestError(

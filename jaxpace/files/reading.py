@@ -155,7 +155,7 @@ def parse(data: bytes) -> dict[str, Any]:
   return _clean(value, 0)
 
 
-def check(value: dict[str, Any], schema: type[msgspec.Struct]) -> Document:
+def check(value: dict[str, Any], schema: type) -> Document:
   """Leaves out of an object what is not as its schema says. The object is changed.
 
   Raises:

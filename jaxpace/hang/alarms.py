@@ -10,11 +10,11 @@ import os
 import pathlib
 from typing import Annotated, Any, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from jaxpace.files.folders import Folder
 from jaxpace.files.reading import UnreadableError, check, parse, read_end
-from jaxpace.files.schemas import Count, Line, Nanoseconds, Number, Numbers, Seconds, Step, Text
+from jaxpace.files.schemas import Count, Line, Nanoseconds, Number, Seconds, Step, Text
 from jaxpace.runs.problems import list_ranks
 
 _LOG = logging.getLogger("jaxpace")
@@ -22,6 +22,7 @@ FOLDER = "watchdog"
 _LARGEST, _MOST = 16 << 20, 10_000
 """Bytes that are read of a process's file, from its end; events."""
 
+Ranks = Annotated[tuple[Number, ...], Meta(max_length=1 << 20)]
 State = Literal["silent", "outside", "left", "absent", "service"]
 """Why a process has not arrived.
 
@@ -66,6 +67,15 @@ class LateProcess:
 
 
 @dataclasses.dataclass(frozen=True)
+class LateCause:
+  """Why ranks wait within a step."""
+
+  kind: Line = ""
+  ranks: Ranks = ()
+  collective: Line | None = None
+
+
+@dataclasses.dataclass(frozen=True)
 class Late:
   """What a watchdog has found.
 
@@ -78,17 +88,16 @@ class Late:
     process: index of the process that says so.
     timestamps: which collective of an observed step is not finished, who waits in it and for whom,
       in sentences.
-    causes: the same briefly: "kind", "ranks" and "collective" of each cause, that which keeps most
-      ranks first.
+    causes: the same briefly, that which keeps most ranks first.
   """
 
-  step: int
-  waited: float
-  late: tuple[LateProcess, ...]
-  arrived: tuple[int, ...]
-  process: int
-  marks: tuple[str, ...] = ()
-  causes: tuple[dict[str, Any], ...] = ()
+  step: Step = 0
+  waited: Seconds = 0.0
+  late: Annotated[tuple[LateProcess, ...], Meta(max_length=1 << 17)] = ()
+  arrived: Ranks = ()
+  process: Number = 0
+  marks: Annotated[tuple[Line, ...], Meta(max_length=4096)] = ()
+  causes: Annotated[tuple[LateCause, ...], Meta(max_length=4096)] = ()
 
   def text(self) -> str:
     """Says it in words, a line for each late process, each stack indented below its process."""
@@ -114,28 +123,14 @@ class Late:
     return dataclasses.asdict(self)
 
 
-class _Cause(Struct):
-  """Why ranks wait within a step."""
-
-  kind: Line = ""
-  ranks: Numbers = []
-  collective: Line | None = None
-
-
-class _EventLine(Struct):
+@dataclasses.dataclass(frozen=True)
+class _EventLine(Late):
   """A line of `watchdog/<process>.jsonl`."""
 
   event: Line | None = None
   run: Line | None = None
   when_unix_ns: Nanoseconds | None = None
-  process: Number | None = None
-  step: Step | None = None
-  waited: Seconds | None = None
   seconds: Seconds | None = None
-  late: Annotated[list[LateProcess], Meta(max_length=1 << 17)] = []
-  arrived: Numbers = []
-  marks: Annotated[list[Line], Meta(max_length=4096)] = []
-  causes: Annotated[list[_Cause], Meta(max_length=4096)] = []
 
 
 class EventFile:

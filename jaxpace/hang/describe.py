@@ -32,8 +32,6 @@ class Flight:
   programs: ProgramsByKey
   left_out: tuple[str, ...] = ()
   """Rings that are not used, and why, in sentences."""
-  missing: tuple[int, ...] = ()
-  """Processes of the job without a ring that can be used."""
   running: bool = True
   """Whether a process of the job wrote to its ring while the rings were watched, or they were not
   watched."""

@@ -12,10 +12,9 @@ import msgspec
 
 from jaxpace.hosts import distributed
 
-STACK_CHARACTERS = 3000
-"""Longest stack that is sent: the store lives in process 0, and all processes may send one at
-once."""
-STACK_CHARACTERS_IN_LARGE_JOBS = 1000
+STACK_CHARACTERS = (3000, 1000)
+"""Longest stack that is sent; in a large job. The store lives in process 0, and all processes may
+send one at once."""
 LARGE_JOB = 64
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import re
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,9 +19,9 @@ from jaxpace.record.ring.executions import DeviceBuffer
 from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.problems import list_ranks, plural, why_unreadable
 from jaxpace.runs.ring_file import RingFile, read_pulse, read_ring
+from jaxpace.runs.run import Process
 from jaxpace.runs.rundir import read_processes
 
-_RING = re.compile(r"^([0-9]{1,7})\.ring$")
 _MOST_NAMED, _MOST_PROCESSES = 3, 1 << 20
 _MOST_HOLES = 64
 """Slots that a killed process left half written: one a thread."""
@@ -53,36 +52,40 @@ def read_flight(directory: str | os.PathLike[str] | None, *,
     return None
   info = rundir.read_json(directory / rundir.RUN_FILE) or {}
   run, attempt = info.get("run"), info.get("attempt", 0)
-  infos = dict(read_processes(directory, run, []))
-  if rings and not own and _all_clean(rings, infos, info):
+  processes = {one.process: one for one in read_processes(directory, run, [])}
+  if rings and not own and _all_clean(rings, processes, info):
     return Flight({}, ProgramsByKey(), running=False, clean=True)
-  reading = _Reading(directory, run, attempt, infos, own or Flight({}, ProgramsByKey()))
+  reading = _Reading(directory, run, attempt, processes, own or Flight({}, ProgramsByKey()))
   for process, path in rings.items():
     reading.add(process, path)
   # A watchdog knows by their heartbeats how the others are.
   return reading.flight(info, 0.0 if own else reading.watch(WATCHED_SECONDS))
 
 
-def of_ring(blocks: np.ndarray, events: np.ndarray, process: int, plan: ObservedPlan,
-            programs: ProgramsByKey, host: str = "") -> list[Position]:
-  """Where the ranks of this process are, by its own ring in place.
+def of_ring(ranks: np.ndarray, heads: np.ndarray, events: np.ndarray, process: int,
+            plan: ObservedPlan, programs: ProgramsByKey, alive_ns: int | None = None
+            ) -> list[Position]:
+  """Where the ranks of a process are, by its ring, in place or as it was read.
 
   Args:
-    blocks: [buffers] `ring_layout.BUFFER`.
+    ranks: [buffers] int32, less than 0 for none.
+    heads: [buffers] uint64, which may grow.
     events: [buffers, capacity] `ring_layout.EVENT`.
-    process: index of this process.
+    process: index of the process.
     plan: its programs.
     programs: gets them.
-    host: its name.
+    alive_ns: when the process last said that it lives, 0 where it hasn't; None: it is this one.
   """
   keys = programs.add(plan)
   found = []
-  for buffer in range(len(blocks)):
-    tag, ns = _events(events[buffer], lambda buffer=buffer: int(blocks["head"][buffer]))
-    # Read after the timestamps: none of them is later.
-    one = position(int(blocks["rank"][buffer]), process, tag, ns, keys, programs,
-                   time.monotonic_ns())
-    found.append(dataclasses.replace(one, host=host))
+  for buffer, rank in enumerate(ranks.tolist()):
+    if rank >= 0:
+      tag, ns = _events(events[buffer], lambda buffer=buffer: int(heads[buffer]))
+      # Read after the timestamps: none of them is later. A process that has just begun may have
+      # timestamps and no word yet.
+      now = (time.monotonic_ns() if alive_ns is None
+             else max(alive_ns, int(ns[-1])) if len(ns) and alive_ns else None)
+      found.append(position(rank, process, tag, ns, keys, programs, now))
   return found
 
 
@@ -90,8 +93,9 @@ class _Reading:
   """What the files have shown so far."""
 
   def __init__(self, directory: pathlib.Path, run: str | None, attempt: int,
-               infos: Mapping[int, dict[str, Any]], own: Flight):
-    self._directory, self._run, self._attempt, self._infos = directory, run, attempt, infos
+               processes: Mapping[int, Process], own: Flight):
+    self._directory, self._run, self._attempt = directory, run, attempt
+    self._processes = processes
     self._programs, self._positions = own.programs, dict(own.positions)
     self._read = {one.process for one in self._positions.values()}
     self._open: dict[int, tuple[pathlib.Path, RingFile]] = {}
@@ -128,18 +132,12 @@ class _Reading:
     return ring, plan.plan
 
   def _take(self, process: int, path: pathlib.Path, ring: RingFile, plan: ObservedPlan) -> None:
-    info = self._infos.get(process, {})
-    keys = self._programs.add(plan)
-    host, ended_by = info.get("hostname") or "", info.get("ended_by") or ""
-    for buffer, rank in enumerate(ring.ranks.tolist()):
-      if rank < 0 or rank in self._positions:
-        continue
-      tag, ns = _events(ring.events[buffer], lambda buffer=buffer: int(ring.heads[buffer]))
-      # A process that has just begun may have timestamps and no word yet.
-      now = max(ring.alive_ns, int(ns[-1])) if len(ns) and ring.alive_ns else None
-      one = position(rank, process, tag, ns, keys, self._programs, now)
-      self._positions[rank] = dataclasses.replace(
-          one, host=host, ended_by=ended_by, state="closed" if ring.closed else "silent")
+    said = self._processes.get(process, Process(process, {}))
+    for one in of_ring(ring.ranks, ring.heads, ring.events, process, plan, self._programs,
+                       ring.alive_ns):
+      self._positions.setdefault(one.rank, dataclasses.replace(
+          one, host=said.host, ended_by=said.info.get("ended_by") or "",
+          state="closed" if ring.closed else "silent"))
     self._read.add(process)
     if not ring.closed:
       self._open[process] = path, ring
@@ -187,8 +185,8 @@ class _Reading:
     running = not watched or any(one.state == "running" for one in self._positions.values())
     declared = info.get("processes")
     missing = sorted(set(range(min(declared or 0, _MOST_PROCESSES))) - self._read)
-    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), tuple(missing),
-                  running, watched, run=str(info.get("run") or ""))
+    return Flight(self._positions, self._programs, tuple(self._sentences(missing)), running,
+                  watched, run=str(info.get("run") or ""))
 
   def _sentences(self, missing: list[int]) -> Iterable[str]:
     for why, processes in list(self._faults.items())[:_MOST_NAMED]:
@@ -210,17 +208,17 @@ def _rings(directory: pathlib.Path) -> dict[int, pathlib.Path]:
     names = os.listdir(directory / ring_file.FOLDER)
   except OSError:
     return {}
-  found = {int(match[1]): directory / ring_file.FOLDER / name
-           for name in names if (match := _RING.match(name))}
-  return dict(sorted(found.items()))
+  owners = {owner for name in names if (owner := ring_file.process_of(name)) is not None}
+  return {owner: directory / ring_file.FOLDER / ring_file.name(owner)
+          for owner in sorted(owners) if ring_file.name(owner) in names}
 
 
-def _all_clean(rings: Iterable[int], infos: Mapping[int, dict[str, Any]],
+def _all_clean(rings: Iterable[int], processes: Mapping[int, Process],
                info: Mapping[str, Any]) -> bool:
   declared = info.get("processes") or 0
   expected = {*rings, *range(declared if declared <= _MOST_PROCESSES else 0)}
-  return all(process in infos and infos[process].get("closed_cleanly") is True
-             and not infos[process].get("ended_by") for process in expected)
+  return all(process in processes and processes[process].info.get("closed_cleanly") is True
+             and not processes[process].info.get("ended_by") for process in expected)
 
 
 def _events(slots: np.ndarray, head: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -23,8 +23,8 @@ from jaxpace.hang.positions import ProgramsByKey, from_text, to_text
 from jaxpace.hang.read_rings import of_ring, read_flight
 from jaxpace.observation.clocks import host_ring
 
-CHARACTERS, CHARACTERS_IN_LARGE_JOBS = 2000, 700
-"""Longest account of a process's timestamps that is sent in a heartbeat."""
+CHARACTERS = (2000, 700)
+"""Longest account of a process's timestamps that is sent in a heartbeat; in a large job."""
 
 
 def excused(last_heartbeats: Mapping[int, LastHeartbeat], silence: float) -> float:
@@ -116,9 +116,10 @@ def _late(heartbeat: Heartbeat, state: State, seconds: float = 0.0, stack: str =
 def _own_flight(programs: Sequence[ObservedProgram], process: int) -> Flight:
   """Where this process's ranks are, by its own ring in place."""
   known, ring = ProgramsByKey(), host_ring.current()
-  found = of_ring(ring.blocks, ring.events, process, ObservedPlan(tuple(programs)), known,
-                  socket.gethostname())
-  return Flight({one.rank: one for one in found}, known)
+  found = of_ring(ring.blocks["rank"], ring.blocks["head"], ring.events, process,
+                  ObservedPlan(tuple(programs)), known)
+  return Flight({one.rank: dataclasses.replace(one, host=socket.gethostname()) for one in found},
+                known)
 
 
 def own_text(programs: Sequence[ObservedProgram], process: int, most: int) -> str:

@@ -17,11 +17,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from jaxpace.hang import progress, verdict
-from jaxpace.hang.alarms import EventFile, Late
+from jaxpace.hang.alarms import EventFile, Late, LateCause
 from jaxpace.hang.heartbeat import (
   LARGE_JOB,
   STACK_CHARACTERS,
-  STACK_CHARACTERS_IN_LARGE_JOBS,
   Heartbeat,
   LastHeartbeat,
   StoreThread,
@@ -116,8 +115,7 @@ class Watchdog:
     self._process, self._processes, self._beat = 0, 1, _BEAT_SECONDS
     self._number = 0
     self._beaten_at = -math.inf
-    self._compiling_since: float | None = None
-    self._measured_excuse = False
+    self._busy_since: float | None = None  # compiles, or writes a checkpoint
     self._told: tuple[Any, ...] | None = None
     self._overdue_since: float | None = None
     self._reads_before = 0
@@ -223,16 +221,12 @@ class Watchdog:
   def _excused(self, now: float) -> bool:
     """Whether this process takes long for a known reason; sees to it that the time starts anew when
     it ends."""
-    compiling = self._progress.compiling()
-    measured = self._recorder is not None and self._recorder.doing == "checkpoint"
-    if self._measured_excuse and not (compiling or measured):
+    busy = self._progress.compiling() or (
+        self._recorder is not None and self._recorder.doing == "checkpoint")
+    if self._busy_since is not None and not busy:
       self._progress.excuse()
-    self._measured_excuse = compiling or measured
-    if not self._measured_excuse:
-      self._compiling_since = None
-    elif self._compiling_since is None:
-      self._compiling_since = now
-    within = self._compiling_since is not None and now - self._compiling_since < self.first_timeout
+    self._busy_since = None if not busy else now if self._busy_since is None else self._busy_since
+    within = self._busy_since is not None and now - self._busy_since < self.first_timeout
     return within or self._progress.excused()
 
   def _look(self) -> None:
@@ -253,8 +247,6 @@ class Watchdog:
     self._accuse(heartbeat, now, age, limit)
 
   def _heartbeat(self, now: float, age: float, excused: bool, overdue: bool) -> Heartbeat:
-    characters = (STACK_CHARACTERS if self._processes <= LARGE_JOB
-                  else STACK_CHARACTERS_IN_LARGE_JOBS)
     since = self._progress.excused_at
     doing = self._recorder.doing if self._recorder is not None else None
     self._number += 1
@@ -262,14 +254,13 @@ class Watchdog:
                      self._progress.entered, self._progress.completed,
                      self._progress.phase(doing), age,
                      0.0 if excused else 1e9 if since is None else now - since, overdue,
-                     progress.of_thread(self._progress.thread, characters) if overdue else "",
+                     progress.of_thread(self._progress.thread, STACK_CHARACTERS[self._large])
+                     if overdue else "",
                      marks=self._own_marks() if overdue else "")
 
   def _own_marks(self) -> str:
     programs = self._recorder.programs if self._recorder is not None else []
-    large = self._processes > LARGE_JOB
-    return verdict.own_text(programs, self._process,
-                            verdict.CHARACTERS_IN_LARGE_JOBS if large else verdict.CHARACTERS)
+    return verdict.own_text(programs, self._process, verdict.CHARACTERS[self._large])
 
   def _with_marks(self, late: Late) -> Late:
     """Adds what the timestamps of an observed step tell; trouble with that leaves the rest as it
@@ -284,8 +275,8 @@ class Watchdog:
       _LOG.debug("Marks can't be read", exc_info=error)
       return late
     sentences = [sentence for one in found[:_CAUSES] for sentence in one.sentences]
-    causes = [{"kind": one.cause.kind, "ranks": list(one.cause.ranks),
-               "collective": one.document["waits"][0]["collective"]} for one in found]
+    causes = [LateCause(one.cause.kind, one.cause.ranks,
+                        one.document["waits"][0]["collective"]) for one in found]
     return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))
 
   def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
@@ -299,7 +290,11 @@ class Watchdog:
     self._beaten_at = now
     turn = _TURN_SECONDS * (self._process // _READERS)
     self._store_thread.carry(heartbeat,
-                             read=self._processes <= LARGE_JOB or over > turn - _PRELUDE_SECONDS)
+                             read=not self._large or over > turn - _PRELUDE_SECONDS)
+
+  @property
+  def _large(self) -> bool:
+    return self._processes > LARGE_JOB
 
   @property
   def _silence(self) -> float:

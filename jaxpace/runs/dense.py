@@ -204,26 +204,24 @@ def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np
     lowest rank.
   """
   present = table.columns
-  recorded = np.flatnonzero((attempt >= 0).any(axis=1))
   guard = [f"decision_{name}" for name in (*GUARD, *WORK) if f"decision_{name}" in present]
-  if not {"decision_guard_on", "decision_work_uneven"}.intersection(guard) or not recorded.size:
+  if not {"decision_guard_on", "decision_work_uneven"}.intersection(guard):
     guard = []
   causes = {cause.column: cause.name for cause in HOST_CAUSES if cause.column in present}
-  owned = recorded[process_of_rank[recorded] >= 0]
-  if not owned.size:
-    causes = {}
-  if not guard and not causes:
+  recorded = np.flatnonzero((attempt >= 0).any(axis=1))
+  if not recorded.size or not (guard or causes):
     return {}, HostCauses()
-  processes, first = np.unique(process_of_rank[owned], return_index=True)
-  ranks = np.union1d(recorded[:1] if guard else [], owned[first] if causes else []).astype(np.int64)
+  processes, first = np.unique(process_of_rank[recorded], return_index=True)
+  ranks = np.sort(recorded[first])  # the lowest of all is that of its process
   cells = Cells(ranks, axis)
   cells.attempt[0] = attempt[ranks]
   _filled(cells.expect(values=[*guard, *causes]), table, ("step", "rank", "attempt"))
   found = {name: values[0] for name, values in cells.columns.items()}
-  own = np.searchsorted(ranks, owned[first])
+  named = processes >= 0
+  own = np.searchsorted(ranks, recorded[first[named]])
   of_causes = {name: found[column][own] for column, name in causes.items()}
   return ({name.removeprefix("decision_"): found[name][0] for name in guard},
-          HostCauses(processes.astype(np.int64) if causes else HostCauses().processes,
+          HostCauses(processes[named].astype(np.int64),
                      {name: values for name, values in of_causes.items()
                       if np.isfinite(values).any()}))
 

@@ -50,32 +50,22 @@ def read_groups(info: dict[str, Any], entry: dict[str, Any], ranks: int,
   Returns:
     Who meets; None where all ranks do, or nothing is known of it.
   """
-  described = _described(entry.get("groups"), ranks)
-  rows = None
+  everyone = np.arange(ranks)[None]
+  described, rows = _described(entry.get("groups"), ranks), everyone
   if described is None:
-    rows = laid_out(info, entry.get("axis"))
-    rows = laid_out(info) if rows is None else rows
-    described = np.zeros(ranks, np.int64)
-    if rows is not None and rows.size >= ranks:
-      of_device = np.empty(rows.size, np.int64)
-      of_device[rows] = np.arange(len(rows))[:, None]
-      described = of_device[:ranks]
-    else:
-      rows = None
-    inside = _described(entry.get("index_groups"), rows.shape[1] if rows is not None else ranks)
+    found = laid_out(info, entry.get("axis"))
+    found = laid_out(info) if found is None else found
+    rows = rows if found is None or found.size < ranks else found
+    row, along = np.empty((2, rows.size), np.int64)
+    row[rows], along[rows] = np.arange(len(rows))[:, None], np.arange(rows.shape[1])
+    described = row[:ranks]
+    inside = _described(entry.get("index_groups"), rows.shape[1])
     if inside is not None:
-      along = np.arange(ranks)
-      if rows is not None:
-        of_device = np.empty(rows.size, np.int64)
-        of_device[rows] = np.arange(rows.shape[1])[None]
-        along = of_device[:ranks]
-      described = np.where(inside[along] >= 0, described * len(inside) + inside[along], -1)
-  sources = None
-  if point_to_point:
-    sources = _sources(entry.get("pairs"), rows if rows is not None else np.arange(ranks)[None],
-                       ranks)
-    if sources is None:
-      sources = _sources(entry.get("rank_pairs"), np.arange(ranks)[None], ranks)
+      own = inside[along[:ranks]]
+      described = np.where(own >= 0, described * len(inside) + own, -1)
+  sources = _sources(entry.get("pairs"), rows, ranks) if point_to_point else None
+  if sources is None and point_to_point:
+    sources = _sources(entry.get("rank_pairs"), everyone, ranks)
   if sources is None and (described == described[0]).all():
     return None
   return RankGroups(described, sources)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.columns import CAUSES, KEYS, Axis, Columns, seconds_of
+from jaxpace.runs.columns import CAUSES, KEYS, Axis, Columns
 from jaxpace.runs.run import MISSING, Process, Run
 from jaxpace.runs.table_reader import Part, Rows, TableFiles
 
@@ -217,8 +217,7 @@ class Window:
     rows = self._admit(data, now, leads)
     if rows is None:
       return False
-    self._steps.add({name: values if name in (*KEYS, "end_ns") else seconds_of(name, values)
-                     for name, values in rows.items() if name not in SUMS_COLUMNS})
+    self._steps.add({name: values for name, values in rows.items() if name not in SUMS_COLUMNS})
     if all(name in rows for name in SUMS_COLUMNS):
       known = np.all([rows[name] != MISSING for name in SUMS_COLUMNS], axis=0)
       leave = rows["last_exit_ns"][known]

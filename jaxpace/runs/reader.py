@@ -68,9 +68,7 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems: list[str] = []
   info = _read_info(path, problems)
   run_id = _run_id(path, info, problems)
-  processes = tuple(
-      Process(number, said.get("hostname") or "", tuple(said.get("ranks") or ()), said)
-      for number, said in read_processes(path, run_id, problems))
+  processes = tuple(read_processes(path, run_id, problems))
   tables = [open_table(path, name, run_id) for name in ("steps", "collectives")]
   steps_table, collectives_table = tables
   if not steps_table.rows and not collectives_table.rows:

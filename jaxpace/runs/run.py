@@ -26,10 +26,18 @@ class Process:
   """What one process said of itself."""
 
   process: int
-  host: str
-  ranks: tuple[int, ...]
   info: dict[str, Any]
   """Its file as it was read: what it lost, when it last wrote, how it ended."""
+
+  @property
+  def host(self) -> str:
+    """Its host's name; empty where it isn't known."""
+    return self.info.get("hostname") or ""
+
+  @property
+  def ranks(self) -> tuple[int, ...]:
+    """The ranks that are its own."""
+    return tuple(self.info.get("ranks") or ())
 
 
 class HeldTimes(NamedTuple):

@@ -27,6 +27,7 @@ from jaxpace.files.schemas import ProcessFile, RunFile
 from jaxpace.runs import ring_file, schema
 from jaxpace.runs.plain_text import plain
 from jaxpace.runs.problems import why_unreadable
+from jaxpace.runs.run import Process
 from jaxpace.runs.table_reader import parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
@@ -203,16 +204,13 @@ def _move(directory: pathlib.Path, path: pathlib.Path, run: str) -> None:
 
 
 def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
-                   ) -> Iterator[tuple[int, dict[str, Any]]]:
+                   ) -> Iterator[Process]:
   """Reads `process/*.json` of a run.
 
   Args:
     directory: run directory.
     run: id of the run; files of other runs are left out. None takes all.
     problems: gets a sentence for each file that is left out, or parts of it.
-
-  Yields:
-    Index of a process, and its file's values.
   """
   folder = directory / FOLDER
   for file in sorted(folder.glob("*.json")) if folder.is_dir() else []:
@@ -230,7 +228,7 @@ def read_processes(directory: pathlib.Path, run: str | None, problems: list[str]
     elif run is not None and info.get("run", run) != run:
       problems.append(f"process/{file.name} belongs to another run: left out.")
     else:
-      yield number, info
+      yield Process(number, info)
 
 
 class DirectoryLock:

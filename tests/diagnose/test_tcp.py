@@ -132,9 +132,9 @@ def test_processes_of_one_host_have_no_network_between_them():
                             transfer_noise=0.2, host_columns=True, faults=crowded))
   (finding,) = diagnose(run).findings
   assert finding.mode == Verdict.CONTENTION
-  together = tuple(dataclasses.replace(p, host="a") for p in run.processes)
+  together = tuple(dataclasses.replace(p, info={**p.info, "hostname": "a"}) for p in run.processes)
   assert diagnose(dataclasses.replace(run, processes=together)).findings == ()
-  unknown = tuple(dataclasses.replace(p, host="") for p in run.processes)
+  unknown = tuple(dataclasses.replace(p, info={**p.info, "hostname": ""}) for p in run.processes)
   assert ([f.mode for f in diagnose(dataclasses.replace(run, processes=unknown)).findings]
           == [Verdict.CONTENTION])
 

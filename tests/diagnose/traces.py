@@ -27,8 +27,8 @@ def make_run(enter, leave, *, gap=None, delay=None, attempt=None, steps=None, pr
              else np.asarray(processes, np.int32))
   return Run(
       path=pathlib.Path("run"), id="made-up", info={"run": "made-up"},
-      processes=tuple(Process(int(p), hosts[int(p)] if hosts else f"host{p}",
-                              tuple(np.flatnonzero(of_rank == p).tolist()), {})
+      processes=tuple(Process(int(p), {"hostname": hosts[int(p)] if hosts else f"host{p}",
+                                       "ranks": np.flatnonzero(of_rank == p).tolist()})
                       for p in np.unique(of_rank)),
       steps=np.arange(size) if steps is None else np.asarray(steps, np.int64), attempt=attempt,
       end_ns=None, durations=durations,

@@ -73,8 +73,8 @@ def test_or_not_at_all(of, waiting):
 
 
 def test_the_account_is_short(of, waiting):
-  text = verdict.own_text([of], 0, verdict.CHARACTERS)
-  assert 0 < len(text) < verdict.CHARACTERS
+  text = verdict.own_text([of], 0, verdict.CHARACTERS[0])
+  assert 0 < len(text) < verdict.CHARACTERS[0]
   assert Heartbeat.from_text(heartbeat(0, text).heartbeat.to_text()).marks == text
   assert Heartbeat.from_text(heartbeat(0, 3).heartbeat.to_text()) is None
 

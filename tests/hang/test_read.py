@@ -103,7 +103,7 @@ def watched(job, monkeypatch):
 def test_the_late_rank_is_named_from_the_files_alone(job, watched):
   flight = read_flight(job.path)
   first, = describe(flight)
-  assert ((first.cause.kind, first.cause.ranks, flight.running, flight.missing)
+  assert ((first.cause.kind, first.cause.ranks, flight.running, flight.left_out)
           == ("absent", (3,), True, ()))
   assert 30.0 <= flight.waited(first.cause) < 30.1 and watched.asleep == 1
   assert first.said[1].code == "in_call" and first.sentences[1].startswith(
@@ -132,7 +132,7 @@ def test_a_run_that_was_never_observed_or_ended_well_says_nothing(job, watched, 
 def test_a_process_without_a_ring_leaves_its_rank_unknown(job, watched):
   os.unlink(job.path / "marks" / "3.ring")
   flight = read_flight(job.path)
-  assert flight.missing == (3,) and "1 process (3) left no ring here" in flight.left_out[0]
+  assert "1 process (3) left no ring here" in flight.left_out[0]
   cause, = describe(flight)
   assert (cause.cause.kind, cause.cause.ranks) == ("unknown", (3,))
 
@@ -142,7 +142,7 @@ def test_a_process_without_a_ring_leaves_its_rank_unknown(job, watched):
 def test_rings_of_another_start_are_left_out(job, watched, change, said):
   job.process(3, **change)
   flight = read_flight(job.path)
-  assert flight.missing == (3,) and said in flight.left_out[0] and 3 not in flight.positions
+  assert said in flight.left_out[0] and 3 not in flight.positions
 
 
 def test_a_plan_that_is_missing_or_of_another_attempt_makes_the_marks_useless(job, watched):
@@ -226,7 +226,8 @@ def test_own_marks_are_read_in_place(job):
   library.functions().jaxpace_mark_here(1, of.number, 2, 1)
   time.sleep(0.02)
   programs = ProgramsByKey()
-  found = of_ring(ring.blocks, ring.events, 0, type(job.machine.plan)((of,)), programs)
+  found = of_ring(ring.blocks["rank"], ring.blocks["head"], ring.events, 0,
+                  type(job.machine.plan)((of,)), programs)
   assert [one.rank for one in found] == ring.ranks
   assert (found[1].current.pending == [(0, 0)] and found[1].waiting >= 0.02
           and found[1].current.number >= 0)

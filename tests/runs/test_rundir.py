@@ -80,12 +80,12 @@ def test_those_of_the_run_are_read_and_all_else_is_a_problem(tmp_path):
   write(tmp_path, "5.json", "{")
   write(tmp_path, "mine.json", {"run": "a"})
   problems = []
-  found = dict(rundir.read_processes(tmp_path, "a", problems))
-  assert list(found) == [0, 3] and found[0]["hostname"] == "x"
+  first, second = rundir.read_processes(tmp_path, "a", problems)
+  assert (first.process, first.host, second.process) == (0, "x", 3)
   assert len(problems) == 3
   for name, problem in zip(("4", "5", "mine"), problems, strict=True):
     assert problem.startswith(f"process/{name}.json ")
-  assert sorted(dict(rundir.read_processes(tmp_path, None, []))) == [0, 3, 4]
+  assert [p.process for p in rundir.read_processes(tmp_path, None, [])] == [0, 3, 4]
 
 
 def test_a_file_that_may_not_be_read_is_a_problem(tmp_path, monkeypatch):

@@ -101,8 +101,7 @@ class ProcessFiles:
       if info is None or (run is not None and info.get("run", run) != run):
         self._seen.pop(entry.name, None)
         continue
-      process = Process(int(entry.name.removesuffix(".json")), info.get("hostname") or "",
-                        tuple(info.get("ranks") or ()), info)
+      process = Process(int(entry.name.removesuffix(".json")), info)
       self._seen[entry.name] = Seen(process, timestamp, changed, now, True)
     for name in set(self._seen) - there:
       del self._seen[name]
