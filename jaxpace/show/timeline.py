@@ -10,7 +10,6 @@ import numpy as np
 
 from jaxpace.diagnose.accounting import account
 from jaxpace.diagnose.clock_alignment import Alignment, align
-from jaxpace.diagnose.groups import Waits
 from jaxpace.diagnose.modes.inputs import Finding
 from jaxpace.diagnose.step_times import busy
 from jaxpace.runs.dense import Bounds
@@ -43,42 +42,30 @@ class TimelineWaits(NamedTuple):
 def collective_waits(run: Run) -> list[TimelineWaits]:
   """Who was last and how long the transfer took, as the report accounts for them; by waits where it
   does not."""
-  work = busy(run, slice(0, len(run.steps))) if run.collectives else None
-  newest = run.attempt.max(axis=0)
-  found = []
-  split = account(work).waits if work is not None and not work.meetings.all_meet else None
-  for c, collective in enumerate(run.collectives):
-    assert work is not None
+  if not run.collectives:
+    return []
+  work, newest = busy(run, slice(0, len(run.steps))), run.attempt.max(axis=0)
+  accounted, found = work.valid.any(axis=0), []
+  for collective, split in zip(run.collectives, account(work).waits, strict=True):
     there = ((collective.enter_ns != MISSING) & (collective.exit_ns != MISSING)
              & (collective.attempt == newest))
     wait = np.where(there, np.clip(collective.exit_ns - collective.enter_ns, 0, None),
                     np.iinfo(np.int64).max)
-    exposed = np.where(work.valid, work.wait[c] * 1e9, np.inf).min(axis=0)
-    some, accounted = there.any(axis=0), work.valid.any(axis=0)
-    arrival = np.where(work.valid, work.arrival[c], -np.inf)
-    if split is not None:
-      found.append(_in_groups(split[c], work.valid, wait, there))
-      continue
-    last = np.where(accounted, arrival.argmax(axis=0), wait.argmin(axis=0))
-    least = np.where(some, wait.min(axis=0), -1)
-    transfer = np.where(accounted, np.rint(np.where(accounted, exposed, 0)).astype(np.int64), least)
-    found.append(TimelineWaits(last, transfer, np.where(there, wait, 0).max(axis=0)))
+    # Where ranks wait for those of their own group only: of the group that waits longest.
+    longest = np.where(split.there, split.early, -1.0).argmax(axis=0)[None]
+    last = np.take_along_axis(split.last, longest, axis=0)[0]
+    of_ranks = np.where(work.valid & np.isfinite(split.transfer),
+                        np.rint(np.nan_to_num(split.transfer) * 1e9), -1).astype(np.int64)
+    transfer = np.take_along_axis(of_ranks, longest, axis=0)[0]
+    if work.meetings.all_meet:
+      last = np.where(accounted, last, wait.argmin(axis=0))
+      least = np.where(there.any(axis=0), wait.min(axis=0), -1)
+      transfer = np.where(accounted, transfer, least)
+      found.append(TimelineWaits(last, transfer, np.where(there, wait, 0).max(axis=0)))
+    else:
+      most = np.where(there & (split.last == last), wait, 0).max(axis=0)
+      found.append(TimelineWaits(last, transfer, most, (split.last, of_ranks)))
   return found
-
-
-def _in_groups(waits: Waits, valid: np.ndarray, wait: np.ndarray, there: np.ndarray
-               ) -> TimelineWaits:
-  """The same where ranks wait for those of their own group only: of the group that waits
-  longest."""
-  longest = np.where(waits.there, waits.early, -1.0).argmax(axis=0)[None]
-  last = np.take_along_axis(waits.last, longest, axis=0)[0]
-  took = np.take_along_axis(waits.transfer, longest, axis=0)[0]
-  transfer = np.where(valid.any(axis=0) & np.isfinite(took), np.rint(np.nan_to_num(took) * 1e9),
-                      -1).astype(np.int64)
-  of_rank = np.where(valid & np.isfinite(waits.transfer),
-                     np.rint(np.nan_to_num(waits.transfer) * 1e9), -1)
-  most = np.where(there & (waits.last == last), np.where(there, wait, 0), 0).max(axis=0)
-  return TimelineWaits(last, transfer, most, (waits.last, of_rank.astype(np.int64)))
 
 
 MOST_SLICES = 2_000_000
