@@ -8,7 +8,6 @@ each described by the table `steps`.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -84,20 +83,14 @@ def _merged(chains: Sequence[Sequence[int]], size: int) -> list[int]:
   for chain in chains:
     for one, next_one in itertools.pairwise(chain):
       behind[one].add(next_one)
-  ahead = np.bincount([at for after in behind for at in after], minlength=size)
-  ready = np.flatnonzero(ahead == 0).tolist()
-  left = dict.fromkeys(range(size))
-  result = []
+  ahead = np.bincount([at for after in behind for at in after], minlength=size).tolist()
+  left, result = dict.fromkeys(range(size)), []
   while left:
-    at = heapq.heappop(ready) if ready else next(iter(left))
-    if at not in left:
-      continue
+    at = next((one for one in left if not ahead[one]), next(iter(left)))
     del left[at]
     result.append(at)
     for after in behind[at]:
       ahead[after] -= 1
-      if not ahead[after]:
-        heapq.heappush(ready, after)
   return result
 
 
@@ -181,14 +174,6 @@ class Chosen(NamedTuple):
   left_out: tuple[str, ...]  # what a reader of the report must know, in sentences
 
 
-def observed_slots(info: dict[str, Any]) -> dict[int, int] | None:
-  """Program of each slot of an observed run; None where the run is not one."""
-  planned = _planned(info)
-  if all(entry.get("of") is None for entry in planned.values()):
-    return None
-  return {slot: entry.get("program") or 0 for slot, entry in planned.items() if slot is not None}
-
-
 def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
            ranks: int) -> Chosen | None:
   """Finds out which steps and collectives are laid out.
@@ -202,9 +187,12 @@ def choose(info: dict[str, Any], table: TableFiles, axis: Axis,
   Returns:
     The choice; None where the run is not an observed one, or none of its collectives were written.
   """
-  planned = observed_slots(info)
-  if planned is None or not table.rows or not axis.size:
+  entries = _planned(info)
+  if (not table.rows or not axis.size
+      or all(entry.get("of") is None for entry in entries.values())):
     return None
+  planned = {slot: entry.get("program") or 0 for slot, entry in entries.items()
+             if slot is not None}
   programs = sorted(set(planned.values()))
   rows, seen = _count(table, axis, planned, programs)
   if not rows.any():

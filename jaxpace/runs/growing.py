@@ -135,7 +135,7 @@ STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_
 COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns",
                        "held_ns")
 SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
-"""Of observed steps: see `Window.add_steps`."""
+"""Of observed steps: see `Window.add`."""
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in dense.GUARD)
 _SILENT = 15.0
 """Seconds after which a rank that brings no rows is not waited for any more: the others' steps
@@ -191,25 +191,18 @@ class Window:
     """[R] last step that each rank has brought, -1 for none."""
     return self._last[:self.ranks]
 
-  def add_collectives(self, data: Columns, now: float) -> bool:
-    """Takes rows of the table `collectives` in, at `now` (seconds, monotonic). Returns whether any
-    row counted."""
-    rows = self._admit(data, now, leads=True)
-    if rows is not None:
-      self._collectives.add(rows)
-    return rows is not None
+  def add(self, data: Columns, now: float, leads: bool = True) -> bool:
+    """Takes rows of the table `collectives` or `steps` in.
 
-  def add_steps(self, data: Columns, now: float, leads: bool) -> bool:
-    """Takes rows of the table `steps` in.
-
-    Of an observed step they hold the time in all its collectives together and the last exit: that
-    is taken for one collective, which ranks enter when they have been busy for as long as they were
-    in the whole step.
+    Those of observed steps hold the time in all collectives together and the last exit: that is
+    taken for one collective, which ranks enter when they have been busy for as long as they were in
+    the whole step.
 
     Args:
       data: the rows.
       now: seconds, monotonic.
-      leads: whether they say how far a rank is: where no collectives are recorded.
+      leads: whether they say how far a rank is: those of `steps` only where no collectives are
+        recorded.
 
     Returns:
       Whether any row counted.
@@ -217,6 +210,9 @@ class Window:
     rows = self._admit(data, now, leads)
     if rows is None:
       return False
+    if "collective" in rows:
+      self._collectives.add(rows)
+      return True
     self._steps.add({name: values for name, values in rows.items() if name not in SUMS_COLUMNS})
     if all(name in rows for name in SUMS_COLUMNS):
       known = np.all([rows[name] != MISSING for name in SUMS_COLUMNS], axis=0)

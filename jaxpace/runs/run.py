@@ -299,8 +299,6 @@ def cut(run: Run, first: int) -> Run:
   part = slice(max(first - 1, 0), None)
   return dataclasses.replace(
       _at(run, part), window=(int(run.steps[first]), run.window[1]),
-      end_ns=None if run.end_ns is None else run.end_ns[:, part],
-      previous_exit=None if run.previous_exit is None else run.previous_exit[:, part],
       collectives=tuple(dataclasses.replace(c, enter_ns=c.enter_ns[:, part],
                                             exit_ns=c.exit_ns[:, part], attempt=c.attempt[:, part],
                                             held=None if c.held is None else c.held.at(part))
@@ -312,6 +310,8 @@ def _at(run: Run, steps: slice | np.ndarray) -> Run:
   causes = {name: values[:, steps] for name, values in run.host_causes.columns.items()}
   return dataclasses.replace(
       run, steps=run.steps[steps], attempt=run.attempt[:, steps],
+      end_ns=None if run.end_ns is None else run.end_ns[:, steps],
+      previous_exit=None if run.previous_exit is None else run.previous_exit[:, steps],
       durations={name: values[:, steps] for name, values in run.durations.items()},
       guard={name: values[steps] for name, values in run.guard.items()},
       host_causes=dataclasses.replace(run.host_causes, columns=causes))

@@ -4,7 +4,7 @@ A run directory:
 
     run.json                                    run id, versions, mesh, axis, clock, pacer, plan, config
     process/<process>.json                      that process's host, pid, ranks, and what it lost, if anything
-    steps/<run>-<process>.<first>-<last>.parquet         rolling parts, see `PART_NAME`
+    steps/<run>-<process>.<first>-<last>.parquet         rolling parts, `first` to `last` merged
     collectives/<run>-<process>.<first>-<last>.parquet
     listening/<run>-<process>.<first>-<last>.parquet     where a pacer listened before collectives
     hosts/<run>-<process>.<first>-<last>.parquet
@@ -16,21 +16,11 @@ times. A duration that is not known is null.
 
 from __future__ import annotations
 
-import re
-
 import pyarrow as pa
 
 from jaxpace.runs.step_causes import HOST_CAUSES
 
 SCHEMA_VERSION = 1
-
-PART_NAME = "{run}-p{process:05d}.{first:06d}-{last:06d}.parquet"
-"""Parts `first` to `last`, merged. A part whose range lies inside another's is a leftover of a
-merge: ignore it."""
-
-PART_PATTERN = re.compile(
-    r"^(?P<run>.+)-p(?P<process>\d{5,})\.(?P<first>\d{6,})-(?P<last>\d{6,})\.parquet$")
-"""Reads a `PART_NAME`."""
 
 _NS = pa.int64()
 _WHOSE = (

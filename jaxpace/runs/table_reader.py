@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxpace.files.reading import UnreadableError, check_regular, read_bytes
-from jaxpace.runs import schema
 from jaxpace.runs.columns import (
   ABSENT,
   LIMITS,
@@ -129,7 +129,8 @@ class TableFiles:
     except PermissionError:
       raise
     except _UNREADABLE as error:
-      self._torn(part, f"is corrupt, its remaining rows are left out ({_first_line(error)})")
+      self._left_out(self.torn, part, "is corrupt, its remaining rows are left out "
+                     f"({_first_line(error)}).")
       for inner in self._inside(part):
         yield from self._read_file(inner, columns, keep)
 
@@ -156,7 +157,7 @@ class TableFiles:
       return []
     if isinstance(opened, _Opened):
       return self._with_rows(opened)
-    self._torn(part, f"left out: {opened}")
+    self._left_out(self.torn, part, f"left out: {opened}.")
     return self._inside(part)
 
   def _inside(self, part: Part) -> list[_Opened]:
@@ -172,15 +173,13 @@ class TableFiles:
 
   def _gone(self, part: Part) -> None:
     """The job still runs and has merged this part into another since it was listed."""
-    if part.path.name not in self.vanished:
-      self.vanished.add(part.path.name)
-      self.problems.append(
-          f"{self.name}/{part.path.name} vanished while it was read: is the job still running?")
+    self._left_out(self.vanished, part, "vanished while it was read: is the job still running?")
 
-  def _torn(self, part: Part, why: str) -> None:
-    if part.path.name not in self.torn:
-      self.torn.add(part.path.name)
-      self.problems.append(f"{self.name}/{part.path.name} {why}.")
+  def _left_out(self, among: set[str], part: Part, why: str) -> None:
+    """Says it once."""
+    if part.path.name not in among:
+      among.add(part.path.name)
+      self.problems.append(f"{self.name}/{part.path.name} {why}")
 
 
 class Rows:
@@ -289,7 +288,8 @@ def _first_line(error: BaseException) -> str:
 
 
 class Part(NamedTuple):
-  """A part of a table, by what its file's name says."""
+  """Parts `first` to `last` of a process's table, merged, by what its file's name says. Where that
+  range lies inside another's it is a leftover of a merge."""
 
   run: str
   process: int
@@ -302,16 +302,18 @@ class Part(NamedTuple):
   @property
   def file_name(self) -> str:
     """The name of the part's file."""
-    return schema.PART_NAME.format(**self._asdict())
+    return f"{self.run}-p{self.process:05d}.{self.first:06d}-{self.last:06d}.parquet"
+
+
+_PART_NAME = re.compile(r"^(.+)-p(\d{5,})\.(\d{6,})-(\d{6,})\.parquet$")
 
 
 @functools.lru_cache(1 << 16)
 def parse_part_name(name: str) -> Part | None:
   """Inverse of `Part.file_name`; None for a name that is not a part's."""
-  match = schema.PART_PATTERN.match(name)
-  if not match or int(match["first"]) > int(match["last"]):
-    return None
-  return Part(match["run"], int(match["process"]), int(match["first"]), int(match["last"]))
+  match = _PART_NAME.match(name)
+  part = match and Part(match[1], int(match[2]), int(match[3]), int(match[4]))
+  return part if part and part.first <= part.last else None
 
 
 def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str], int]:

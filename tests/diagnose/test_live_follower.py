@@ -315,12 +315,12 @@ def test_rows_older_than_the_window_change_nothing():
             "exit_ns": np.array(exits)}
 
   ring = parts.Window(8, 1)
-  assert ring.add_collectives(rows(list(range(10, 18)), list(range(8))), 0.0)
-  assert not ring.add_collectives(rows([2, 9], [77, 78]), 1.0)
+  assert ring.add(rows(list(range(10, 18)), list(range(8))), 0.0)
+  assert not ring.add(rows([2, 9], [77, 78]), 1.0)
   run = ring.run(11, 17, pathlib.Path("run"), {}, ())
   assert (run.steps.tolist() == list(range(10, 18))
           and run.collectives[0].exit_ns.tolist() == [list(range(8))])
-  assert ring.add_collectives(rows([19], [9]), 2.0)
+  assert ring.add(rows([19], [9]), 2.0)
   run = ring.run(13, 19, pathlib.Path("run"), {}, ())
   assert run.collectives[0].exit_ns.tolist() == [[2, 3, 4, 5, 6, 7, MISSING, 9]]
 

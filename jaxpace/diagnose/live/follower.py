@@ -57,7 +57,7 @@ class Follower:
       PermissionError: a folder or file can't be read.
     """
     self._read_info()
-    run = self._info.get("run") if isinstance(self._info.get("run"), str) else None
+    run = self._info.get("run")
     self._processes.poll(run, now, unix)
     if self._read_rows(now, unix):
       self._update(now)
@@ -66,7 +66,6 @@ class Follower:
   def _begin(self) -> None:
     """Forgets everything: another run."""
     run = self._info.get("run")
-    run = run if isinstance(run, str) and run else None
     self._collectives = PartFollower(self._path / "collectives", "collectives", run)
     self._rows = PartFollower(self._path / "steps", "steps", run)
     self._processes = ProcessFiles(self._path / "process")
@@ -108,21 +107,20 @@ class Follower:
       ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1)
                                                    for p in self._processes.processes),
                                                   default=0)
-      plan = self._info.get("plan")
-      planned = plan.get("collectives") if isinstance(plan, dict) and not self._observed else None
+      planned = (self._info.get("plan") or {}).get("collectives")
+      slots = 1 if planned is None or self._observed else len(planned)
       self._window = windows.Window(
-          windows.kept_steps(ranks, len(planned) if isinstance(planned, list) else 1,
-                             self._steps + 2), ranks)
+          windows.kept_steps(ranks, slots, self._steps + 2), ranks)
     window, any_new = self._window, False
     if not self._observed:
       for rows in _pieces(self._collectives.poll(windows.COLLECTIVES_COLUMNS, window.size)):
-        any_new, self._timestamped = window.add_collectives(rows, now) or any_new, True
+        any_new, self._timestamped = window.add(rows, now) or any_new, True
     # the sums of an observed step, as of one collective in which all ranks meet
     leads = self._observed or not self._timestamped
     columns = (*windows.STEPS_COLUMNS, *windows.GUARD_COLUMNS,
                *(windows.SUMS_COLUMNS if self._observed else ("end_ns",) if leads else ()))
     for rows in _pieces(self._rows.poll(columns, window.size)):
-      any_new = window.add_steps(rows, now, leads) or any_new
+      any_new = window.add(rows, now, leads) or any_new
     self._timestamped |= self._observed
     written = max((p.newest_unix for p in (self._collectives, self._rows) if p.newest_unix),
                   default=None)
