@@ -54,8 +54,8 @@ def run(args: argparse.Namespace) -> running.Answer:
   concerns = job_concerns(places)
   return running.Answer(
       lambda: render(places, concerns, problems, make_console(), args.run),
-      lambda: {"schema": 1, "processes": [to_plain(place) for place in places],
-               "concerns": [concern.to_json() for concern in concerns], "problems": problems},
+      lambda: to_plain({"schema": 1, "processes": places, "concerns": concerns,
+                        "problems": problems}),
       int(args.strict and any(concern.level == WARNING for concern in concerns)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from jaxpace.show.console import (
   check_target,
   give_up_output,
   refuse,
-  write_document,
+  write_file,
 )
 
 
@@ -79,7 +80,11 @@ def _delivered(answer: Answer, target: str | None) -> int:
     if target != "-":
       answer.show()
     if target:
-      write_document(answer.document(), target)
+      text = json.dumps(answer.document(), indent=1, allow_nan=False) + "\n"
+      if target == "-":
+        sys.stdout.write(text)
+      else:
+        write_file([text.encode("utf-8")], target)
     sys.stdout.flush()
   except BrokenPipeError:
     raise

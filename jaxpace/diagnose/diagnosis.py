@@ -100,7 +100,7 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "overlap": diagnosis.overlap.to_json(diagnosis.step_time.mean)
                  if diagnosis.overlap and diagnosis.step_time else None,
       "locality": {"processes": len(run.locality),
-                   "warnings": [c.to_json() for c in job_concerns(run.locality)
+                   "warnings": [c for c in job_concerns(run.locality)
                                 if c.level == WARNING]},
       "link_probe": _link_probe(diagnosis),
       "hang": hang.to_json() if hang else None,

@@ -283,7 +283,7 @@ def places(diagnosis: Diagnosis) -> dict[str, Any]:
 
   return {"hosts": hosts,
           "trees": outlines(run.locality, of_process),
-          "concerns": [concern.to_json() for concern in job_concerns(run.locality)]}
+          "concerns": job_concerns(run.locality)}
 
 
 # The step time at larger numbers of ranks, or why the run doesn't tell.

@@ -63,8 +63,7 @@ class Membership:
   listener's clock."""
 
   def __init__(self) -> None:
-    self._heartbeats: dict[int, Heartbeat] = {}
-    self._since: dict[int, float] = {}
+    self._known: dict[int, tuple[Heartbeat, float]] = {}
     self._left: set[int] = set()
 
   def update(self, heartbeats: list[Heartbeat], now: float) -> None:
@@ -76,16 +75,16 @@ class Membership:
       now: seconds.
     """
     for heartbeat in heartbeats:
-      known = self._heartbeats.get(heartbeat.process)
+      known, _ = self._known.get(heartbeat.process, (None, 0.0))
       if known is None or (known.number, known.pid) != (heartbeat.number, heartbeat.pid):
-        self._heartbeats[heartbeat.process], self._since[heartbeat.process] = heartbeat, now
-    self._left = (set(self._heartbeats)
+        self._known[heartbeat.process] = heartbeat, now
+    self._left = (set(self._known)
                   - {heartbeat.process for heartbeat in heartbeats if not heartbeat.left})
 
   def last_heartbeats(self, now: float) -> dict[int, LastHeartbeat]:
     """Returns the last heartbeat of every process that ever published one."""
-    return {process: LastHeartbeat(heartbeat, now - self._since[process], process in self._left)
-            for process, heartbeat in self._heartbeats.items()}
+    return {process: LastHeartbeat(heartbeat, now - since, process in self._left)
+            for process, (heartbeat, since) in self._known.items()}
 
 
 _CLOSE_SECONDS = 1.0

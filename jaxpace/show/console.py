@@ -4,7 +4,6 @@ do what it was asked; and the files that their user names, the JSON report above
 from __future__ import annotations
 
 import errno
-import json
 import os
 import pathlib
 import re
@@ -216,23 +215,8 @@ def check_target(target: str, only_files_for: str = "") -> None:
     raise UserError(_refused(path, error)) from error
 
 
-def write_document(document: dict[str, Any], target: str) -> None:
-  """Writes the document to a file, or to standard output for "-".
-
-  Raises:
-    UserError: the file can't be written.
-    OSError: standard output can't be.
-    ValueError: the document holds a NaN or infinity.
-  """
-  text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-  if target == "-":
-    sys.stdout.write(text)
-    return
-  write_file([text.encode("utf-8")], target)
-
-
 def write_file(pieces: Iterable[bytes], target: str) -> None:
-  """Writes what a command made to the file that its user names.
+  """Writes what a command made to the file that its user names, see `check_target`.
 
   A reader of the file sees the old one or the new one, never half of one.
 
@@ -241,7 +225,6 @@ def write_file(pieces: Iterable[bytes], target: str) -> None:
   """
   from jaxpace.files.folders import writing_named
 
-  check_target(target)
   try:
     with writing_named(target) as file:
       file.writelines(pieces)

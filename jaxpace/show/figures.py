@@ -91,7 +91,6 @@ class BatchFigures(NamedTuple):
 
   process: int
   attempt: int
-  ranks: tuple[int, ...]
   last_step: int
   steps: dict[int, int]  # rows by rank
   step_seconds: dict[int, np.ndarray]  # by rank: end to end of each step whose gap is known
@@ -113,18 +112,17 @@ def figures(steps: Columns, collectives: Columns) -> BatchFigures | None:
   if not len(steps.get("step", ())):
     return None
   rank = np.asarray(steps["rank"])
-  ranks = tuple(np.unique(rank).tolist())
-  own = {r: rank == r for r in ranks}
+  own = {r: rank == r for r in np.unique(rank).tolist()}
   names = {name: name.removesuffix("_ns") for name in steps if name.endswith("_ns")}
   phases = {column: "delay" if name == "delay_applied" else name.removeprefix("phase_")
             for column, name in names.items() if name not in _NOT_PHASES}
   known = {column: _known(steps[column]) for column in phases}
   durations = _step_seconds(steps)
-  lowest = own[ranks[0]]
+  lowest = own[min(own)]
   newest = int(np.flatnonzero(lowest)[np.asarray(steps["step"])[lowest].argmax()])
   switches = _known(steps["nivcsw"])[lowest] if "nivcsw" in steps else np.zeros(0)
   return BatchFigures(
-      process=int(steps["process"][0]), attempt=int(np.max(steps["attempt"])), ranks=ranks,
+      process=int(steps["process"][0]), attempt=int(np.max(steps["attempt"])),
       last_step=int(np.max(steps["step"])), steps={r: int(rows.sum()) for r, rows in own.items()},
       step_seconds={r: durations[rows & np.isfinite(durations)] for r, rows in own.items()},
       phases={(r, name): float(np.nansum(known[column][rows])) * 1e-9 for r, rows in own.items()

@@ -82,10 +82,6 @@ class Concern(NamedTuple):
   host: str | None = None
   processes: tuple[int, ...] = ()
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns plain lists and scalars."""
-    return {**self._asdict(), "processes": list(self.processes)}
-
 
 def find_concerns(place: Locality) -> list[Concern]:
   """Everything noteworthy of one process's place, warnings first."""
