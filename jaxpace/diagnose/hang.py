@@ -68,12 +68,12 @@ def find_hang(flight: Flight | None) -> Hang | None:
 
   Args:
     flight: where its ranks are, see `jaxpace.hang.read_rings.read_flight`; None of a run without
-      rings.
+      rings, or that has ended well.
 
   Returns:
     None where nothing is to be said.
   """
-  if flight is None or flight.clean:
+  if flight is None:
     return None
   usual = flight.usual
   if usual is None:

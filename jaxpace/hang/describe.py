@@ -37,8 +37,6 @@ class Flight:
   watched."""
   watched: float = 0.0
   """Seconds for which the rings were watched."""
-  clean: bool = False
-  """Whether all processes have closed their recordings without an error."""
   run: str = ""
   """Id of the run; empty where it isn't known."""
 

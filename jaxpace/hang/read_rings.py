@@ -32,20 +32,18 @@ _LONG, _GLANCE = 3.0, 0.1
 """Seconds; shorter waits are nobody's concern; between two looks."""
 
 
-def read_flight(directory: str | os.PathLike[str] | None, *,
-                own: Flight | None = None) -> Flight | None:
+def read_flight(directory: str | os.PathLike[str], *, own: Flight | None = None) -> Flight | None:
   """Reads the rings of a run.
 
   Args:
-    directory: run directory, of a job that runs, has ended or was killed; None where there is none.
+    directory: run directory, of a job that runs, has ended or was killed.
     own: what is known of ranks better than by their files; their processes' rings are not read.
 
   Returns:
-    Where its ranks are; None where no process has a ring here, as in a run that was never observed.
-    Where ranks have waited for seconds, it takes up to `WATCHED_SECONDS` to see who still writes.
+    Where its ranks are; None where no process has a ring here, as in a run that was never observed,
+    or all have closed their recordings without an error. Where ranks have waited for seconds, it
+    takes up to `WATCHED_SECONDS` to see who still writes.
   """
-  if directory is None:
-    return own
   directory = pathlib.Path(directory)
   rings = _rings(directory)
   if not rings and not own:
@@ -54,7 +52,7 @@ def read_flight(directory: str | os.PathLike[str] | None, *,
   run, attempt = info.get("run"), info.get("attempt", 0)
   processes = {one.process: one for one in read_processes(directory, run, [])}
   if rings and not own and _all_clean(rings, processes, info):
-    return Flight({}, ProgramsByKey(), running=False, clean=True)
+    return None
   reading = _Reading(directory, run, attempt, processes, own or Flight({}, ProgramsByKey()))
   for process, path in rings.items():
     reading.add(process, path)

@@ -147,5 +147,6 @@ def find_in_step(programs: Sequence[ObservedProgram], process: int,
     if other != process and one.heartbeat.marks:
       sent = from_text(one.heartbeat.marks, other, one.heartbeat.host, own.programs, one.silence)
       positions |= {each.rank: each for each in sent}
-  flight = read_flight(directory, own=dataclasses.replace(own, positions=positions))
-  return describe(flight) if flight is not None else ()
+  own = dataclasses.replace(own, positions=positions)
+  flight = read_flight(directory, own=own) if directory is not None else own
+  return describe(flight or own)

@@ -111,8 +111,7 @@ class Watchdog:
     self._events: EventFile | None = None
     self._closing = threading.Event()
     self._thread = threading.Thread(target=self._run, name="jaxpace-watchdog", daemon=True)
-    self._opened = False
-    self._process, self._processes, self._beat = 0, 1, _BEAT_SECONDS
+    self._process, self._processes = 0, 1
     self._number = 0
     self._beaten_at = -math.inf
     self._busy_since: float | None = None  # compiles, or writes a checkpoint
@@ -121,11 +120,9 @@ class Watchdog:
     self._reads_before = 0
 
   def __enter__(self) -> Self:
-    if self._opened:
+    if self._thread.ident is not None:
       raise RuntimeError("A Watchdog is opened once: make a new one for the next loop.")
-    self._opened = True
     self._process, self._processes = distributed.process_index(), distributed.process_count()
-    self._beat = max(_BEAT_SECONDS, self._processes / _BEATS_A_SECOND)
     number = next(_counter)
     if self._processes > 1:
       # The one before may still be asked for what this process did last.
@@ -295,6 +292,11 @@ class Watchdog:
   @property
   def _large(self) -> bool:
     return self._processes > LARGE_JOB
+
+  @property
+  def _beat(self) -> float:
+    """Seconds between two heartbeats."""
+    return max(_BEAT_SECONDS, self._processes / _BEATS_A_SECOND)
 
   @property
   def _silence(self) -> float:

@@ -197,7 +197,7 @@ def late(call=9):
 
 
 def test_nothing_is_said_without_rings_or_after_a_good_end():
-  assert find_hang(None) is None and find_hang(Flight({}, ProgramsByKey(), clean=True)) is None
+  assert find_hang(None) is None and find_hang(Flight({}, ProgramsByKey())) is None
 
 
 @pytest.mark.parametrize("seconds, running, call, said", [

@@ -67,7 +67,8 @@ class Directory:
       file.write(data)
 
   def told(self):
-    return describe(read_flight(self.path))
+    flight = read_flight(self.path)
+    return describe(flight) if flight is not None else ()
 
 
 @pytest.fixture
@@ -124,7 +125,7 @@ def test_a_run_that_was_never_observed_or_ended_well_says_nothing(job, watched, 
   assert read_flight(empty) is None
   for process in range(4):
     job.process(process, closed=1, closed_cleanly=True)
-  assert job.told() == () and read_flight(job.path).clean
+  assert job.told() == () and read_flight(job.path) is None
   job.process(2, closed=1, closed_cleanly=True, ended_by="ValueError: x")
   assert len(job.told()) == 1
 
