@@ -47,6 +47,12 @@ def whom(finding: dict[str, Any]) -> list[str]:
   return found
 
 
+def latest_first(rows: list[dict[str, Any]]) -> list[int]:
+  """Positions of rows of ranks or hosts, the latest first, those of which nothing is known last."""
+  return sorted(range(len(rows)),
+                key=lambda i: (rows[i]["lateness"] is None, -(rows[i]["lateness"] or 0.0)))
+
+
 def confidence(value: float) -> str:
   """A confidence, never shown as certainty."""
   return "over 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"

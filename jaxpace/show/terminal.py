@@ -17,7 +17,7 @@ from jaxpace.diagnose.hang import Hang
 from jaxpace.diagnose.words.names import joined, milliseconds, percent, signed
 from jaxpace.runs.problems import plural
 from jaxpace.show.console import LongName, draw_bar, make_table
-from jaxpace.show.contents import answer_at, confidence, facts, might_have_been, whom
+from jaxpace.show.contents import answer_at, confidence, facts, latest_first, might_have_been, whom
 
 if TYPE_CHECKING:
   from jaxpace.diagnose.forecast.forecast import Forecast
@@ -49,7 +49,7 @@ def render(diagnosis: Diagnosis, console: Console, ranks: int | None = 10,
   sections: list[tuple[str, RenderableType | None]] = [
       ("Where the step goes", _shares(diagnosis, console)),
       ("Findings", _findings(document)),
-      ("Who is late", _ranks(diagnosis, ranks)),
+      ("Who is late", _ranks(document, ranks) if diagnosis.run.ranks > 1 else None),
       ("Where the waits are", _waits(diagnosis)),
       ("Computing while sending", _overlap(diagnosis)),
       ("Phases, medians", _phases(diagnosis)),
@@ -116,32 +116,24 @@ def _findings(document: dict[str, Any]) -> RenderableType | None:
   return Group(*parts) if parts else None
 
 
-def _ranks(diagnosis: Diagnosis, most: int | None) -> RenderableType | None:
-  run, totals, lateness = diagnosis.run, diagnosis.totals, diagnosis.lateness
-  if not run.collectives or diagnosis.step_time is None or run.ranks < 2:
+def _ranks(document: dict[str, Any], most: int | None) -> RenderableType | None:
+  rows = document["per_rank"]
+  if not document["collectives"] or document["step_time"]["mean"] is None:
     return None
-  mean = np.nan_to_num(lateness.mean, nan=-np.inf)
-  order = np.argsort(-mean, kind="stable")
-  # A gap in the ranks' numbers is no rank.
-  order = order[run.there[order]]
+  order = latest_first(rows)
   shown = order if most is None else order[:most]
-  elapsed = float(np.nansum(totals.per_step["step"]))
-  late = set(diagnosis.without_rank)
   table = make_table("rank", "host", "process", "lateness", "last", "cost", "compute", "gap")
-  for rank in shown.tolist():
-    number = int(totals.present[rank])
-    process = int(run.process_of_rank[rank])
-    cells = [str(rank), run.host_of_rank(rank) or "?", str(process) if process >= 0 else "?"]
-    if number:
-      late_by = float(lateness.mean[rank])
-      cells += [signed(late_by) if np.isfinite(late_by) else "?",
-                f"{100 * totals.last[rank] / number:.0f} %",
-                f"{100 * totals.blame[rank] / elapsed:.1f} %",
-                *(milliseconds(float(totals.per_rank[name][rank]) / number)
-                  for name in ("compute", "runtime"))]
+  for row in (rows[at] for at in shown):
+    cells = [str(row["rank"]), row["host"] or "?",
+             "?" if row["process"] is None else str(row["process"])]
+    if row["steps"]:
+      cells += ["?" if row["lateness"] is None else signed(row["lateness"]),
+                f"{100 * row['last_share']:.0f} %", f"{100 * row['cost_share']:.1f} %",
+                milliseconds(row["compute"]), milliseconds(row["runtime"])]
     else:
       cells += ["nothing recorded"]
-    table.add_row(*cells, style="bold red" if rank in late else "" if number else "dim")
+    late = str(row["rank"]) in document["what_if"]["without_rank"]
+    table.add_row(*cells, style="bold red" if late else "" if row["steps"] else "dim")
   parts: list[RenderableType] = [table]
   if len(shown) < len(order):
     parts.append(

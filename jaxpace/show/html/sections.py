@@ -8,7 +8,7 @@ from jaxpace.diagnose.floor import MEANING, SHARES
 from jaxpace.diagnose.words.names import milliseconds
 from jaxpace.record.ring.plan import iterations_in_words
 from jaxpace.runs.problems import list_ranks
-from jaxpace.show.contents import answer_at, facts, might_have_been, whom
+from jaxpace.show.contents import answer_at, facts, latest_first, might_have_been, whom
 from jaxpace.show.html.markup import (
   UNKNOWN,
   DocumentFigures,
@@ -130,7 +130,7 @@ def shares(figures: DocumentFigures) -> Markup:
 def ranks(figures: DocumentFigures) -> Markup:
   """The latest ranks."""
   rows = figures.document["per_rank"]
-  order = _latest_first(rows)
+  order = latest_first(rows)
   shown = order[:RANKS_SHOWN]
   body = []
   for i in shown:
@@ -259,7 +259,7 @@ def places(figures: DocumentFigures) -> Markup:
   """Hosts, what hangs on what in them, and what is noteworthy of that."""
   places_ = figures.document["series"]["places"]
   hosts = places_["hosts"]
-  order = _latest_first(hosts)
+  order = latest_first(hosts)
   body = [[hosts[i]["host"] or "host not known", _some(hosts[i]["ranks"]),
            _some(hosts[i]["processes"]),
            figures.time(f"series/places/hosts/{i}/lateness", signed=True),
@@ -284,12 +284,6 @@ def places(figures: DocumentFigures) -> Markup:
                          "The run does not say what its hosts are made of: it has no readable "
                          "locality/*.json.", class_="aside"))
   return joined(parts)
-
-
-def _latest_first(rows: list[dict[str, Any]]) -> list[int]:
-  """Positions of rows, those of which nothing is known last."""
-  return sorted(range(len(rows)),
-                key=lambda i: (rows[i]["lateness"] is None, -(rows[i]["lateness"] or 0.0)))
 
 
 def _tree(tree: dict[str, Any], depth: int) -> Markup:
