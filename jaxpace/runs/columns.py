@@ -100,55 +100,48 @@ def is_number(kind: pa.DataType) -> bool:
           or pa.types.is_null(kind))
 
 
-class Soundness:
-  """Brings rows into range, and says once what it left out."""
+Say = Callable[[str], None]
+"""Takes what was left out, as the end of a sentence that begins with the table's name."""
 
-  def __init__(self, table: str, problems: list[str]):
-    """Args: the table's name, and the list that sentences are added to."""
-    self._table, self._problems = table, problems
 
-  def rows(self, data: Columns) -> Columns:
-    """Returns the rows that say what they are of, every time within its range or `MISSING`."""
-    kept = np.ones(len(next(iter(data.values()), ())), bool)
-    for name in [name for name in data if name in LIMITS]:
-      values = data[name]
-      low, high = _span(values)
-      if 0 <= low <= high <= LIMITS[name]:
-        continue
-      known = values != MISSING
-      if not known.all():
-        self._say(f"'{self._table}' holds rows without {name}: left out.")
-      if not self.check(name, *_span(values[known])):
-        known &= (values >= 0) & (values <= LIMITS[name])
-      kept &= known
-    sound = data if kept.all() else {name: values[kept] for name, values in data.items()}
-    return {name: self._times(name, values) for name, values in sound.items()}
-
-  def _times(self, name: str, values: np.ndarray) -> np.ndarray:
-    if name in LIMITS or values.dtype != np.int64:
-      return values
+def sound(data: Columns, say: Say) -> Columns:
+  """Returns the rows that say what they are of, every time within its range or `MISSING`."""
+  kept = np.ones(len(next(iter(data.values()), ())), bool)
+  for name in [name for name in data if name in LIMITS]:
+    values = data[name]
     low, high = _span(values)
-    if -TIME < low <= high < TIME:
-      return values
-    # Users' own columns may be anything; they are not read as times.
-    beyond = (values >= TIME) | ((values <= -TIME) & (values != MISSING))
-    if not beyond.any():
-      return values
-    self._say(f"'{self._table}' holds numbers beyond 2^62 in {name!r}: taken as not known.")
-    return np.where(beyond, MISSING, values)
+    if 0 <= low <= high <= LIMITS[name]:
+      continue
+    known = values != MISSING
+    if not known.all():
+      say(f"holds rows without {name}: left out.")
+    if not in_range(name, *_span(values[known]), say):
+      known &= (values >= 0) & (values <= LIMITS[name])
+    kept &= known
+  rows = data if kept.all() else {name: values[kept] for name, values in data.items()}
+  return {name: _sound_times(name, values, say) for name, values in rows.items()}
 
-  def check(self, name: str, low: int, high: int) -> bool:
-    """Whether the lowest and the highest of a column are in its range; says it if not."""
-    if low >= 0 and high <= LIMITS[name]:
-      return True
-    self._say(
-        f"'{self._table}' holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: "
-        "left out.")
-    return False
 
-  def _say(self, sentence: str) -> None:
-    if sentence not in self._problems:
-      self._problems.append(sentence)
+def in_range(name: str, low: int, high: int, say: Say) -> bool:
+  """Whether the lowest and the highest of a column are in its range; says it if not."""
+  inside = low >= 0 and high <= LIMITS[name]
+  if not inside:
+    say(f"holds rows whose {name} is not a number from 0 to {LIMITS[name]:,}: left out.")
+  return inside
+
+
+def _sound_times(name: str, values: np.ndarray, say: Say) -> np.ndarray:
+  if name in LIMITS or values.dtype != np.int64:
+    return values
+  low, high = _span(values)
+  if -TIME < low <= high < TIME:
+    return values
+  # Users' own columns may be anything; they are not read as times.
+  beyond = (values >= TIME) | ((values <= -TIME) & (values != MISSING))
+  if not beyond.any():
+    return values
+  say(f"holds numbers beyond 2^62 in {name!r}: taken as not known.")
+  return np.where(beyond, MISSING, values)
 
 
 def _span(values: np.ndarray) -> tuple[int, int]:
@@ -181,11 +174,6 @@ def _view(kind: pa.DataType, data: pa.Buffer, of: pa.Array) -> np.ndarray:
       zero_copy_only=False)
 
 
-_SPARSE = 4
-"""Step numbers are laid out as they are unless that takes this many times as many cells as there
-are rows."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Axis:
   """Numbers of steps, ranks or slots that are laid out along one dimension."""
@@ -201,30 +189,6 @@ class Axis:
   def span(self) -> tuple[int, int]:
     """First and last number."""
     return int(self.numbers[0]), int(self.numbers[-1])
-
-  @staticmethod
-  def over(ranges: Sequence[tuple[int, int]], window: tuple[int | None, int | None],
-           distinct: Callable[[], np.ndarray], rows: int) -> Axis:
-    """Makes that of the steps in the tables, cut to the window and the step before it.
-
-    Args:
-      ranges: lowest and highest step of each table.
-      window: first step and one past the last, None where open.
-      distinct: reads all distinct step numbers; called only if the numbers are far apart.
-      rows: rows of the largest table.
-    """
-    low, high = min(r[0] for r in ranges), max(r[1] for r in ranges)
-    first, stop = window
-    if first is not None:
-      low = max(low, first - 1)
-    if stop is not None:
-      high = min(high, stop - 1)
-    if high < low or (first is not None and high < first):
-      return Axis(np.empty(0, np.int64))
-    if high - low < _SPARSE * rows + 1000:
-      return Axis(np.arange(low, high + 1, dtype=np.int64))
-    steps = np.unique(distinct())
-    return Axis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
 
   def index(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Places of numbers, and which of them lie on the axis; None if all do."""

@@ -31,6 +31,10 @@ from jaxpace.runs.rundir import read_processes
 from jaxpace.runs.schema import SCHEMA_VERSION
 from jaxpace.runs.table_reader import TableFiles, list_parts, open_table, outermost
 
+_SPARSE = 4
+"""Step numbers are laid out as they are unless that takes this many times as many cells as there
+are rows."""
+
 
 def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] = (None, None),
              progress: Progress | None = None) -> Run:
@@ -74,11 +78,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   if not steps_table.rows and not collectives_table.rows:
     raise RunError(nothing_read(path, tables, processes))
 
-  axis = Axis.over([t.step_range for t in tables if t.rows], window,
-                       lambda: np.concatenate([t.distinct("step") for t in tables]),
-                       max(t.rows for t in tables))
-  low, high = (pick(t.step_range[end] for t in tables if t.rows)
-               for end, pick in enumerate((min, max)))
+  firsts, lasts = zip(*(t.step_range for t in tables if t.rows), strict=True)
+  low, high = min(firsts), max(lasts)
+  axis = _lay_out_steps(tables, low, high, window)
   if axis.size == 0:
     raise RunError(f"{path} has no step in the window asked for: it holds steps {low} to {high}.")
   declared = _declared_ranks(info, processes)
@@ -107,6 +109,22 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   return dataclasses.replace(run, id=run_id or path.name, skipped=dict(skipped),
                              problems=tuple(problems), locality=tuple(places),
                              host_samples=samples, listening=listening)
+
+
+def _lay_out_steps(tables: Sequence[TableFiles], low: int, high: int,
+                   window: tuple[int | None, int | None]) -> Axis:
+  """The steps from `low` to `high`, cut to the window and the step before it."""
+  first, stop = window
+  if first is not None:
+    low = max(low, first - 1)
+  if stop is not None:
+    high = min(high, stop - 1)
+  if high < low or (first is not None and high < first):
+    return Axis(np.empty(0, np.int64))
+  if high - low < _SPARSE * max(t.rows for t in tables) + 1000:
+    return Axis(np.arange(low, high + 1, dtype=np.int64))
+  steps = np.unique(np.concatenate([t.distinct("step") for t in tables]))
+  return Axis(steps[(steps >= low) & (steps <= high)].astype(np.int64))
 
 
 def check_directory(path: pathlib.Path) -> None:

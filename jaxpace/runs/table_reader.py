@@ -25,9 +25,10 @@ from jaxpace.runs.columns import (
   ABSENT,
   LIMITS,
   Columns,
-  Soundness,
+  in_range,
   name_fault,
   of_table,
+  sound,
   type_fault,
 )
 from jaxpace.runs.problems import plural
@@ -67,7 +68,6 @@ class TableFiles:
     self.vanished: set[str] = set()
     """Names of parts that were listed and are gone."""
     self.problems = list(problems)
-    self._sound = Soundness(name, self.problems)
     self._held = 0
     self._files = [opened for part in parts for opened in self._open(part)]
     self.rows = sum(file.meta.num_rows for file in self._files)
@@ -89,7 +89,7 @@ class TableFiles:
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[Columns]:
     """Yields the columns of numbers, brought into range; else as `tables`."""
-    return (self._sound.rows(of_table(rows)) for rows in self.tables(columns, keep))
+    return (sound(of_table(rows), self._say) for rows in self.tables(columns, keep))
 
   def tables(self, columns: Sequence[str], keep: tuple[int, int] | None = None
              ) -> Iterator[pa.Table]:
@@ -139,13 +139,13 @@ class TableFiles:
     for file in self._files:
       found = [_statistics(file.meta, group, column) for group in range(file.meta.num_row_groups)]
       if None in found:
-        values = [self._sound.rows(of_table(rows))[column]
+        values = [sound(of_table(rows), self._say)[column]
                   for rows in self._read_file(file, [column], None)]
         found = [(int(v.min()), int(v.max())) for v in values if v.size]
       spans.extend(s for s in found if s)
     most = LIMITS[column]
     for low, high in spans:
-      self._sound.check(column, low, high)
+      in_range(column, low, high, self._say)
     inside = [(max(low, 0), min(high, most)) for low, high in spans if low <= most and high >= 0]
     return (min(s[0] for s in inside), max(s[1] for s in inside)) if inside else (0, -1)
 
@@ -170,6 +170,11 @@ class TableFiles:
     self._held += opened.size if opened.held else 0
     kept = opened if self._held <= _MOST_HELD else opened._replace(held=None)
     return [kept] if opened.meta.num_rows else []
+
+  def _say(self, what: str) -> None:
+    sentence = f"'{self.name}' {what}"
+    if sentence not in self.problems:
+      self.problems.append(sentence)
 
   def _gone(self, part: Part) -> None:
     """The job still runs and has merged this part into another since it was listed."""
