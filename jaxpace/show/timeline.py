@@ -103,21 +103,21 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
   alignment = align(run)
   gathered = Slices()
   tracks, of_rank = _tracks(run, findings)
-  inside = np.broadcast_to(run.inside, run.attempt.shape)
-  edges, known = _edges(run, bounds, alignment)
+  edges = _edges(run, bounds, alignment)
+  here = edges.known & run.inside
   whole = gathered.add(of_rank[:, None], edges.begin, edges.end, _step_names(run, gathered),
-                       run.steps, 0, inside & known)
+                       run.steps, 0, here)
   gathered.add(of_rank[:, None], edges.begin, edges.start, gathered.name("gap"), run.steps, 1,
-               inside & known)
+               here)
   gathered.add(of_rank[:, None], edges.start, edges.work, gathered.name("delay"), run.steps, 1,
-               inside & known)
-  work = _phases(run, edges, gathered, of_rank, inside & known)
+               here)
+  work = _phases(run, edges, gathered, of_rank, here)
   waits = collective_waits(run)
   transfers = []
   for c, collective in enumerate(run.collectives):
     enter, leave = edges.enter[c], edges.exit[c]
     size = "" if collective.bytes is None else f" ({collective.bytes:,} bytes)"
-    there = inside & known & edges.timestamped[c]
+    there = here & edges.timestamped[c]
     gathered.add(of_rank[:, None], edges.ready[c], enter, gathered.name("held back"), run.steps, 1,
                  there & (enter - edges.ready[c] > _BRIEF))
     gathered.add(of_rank[:, None], enter, leave, gathered.name(text(collective.name) + size),
@@ -130,9 +130,9 @@ def build(run: Run, bounds: Bounds, findings: tuple[Finding, ...] = ()) -> Timel
                  there & (transfer >= 0))
     transfers.append(gathered.add(of_rank[:, None], split, leave, gathered.name("transfer"),
                                   run.steps, 2, there))
-  _pauses(run, edges, known, gathered, tracks)
-  slices_of = _findings(run, edges, known & inside, findings, gathered)
-  counters, lines = _job(run, edges, waits, known, gathered)
+  _pauses(run, edges, gathered, tracks)
+  slices_of = _findings(run, edges, here, findings, gathered)
+  counters, lines = _job(run, edges, waits, gathered)
   columns, place = gathered.finish()
   flows = [*_late_flows(run, edges, waits, work, transfers),
            *_finding_flows(run, slices_of, findings, whole)]
@@ -163,6 +163,7 @@ class _Edges:
   end: np.ndarray  # [R, K]
   timestamped: np.ndarray  # [C, R, K] whether entry and exit are known
   started: np.ndarray  # [R, K] whether the start is known
+  known: np.ndarray  # [R, K] whether anything of the step is
 
 
 def _tracks(run: Run, findings: tuple[Finding, ...]) -> tuple[list[Track], np.ndarray]:
@@ -190,8 +191,7 @@ def _step_names(run: Run, gathered: Slices) -> np.ndarray:
   return np.array([gathered.name(f"step {step}") for step in run.steps.tolist()], np.int64)
 
 
-def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.ndarray]:
-  """Edges, and [R, K] where anything of the step is known."""
+def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> _Edges:
   current = (run.attempt == alignment.attempt) & (run.attempt >= 0)
 
   def common(times: np.ndarray, there: np.ndarray = current) -> np.ndarray:
@@ -226,8 +226,7 @@ def _edges(run: Run, bounds: Bounds, alignment: Alignment) -> tuple[_Edges, np.n
       held = np.where(timestamped[i] & (c.held.held_ns != MISSING), c.held.held_ns, 0)
       ready[i] = np.maximum(enter[i] - np.maximum(held, 0), leave[i - 1] if i else work)
   return _Edges(rising[..., 0], rising[..., 1], work, ready, enter, leave, rising[..., -1],
-                timestamped,
-                started), known
+                timestamped, started, known)
 
 
 def _sane(timestamps: np.ndarray) -> np.ndarray:
@@ -270,8 +269,7 @@ def _phases(run: Run, edges: _Edges, gathered: Slices, of_rank: np.ndarray,
   return before
 
 
-def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: Slices,
-            tracks: list[Track]) -> None:
+def _pauses(run: Run, edges: _Edges, gathered: Slices, tracks: list[Track]) -> None:
   """Adds what the hosts' columns name. Where in its step a pause lay is not recorded: it is shown
   from its begin."""
   causes = run.host_causes
@@ -282,7 +280,7 @@ def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: Slices,
       if not ranks.size or not (seconds > 0).any():
         continue
       first = edges.begin[ranks[0]]
-      keep = known[ranks[0]] & run.inside & (seconds > 0)
+      keep = edges.known[ranks[0]] & run.inside & (seconds > 0)
       length = np.where(keep, np.rint(np.clip(seconds, 0, 1e7) * 1e9), 0).astype(np.int64)
       # One after the other: begin_k = max(first_k, end of the one before).
       run_up = np.cumsum(length) - length
@@ -293,24 +291,23 @@ def _pauses(run: Run, edges: _Edges, known: np.ndarray, gathered: Slices,
                           _PAUSE_THREAD + i))
 
 
-def _findings(run: Run, edges: _Edges, known: np.ndarray, findings: tuple[Finding, ...],
-              gathered: Slices
-              ) -> list[int]:
+def _findings(run: Run, edges: _Edges, here: np.ndarray, findings: tuple[Finding, ...],
+              gathered: Slices) -> list[int]:
   """Adds the slice of each finding, on the tracks from 2 on; returns it, -1 where no step of it is
   shown."""
   slices_of = []
   for i, finding in enumerate(findings):
-    steps = known.any(axis=0)
+    steps = here.any(axis=0)
     if finding.first_step is not None:
       steps &= run.steps >= finding.first_step
     if finding.last_step is not None:
       steps &= run.steps <= finding.last_step
-    here = known & steps
-    begin = np.where(here, edges.begin, np.iinfo(np.int64).max)
+    own = here & steps
+    begin = np.where(own, edges.begin, np.iinfo(np.int64).max)
     begin = np.where(begin == MISSING, np.iinfo(np.int64).max, begin).min()
-    end = np.where(here, edges.end, MISSING).max()
+    end = np.where(own, edges.end, MISSING).max()
     at = gathered.add(np.array(2 + i), np.array([begin]), np.array([end]),
-                      gathered.name(finding.mode), np.array([-1]), 0, np.array([bool(here.any())]))
+                      gathered.name(finding.mode), np.array([-1]), 0, np.array([bool(own.any())]))
     slices_of.append(int(at[0]))
   return slices_of
 
@@ -323,14 +320,15 @@ def _details(slices_of: list[int],
           for at, f in zip(slices_of, findings, strict=True) if at >= 0]
 
 
-def _job(run: Run, edges: _Edges, waits: list[TimelineWaits], known: np.ndarray, gathered: Slices
+def _job(run: Run, edges: _Edges, waits: list[TimelineWaits], gathered: Slices
          ) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]],
                     list[tuple[int, dict[str, str | int | float]]]]:
   """Adds the job's steps, from the last exit of one to that of the next; and makes its counters."""
-  last = np.where(known, edges.exit[-1] if len(edges.exit) else edges.end, MISSING).max(axis=0)
+  ends = edges.exit[-1] if len(edges.exit) else edges.end
+  last = np.where(edges.known, ends, MISSING).max(axis=0)
   begin = np.maximum.accumulate(np.append(MISSING, last[:-1]))
   begin = np.where(begin == MISSING,
-                   np.where(known, edges.begin, np.iinfo(np.int64).max).min(axis=0), begin)
+                   np.where(edges.known, edges.begin, np.iinfo(np.int64).max).min(axis=0), begin)
   there = (last != MISSING) & run.inside
   job = gathered.add(np.array(1), begin, last, _step_names(run, gathered), run.steps, 0, there)
   transfer = sum((np.maximum(w.transfer, 0) for w in waits),
