@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from jaxpace.files.reading import UnreadableError
+from jaxpace.hosts.locality.tree import successive
 from jaxpace.runs.run import Process, Run
 
 
@@ -131,12 +132,7 @@ def list_ranks(ranks: Iterable[int], most: int = 12) -> str:
   >>> list_ranks([9, 0, 1, 2, 5])
   '0-2, 5, 9'
   """
-  runs: list[list[int]] = []
-  for rank in sorted(int(r) for r in ranks):
-    if runs and rank == runs[-1][-1] + 1:
-      runs[-1].append(rank)
-    else:
-      runs.append([rank])
+  runs = successive(map(int, ranks))
   words = [f"{r[0]}-{r[-1]}" if len(r) > 2 else ", ".join(map(str, r)) for r in runs]
   if len(words) <= most:
     return ", ".join(words)

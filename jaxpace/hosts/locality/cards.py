@@ -6,6 +6,8 @@ Source: Documentation/ABI/testing/sysfs-bus-pci of the Linux kernel.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -126,10 +128,7 @@ def hops(a: tuple[str, ...], b: tuple[str, ...]) -> int | None:
 
 def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
   """How far two ways from the top are the same."""
-  common = 0
-  while common < min(len(a), len(b)) and a[common] == b[common]:
-    common += 1
-  return common
+  return sum(itertools.takewhile(bool, map(operator.eq, a, b)))
 
 
 def _speed(tree: Tree, path: str) -> float | None:

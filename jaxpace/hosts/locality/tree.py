@@ -6,8 +6,10 @@ What is missing, unreadable or not what it should be is None. Nothing here raise
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from collections.abc import Iterable
 
 
 class Tree:
@@ -91,10 +93,16 @@ def format_list(numbers: tuple[int, ...]) -> str:
   >>> format_list((0, 1, 2, 3, 8))
   '0-3,8'
   """
-  pieces: list[list[int]] = []
-  for number in sorted(set(numbers)):
-    if pieces and number == pieces[-1][1] + 1:
-      pieces[-1][1] = number
-    else:
-      pieces.append([number, number])
-  return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in pieces)
+  return ",".join(str(piece[0]) if len(piece) == 1 else f"{piece[0]}-{piece[-1]}"
+                  for piece in successive(set(numbers)))
+
+
+def successive(numbers: Iterable[int]) -> list[list[int]]:
+  """Numbers in their order, those that follow one another together.
+
+  >>> successive([9, 0, 1, 2])
+  [[0, 1, 2], [9]]
+  """
+  pairs = enumerate(sorted(numbers))
+  return [[number for _, number in piece]
+          for _, piece in itertools.groupby(pairs, lambda pair: pair[1] - pair[0])]
