@@ -166,9 +166,7 @@ def _per_rank(diagnosis: Diagnosis) -> list[dict[str, Any]]:
   late = set(lateness.late.tolist()) if diagnosis.without_rank else set()
   shares = by_rank(totals, diagnosis.floor) if diagnosis.step_time else [None] * run.ranks
   rows: list[dict[str, Any]] = []
-  # A gap in the rank numbers is no rank.
-  there = np.flatnonzero((run.attempt >= 0).any(axis=1)).tolist()
-  for rank in sorted({*there, *run.silent.tolist()}):
+  for rank in np.flatnonzero(run.there).tolist():
     number = int(totals.present[rank])
     mean = {name: float(values[rank]) / number if number else float("nan")
             for name, values in totals.per_rank.items()}

@@ -129,8 +129,6 @@ _ROOM = 1 << 24
 LEAST, MOST = 256, 8192
 """Steps kept, whatever the number of ranks: processes write every few seconds, not at the same
 time."""
-RANKS = 1 << 17
-"""Rank numbers from here on are damaged."""
 STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
 COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns",
                        "held_ns")

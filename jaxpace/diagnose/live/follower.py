@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxpace.core.fields import is_whole
 from jaxpace.diagnose import stream
 from jaxpace.diagnose.limits import CELLS, SAMPLED
 from jaxpace.diagnose.live.alive import Alert, EventFollower, ProcessFiles, judge
@@ -104,7 +103,7 @@ class Follower:
     """Reads the new parts. Collectives first: their rows are written after those of `steps`, so
     none lack theirs."""
     if self._window is None:
-      ranks = _number(self._info, "ranks") or max((1 + max(p.ranks, default=-1)
+      ranks = self._info.get("ranks") or max((1 + max(p.ranks, default=-1)
                                                    for p in self._processes.processes),
                                                   default=0)
       planned = (self._info.get("plan") or {}).get("collectives")
@@ -180,16 +179,16 @@ class Follower:
     window, numbers, seen = self._window, self._numbers, self._processes.seen
     age = None if self._newest is None else max(0.0, now - self._newest)
     step = window.high if window is not None else -1
-    declared = _number(self._info, "processes")
+    declared = self._info.get("processes") or 0
     state = judge(seen, declared, age if step >= 0 else None, step,
                   numbers.step_time.median if numbers else None, now)
     if state.kind == "waiting" and step < 0 and (self._collectives.refused or self._rows.refused):
       state = state._replace(sentence="No row of what lies there can be read: see below.")
     hosts = {s.process.host for s in seen if s.process.host}
-    ranks = max(_number(self._info, "ranks"), window.recorded if window else 0)
+    ranks = max(self._info.get("ranks") or 0, window.recorded if window else 0)
     return Snapshot(
         path=str(self._path), run=str(self._info.get("run") or ""),
-        attempt=max(self._attempt, _number(self._info, "attempt")), ranks=ranks,
+        attempt=max(self._attempt, self._info.get("attempt") or 0), ranks=ranks,
         processes=max(declared, len(seen)), hosts=len(hosts), state=state, step=step,
         age=age if step >= 0 else None, numbers=numbers, alerts=tuple(self._told), events=events,
         notes=self._notes())
@@ -231,8 +230,3 @@ def _pieces(new: Iterable[Columns]) -> Iterator[Columns]:
       yield from joined(waiting)
       waiting, number = [], 0
   yield from joined(waiting)
-
-
-def _number(info: dict[str, Any], key: str) -> int:
-  value = info.get(key)
-  return value if is_whole(value, 1, windows.RANKS - 1) else 0
