@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -216,29 +215,25 @@ class Cells:
     duplicates: rows of cells that had one.
   """
 
-  def __init__(self, ranks: int | np.ndarray, steps: Axis, slots: Sequence[int] = (0,)):
+  def __init__(self, ranks: int | np.ndarray, steps: Axis, slots: Sequence[int] = (0,), *,
+               times: Iterable[str] = (), values: Iterable[str] = ()):
     """Makes empty cells; rows of other ranks, steps and slots will be left out.
 
     Args:
       ranks: R, or the R numbers, rising.
       steps: K.
       slots: S numbers, rising. A table without slots has one, 0.
+      times: names of columns that are kept in ns.
+      values: names of those that become seconds, or numbers as they are.
     """
     self.slots, self.steps = Axis(np.array(slots, np.int64)), steps
     self._ranks = Axis(np.arange(ranks) if isinstance(ranks, int) else ranks)
     self.attempt = np.full((self.slots.size, self._ranks.size, steps.size), -1, np.int16)
-    self.columns: dict[str, np.ndarray] = {}
+    shape = self.attempt.shape
+    self.columns = {name: np.full(shape, MISSING, np.int64) for name in times}
+    self.columns |= {name: np.full(shape, np.nan, np.float32) for name in values}
     self.process_of_rank = np.full(self._ranks.size, -1, np.int32)
     self.duplicates = 0
-
-  def expect(self, *, times: Iterable[str] = (), values: Iterable[str] = ()) -> Self:
-    """Makes room for columns, and returns itself: times are kept in ns; values become seconds, or
-    numbers as they are."""
-    for name in times:
-      self.columns.setdefault(name, np.full(self.attempt.shape, MISSING, np.int64))
-    for name in values:
-      self.columns.setdefault(name, np.full(self.attempt.shape, np.nan, np.float32))
-    return self
 
   def add(self, data: Columns) -> None:
     """Takes rows in: "step", "rank", "attempt", "collective" where there are several slots, and

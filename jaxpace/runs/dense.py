@@ -113,8 +113,8 @@ def _lay_out(steps: Table, collectives: Table, ranks: int, axis: Axis,
     times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
     waits, slots = Axis(chosen.steps), chosen.slots.tolist()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    of_steps = pool.submit(_filled, Cells(ranks, axis).expect(
-        times=times if steps.rows else (), values=names), steps, _KEYS, count)
+    of_steps = pool.submit(_filled, Cells(
+        ranks, axis, times=times if steps.rows else (), values=names), steps, _KEYS, count)
     of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
     return of_steps.result(), of_collectives.result()
 
@@ -179,9 +179,10 @@ def _read_collectives(table: Table, ranks: int, axis: Axis,
   if slots is None and highest > most:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: those "
                           f"from {most + 1:,} on are left out.")
-  cells = Cells(ranks, axis, range(min(highest, most) + 1) if slots is None else slots)
+  cells = Cells(ranks, axis, range(min(highest, most) + 1) if slots is None else slots,
+                times=("enter_ns", "exit_ns", *held))
   keys = (*_KEYS, "collective") if highest else _KEYS
-  _filled(cells.expect(times=("enter_ns", "exit_ns", *held)), table, keys, count)
+  _filled(cells, table, keys, count)
   if slots is None:
     cells.drop_empty()
   return cells
@@ -213,9 +214,9 @@ def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np
     return {}, HostCauses()
   processes, first = np.unique(process_of_rank[recorded], return_index=True)
   ranks = np.sort(recorded[first])  # the lowest of all is that of its process
-  cells = Cells(ranks, axis)
+  cells = Cells(ranks, axis, values=[*guard, *causes])
   cells.attempt[0] = attempt[ranks]
-  _filled(cells.expect(values=[*guard, *causes]), table, ("step", "rank", "attempt"))
+  _filled(cells, table, ("step", "rank", "attempt"))
   found = {name: values[0] for name, values in cells.columns.items()}
   named = processes >= 0
   own = np.searchsorted(ranks, recorded[first[named]])
@@ -273,7 +274,7 @@ known."""
 def read_bounds(run: Run) -> Bounds:
   """Reads when the steps of a run that was read started and ended, which a timeline shows and the
   report does not need."""
-  cells = _filled(Cells(run.ranks, Axis(run.steps)).expect(times=("start_ns", "end_ns")),
+  cells = _filled(Cells(run.ranks, Axis(run.steps), times=("start_ns", "end_ns")),
                   open_table(run.path, "steps", run.id))
   # A row written since the run was read may belong to a newer attempt, on another clock.
   same = cells.attempt[0] == run.attempt

@@ -371,9 +371,8 @@ def is_temporary(name: str) -> bool:
 def others_left_out(table: str, names: Sequence[str]) -> str:
   """Says that some files of a table's folder are none of its parts."""
   more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-  return (f"{len(names):,} file{'s' if len(names) > 1 else ''} in '{table}' left out "
-          f"({', '.join(names[:3])}{more}): not named as parts of a recorded run are, such as "
-          "run-p00000.000000-000000.parquet.")
+  return (f"{plural(len(names), 'file')} in '{table}' left out ({', '.join(names[:3])}{more}): "
+          "not named as parts of a recorded run are, such as run-p00000.000000-000000.parquet.")
 
 
 def outermost(parts: Iterable[Part]) -> list[Part]:
