@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import pathlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta
 
@@ -66,13 +66,12 @@ class LateProcess:
     return f"{who} is {place}, and has completed no step for {self.seconds:.1f} s{last}"
 
 
-@dataclasses.dataclass(frozen=True)
-class LateCause:
+class LateCause(TypedDict, total=False):
   """Why ranks wait within a step."""
 
-  kind: Line = ""
-  ranks: Ranks = ()
-  collective: Line | None = None
+  kind: Line
+  ranks: Ranks
+  collective: Line | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Late:
     late: those that have not arrived; empty where all have.
     arrived: indices of those that have called the step.
     process: index of the process that says so.
-    timestamps: which collective of an observed step is not finished, who waits in it and for whom,
+    marks: which collective of an observed step is not finished, who waits in it and for whom,
       in sentences.
     causes: the same briefly, that which keeps most ranks first.
   """
@@ -168,9 +167,8 @@ def read_events(directory: str | os.PathLike[str], run: str | None = None) -> li
 
   Returns:
     Events: dicts with "event" ("late" or "resumed"), "when_unix_ns", "process" and what `Late`
-      holds, or the "seconds"
-    that it took. Lines that can't be read are left out, and so are values that are not what a
-    watchdog writes. Of very many the newest count.
+    holds, or the "seconds" that it took. Lines that can't be read are left out, and so are values
+    that are not what a watchdog writes. Of very many the newest count.
   """
   found = []
   folder = pathlib.Path(directory) / FOLDER

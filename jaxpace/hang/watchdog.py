@@ -272,8 +272,8 @@ class Watchdog:
       _LOG.debug("Marks can't be read", exc_info=error)
       return late
     sentences = [sentence for one in found[:_CAUSES] for sentence in one.sentences]
-    causes = [LateCause(one.cause.kind, one.cause.ranks,
-                        one.document["waits"][0]["collective"]) for one in found]
+    causes = [LateCause(kind=one.cause.kind, ranks=one.cause.ranks,
+                        collective=one.document["waits"][0]["collective"]) for one in found]
     return dataclasses.replace(late, marks=tuple(sentences), causes=tuple(causes))
 
   def _carry(self, heartbeat: Heartbeat, now: float, over: float) -> None:
