@@ -19,15 +19,13 @@ import pyarrow as pa
 
 from jaxpace.files.schemas import RANKS, TIME
 from jaxpace.runs.run import MISSING
-from jaxpace.runs.step_causes import PAUSES
 
 Columns = Mapping[str, np.ndarray]
 """Columns of equal length: whole numbers as int64, `MISSING` for null; others as float32, NaN for
 null."""
 
-KEYS = ("step", "rank", "process", "attempt", "collective")
-CAUSES = tuple(cause.column for cause in PAUSES.values())
-"""Of what a process did between steps; most often none of it, in all rows of a part."""
+KEYS = ("step", "rank", "process", "attempt")
+"""Columns that say what a row is of."""
 
 
 def of_table(data: pa.Table) -> Columns:

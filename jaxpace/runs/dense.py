@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpace.runs import schema
 from jaxpace.runs.collectives import Chosen, name_collectives
-from jaxpace.runs.columns import Axis, Cells
+from jaxpace.runs.columns import KEYS, Axis, Cells
 from jaxpace.runs.problems import plural
 from jaxpace.runs.run import (
   MISSING,
@@ -33,7 +33,6 @@ HOST_COLUMNS = tuple(field.name for field in schema.HOSTS
 _ROOM, _ROOM_ANYWAY = 20, 1_000_000
 """Cells of a dense array for each row that there is, and cells in any case."""
 _ROOM_OF_SLOTS = 64
-_KEYS = ("step", "rank", "attempt", "process")
 PHASES = ("forward", "backward", "compute", "sync", "update", "gap")
 _DURATIONS = (*(f"{name}_ns" for name in PHASES), "delay_ns", "delay_applied_ns", "held_ns")
 _MOST_PHASES = 64
@@ -114,7 +113,7 @@ def _lay_out(steps: Table, collectives: Table, ranks: int, axis: Axis,
     waits, slots = Axis(chosen.steps), chosen.slots.tolist()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     of_steps = pool.submit(_filled, Cells(
-        ranks, axis, times=times if steps.rows else (), values=names), steps, _KEYS, count)
+        ranks, axis, times=times if steps.rows else (), values=names), steps, KEYS, count)
     of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
     return of_steps.result(), of_collectives.result()
 
@@ -160,7 +159,7 @@ def count_ranks(path: pathlib.Path, tables: Sequence[TableFiles], declared: int,
   return max(int(kept[-1]) + 1, declared if declared <= most else 0)
 
 
-def _filled(cells: Cells, table: Table, keys: Sequence[str] = _KEYS,
+def _filled(cells: Cells, table: Table, keys: Sequence[str] = KEYS,
             count: Callable[[int], None] = lambda rows: None) -> Cells:
   """Reads the columns that cells expect, and those that say what rows are of."""
   for data in table.read([*keys, *cells.columns], cells.steps.span):
@@ -181,7 +180,7 @@ def _read_collectives(table: Table, ranks: int, axis: Axis,
                           f"from {most + 1:,} on are left out.")
   cells = Cells(ranks, axis, range(min(highest, most) + 1) if slots is None else slots,
                 times=("enter_ns", "exit_ns", *held))
-  keys = (*_KEYS, "collective") if highest else _KEYS
+  keys = (*KEYS, "collective") if highest else KEYS
   _filled(cells, table, keys, count)
   if slots is None:
     cells.drop_empty()

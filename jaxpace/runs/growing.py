@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from jaxpace.runs import dense, table_reader
-from jaxpace.runs.columns import CAUSES, KEYS, Axis, Columns
+from jaxpace.runs.columns import KEYS, Axis, Columns
 from jaxpace.runs.run import MISSING, Process, Run
+from jaxpace.runs.step_causes import PAUSES
 from jaxpace.runs.table_reader import Part, Rows, TableFiles
 
 
@@ -129,9 +130,8 @@ _ROOM = 1 << 24
 LEAST, MOST = 256, 8192
 """Steps kept, whatever the number of ranks: processes write every few seconds, not at the same
 time."""
-STEPS_COLUMNS = ("step", "rank", "process", "attempt", "gap_ns", "delay_applied_ns", *CAUSES)
-COLLECTIVES_COLUMNS = ("step", "rank", "process", "attempt", "collective", "enter_ns", "exit_ns",
-                       "held_ns")
+STEPS_COLUMNS = (*KEYS, "gap_ns", "delay_applied_ns", *(cause.column for cause in PAUSES.values()))
+COLLECTIVES_COLUMNS = (*KEYS, "collective", "enter_ns", "exit_ns", "held_ns")
 SUMS_COLUMNS = ("sync_ns", "last_exit_ns")
 """Of observed steps: see `Window.add`."""
 GUARD_COLUMNS = tuple(f"decision_{name}" for name in dense.GUARD)
