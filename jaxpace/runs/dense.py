@@ -107,15 +107,22 @@ def _lay_out(steps: Table, collectives: Table, ranks: int, axis: Axis,
         progress(done, total)
 
   names, times = _durations(steps), () if collectives.rows else ("end_ns",)
-  waits, slots = axis, None
-  if chosen is not None:
+  if chosen is None:
+    waits = _room_for_collectives(collectives, ranks, axis)
+  else:
     times, names = ("last_exit_ns",), [name for name in names if name != "delay_ns"]
-    waits, slots = Axis(chosen.steps), chosen.slots.tolist()
+    waits = Cells(ranks, Axis(chosen.steps), chosen.slots.tolist(),
+                  times=("enter_ns", "exit_ns"))
+  of_steps = Cells(ranks, axis, times=times if steps.rows else (), values=names)
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
-    of_steps = pool.submit(_filled, Cells(
-        ranks, axis, times=times if steps.rows else (), values=names), steps, KEYS, count)
-    of_collectives = pool.submit(_read_collectives, collectives, ranks, waits, count, slots)
-    return of_steps.result(), of_collectives.result()
+    tasks = [pool.submit(_filled, of_steps, steps, KEYS, count),
+             pool.submit(_filled, waits, collectives,
+                         (*KEYS, "collective") if collectives.highest_slot > 0 else KEYS, count)]
+    for task in tasks:
+      task.result()
+  if chosen is None:
+    waits.drop_empty()
+  return of_steps, waits
 
 
 def _durations(table: Table) -> list[str]:
@@ -168,23 +175,15 @@ def _filled(cells: Cells, table: Table, keys: Sequence[str] = KEYS,
   return cells
 
 
-def _read_collectives(table: Table, ranks: int, axis: Axis,
-                      count: Callable[[int], None], slots: Sequence[int] | None = None) -> Cells:
-  """Reads entries and exits of the `collectives` table: of some slots, or of as many as its rows
-  can be of."""
-  held = HeldTimes._fields if slots is None and "held_ns" in table.columns else ()
+def _room_for_collectives(table: Table, ranks: int, axis: Axis) -> Cells:
+  """Empty cells of as many collectives as the rows of the table `collectives` can be of."""
   highest = max(table.highest_slot, 0)
   most = (_ROOM_OF_SLOTS * table.rows + _ROOM_ANYWAY) // max(1, ranks * axis.size)
-  if slots is None and highest > most:
+  if highest > most:
     table.problems.append("'collectives' numbers more collectives than its rows can be of: those "
                           f"from {most + 1:,} on are left out.")
-  cells = Cells(ranks, axis, range(min(highest, most) + 1) if slots is None else slots,
-                times=("enter_ns", "exit_ns", *held))
-  keys = (*KEYS, "collective") if highest else KEYS
-  _filled(cells, table, keys, count)
-  if slots is None:
-    cells.drop_empty()
-  return cells
+  held = HeldTimes._fields if "held_ns" in table.columns else ()
+  return Cells(ranks, axis, range(min(highest, most) + 1), times=("enter_ns", "exit_ns", *held))
 
 
 def _read_few(table: Table, axis: Axis, attempt: np.ndarray, process_of_rank: np.ndarray
