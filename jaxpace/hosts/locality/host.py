@@ -99,12 +99,9 @@ def chain(tree: Tree, controller: str) -> tuple[int | None, list[str]]:
 def throttled_ns(tree: Tree, version: int | None, folders: list[str]) -> int | None:
   """Time for which the CPU limits of these groups held their processes back, ns; None where nothing
   counts it."""
-  times = []
-  for folder in folders:
-    for line in (tree.text(f"{folder}/cpu.stat") or "").splitlines():
-      name, _, value = line.partition(" ")
-      if name == ("throttled_usec" if version == 2 else "throttled_time") and value.isdecimal():
-        times.append(int(value) * (1000 if version == 2 else 1))
+  name, scale = ("throttled_usec", 1000) if version == 2 else ("throttled_time", 1)
+  times = [int(value) * scale for folder in folders
+           if (value := tree.match(f"{folder}/cpu.stat", rf"^{name} (\d+)$"))]
   return sum(times) if times else None
 
 

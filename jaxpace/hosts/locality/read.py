@@ -58,13 +58,12 @@ def read_gpus(tree: Tree) -> tuple[Gpu, ...]:
   for address, directory, cls, vendor in everything:
     if cards.is_accelerator(cls, vendor):
       path = cards.path_of(directory)
-      information = tree.text(f"/proc/driver/nvidia/gpus/{address}/information") or ""
-      lines = [line.partition(":") for line in information.splitlines()]
-      facts = {key.strip(): value.strip() for key, _, value in lines}
+      model, uuid = (tree.match(f"/proc/driver/nvidia/gpus/{address}/information",
+                                rf"^{name}:[ \t]*(.*\S)") for name in ("Model", "GPU UUID"))
       maker = cards.GPU_VENDORS.get(vendor)
-      gpus.append(Gpu(address, facts.get("Model") or (f"{maker} GPU" if maker else None),
-                      facts.get("GPU UUID"), cards.numa_node(tree, directory), path,
-                      cards.switch_of(path), cards.link(tree, directory),
+      gpus.append(Gpu(address, model or (f"{maker} GPU" if maker else None), uuid,
+                      cards.numa_node(tree, directory), path, cards.switch_of(path),
+                      cards.link(tree, directory),
                       interconnect="nvlink" if switched and vendor == cards.NVIDIA else None))
   return tuple(gpus)
 
