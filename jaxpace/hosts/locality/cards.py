@@ -227,16 +227,11 @@ def _nic(tree: Tree, name: str, directory: str, interfaces: tuple[str, ...]) -> 
 
 def _rdma(tree: Tree, nic: Nic) -> Nic:
   """Adds rate, state and kind: those of the fastest port that is active, else of the first one."""
-  best: tuple[bool, float, str] | None = None
-  for port in tree.names(f"{_INFINIBAND}/{nic.name}/ports"):
-    directory = f"{_INFINIBAND}/{nic.name}/ports/{port}"
-    rate = re.match(r"([\d.]+) Gb/sec", tree.text(f"{directory}/rate") or "")
-    active = "ACTIVE" in (tree.text(f"{directory}/state") or "").upper().split()
-    layer = (tree.text(f"{directory}/link_layer") or "").lower()
-    entry = (active, float(rate[1]) if rate else 0.0, layer)
-    if best is None or entry[:2] > best[:2]:
-      best = entry
-  if best is None:
-    return nic.replace(kind="infiniband")
-  return nic.replace(up=best[0], rate_gbps=best[1] or None,
-                      kind="roce" if best[2] == "ethernet" else "infiniband")
+  folder = f"{_INFINIBAND}/{nic.name}/ports"
+  found = [("ACTIVE" in (tree.text(f"{folder}/{port}/state") or "").upper().split(),
+            float(tree.match(f"{folder}/{port}/rate", r"\A([\d.]+) Gb/sec") or 0.0),
+            (tree.text(f"{folder}/{port}/link_layer") or "").lower())
+           for port in tree.names(folder)]
+  up, rate, layer = max(found, key=lambda port: port[:2], default=(None, None, ""))
+  return nic.replace(up=up, rate_gbps=rate or None,
+                     kind="roce" if layer == "ethernet" else "infiniband")
