@@ -116,6 +116,8 @@ class Document(NamedTuple):
   left_out: tuple[str, ...]
   """What did not fit, as ends of sentences: "'plan.ranks' is left out: Expected `int`, got
   `str`"."""
+  struct: Any
+  """The same as its schema."""
 
 
 def read_document(path: str | os.PathLike[str], schema: type[msgspec.Struct],
@@ -164,8 +166,7 @@ def check(value: dict[str, Any], schema: type) -> Document:
   left_out: list[str] = []
   while True:
     try:
-      msgspec.convert(value, schema)
-      return Document(value, tuple(left_out))
+      return Document(value, tuple(left_out), msgspec.convert(value, schema))
     except msgspec.ValidationError as error:
       what, path = explained(error)
     tokens = [name or int(index or -1) for name, index in _TOKEN.findall(path)]

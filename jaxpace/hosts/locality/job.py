@@ -9,8 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import msgspec
-
 from jaxpace.files.reading import UnreadableError, read_document
 from jaxpace.hosts.locality.cards import fabric_of
 from jaxpace.hosts.locality.tree import parse_list
@@ -49,7 +47,7 @@ def read_places(directory: str | pathlib.Path,
     except UnreadableError as error:
       problems.append(f"{name} {error}: left out.")
       continue
-    place = msgspec.convert(document.value, Locality)
+    place: Locality = document.struct
     if run is not None and document.value.get("run", run) != run:
       problems.append(f"{name} belongs to another run: left out.")
     elif place.schema > SCHEMA:
