@@ -10,8 +10,9 @@ import time
 from jaxpace.runs import ring_file
 from tests.hang.machine import Machine, collective, program
 from tests.record.nccl.dumps import Job, batches
-from tests.synthetic import synthetic_observed, synthetic_runs
+from tests.synthetic import synthetic_groups, synthetic_runs
 from tests.synthetic.synthetic_faults import Fault
+from tests.synthetic.synthetic_observed import observed
 
 JOB = synthetic_runs.SyntheticJob(ranks=4, steps=140, processes=2, noise=0.02, host_columns=True,
                              sample_steps=5, faults=(Fault("compute", 8e-3, (1,)),
@@ -62,9 +63,9 @@ def write_sound(path: pathlib.Path) -> None:
 
 def write_observed(path: pathlib.Path) -> None:
   """A run of an observed step whose job hangs: its rings are open."""
-  job = synthetic_observed.ObservedJob(layers=2, steps=60, noise=0.02, every=3, faults=(
-      synthetic_observed.LayerFault("late", 8e-3, ranks=(1,), layer=1),))
-  synthetic_observed.write(path, job)
+  late = synthetic_groups.Cause("late", 8e-3, (1,), layer=1)
+  synthetic_groups.write(path, observed(layers=2, steps=60, noise=0.02, every=3, causes=(late,)),
+                         run="observed")
   of = program([collective(0, [(0, 1, 2, 3)])], 4)
   machine = Machine(of, 4, 9, stop={3: (5, 0)})
   for process in range(2):

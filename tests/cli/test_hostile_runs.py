@@ -34,7 +34,8 @@ from jaxpace.runs.reader import read_run
 from tests.cli import hostile
 from tests.cli.sound_runs import JOB, write_inputs, write_observed, write_sound
 from tests.quick import QUICK, examples
-from tests.synthetic import synthetic_observed, synthetic_runs
+from tests.synthetic import synthetic_groups, synthetic_runs
+from tests.synthetic.synthetic_observed import observed
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = os.environ.get("JAXPACE_FUZZ_SECONDS")
@@ -200,7 +201,7 @@ def test_no_column_of_a_table_is_needed(tmp_path, kind, table):
     synthetic_runs.write(run, dataclasses.replace(JOB, steps=6))
     write_listening(run)
   else:
-    synthetic_observed.write(run, synthetic_observed.ObservedJob(layers=1, steps=6, every=2))
+    synthetic_groups.write(run, observed(layers=1, steps=6, every=2), run="observed")
   files = {file: pq.read_table(file) for file in sorted((run / table).glob("*.parquet"))}
   for name in sorted({name for rows in files.values() for name in rows.column_names}):
     for lacking in (list(files)[1:], list(files)):  # some parts, and all of them

@@ -1,9 +1,13 @@
-"""Synthetic jobs as runs in memory, and what their step time was really spent on."""
+"""Synthetic jobs as runs in memory, and what their step time was really spent on; reports of runs
+on disk."""
 
 import dataclasses
+import json
 
 import numpy as np
+import pytest
 
+from jaxpace.__main__ import main
 from jaxpace.diagnose.diagnose import add, count, who
 from jaxpace.diagnose.modes.inputs import EvidenceInputs
 from jaxpace.runs.dense import HOST_COLUMNS
@@ -75,3 +79,14 @@ def true_shares(truth, quiet: float) -> dict[str, float]:
     spent["contention"] += ranks * max(transfer - quiet * 1e9, 0)
   whole = sum(spent.values())
   return {name: value / whole for name, value in spent.items()}
+
+
+def report(path, *arguments):
+  """The JSON report of a run directory, by the command; its shares add up."""
+  target = path.parent / f"{path.name}.json"
+  assert main(["report", str(path), "--json", str(target), *arguments]) == 0
+  document = json.loads(target.read_text())
+  for shares in (document["shares"], *(row["shares"] for row in document["per_rank"]),
+                 *document["per_host"].values()):
+    assert shares is None or sum(shares.values()) == pytest.approx(1, abs=1e-6)
+  return document

@@ -13,8 +13,17 @@ from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.worth import parse
 from jaxpace.runs.reader import read_run
-from tests.diagnose.recurrence import Cause, Job, Place, gain, pipeline, play, rank_groups, write
 from tests.quick import examples
+from tests.synthetic.synthetic_groups import (
+  Cause,
+  Job,
+  Place,
+  gain,
+  pipeline,
+  play,
+  rank_groups,
+  write,
+)
 
 STEPS = 120
 MOST_RANKS = 16

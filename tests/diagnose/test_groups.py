@@ -10,9 +10,9 @@ from jaxpace.__main__ import main
 from jaxpace.diagnose.live.follower import Follower
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.notes import Note
-from tests.diagnose import grouped
-from tests.diagnose.grouped import report
+from tests.diagnose.synthetic import report
 from tests.lib.said import numbers
+from tests.synthetic.synthetic_groups import timestamps, write_timestamps
 
 STEPS = 240
 TWO = {"mesh": {"replica": 2, "data": 2}, "axis": ["data"]}
@@ -26,22 +26,18 @@ def noisy(busy, seed=0, noise=0.01):
   return busy * (1 + noise * np.random.default_rng(seed).standard_normal(busy.shape))
 
 
-def check_shares(document):
-  assert sum(document["shares"].values()) == pytest.approx(1, abs=1e-6)
-  for row in [*document["per_rank"],
-              *({"shares": shares} for shares in document["per_host"].values())]:
-    if row["shares"] is not None:
-      assert sum(row["shares"].values()) == pytest.approx(1, abs=1e-6)
+def told_of(path, busy, transfers, *arguments, groups=None, sources=None, **told):
+  """The report on ranks that wait for those of their group, or for their source."""
+  write_timestamps(path / "run", *timestamps(busy, transfers, groups, sources), **told)
+  return report(path / "run", *arguments)
 
 
 @pytest.mark.parametrize("told", ["mesh", "groups", "index_groups"])
 def test_two_groups_that_never_meet_do_not_wait_for_each_other(tmp_path, told):
   """10 and 15 ms of compute, 2 ms of transfer each."""
-  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3], [_ROWS])
-  grouped.write(tmp_path / "run", enter, leave, settings=TWO if told == "mesh" else None,
-                collectives=None if told == "mesh" else [{told: _ROWS}])
-  document = report(tmp_path / "run")
-  check_shares(document)
+  document = told_of(tmp_path, noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3],
+                     groups=[_ROWS], settings=TWO if told == "mesh" else None,
+                     collectives=None if told == "mesh" else [{told: _ROWS}])
   step = document["step_time"]["mean"]
   assert step == pytest.approx(14.5e-3, rel=1e-6)  # mean over ranks of 12 and 17 ms
   assert document["shares"]["transfer"] * step == pytest.approx(2e-3, rel=1e-6)
@@ -57,11 +53,8 @@ def test_two_groups_that_never_meet_do_not_wait_for_each_other(tmp_path, told):
 
 
 def test_the_late_rank_of_one_group_is_named_and_the_other_group_is_not(tmp_path):
-  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
-  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
-  document = report(tmp_path / "run", "--without", "rank:3", "--without", "skew", "--without",
-                    "host:host0")
-  check_shares(document)
+  document = told_of(tmp_path, noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], "--without", "rank:3",
+                     "--without", "skew", "--without", "host:host0", groups=[_ROWS], settings=TWO)
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [3]
   lateness = [row["lateness"] for row in document["per_rank"]]
@@ -84,14 +77,13 @@ def test_each_group_has_a_floor_of_its_own(tmp_path):
   arrivals, size = noisy([[10e-3] * 4], noise=0), STEPS // 2
   parts = []
   for contended in ((0, 1), (2, 3)):
-    slow = [grouped.play(arrivals[:, :2, :size], [6e-3 if 0 in contended else 2e-3]),
-            grouped.play(arrivals[:, 2:, :size], [2e-3 if 0 in contended else 6e-3])]
+    slow = [timestamps(arrivals[:, :2, :size], [6e-3 if 0 in contended else 2e-3]),
+            timestamps(arrivals[:, 2:, :size], [2e-3 if 0 in contended else 6e-3])]
     parts.append([np.concatenate([s[i] for s in slow], axis=1) for i in range(2)])
   ends = parts[0][1][:, :, -1:]
   enter, leave = (np.concatenate([parts[0][i], parts[1][i] + ends], axis=2) for i in range(2))
-  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
+  write_timestamps(tmp_path / "run", enter, leave, settings=TWO)
   document = report(tmp_path / "run")
-  check_shares(document)
   assert (document["shares"]["contention"] * document["step_time"]["mean"]
           == pytest.approx(2e-3, rel=0.05))
 
@@ -105,12 +97,10 @@ def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slot
   """Microseconds of spread in later collectives don't make others pay for its 20 ms."""
   groups = [TENSOR if slot == "t" else DATA for slot in slots]
   busy = noisy(np.full((len(slots), 32), 120e-3 / len(slots)), noise=noise)
-  quiet = grouped.play(busy, [2e-3] * len(slots), groups)
+  quiet = timestamps(busy, [2e-3] * len(slots), groups)
   busy[at, 5] += 20e-3
-  enter, leave = grouped.play(busy, [2e-3] * len(slots), groups)
-  grouped.write(tmp_path / "run", enter, leave, collectives=[{"groups": own} for own in groups])
-  document = report(tmp_path / "run")
-  check_shares(document)
+  document = told_of(tmp_path, busy, [2e-3] * len(slots), groups=groups,
+                     collectives=[{"groups": own} for own in groups])
   (finding,) = document["findings"]
   assert finding["mode"] == document["verdict_code"] == "persistent_straggler"
   assert finding["ranks"] == [5]
@@ -126,12 +116,9 @@ def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
   to blame."""
   sources = [ranks - 1 if back else -1, *range(ranks - 1)]
   busy = noisy([[10e-3, 10e-3, 30e-3, *[10e-3] * (ranks - 3)]])
-  enter, leave = grouped.play(busy, [1e-3], sources=[sources])
-  grouped.write(tmp_path / "run", enter, leave, collectives=[
+  document = told_of(tmp_path, busy, [1e-3], sources=sources, collectives=[
       {"name": "ppermute", "primitives": ["ppermute"],
        "pairs": [[s, t] for t, s in enumerate(sources) if s >= 0]}])
-  document = report(tmp_path / "run")
-  check_shares(document)
   (finding,) = document["findings"]
   assert finding["mode"] == "persistent_straggler" and finding["ranks"] == [2]
   assert document["verdict_code"] == Verdict.PERSISTENT
@@ -143,31 +130,24 @@ def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
 def test_groups_that_keep_step_without_meeting_are_told_as_stages(tmp_path):
   """Two stages' data-parallel groups: the shorter stage waits for the other one inside its compute
   or transfer."""
-  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3])
-  grouped.write(tmp_path / "run", enter, leave,
-                settings={"mesh": {"stage": 2, "data": 2}, "axis": ["data"]})
-  document = report(tmp_path / "run")
-  check_shares(document)
+  document = told_of(tmp_path, noisy([[10e-3, 10e-3, 15e-3, 15e-3]], noise=0), [2e-3],
+                     settings={"mesh": {"stage": 2, "data": 2}, "axis": ["data"]})
   assert document["what_if"]["stages"]
   assert {Note.STAGES, Note.BUBBLES} <= {*document["note_codes"]}
 
 
-def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_path, capsys):
+def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_path):
   """A pipeline whose transfers begin before their entry timestamps: what is recorded there says
   nothing of who is late."""
   random = np.random.default_rng(3)
   slots = 10
   busy = np.full((slots, 4, STEPS), 3e-3) + random.exponential(1e-3, (slots, 4, STEPS))
-  enter, leave = grouped.play(busy, [1e-5] * slots)
   notices = [f"Collective {c} can start before its entry stamp, which may then be late: none of "
              "its operands can be held back without a risk to the last bits of the results."
              for c in range(slots)]
-  grouped.write(tmp_path / "run", enter, leave, plan={"notices": notices}, collectives=[
+  document = told_of(tmp_path, busy, [1e-5] * slots, plan={"notices": notices}, collectives=[
       {"name": "ppermute", "primitives": ["ppermute"], "pairs": [[0, 1], [1, 2], [2, 3]],
        "may_begin_early": True}] * slots)
-  document = report(tmp_path / "run")
-  capsys.readouterr()
-  check_shares(document)
   assert not document["findings"] and document["what_if"]["no_skew"] is None
   assert document["verdict_code"] == Verdict.UNTOLD
   assert document["note_codes"].count(Note.PLAN_NOTICE) == 1
@@ -175,29 +155,26 @@ def test_late_entry_stamps_are_said_once_and_no_ranks_by_turns_are_blamed(tmp_pa
 
 def test_transfers_of_which_nobody_knows_whose_they_are_blame_no_ranks_by_turns(tmp_path):
   busy = np.random.default_rng(4).gamma(4, 3e-3, (1, 4, STEPS))
-  enter, leave = grouped.play(busy, [1e-3], sources=[[-1, 0, 1, 2]])
-  grouped.write(tmp_path / "run", enter, leave,
-                collectives=[{"name": "send", "primitives": ["send", "recv"]}])
-  document = report(tmp_path / "run")
+  document = told_of(tmp_path, busy, [1e-3], sources=[-1, 0, 1, 2],
+                     collectives=[{"name": "send", "primitives": ["send", "recv"]}])
   assert not document["findings"]
   assert document["verdict_code"] == Verdict.UNTOLD
   assert document["collectives"][0]["kind"] == "point_to_point"
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_ranks_without_rows_are_not_cleared(tmp_path, capsys, whole):
+def test_ranks_without_rows_are_not_cleared(tmp_path, whole):
   """The late rank's disk was full: the others' waiting for it looks like transfer."""
   busy = np.tile(noisy([[10e-3, 10e-3, 10e-3, 14e-3]]), 4)
-  enter, leave = grouped.play(busy, [2e-3])
-  grouped.write(tmp_path / "all", enter, leave, run="all")
-  grouped.write(tmp_path / "run", enter, leave, left_out=(3,))
+  enter, leave = timestamps(busy, [2e-3])
+  write_timestamps(tmp_path / "all", enter, leave, run="all")
+  write_timestamps(tmp_path / "run", enter, leave, left_out=(3,))
   if not whole:
-    grouped.write(tmp_path / "other", enter[:, :, :80], leave[:, :, :80])
+    write_timestamps(tmp_path / "other", enter[:, :, :80], leave[:, :, :80])
     for table in ("steps", "collectives"):
       for part in (tmp_path / "other" / table).glob("*-p00003.*"):
         part.rename(tmp_path / "run" / table / part.name)
   document = report(tmp_path / "run")
-  capsys.readouterr()
   assert document["not_judged"] == [3]
   assert document["verdict_code"] == Verdict.UNSEEN_RANKS
   target = tmp_path / "compared.json"
@@ -208,8 +185,8 @@ def test_ranks_without_rows_are_not_cleared(tmp_path, capsys, whole):
 
 
 def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys):
-  enter, leave = grouped.play(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
-  grouped.write(tmp_path / "run", enter, leave, settings=TWO)
+  enter, leave = timestamps(noisy([[10e-3, 10e-3, 15e-3, 20e-3]]), [2e-3], [_ROWS])
+  write_timestamps(tmp_path / "run", enter, leave, settings=TWO)
   target = tmp_path / "timeline.json"
   assert main(["report", str(tmp_path / "run"), "--chrome", str(target)]) == 0
   assert "Groups of ranks that never meet" in " ".join(capsys.readouterr().err.split())
@@ -227,21 +204,19 @@ def test_the_timeline_does_not_let_a_group_wait_for_another_one(tmp_path, capsys
 def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(
     tmp_path, capsys, command, option):
   busy = noisy([[10e-3, 10e-3, 15e-3, 20e-3], [5e-3] * 4])
-  enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _ROWS])
-  grouped.write(tmp_path / "apart", enter, leave, collectives=[{"groups": _ROWS}] * 2)
-  assert main([command, str(tmp_path / "apart"), *option]) == 0
-  assert "2 groups of ranks that never meet: the first" in " ".join(capsys.readouterr().out.split())
-  enter, leave = grouped.play(busy, [1e-3, 2e-3], [_ROWS, _COLUMNS])
-  grouped.write(tmp_path / "mixed", enter, leave,
-                collectives=[{"groups": _ROWS}, {"groups": _COLUMNS}])
-  assert main([command, str(tmp_path / "mixed"), *option]) == 2
-  assert "groups of several kinds" in " ".join(capsys.readouterr().err.split())
+  for other, status in ((_ROWS, 0), (_COLUMNS, 2)):
+    path, groups = tmp_path / str(status), [_ROWS, other]
+    write_timestamps(path, *timestamps(busy, [1e-3, 2e-3], groups),
+                     collectives=[{"groups": own} for own in groups])
+    assert main([command, str(path), *option]) == status
+    said = capsys.readouterr()
+    assert ("groups of several kinds" in " ".join(said.err.split()) if status else
+            "2 groups of ranks that never meet: the first" in " ".join(said.out.split()))
 
 
 def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
-  enter, leave = grouped.play(noisy([[10e-3] * 4]), [2e-3])
-  grouped.write(tmp_path / "run", enter, leave, left_out=(1,))
-  assert report(tmp_path / "run")["not_judged"] == [1]  # the run says that it has 4
+  document = told_of(tmp_path, noisy([[10e-3] * 4]), [2e-3], left_out=(1,))
+  assert document["not_judged"] == [1]  # the run says that it has 4
   info = json.loads((tmp_path / "run" / "run.json").read_text())
   del info["ranks"]
   (tmp_path / "run" / "run.json").write_text(json.dumps(info))
@@ -253,15 +228,15 @@ def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path)
   random = np.random.default_rng(5)
   busy_of = [random.gamma(20, base / 20, (2, ranks, STEPS))
              for base, ranks in ((8e-3, 3), (12e-3, 2))]
-  single = [grouped.play(arrivals, [1e-3, 2e-3]) for arrivals in busy_of]
+  single = [timestamps(arrivals, [1e-3, 2e-3]) for arrivals in busy_of]
   documents = []
   for at, (enter, leave) in enumerate(single):
-    grouped.write(tmp_path / f"{at}", enter, leave)
+    write_timestamps(tmp_path / f"{at}", enter, leave)
     documents.append(report(tmp_path / f"{at}"))
   enter, leave = (np.concatenate([one[i] for one in single], axis=1) for i in range(2))
-  grouped.write(tmp_path / "both", enter, leave, collectives=[{"groups": [[0, 1, 2], [3, 4]]}] * 2)
+  write_timestamps(tmp_path / "both", enter, leave,
+                   collectives=[{"groups": [[0, 1, 2], [3, 4]]}] * 2)
   both = report(tmp_path / "both")
-  check_shares(both)
   alone = [row for document in documents for row in document["per_rank"]]
   for row, own in zip(both["per_rank"], alone, strict=True):
     assert row["step_time"] == pytest.approx(own["step_time"])
@@ -285,7 +260,7 @@ def test_groups_that_never_meet_are_not_compared_live(tmp_path):
   """One of them becomes slower half way, both of its ranks alike: nobody waits for anybody."""
   busy = noisy([[10e-3, 10e-3, 15e-3, 15e-3]])
   busy[:, 2:, STEPS // 2:] += 10e-3
-  grouped.write(tmp_path / "run", *grouped.play(busy, [2e-3], [_ROWS]), settings=TWO)
+  write_timestamps(tmp_path / "run", *timestamps(busy, [2e-3], [_ROWS]), settings=TWO)
   look = Follower(tmp_path / "run").poll(0.0, 0.0)
   assert not look.alerts
   assert max(abs(rank.lateness) for rank in look.numbers.late) < 0.5e-3

@@ -11,11 +11,12 @@ from jaxpace.diagnose.groups import RunGroups, join_groups, step_through
 from jaxpace.diagnose.ledger import charges
 from jaxpace.runs.groups import RankGroups
 from tests.quick import examples
+from tests.synthetic.synthetic_groups import meet
 
 TENSOR, DATA = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
 
 
-def meet(groups: list[list[list[int]]], ranks: int) -> RunGroups:
+def groups_of(groups: list[list[list[int]]], ranks: int) -> RunGroups:
   """Who meets in collectives of these groups."""
   of = []
   for some in groups:
@@ -26,25 +27,12 @@ def meet(groups: list[list[list[int]]], ranks: int) -> RunGroups:
   return join_groups(tuple(of))
 
 
-def played(groups: list[list[list[int]]], busy: np.ndarray, transfer: float = 1e-3) -> np.ndarray:
-  """[C, R, K] waits, steps running on from each other."""
-  slots, ranks, size = busy.shape
-  time, wait = np.zeros(ranks), np.zeros(busy.shape)
-  for k in range(size):
-    for c in range(slots):
-      ready = time + busy[c, :, k]
-      time = ready.copy()
-      for own in groups[c]:
-        time[own] = ready[own].max() + transfer
-      wait[c, :, k] = time - ready
-  return wait
-
-
 def blame(groups: list[list[list[int]]], busy: np.ndarray,
           adjacent: bool = True) -> tuple[np.ndarray, np.ndarray]:
   """[R] seconds charged to each rank, and [C, R, K] what each waits for others."""
-  found, ranks = meet(groups, busy.shape[1]), busy.shape[1]
-  wait = played(groups, busy)
+  found, ranks = groups_of(groups, busy.shape[1]), busy.shape[1]
+  enter, leave = meet(busy, np.full(busy.shape, 1e-3), groups)
+  wait = leave - enter
   valid = np.ones(busy.shape[1:], bool)
   waits = step_through(found, busy, wait, valid)
   total = np.zeros(ranks)

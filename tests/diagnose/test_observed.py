@@ -19,31 +19,25 @@ from jaxpace.diagnose.words.codes import Verdict, codes
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.hosts.locality.types import Cpu, Device, Locality
-from jaxpace.record.parts import PartStore
-from jaxpace.runs import collectives, rundir
+from jaxpace.runs import collectives
 from jaxpace.runs.reader import read_run
 from tests.lib.said import numbers
-from tests.synthetic.synthetic_observed import (
-  LayerFault,
-  ObservedJob,
-  information,
-  places,
-  rows,
-  simulate,
-  write,
-)
-
-JOB = ObservedJob(data=2, fsdp=2, tensor=2, layers=4, steps=240, noise=0.01, uneven=0.3, every=3,
-                  seed=1)
+from tests.synthetic.synthetic_groups import STEP_GAP, Cause, Job, play, write
+from tests.synthetic.synthetic_observed import observed
 
 
-def told(folder, job: ObservedJob):
+def job(*causes: Cause, **changes) -> Job:
+  return observed(**{"tensor": 2, "steps": 240, "noise": 0.01, "uneven": 0.3, "every": 3, "seed": 1,
+                     **changes}, causes=causes)
+
+
+LATE = Cause("late", 6e-3, (5,), layer=2)
+SLOTS = len(job().places)
+
+
+def told(folder, job: Job):
   truth = write(folder, job)
   return diagnose(read_run(folder)), truth
-
-
-def faulty(*faults: LayerFault, **changes) -> ObservedJob:
-  return dataclasses.replace(JOB, faults=faults, **changes)
 
 
 def at(diagnosis) -> str:
@@ -52,14 +46,15 @@ def at(diagnosis) -> str:
 
 
 def test_a_healthy_job_blames_nobody_and_its_shares_are_the_truth(tmp_path):
-  diagnosis, truth = told(tmp_path, JOB)
+  diagnosis, truth = told(tmp_path, job())
   assert diagnosis.findings == ()
   assert sum(diagnosis.shares.values()) == pytest.approx(1, abs=1e-9)
   full = diagnosis.run.steps[diagnosis.selected.mask]
-  step = (truth.busy + truth.wait).sum(axis=0)
+  step = truth.step
   assert diagnosis.step_time.mean == pytest.approx(step[:, 1:].mean(), rel=1e-6)
   # Transfer is what is left of the waits without waiting for others; gaps are compute's neighbour.
-  compute = (truth.busy.sum(axis=0) - truth.gap)[:, full].mean() / step[:, full].mean()
+  wait = (truth.exit - truth.enter).sum(axis=0)
+  compute = (step - wait - truth.gap)[:, full].mean() / step[:, full].mean()
   transfer = truth.transfer.sum(axis=0)[:, full].mean() / step[:, full].mean()
   assert diagnosis.shares["compute"] == pytest.approx(compute, abs=1e-6)
   assert (diagnosis.shares["transfer"]
@@ -73,16 +68,15 @@ def test_a_healthy_job_blames_nobody_and_its_shares_are_the_truth(tmp_path):
     (True, "forward", 2, "all-gather.0, iteration 2 of 4 (model.py:64, forward)"),
     (False, "backward", 0, "all-gather.2, iteration 3 of 4 (model.py:64, backward)")])
 def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase, layer, collective):
-  job = faulty(LayerFault("late", 6e-3, (5,), layer=layer, phase=phase), norm=norm)
-  diagnosis, truth = told(tmp_path, job)
+  late = Cause("late", 6e-3, (5,), layer=layer, phase=phase)
+  diagnosis, _ = told(tmp_path, made := job(late, norm=norm))
   (finding,) = diagnosis.findings
   assert (finding.mode, finding.ranks, finding.first_step) == (Verdict.PERSISTENT, (5,), None)
-  assert diagnosis.lateness.mean[5] == pytest.approx(truth.late[5], rel=0.05)
+  assert diagnosis.lateness.mean[5] == pytest.approx(6e-3, rel=0.05)
   assert collective in at(diagnosis)
   assert diagnosis.totals.blame.argmax() == 5
   # The step without the fault, played.
-  healthy = simulate(dataclasses.replace(job, faults=()))
-  without = (healthy.busy + healthy.wait).sum(axis=0)[:, 1:].mean()
+  without = play(made, [late]).step_time(1)
   assert diagnosis.without_rank[5].step_time == pytest.approx(without, rel=0.01)
   assert finding.share == pytest.approx(7 / 8 * 6e-3 / diagnosis.step_time.mean, rel=0.1)
 
@@ -90,19 +84,18 @@ def test_a_rank_late_in_one_layer_is_named_with_the_layer(tmp_path, norm, phase,
 def test_when_it_began_is_told_by_steps_that_are_not_in_full(tmp_path):
   begin = next(step for step in range(100, 140)
                if not is_detailed(np.arange(step - 1, step + 2), 3).any())
-  job = faulty(LayerFault("late", 6e-3, (1,), layer=1, begin=begin / 240))
-  diagnosis, _ = told(tmp_path, job)
+  diagnosis, _ = told(tmp_path, job(Cause("late", 6e-3, (1,), layer=1, begin=begin / 240)))
   (finding,) = diagnosis.findings
   assert (finding.ranks, finding.first_step, finding.last_step) == ((1,), begin, None)
 
 
 @pytest.mark.parametrize(("fault", "mode"), [
-    (LayerFault("jitter", 14e-3), Verdict.AMPLIFICATION),
-    (LayerFault("rotating", 14e-3, layer=1), Verdict.AMPLIFICATION),
-    (LayerFault("pause", 70e-3, probability=0.08), Verdict.JITTER),
-    (LayerFault("contention", 15e-3, axis="fsdp", begin=0.3, end=0.7), Verdict.CONTENTION)])
+    (Cause("jitter", 14e-3), Verdict.AMPLIFICATION),
+    (Cause("rotating", 14e-3, layer=1), Verdict.AMPLIFICATION),
+    (Cause("pause", 70e-3, probability=0.08), Verdict.JITTER),
+    (Cause("contention", 15e-3 / 12, axis="fsdp", begin=0.3, end=0.7), Verdict.CONTENTION)])
 def test_other_modes(tmp_path, fault, mode):
-  diagnosis, _ = told(tmp_path, faulty(fault, processes=4, every=1))
+  diagnosis, _ = told(tmp_path, job(fault, processes=4, every=1))
   assert diagnosis.findings[0].mode == mode
   assert diagnosis.findings[0].ranks == ()
   said = codes(diagnosis.findings[0].evidence)
@@ -116,11 +109,10 @@ def test_other_modes(tmp_path, fault, mode):
 
 @pytest.mark.parametrize("norm", [True, False])
 def test_waiting_for_pauses_is_told_as_such_wherever_it_is_waited(tmp_path, norm):
-  diagnosis, _ = told(tmp_path, faulty(LayerFault("pause", 70e-3, probability=0.08), every=1,
-                                       processes=4, norm=norm))
-  quiet = simulate(dataclasses.replace(JOB, norm=norm))
-  lost = diagnosis.step_time.mean - (quiet.busy + quiet.wait).sum(axis=0)[:, 1:].mean()
-  share = (lost + JOB.gap) / diagnosis.step_time.mean
+  diagnosis, _ = told(tmp_path, job(Cause("pause", 70e-3, probability=0.08), every=1, processes=4,
+                                    norm=norm))
+  lost = diagnosis.step_time.mean - play(job(norm=norm)).step_time(1)
+  share = (lost + STEP_GAP) / diagnosis.step_time.mean
   assert diagnosis.shares["runtime"] == pytest.approx(share, rel=0.03)
   (finding,) = [f for f in diagnosis.findings if f.mode == Verdict.JITTER]
   assert finding.share == pytest.approx(lost / diagnosis.step_time.mean, rel=0.05)
@@ -133,13 +125,11 @@ def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_wor
     tmp_path, cores, switched, seconds, machine):
   """Four forced devices of one process: the host's counters tell whether they wait for cores; by
   that, no more than a quarter of the step."""
-  job = ObservedJob(steps=200, processes=1, hosts=1, noise=0.005,
-                    faults=(LayerFault("jitter", seconds),))
-  write(tmp_path, job)
+  write(tmp_path, observed(steps=200, processes=1, noise=0.005, causes=(Cause("jitter", seconds),)))
   run = read_run(tmp_path)
   columns = run.host_causes.columns | {"nivcsw": np.full((1, len(run.steps)), switched, np.float32)}
   place = Locality(process=0, hostname="host0", cpu=Cpu(allowed=cores),
-                   devices=tuple(Device(platform="cpu") for _ in range(job.ranks)))
+                   devices=tuple(Device(platform="cpu") for _ in range(4)))
   found = diagnose(dataclasses.replace(
       run, locality=(place,), host_causes=dataclasses.replace(run.host_causes, columns=columns)))
   assert found.findings[0].mode == Verdict.AMPLIFICATION
@@ -149,7 +139,7 @@ def test_devices_that_take_turns_on_few_cores_are_not_told_to_even_out_their_wor
 
 
 def test_the_json_says_where(tmp_path):
-  diagnosis, _ = told(tmp_path, faulty(LayerFault("late", 6e-3, (5,), layer=2)))
+  diagnosis, _ = told(tmp_path, job(LATE))
   document = json.loads(json.dumps(to_json(diagnosis)))
   waits = document["waits"]
   assert ([row["waiting"] for row in waits] == sorted((row["waiting"] for row in waits),
@@ -164,24 +154,15 @@ def test_the_json_says_where(tmp_path):
   assert (document["steps_counted"], document["steps_in_full"]) == (239, diagnosis.selected.size)
 
 
-def write_parts(folder, job: ObservedJob, keep, *, plan=None) -> None:
-  """Writes a job's run with only those rows of collectives for which `keep(columns)` is True."""
-  truth = simulate(job)
-  info = information(job, places(job), "observed", job.every)
-  rundir.write_json(folder / "run.json", plan(info) if plan else info)
-  steps = np.arange(job.steps)
-  for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
-    made = rows(job, truth, ranks, steps, np.flatnonzero(is_detailed(steps, job.every)),
-                process=process)
-    kept = keep(made["collectives"])
-    made["collectives"] = {name: values[kept] for name, values in made["collectives"].items()}
-    for table, columns in made.items():
-      PartStore(folder, table, "observed", process).append(columns)
+def changed(folder, plan) -> None:
+  """Has a run's collectives told otherwise in its plan."""
+  info = json.loads((folder / "run.json").read_text())
+  info["plan"] |= plan(info["plan"]["collectives"])
+  (folder / "run.json").write_text(json.dumps(info))
 
 
 def test_a_step_in_full_on_some_ranks_only_is_not_in_the_shares(tmp_path):
-  write_parts(tmp_path, dataclasses.replace(JOB, every=1),
-              lambda c: (c["rank"] < 2) | (c["step"] % 2 == 0))
+  write(tmp_path, job(every=1), keep=lambda c: (c["rank"] < 2) | (c["step"] % 2 == 0))
   run = read_run(tmp_path)
   assert (run.steps % 2 == 0).all() and len(run.steps) == 120
   assert any("by some ranks only" in problem for problem in run.problems)
@@ -192,18 +173,16 @@ def test_a_step_in_full_on_some_ranks_only_is_not_in_the_shares(tmp_path):
 @pytest.mark.parametrize(("stretch", "taken"), [(3, 80), (10, 100)])
 def test_slow_steps_that_are_in_full_as_well_count_for_no_more(tmp_path, stretch, taken):
   """With few drawn steps all that are in detail are taken: those drawn, and here the first 84."""
-  job = dataclasses.replace(JOB, every=1)
   drawn = is_detailed(np.arange(240), stretch)
-  info = lambda info: {**info, "plan": {**info["plan"], "detail": {"every": stretch}}}  # noqa: E731
-  write_parts(tmp_path, job, lambda c: drawn[c["step"]] | (c["step"] < 84), plan=info)
+  write(tmp_path, job(every=1), keep=lambda c: drawn[c["step"]] | (c["step"] < 84))
+  changed(tmp_path, lambda entries: {"detail": {"every": stretch}})
   run = read_run(tmp_path)
   assert len(run.steps) == taken
   assert not any("by some ranks only" in problem for problem in run.problems)
 
 
 def test_a_turn_that_did_not_run_has_no_rows_and_costs_nothing(tmp_path):
-  job = faulty(LayerFault("late", 6e-3, (5,), layer=2), every=1)
-  write_parts(tmp_path, job, lambda c: (c["collective"] != 4) | (c["step"] % 5 > 1))
+  write(tmp_path, job(LATE, every=1), keep=lambda c: (c["collective"] != 4) | (c["step"] % 5 > 1))
   diagnosis = diagnose(read_run(tmp_path))
   assert diagnosis.selected.size == 239
   assert diagnosis.findings[0].ranks == (5,)
@@ -211,45 +190,37 @@ def test_a_turn_that_did_not_run_has_no_rows_and_costs_nothing(tmp_path):
 
 
 def test_of_several_shapes_the_one_that_ran_most_is_told(tmp_path):
-  slots = len(places(JOB))
-
-  def twice(info):
-    entries = info["plan"]["collectives"]
-    info["plan"]["collectives"] = [{**e, "program": 0} for e in entries] + [
-        {**e, "slot": e["slot"] + slots, "of": e["of"] + 20, "program": 1} for e in entries]
-    return info
+  def twice(entries):
+    return {"collectives": [{**e, "program": 0} for e in entries] + [
+        {**e, "slot": e["slot"] + SLOTS, "of": e["of"] + 20, "program": 1} for e in entries]}
 
   def moved(columns) -> np.ndarray:
     columns["collective"] = (columns["collective"]
-                             + np.where(columns["step"] % 10 == 0, slots, 0).astype(np.int32))
+                             + np.where(columns["step"] % 10 == 0, SLOTS, 0).astype(np.int32))
     return np.ones(len(columns["step"]), bool)
 
-  write_parts(tmp_path, dataclasses.replace(JOB, every=1), moved, plan=twice)
+  write(tmp_path, job(every=1), keep=moved)
+  changed(tmp_path, twice)
   run = read_run(tmp_path)
-  assert len(run.collectives) == slots and (run.steps % 10 > 0).all() and len(run.steps) == 216
+  assert len(run.collectives) == SLOTS and (run.steps % 10 > 0).all() and len(run.steps) == 216
   assert any("2 shapes" in problem for problem in run.problems)
   assert sum(diagnose(run).shares.values()) == pytest.approx(1)
 
 
 def test_a_step_of_two_programs_has_the_collectives_of_both(tmp_path):
-  job = faulty(LayerFault("late", 6e-3, (5,), layer=2, phase="backward"))
-  names = [one.phase for one in places(job)]
-
-  def split(info):
-    info["plan"]["collectives"] = [{**entry, "program": int(names[entry["slot"]] != "forward")}
-                                   for entry in info["plan"]["collectives"]]
-    return info
-
-  write_parts(tmp_path / "two", job, lambda c: c["step"] >= 0, plan=split)
-  write_parts(tmp_path / "one", job, lambda c: c["step"] >= 0)
+  late = dataclasses.replace(LATE, phase="backward")
+  for name in ("two", "one"):
+    write(tmp_path / name, job(late))
+  changed(tmp_path / "two", lambda entries: {"collectives": [
+      {**entry, "program": int(entry["phase"] != "forward")} for entry in entries]})
   two, one = (diagnose(read_run(tmp_path / name)) for name in ("two", "one"))
-  assert len(two.run.collectives) == len(names) and two.run.problems == one.run.problems
+  assert len(two.run.collectives) == SLOTS and two.run.problems == one.run.problems
   assert two.findings[0].ranks == (5,) and two.shares == one.shares
 
 
 def test_more_than_fits_is_thinned_evenly(tmp_path, monkeypatch):
-  write(tmp_path, dataclasses.replace(JOB, every=1))
-  monkeypatch.setattr(collectives, "MOST_CELLS", 60 * 8 * len(places(JOB)))
+  write(tmp_path, job(every=1))
+  monkeypatch.setattr(collectives, "MOST_CELLS", 60 * 8 * SLOTS)
   run = read_run(tmp_path)
   assert len(run.steps) == 60 and run.steps[0] == 0 and run.steps[-1] == 239
   assert any("evenly spread" in problem for problem in run.problems)
@@ -257,40 +228,32 @@ def test_more_than_fits_is_thinned_evenly(tmp_path, monkeypatch):
 
 
 def test_a_restart_counts_by_its_last_attempt(tmp_path):
-  write(tmp_path, dataclasses.replace(JOB, every=1, steps=100))
-  later = dataclasses.replace(JOB, every=1, steps=80, seed=9)
-  truth = simulate(later)
-  steps = np.arange(80) + 60
-  for process, ranks in enumerate(np.array_split(np.arange(8), 2)):
-    for table, columns in rows(later, truth, ranks, steps, np.arange(80), process=process,
-                               attempt=1, origin=10**14).items():
-      PartStore(tmp_path, table, "observed", process).append(columns)
+  write(tmp_path, job(every=1, steps=100))
+  truth = write(tmp_path, job(every=1, steps=80, seed=9), attempt=1, first_step=60)
   run = read_run(tmp_path)
   assert run.duplicates > 0
   at_once = run.attempt.max(axis=0)
   assert (at_once[run.steps >= 60] == 1).all() and (at_once[run.steps < 60] == 0).all()
   np.testing.assert_allclose((run.collectives[3].exit_ns - run.collectives[3].enter_ns)[:, 60]
-                             * 1e-9,
-                             truth.wait[3][:, 0], atol=2e-9)
+                             * 1e-9, (truth.exit - truth.enter)[3][:, 0], atol=2e-9)
   diagnosis = diagnose(run)
   # The first step of each attempt has no exit before it.
   assert diagnosis.counted == 138
 
 
 def test_steps_without_any_row_of_collectives(tmp_path):
-  write_parts(tmp_path, JOB, lambda c: np.zeros(len(c["step"]), bool))
+  write(tmp_path, job(), keep=lambda c: np.zeros(len(c["step"]), bool))
   diagnosis = diagnose(read_run(tmp_path))
   assert diagnosis.findings == ()
 
 
 def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
-  job = faulty(LayerFault("late", 6e-3, (5,), layer=2), every=10)
-  truth = write(tmp_path, job)
+  truth = write(tmp_path, job(LATE, every=10))
   look = Follower(tmp_path).poll(0.0, 0.0)
   numbers = look.numbers
   assert numbers.late[0].rank == 5 and numbers.late[0].lateness == pytest.approx(6e-3, rel=0.05)
   assert (numbers.step_time.mean
-          == pytest.approx((truth.busy + truth.wait).sum(axis=0)[:, -100:].mean(), rel=0.01))
+          == pytest.approx(truth.step[:, -100:].mean(), rel=0.01))
   assert sum(numbers.shares.values()) == pytest.approx(1)
   assert numbers.silent == () and numbers.inconclusive == ""
 
@@ -298,8 +261,7 @@ def test_a_growing_run_is_followed_by_the_sums_of_its_steps(tmp_path):
 def test_one_that_stays_open_through_a_step_hides_nothing(tmp_path):
   """An all-reduce of a gradient that is there early is open while layers compute and meet; it ends
   last."""
-  job = faulty(LayerFault("late", 6e-3, (5,), layer=0, phase="backward"))
-  before, _ = told(tmp_path, job)
+  before, _ = told(tmp_path, job(Cause("late", 6e-3, (5,), layer=0, phase="backward")))
   for part in (tmp_path / "collectives").glob("*.parquet"):
     table = pq.read_table(part)
     step, rank, enter, leave = (table.column(name).to_numpy()

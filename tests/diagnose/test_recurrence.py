@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from jaxpace.diagnose.words.codes import Verdict
-from tests.diagnose.grouped import report
-from tests.diagnose.recurrence import (
+from tests.diagnose.synthetic import report
+from tests.quick import long
+from tests.synthetic.synthetic_groups import (
   STEP_GAP,
   Cause,
   Job,
@@ -19,8 +20,6 @@ from tests.diagnose.recurrence import (
   work,
   write,
 )
-from tests.diagnose.test_groups import check_shares
-from tests.quick import long
 
 MESH = {"data": 2, "tensor": 2}
 
@@ -110,7 +109,6 @@ def shown(path, some: Job, *arguments):
   """The report, and seconds of a step with and without the job's causes."""
   played = write(path / "run", some)
   document = report(path / "run", *arguments)
-  check_shares(document)
   return document, played.step_time(1), play(some, some.causes).step_time(1)
 
 
@@ -155,7 +153,6 @@ def test_where_the_late_ranks_rows_are_missing_no_rank_of_its_groups_is_blamed(
     for part in (tmp_path / "run" / table).glob("*-p00005*"):
       part.unlink()
   document = report(tmp_path / "run")
-  check_shares(document)
   assert document["not_judged"] == [5] and not document["findings"]
   assert document["verdict_code"] == Verdict.UNSEEN_RANKS
   assert not any(row["late"] for row in document["per_rank"])

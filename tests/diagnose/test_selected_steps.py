@@ -13,11 +13,11 @@ from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING
-from tests.diagnose import grouped
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 from tests.runs.written import rewrite
+from tests.synthetic.synthetic_groups import timestamps, write_timestamps
 from tests.synthetic.synthetic_runs import SyntheticJob
 
 MS = 1_000_000
@@ -132,8 +132,8 @@ def written(path, late, gone=None):
   random = np.random.default_rng(0)
   arrivals = 60e-3 + random.exponential(1e-4, (1, 4, STEPS))
   arrivals[0, LATE, slice(*late)] += 20e-3
-  enter, leave = grouped.play(arrivals, [5e-3])
-  grouped.write(path, enter, leave, left_out=(LATE,) if gone is None else ())
+  enter, leave = timestamps(arrivals, [5e-3])
+  write_timestamps(path, enter, leave, left_out=(LATE,) if gone is None else ())
   for file in path.glob(f"*/*-p{LATE:05d}.*.parquet"):
     rewrite(file,
             lambda t: t.filter([not gone[0] <= step < gone[1] for step in t["step"].to_pylist()]))

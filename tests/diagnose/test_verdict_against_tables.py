@@ -14,7 +14,7 @@ from jaxpace.diagnose.diagnosis import to_json
 from jaxpace.diagnose.limits import COSTLY
 from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
-from tests.diagnose.grouped import report
+from tests.diagnose.synthetic import report
 from tests.diagnose.traces import barrier, make_run
 from tests.lib.said import numbers, only
 from tests.quick import examples, long

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tests.diagnose import grouped
+from tests.synthetic.synthetic_groups import write_timestamps
 
 _NS = 1e9
 
@@ -80,6 +80,6 @@ def _covered(enter: np.ndarray, leave: np.ndarray, stop: int) -> int:
 def write(directory: str | pathlib.Path, job: OverlappingJob) -> OverlapTruth:
   """Writes the job as a process for each rank would have recorded it; returns the truth."""
   truth = simulate(job)
-  grouped.write(directory, truth.enter, truth.exit,
-                collectives=[{"name": f"bucket {b}"} for b in range(job.buckets)])
+  write_timestamps(directory, truth.enter, truth.exit,
+                   collectives=[{"name": f"bucket {b}"} for b in range(job.buckets)])
   return truth

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 
@@ -149,7 +148,8 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
              else [10**15 + 7 * 10**14 * p for p in range(job.processes)])
   rundir.write_json(path / "run.json", _info(job, run))
   for process, ranks in enumerate(np.array_split(np.arange(job.ranks), job.processes)):
-    write_process_file(path, job, run, process, ranks, attempt)
+    write_process_file(path, f"host{process * job.hosts // job.processes}", run, process, ranks,
+                       attempt)
     stores = {table: PartStore(path, table, run, process) for table in ("steps", "collectives")}
     doings = _host_columns(truth, ranks) if job.host_columns else {}
     if job.host_columns:
@@ -166,13 +166,13 @@ def write(directory: str | pathlib.Path, job: SyntheticJob, *, run: str = "synth
   return truth
 
 
-def write_process_file(path: pathlib.Path, job: Any, run: str, process: int, ranks: np.ndarray,
+def write_process_file(path: pathlib.Path, host: str, run: str, process: int, ranks: np.ndarray,
                        attempt: int) -> None:
   """Writes what a process of any synthetic job says of itself."""
   rundir.write_json(
       path / "process" / f"{process}.json",
       {"schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": attempt, "process": process,
-       "hostname": f"host{process * job.hosts // job.processes}", "pid": 1000 + process,
+       "hostname": host, "pid": 1000 + process,
        "ranks": ranks.tolist(), "closed_cleanly": True})
 
 
