@@ -8,7 +8,6 @@ seed each time.
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import random
@@ -81,12 +80,6 @@ def test_fuzz_every_file_of_a_run_and_what_commands_are_given(tmp_path, write):
   assert found["tried"] >= 5
 
 
-def finite(value) -> bool:
-  if isinstance(value, (dict, list)):
-    return all(map(finite, value.values() if isinstance(value, dict) else value))
-  return not isinstance(value, float) or math.isfinite(value)
-
-
 @pytest.mark.parametrize("seed", range(examples(36)))
 def test_a_damaged_run_is_reported_with_sound_numbers_or_refused(run, tmp_path, capsys, seed):
   target = tmp_path / "report.json"
@@ -99,7 +92,6 @@ def test_a_damaged_run_is_reported_with_sound_numbers_or_refused(run, tmp_path, 
     assert not target.exists()
     return
   document = json.loads(target.read_text(), parse_constant=lambda name: pytest.fail(name))
-  assert finite(document), said
   for shares in (document["shares"], *document["per_host"].values(),
                  *(row["shares"] for row in document["per_rank"])):
     if shares is not None and any(shares.values()):
@@ -341,7 +333,7 @@ def test_a_gap_in_the_rank_numbers_is_no_rank(run, tmp_path, capsys):
   assert "4 ranks" in out
   assert "recorded nothing" not in out
   found = json.loads((tmp_path / "out.json").read_text())
-  assert found["ranks"] == 4
+  assert (found["ranks"], found["not_judged"]) == (4, [])
   assert [rank["rank"] for rank in found["per_rank"]] == [0, 2, 4, 6]
   for argv in (("watch", run, "--once"), ("compare", run, run)):
     assert "4 ranks" in " ".join(jaxpace(capsys, *argv)[1].split()), argv[0]

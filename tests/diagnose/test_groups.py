@@ -214,16 +214,6 @@ def test_what_needs_ranks_that_all_meet_takes_such_or_says_that_there_are_none(
             "2 groups of ranks that never meet: the first" in " ".join(said.out.split()))
 
 
-def test_a_gap_in_the_numbers_is_no_rank_that_is_missed(tmp_path):
-  document = told_of(tmp_path, noisy([[10e-3] * 4]), [2e-3], left_out=(1,))
-  assert document["not_judged"] == [1]  # the run says that it has 4
-  info = json.loads((tmp_path / "run" / "run.json").read_text())
-  del info["ranks"]
-  (tmp_path / "run" / "run.json").write_text(json.dumps(info))
-  document = report(tmp_path / "run")
-  assert document["not_judged"] == [] and document["verdict_code"] == Verdict.HEALTHY
-
-
 def test_groups_that_never_meet_are_accounted_for_as_jobs_of_their_own(tmp_path):
   random = np.random.default_rng(5)
   busy_of = [random.gamma(20, base / 20, (2, ranks, STEPS))

@@ -36,19 +36,6 @@ def modes(diagnosis):
   return [f.mode for f in diagnosis.findings]
 
 
-@pytest.mark.parametrize(("ranks", "late"), [(2, 0), (3, 2), (64, 17)])
-def test_one_late_rank_is_named_with_its_lateness(ranks, late):
-  busy = noise(ranks, 300)
-  busy[late] += 5 * MS
-  diagnosis = diagnose_busy(busy)
-  finding = diagnosis.findings[0]
-  assert finding.mode == Verdict.PERSISTENT
-  assert (finding.ranks, finding.hosts) == ((late,), (f"host{late}",))
-  assert diagnosis.lateness.mean[late] == pytest.approx(5e-3, abs=0.2e-3)
-  assert finding.confidence > 0.99
-  assert f"rank {late} " in diagnosis.verdict
-
-
 def test_shares_of_the_findings_are_the_two_parts_of_earliness():
   busy = noise(8, 400, deviation=5.0)
   busy[3] += 4 * MS
@@ -72,15 +59,6 @@ def test_downstream_victim_is_not_blamed():
   diagnosis = diagnose(run)
   assert diagnosis.findings[0].ranks == (1,)
   assert abs(diagnosis.lateness.mean[2]) < 0.2e-3
-
-
-@pytest.mark.parametrize("seed", range(examples(6)))
-@pytest.mark.parametrize("ranks", [2, 4, 64])
-def test_healthy_jobs_are_healthy(ranks, seed):
-  diagnosis = diagnose_busy(noise(ranks, 100, deviation=0.3, seed=seed))
-  assert diagnosis.findings == ()
-  assert diagnosis.verdict.code == Verdict.HEALTHY
-  assert diagnosis.without_rank == {}
 
 
 def test_wandering_noise_names_no_rank():

@@ -1,4 +1,4 @@
-"""The recurrence by itself, and reports of what it wrote held against it replayed without the
+"""A pipeline played by itself, and reports held against the recurrence replayed without the
 causes."""
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from tests.synthetic.synthetic_groups import (
   STEP_GAP,
   Cause,
   Job,
-  gain,
   pipeline,
   play,
   rank_groups,
@@ -21,35 +20,11 @@ from tests.synthetic.synthetic_groups import (
   write,
 )
 
-MESH = {"data": 2, "tensor": 2}
-
 
 def told(path, job):
   """The report of a job that was played."""
   write(path / "run", job)
   return report(path / "run")
-
-
-def even(mesh=MESH, **settings):
-  """Two collectives along the quickest axis and one along the slowest, 10 ms before each."""
-  first, last = next(iter(mesh)), next(reversed(mesh))
-  return Job(dict(mesh),
-             (rank_groups(mesh, last, 10e-3, 1e-3), rank_groups(mesh, last, 10e-3, 1e-3),
-                          rank_groups(mesh, first, 10e-3, 2e-3)), **settings)
-
-
-def test_ranks_that_do_the_same_take_the_sum_of_what_they_do():
-  assert play(even()).step_time() == pytest.approx(34e-3 + STEP_GAP)
-  assert play(even()).waited() == pytest.approx(0, abs=1e-12)
-
-
-def test_a_rank_that_is_late_holds_up_all_that_collectives_join():
-  late = Cause("late", 20e-3, (1,), 0)
-  job = even(causes=(late,))
-  assert gain(job, late) == pytest.approx(54.5 / 34.5)
-  apart = Job(MESH, (rank_groups(MESH, "tensor", 10e-3, 1e-3),), (late,))
-  # Two groups that never meet: each takes its own time, and the mean of both is the job's.
-  assert play(apart).step_time() == pytest.approx(((31.5 + 11.5) / 2) * 1e-3)
 
 
 def test_a_pipeline_fills_and_drains():
@@ -91,9 +66,6 @@ def test_a_slow_last_stage_of_a_pipeline_is_named(tmp_path, as_pairs):
   mean = play(Job(mesh, pipeline(4, 2, 8, [11.25e-3] * 4, as_pairs=as_pairs)[1])).step_time()
   assert document["what_if"]["no_skew"]["step_time"] == pytest.approx(mean, rel=0.01)
 
-
-# Pauses, slow transfers and missing ranks on tensor x data meshes: reports against the recurrence
-# replayed without them.
 
 WIDE = {"data": 4, "tensor": 4}
 

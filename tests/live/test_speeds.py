@@ -214,6 +214,10 @@ def test_shares_of_another_job_keep_the_step_and_begin_evenly(counts, knows, oth
   assert job.ran == [EVEN] and int(job.feed.state().step) == 8
   assert job.feed.state().balancer == (0,)
   assert f"of {other}: counts begin evenly, at step 7" in caplog.text
+  job.feed = job.fed()
+  job.feed.restore(None)
+  assert "The checkpoint holds no shares: counts begin evenly, at step 0" in caplog.text
+  assert int(job.feed.state().step) == 0
 
 
 @pytest.mark.parametrize("typed", [False, True])
@@ -289,13 +293,6 @@ def test_a_balancer_s_numbers_without_a_type_have_32_bits(caplog):
 def test_a_checkpoint_that_is_something_else_is_refused_in_words(damaged, said):
   with pytest.raises(TypeError, match=said):
     Job().feed.restore(damaged)
-
-
-def test_a_checkpoint_without_shares_begins_anew(caplog):
-  job = Job()
-  job.feed.restore(None)
-  assert "The checkpoint holds no shares: counts begin evenly, at step 0" in caplog.text
-  assert int(job.feed.state().step) == 0
 
 
 def others_differ(monkeypatch, number):
