@@ -40,43 +40,47 @@ def growing(tmp_path, written):
   return Growing(tmp_path / "run", JOB, written)
 
 
+@pytest.fixture
+def follower(growing):
+  return PartFollower(growing.directory / "collectives", "collectives", "growing")
+
+
+def read(follower, steps=8192):
+  return list(follower.poll(parts.COLLECTIVES_COLUMNS, steps))
+
+
 def keys(rows):
   return {key for new in rows
           for key in zip(*(new[name].tolist() for name in ("step", "rank", "collective")),
                          strict=True)}
 
 
-def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, tmp_path, monkeypatch):
-  opened = []
+def test_each_row_comes_and_what_was_merged_is_not_opened_again(growing, follower, monkeypatch):
+  opened, seen = [], []
   monkeypatch.setattr(parts, "TableFiles",
                       lambda table, found: opened.extend(found) or TableFiles(table, found))
-  follower, seen = PartFollower(growing.directory / "collectives", "collectives", "growing"), []
   for step in range(20, 221, 20):
     growing.write(step)
-    seen += list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
-    assert list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192)) == []
+    seen += read(follower)
+    assert read(follower) == []
   assert keys(seen) == {(s, r, c) for s in range(220) for r in range(4) for c in range(2)}
   assert len(opened) == 2 * 11 and len(list((growing.directory / "collectives").iterdir())) < 2 * 11
   for store in growing.stores.values():
     store.compact()
-  assert list(follower.poll(parts.COLLECTIVES_COLUMNS, 8192)) == [] and len(opened) == 2 * 11
+  assert read(follower) == [] and len(opened) == 2 * 11
 
 
-def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing):
-  follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
+def test_a_late_reader_takes_the_merged_part_and_only_the_newest_steps(growing, follower):
   for step in range(10, 51, 10):
     growing.write(step)
-  assert ({key[0] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 10))}
-          == set(range(40, 50)))
+  assert {key[0] for key in keys(read(follower, 10))} == set(range(40, 50))
   for step in range(60, 101, 10):  # what was read lies in a merged part now, beside what was not
     growing.write(step)
-  assert (set(range(50, 100)) <= {key[0]
-                                  for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))})
+  assert set(range(50, 100)) <= {key[0] for key in keys(read(follower))}
 
 
 def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds_it(
-    growing, monkeypatch):
-  follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
+    growing, follower, monkeypatch):
   for step in (10, 20, 30):
     growing.write(step)
 
@@ -86,25 +90,22 @@ def test_a_part_that_vanishes_while_it_is_opened_is_read_with_the_one_that_holds
     return TableFiles(table, found)
 
   monkeypatch.setattr(parts, "TableFiles", merging)
-  before = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
-  after = keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))
+  before, after = keys(read(follower)), keys(read(follower))
   assert (not before and {key[0] for key in after} == set(range(40))
           and {key[1] for key in after} == {0, 1, 2, 3})
 
 
-def test_a_torn_part_is_named_and_read_once_it_is_whole(growing):
+def test_a_torn_part_is_named_and_read_once_it_is_whole(growing, follower):
   growing.write(20)
   part = next((growing.directory / "collectives").glob("*p00001*"))
   whole = part.read_bytes()
   part.write_bytes(whole[:100])
-  follower = PartFollower(growing.directory / "collectives", "collectives", "growing")
-  assert {key[1] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))} == {0, 1}
+  assert {key[1] for key in keys(read(follower))} == {0, 1}
   assert len(follower.problems) == 1 and part.name in follower.problems[0]
   growing.write(40)
-  assert ({key[:2] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))}
-          >= {(39, 2), (39, 3)})
+  assert {key[:2] for key in keys(read(follower))} >= {(39, 2), (39, 3)}
   part.write_bytes(whole)
-  assert {key[1] for key in keys(follower.poll(parts.COLLECTIVES_COLUMNS, 8192))} == {2, 3}
+  assert {key[1] for key in keys(read(follower))} == {2, 3}
   assert follower.problems == []
 
 

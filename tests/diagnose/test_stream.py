@@ -43,6 +43,12 @@ def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=N
   return NewSteps(np.arange(size) + 100, arrival, transfer, gap, arrival.max(axis=0) + transfer)
 
 
+def changed(given, **fields) -> NewSteps:
+  """The steps with other arrivals or transfers, and as long as these make them."""
+  given = given._replace(**fields)
+  return given._replace(step=given.arrival.max(axis=0) + given.transfer)
+
+
 def alarms(given, ranks, chunk=64):
   state, found = stream.init(ranks), []
   for begin in range(0, len(given.number), chunk):
@@ -76,7 +82,7 @@ def test_it_says_when_it_is_over_and_finds_the_next():
   given.arrival[1, 400:] -= (steps(4, 700, onset=300, fault=LATE).arrival[1, 400:]
                              - steps(4, 700).arrival[1, 400:])
   given.arrival[2, 600:] += 3e-3
-  found = alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4)
+  found = alarms(changed(given), 4)
   assert [(a.rank, a.over) for a in found if a.kind == LATE] == [(1, False), (1, True), (2, False)]
   assert found[1].sentence() != found[0].sentence()
   assert found[0].share == pytest.approx(0.064, abs=0.02)
@@ -85,7 +91,7 @@ def test_it_says_when_it_is_over_and_finds_the_next():
 def test_one_long_pause_is_no_onset():
   given = steps(4, 400)
   given.arrival[2, 300] += 3.0
-  assert alarms(given._replace(step=given.arrival.max(axis=0) + given.transfer), 4) == []
+  assert alarms(changed(given), 4) == []
 
 
 def test_pauses_among_all_that_lies_between_two_steps_are_an_onset_the_second_time():
@@ -107,11 +113,9 @@ def test_rare_pauses_with_a_cause_are_an_onset_the_second_time(every, length):
   given, pause = steps(4, 440), np.zeros(440)
   struck = np.arange(300 + every - 1, 440, every)
   pause[struck] = length * float(np.median(given.step))
-  gap, arrival = given.gap.copy(), given.arrival.copy()
-  gap[2] += pause
-  arrival[2] += pause
-  given = given._replace(gap=gap, arrival=arrival, pause=pause,
-                         step=arrival.max(axis=0) + given.transfer)
+  given.gap[2] += pause
+  given.arrival[2] += pause
+  given = changed(given, pause=pause)
   told = [a for a in alarms(given, 4) if not a.over and a.kind == GAP]
   assert [(a.kind, a.step) for a in told] == [(GAP, 100 + struck[1])]
   assert told[0].onset <= 100 + struck[0]
@@ -147,9 +151,8 @@ def test_ranks_that_take_turns_are_not_named():
 
 def test_a_few_long_steps_do_not_raise_what_is_usual():
   given = steps(4, 400, onset=300, fault=LATE)
-  arrival = given.arrival.copy()
-  arrival[1, 20:300:40] += 0.4  # a stall of 20 steps, now and then
-  found = alarms(given._replace(arrival=arrival, step=arrival.max(axis=0) + given.transfer), 4)
+  given.arrival[1, 20:300:40] += 0.4  # a stall of 20 steps, now and then
+  found = alarms(changed(given), 4)
   assert any((a.kind, a.rank) == (LATE, 1) and 400 <= a.step < 430 for a in found)
 
 
@@ -188,7 +191,7 @@ def test_a_large_fault_is_told_soon_where_noise_hides_a_small_one():
     given, random = steps(4, 400, seed=seed), np.random.default_rng(seed)
     transfer = random.exponential(6e-3, 400)
     transfer[300:] += 12e-3
-    told = alarms(given._replace(transfer=transfer, step=given.arrival.max(axis=0) + transfer), 4)
+    told = alarms(changed(given, transfer=transfer), 4)
     assert [a.kind for a in told] == [TRANSFER] and told[0].step < 400 + 20
 
 
@@ -196,19 +199,17 @@ def struck(kind, begin, length, size, seed=0, every=1) -> NewSteps:
   """A healthy job of 4 ranks, and each `every`-th of `length` steps longer by `size` of the step:
   rank 1 late, ..."""
   given, now = steps(4, 480, seed=seed), np.arange(begin, min(begin + length, 480), every)
-  arrival, gap, transfer = given.arrival.copy(), given.gap.copy(), given.transfer.copy()
   more = size * float(np.median(given.step))
   if kind == LATE:
-    arrival[1, now] += more
+    given.arrival[1, now] += more
   elif kind == WAITING:
-    arrival[now % 4, now] += more
+    given.arrival[now % 4, now] += more
   elif kind == TRANSFER:
-    transfer[now] += more
+    given.transfer[now] += more
   else:
-    gap[:, now] += more
-    arrival[:, now] += more
-  return NewSteps(given.number, arrival, transfer, gap, arrival.max(axis=0) + transfer,
-                  np.zeros(480))
+    given.gap[:, now] += more
+    given.arrival[:, now] += more
+  return changed(given, pause=np.zeros(480))
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -228,10 +229,9 @@ def test_what_stays_is_told_though_the_same_for_a_while_is_not(kind):
 def test_bursts_that_come_again_are_told_only_if_they_leave_no_quiet_spell():
   def bursts(apart):
     given = steps(4, 480)
-    transfer = given.transfer.copy()
     for begin in range(200, 480, apart):
-      transfer[begin:begin + 10] += 12e-3
-    return alarms(given._replace(transfer=transfer, step=given.arrival.max(axis=0) + transfer), 4)
+      given.transfer[begin:begin + 10] += 12e-3
+    return alarms(changed(given), 4)
 
   assert bursts(40) == []
   assert {(a.kind, a.step < 480) for a in bursts(14)} == {(TRANSFER, True)}
@@ -275,12 +275,9 @@ def test_rare_long_gaps_are_told_where_no_causes_are_measured():
 
 def test_a_small_fault_that_is_in_every_step_is_told_though_the_past_was_noisy():
   given, random = steps(4, 480), np.random.default_rng(8)
-  arrival = given.arrival.copy()
-  arrival[1] += 5e-3 * (random.random(480) < 0.1)  # a past that asks for a high sum
-  arrival[1, 300:] += 0.07 * 22e-3
-  told = [a for a in alarms(given._replace(arrival=arrival,
-                                           step=arrival.max(axis=0) + given.transfer), 4)
-          if not a.over]
+  given.arrival[1] += 5e-3 * (random.random(480) < 0.1)  # a past that asks for a high sum
+  given.arrival[1, 300:] += 0.07 * 22e-3
+  told = [a for a in alarms(changed(given), 4) if not a.over]
   assert [(a.kind, a.rank) for a in told][:1] == [(LATE, 1)] and 14 <= told[0].step - 400 <= 30
 
 

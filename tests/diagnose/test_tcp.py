@@ -49,32 +49,39 @@ def busy_of(*stretches: np.ndarray, noise: float = 0.0, seed: int = 0,
                                                 seconds.shape), carried)
 
 
+def whose(busy: BusyConnections) -> tcp.BusyLinks:
+  return tcp.whose(CASE, busy, [(0, WINDOWS)])
+
+
+def slower(busy: BusyConnections) -> bool:
+  """Whether the second half is."""
+  return tcp.says_slower(busy, [(6, 12)], [(0, 6)])
+
+
 @given(st.integers(3, 12), st.integers(0, 11), st.floats(8e-3, 30e-3), st.integers(0, 99))
 def test_the_host_of_a_slow_link_is_told(ranks, host, seconds, seed):
   busy = busy_of(ring(ranks, 4e-3, {host % ranks: seconds}), noise=0.1, seed=seed)
-  assert tcp.whose(CASE, busy, [(0, WINDOWS)]).slow == (host % ranks,)
+  assert whose(busy).slow == (host % ranks,)
 
 
 def test_a_ring_tells_less_than_half_as_much_again():
   """Busy for 10, 7 and 4 ms: 1.43 times its partners, with these halfway between it and the
   others."""
-  assert tcp.whose(CASE, busy_of(ring(6, 4e-3, {2: 3e-3})), [(0, WINDOWS)]).slow == (2,)
-  assert (tcp.whose(CASE, busy_of(np.array([8e-3, 7.5e-3, 3.9e-3, 4e-3])), [(0, WINDOWS)]).slow
-          == ())
+  assert whose(busy_of(ring(6, 4e-3, {2: 3e-3}))).slow == (2,)
+  assert whose(busy_of(np.array([8e-3, 7.5e-3, 3.9e-3, 4e-3]))).slow == ()
 
 
 @given(st.integers(4, 12), st.floats(0, 30e-3), st.integers(0, 99))
 def test_nobody_is_told_where_all_links_are_alike(ranks, seconds, seed):
   level = np.full(ranks, 4e-3 + seconds)
   level[::2] *= 1.3  # hosts that share a processor
-  links = tcp.whose(CASE, busy_of(level, noise=0.1, seed=seed), [(0, WINDOWS)])
+  links = whose(busy_of(level, noise=0.1, seed=seed))
   assert links.slow == () and links.everywhere
 
 
 def test_two_hosts_are_told_apart_only_if_one_is_busy_much_longer():
   for seconds, slow in ((10e-3, ()), (18e-3, (0,))):
-    assert (tcp.whose(CASE, busy_of(np.array([4e-3 + seconds, 8e-3])), [(0, WINDOWS)]).slow
-            == slow)
+    assert whose(busy_of(np.array([4e-3 + seconds, 8e-3]))).slow == slow
 
 
 @pytest.mark.parametrize(("level", "told"), [(5e-3, False), (8e-3, False), (12e-3, True)])
@@ -87,23 +94,21 @@ def test_what_counters_can_not_tell_is_left_open():
   assert tcp.says_slow(busy_of(np.full(2, 30e-3)), 3e-3, 8e-3) is None  # of two hosts
   # another network carries them
   assert tcp.says_slow(busy_of(np.full(4, 30e-3), carried=False), 3e-3, 8e-3) is None
-  assert tcp.says_slower(busy_of(np.full(4, 4e-3), np.full(4, 9e-3),
-                                 carried=False), [(6, 12)], [(0, 6)]) is False
+  assert slower(busy_of(np.full(4, 4e-3), np.full(4, 9e-3), carried=False)) is False
 
 
 @pytest.mark.parametrize(("after", "told"), [
     (np.full(4, 4.4e-3), False), (ring(4, 4e-3, {2: 2e-3}), False),
     (ring(4, 4e-3, {2: 5e-3}), True), (np.full(4, 12e-3), True)])
 def test_a_stretch_is_contended_if_connections_are_busier_in_it(after, told):
-  busy = busy_of(np.full(4, 4e-3), after, noise=0.05)
-  assert tcp.says_slower(busy, [(6, 12)], [(0, 6)]) is told
+  assert slower(busy_of(np.full(4, 4e-3), after, noise=0.05)) is told
 
 
 def test_a_host_that_takes_slowly_keeps_its_partners_busy_longer_than_itself():
-  taking = tcp.whose(CASE, busy_of(np.array([5e-3, 31e-3, 20e-3, 32e-3])), [(0, WINDOWS)])
+  taking = whose(busy_of(np.array([5e-3, 31e-3, 20e-3, 32e-3])))
   assert (tcp.taken_slowly(taking, {2}) and not tcp.taken_slowly(taking, {0})
           and not tcp.taken_slowly(taking, {3}))
-  slow = tcp.whose(CASE, busy_of(ring(4, 4e-3, {2: 9e-3})), [(0, WINDOWS)])
+  slow = whose(busy_of(ring(4, 4e-3, {2: 9e-3})))
   assert not tcp.taken_slowly(slow, {2})
 
 
@@ -152,36 +157,34 @@ def with_trips(busy: BusyConnections, *stretches: np.ndarray, noise: float = 0.1
 def test_longer_round_trips_tell_where_busy_times_do_not(hosts, times, seed):
   """Of two hosts, too, and where connections are hardly busier."""
   busy = busy_of(np.full(hosts, 10e-3), np.full(hosts, 11e-3))
-  assert tcp.says_slower(busy, [(6, 12)], [(0, 6)]) is False
+  assert slower(busy) is False
   trips = np.linspace(0.1e-3, 0.3e-3, hosts)
-  assert tcp.says_slower(with_trips(busy, trips, times * trips,
-                                    seed=seed), [(6, 12)], [(0, 6)]) is True
+  assert slower(with_trips(busy, trips, times * trips, seed=seed)) is True
 
 
 def test_round_trips_that_vary_as_healthy_ones_do_tell_nothing():
   busy, trips = busy_of(np.full(4, 10e-3), np.full(4, 15e-3)), np.full(4, 0.3e-3)
-  assert tcp.says_slower(with_trips(busy, trips, 1.3 * trips,
-                                    noise=0.01), [(6, 12)], [(0, 6)]) is False
+  assert slower(with_trips(busy, trips, 1.3 * trips, noise=0.01)) is False
   # One window with many: a pause, and no stretch in which data queue.
   once = with_trips(busy, trips, trips, noise=0.01)
   once.trips[:, 8] *= 50
-  assert tcp.says_slower(once, [(6, 12)], [(0, 6)]) is False
+  assert slower(once) is False
   # As long as that in half of the windows before, and short in a third of those after: it comes and
   # goes.
   wavers = with_trips(busy, trips, trips, noise=0.01)
   wavers.trips[:, [3, 4, 5]] *= 3
   wavers.trips[:, 8:] *= 4
-  assert tcp.says_slower(wavers, [(6, 12)], [(0, 6)]) is False
+  assert slower(wavers) is False
   one_unknown = with_trips(busy, trips, 9 * trips)
   one_unknown.trips[2] = np.nan
-  assert tcp.says_slower(one_unknown, [(6, 12)], [(0, 6)]) is True
+  assert slower(one_unknown) is True
   only_one = with_trips(busy, trips, 9 * trips)
   only_one.trips[1:] = np.nan
-  assert tcp.says_slower(only_one, [(6, 12)], [(0, 6)]) is False
+  assert slower(only_one) is False
 
 
 def links_of(*busy: float) -> tcp.BusyLinks:
-  return tcp.whose(CASE, busy_of(1e-3 * np.array(busy)), [(0, WINDOWS)])
+  return whose(busy_of(1e-3 * np.array(busy)))
 
 
 def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else():
@@ -189,8 +192,8 @@ def test_a_process_that_stands_still_keeps_its_partners_waiting_and_nobody_else(
   stopped = links_of(3.0, 10.5, 4.9, 11.3)
   assert tcp.taken_slowly(stopped, {0}) and not tcp.taken_slowly(stopped, {3})
   assert tcp.taken_slowly(links_of(8.0, 3.1, 7.3, 2.6), {3})
-  assert tcp.taken_slowly(links_of(13.3,
-                                   30.2), {0}) and not tcp.taken_slowly(links_of(13.3, 30.2), {1})
+  assert (tcp.taken_slowly(links_of(13.3, 30.2), {0})
+          and not tcp.taken_slowly(links_of(13.3, 30.2), {1}))
   crowded = links_of(20.9, 16.7, 20.6, 16.5)
   assert not any(tcp.taken_slowly(crowded, {late}) for late in range(4))
   both = links_of(87.7, 88.4)
@@ -210,7 +213,7 @@ def test_of_two_hosts_the_one_that_waits_for_a_stopped_process_seems_to_have_a_s
     assert links.slow == (1 - late,) and tcp.waits_for(links, {late})
     assert not tcp.waits_for(links, {1 - late}) and not tcp.waits_for(links, {0, 1})
   assert not tcp.waits_for(links_of(87.7, 88.4), {0}), "a slow link between two keeps both busy"
-  slow = tcp.whose(CASE, busy_of(ring(4, 4e-3, {2: 9e-3})), [(0, WINDOWS)])
+  slow = whose(busy_of(ring(4, 4e-3, {2: 9e-3})))
   assert slow.slow and not tcp.waits_for(slow, {1}), "of more hosts the link is told"
 
 

@@ -16,16 +16,24 @@ from tests.lib.said import numbers, only
 MS, RANKS, STEPS = 1_000_000, 4, 200
 
 
+def noisy(compute: float = 10.0, noise: float = 0.02, steps: int = STEPS):
+  """[R, K] ms of compute."""
+  return compute * (1 + noise * np.random.default_rng(0).standard_normal((RANKS, steps)))
+
+
+def run_of(compute, gap, gaps: bool = True, **columns):
+  """[R, K] ms before 2 ms of transfer; columns, [R, K] ms, are what each process's host shows."""
+  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS),
+                 gap=gap * MS if gaps else None)
+  return dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), {
+      name: values.astype(np.float32) * 1e-3 for name, values in columns.items()}))
+
+
 def paused(pause_ms: float, at: list[int], shown: str | None, steps: int = STEPS):
-  """10 ms of compute with 2 % of noise and 2 ms of transfer; every rank pauses before the steps
-  `at`."""
-  random = np.random.default_rng(0)
-  compute = 10 * (1 + 0.02 * random.standard_normal((RANKS, steps)))
+  """Every rank pauses before the steps `at`."""
   gap = np.full((RANKS, steps), 0.1)
   gap[:, at] += pause_ms
-  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
-  columns = {shown: (gap - 0.1).astype(np.float32) * 1e-3} if shown else {}
-  return dataclasses.replace(run, host_causes=HostCauses(np.arange(RANKS), columns))
+  return run_of(noisy(steps=steps), gap, **({shown: gap - 0.1} if shown else {}))
 
 
 @pytest.mark.parametrize("shown", ["checkpoint", "gc", "data"])
@@ -76,12 +84,10 @@ def test_one_pause_of_a_short_run_says_that_nothing_is_known_of_how_often_it_com
 
 
 def with_long_transfers(at: list[int]):
-  """10 ms of compute with 2 % of noise and 2 ms of transfer, and 4 s more of it in the steps `at`
-  together."""
-  busy = 10 * (1 + 0.02 * np.random.default_rng(0).standard_normal((RANKS, STEPS)))
+  """4 s more of transfer in the steps `at` together."""
   transfer = np.full(STEPS, 2.0)
   transfer[at] += 4000 / len(at)
-  return diagnose(make_run(*barrier((busy * MS).astype(np.int64),
+  return diagnose(make_run(*barrier((noisy() * MS).astype(np.int64),
                                     (transfer * MS).astype(np.int64))))
 
 
@@ -106,14 +112,9 @@ def test_what_is_slow_in_many_steps_is_a_finding_and_not_told_twice(diagnosed, m
 def test_processor_time_between_steps_is_no_uneven_work():
   """Longer sequences make compute longer; a process that takes longer between its steps runs
   Python then."""
-  random = np.random.default_rng(0)
-  compute = 10 * (1 + 0.01 * random.standard_normal((RANKS, STEPS)))
-  gap = np.full((RANKS, STEPS), 0.1)
+  compute, gap = noisy(noise=0.01), np.full((RANKS, STEPS), 0.1)
   gap[3] += 4
-  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS), gap=gap * MS)
-  columns = {"cpu": (compute + gap).astype(np.float32) * 1e-3}
-  (found,) = diagnose(dataclasses.replace(
-      run, host_causes=HostCauses(np.arange(RANKS), columns))).findings
+  (found,) = diagnose(run_of(compute, gap, cpu=compute + gap)).findings
   assert found.ranks == (3,) and found.causes == ("work",)
   assert "between steps" in found.advice and "sequences" not in found.advice
 
@@ -122,24 +123,19 @@ def test_processor_time_between_steps_is_no_uneven_work():
 @pytest.mark.parametrize("stops", [4, 8])
 def test_the_rank_that_stops_now_and_then_is_named_where_gaps_are_not_recorded_too(gaps, stops):
   """The others wait for it, whether its stops are known as gaps or count as compute."""
-  random = np.random.default_rng(0)
-  compute = 30 * (1 + 0.01 * random.standard_normal((RANKS, 200)))
-  gap = np.full((RANKS, 200), 0.1)
-  gap[2, 200 // stops // 2::200 // stops] += 1600 / stops
-  run = make_run(*barrier(((compute + gap) * MS).astype(np.int64), 2 * MS),
-                 gap=gap * MS if gaps else None)
-  diagnosis = diagnose(run)
+  gap = np.full((RANKS, STEPS), 0.1)
+  gap[2, STEPS // stops // 2::STEPS // stops] += 1600 / stops
+  diagnosis = diagnose(run_of(noisy(30.0, 0.01), gap, gaps))
   assert 2 in numbers(diagnosis.verdict)
   assert diagnosis.verdict.code not in (Verdict.HEALTHY, Verdict.PERSISTENT)
   assert all(finding.ranks == (2,) for finding in diagnosis.findings)
 
 
 def test_steps_that_hold_half_of_the_waiting_are_named():
-  busy = (10 * (1 + 0.005 * np.random.default_rng(0).standard_normal((RANKS, STEPS))) * MS).astype(
-      np.int64)
+  busy = noisy(noise=0.005)
   for rank, step in ((0, 60), (1, 61), (2, 120), (3, 180)):
-    busy[rank, step] += 200 * MS
-  diagnosis = diagnose(make_run(*barrier(busy, 2 * MS), gap=np.zeros((RANKS, STEPS))))
+    busy[rank, step] += 200
+  diagnosis = diagnose(run_of(busy, np.zeros((RANKS, STEPS))))
   assert diagnosis.findings == () and diagnosis.verdict.code == Verdict.UNNAMED_WAITING
   note = only(diagnosis.notes, Note.WAITING_FOR)
   # All four but not the everyday 0.05 ms or so a step: half of it is in two or three of them.
