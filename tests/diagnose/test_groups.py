@@ -88,28 +88,6 @@ def test_each_group_has_a_floor_of_its_own(tmp_path):
           == pytest.approx(2e-3, rel=0.05))
 
 
-_MESH = np.arange(32).reshape(8, 4)
-TENSOR, DATA = _MESH.tolist(), _MESH.T.tolist()
-
-
-@pytest.mark.parametrize("slots, at", [("ttd", 0), ("ttd", 2), ("ttttd", 1)])
-def test_a_late_rank_of_a_tensor_and_data_mesh_has_the_whole_skew(tmp_path, slots, at, noise=0.02):
-  """Microseconds of spread in later collectives don't make others pay for its 20 ms."""
-  groups = [TENSOR if slot == "t" else DATA for slot in slots]
-  busy = noisy(np.full((len(slots), 32), 120e-3 / len(slots)), noise=noise)
-  quiet = timestamps(busy, [2e-3] * len(slots), groups)
-  busy[at, 5] += 20e-3
-  document = told_of(tmp_path, busy, [2e-3] * len(slots), groups=groups,
-                     collectives=[{"groups": own} for own in groups])
-  (finding,) = document["findings"]
-  assert finding["mode"] == document["verdict_code"] == "persistent_straggler"
-  assert finding["ranks"] == [5]
-  without, step = np.diff(quiet[1][-1].mean(axis=0))[1:].mean() / 1e9, document["step_time"]["mean"]
-  assert document["what_if"]["without_rank"]["5"]["step_time"] == pytest.approx(without, rel=0.01)
-  # A mean over ranks: the rank itself waits for nobody.
-  assert finding["share"] == pytest.approx((1 - without / step) * 31 / 32, abs=0.012)
-
-
 @pytest.mark.parametrize("back, ranks", [(False, 16), (True, 4)])
 def test_a_chain_is_judged_along_the_chain(tmp_path, back, ranks):
   """Each rank waits for its source: the 20 ms of rank 2 reach all those behind it, and it alone is

@@ -61,19 +61,6 @@ def test_is_what_the_definition_says(size, seed):
       assert hidden[r, k] * 1e9 == pytest.approx(computing)
 
 
-@pytest.mark.parametrize("job", [
-    OverlappingJob(buckets=1), OverlappingJob(buckets=12, transfer=20e-3, noise=0.02)])
-def test_comes_back_exactly_where_all_buckets_are_entered_before_the_first_is_over(job):
-  truth = simulate(job)
-  found = diagnose(make_run(truth.enter, truth.exit)).overlap
-  assert found.exposed == pytest.approx(truth.exposed[:, 1:].mean() * 1e-9, rel=1e-9)
-  assert found.computing == pytest.approx(truth.hidden[:, 1:].mean() * 1e-9, rel=1e-9, abs=0)
-  in_flight = (truth.exit - truth.enter)[..., 1:].mean(axis=(1, 2)) * 1e-9
-  assert sorted(one.in_flight for one in found.collectives) == pytest.approx(
-      sorted(in_flight.tolist()))
-  assert (found.computing > 0) == (job.buckets > 1)
-
-
 @given(st.builds(OverlappingJob, steps=st.just(25), buckets=st.integers(1, 6),
                  transfer=st.floats(1e-3, 25e-3), tail=st.floats(0, 5e-3),
                  noise=st.floats(0, 0.05), seed=st.integers(0, 99)))
@@ -84,19 +71,6 @@ def test_is_a_bound_and_what_is_under_way_is_exact(job):
   exposed, hidden = (x[:, 1:].mean() * 1e-9 for x in (truth.exposed, truth.hidden))
   assert found.exposed >= exposed - 1e-12 and found.computing <= hidden + 1e-12
   assert found.exposed + found.computing == pytest.approx(exposed + hidden, rel=1e-9)
-
-
-def test_one_that_stays_open_is_behind_the_others_that_are_waited_for():
-  # Entered at 2, over at 20; meanwhile another from 10 to 13. What the rank does up to 10 and from
-  # 13 on: computes, then waits.
-  enter = np.array([[2, 10]]).T[..., None] * MS + np.array([0, 30 * MS])
-  leave = np.array([[20, 13]]).T[..., None] * MS + np.array([0, 30 * MS])
-  work = busy(make_run(enter, leave), slice(0, 2))
-  exposed, hidden, behind, computing = split(work.in_flight)
-  assert exposed[:, 0, 1] * 1e3 == pytest.approx([7, 3])
-  assert hidden[:, 0, 1] * 1e3 == pytest.approx([8, 0])
-  assert behind[:, 0, 1] * 1e3 == pytest.approx([3, 0])
-  assert computing[0, 1] * 1e3 == pytest.approx(8)
 
 
 def test_without_overlap_all_is_exposed_and_is_what_the_accounts_call_waiting():

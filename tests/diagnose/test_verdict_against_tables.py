@@ -239,19 +239,6 @@ def test_the_stream_names_nobody_from_the_start_of_a_healthy_job(ranks, seed):
     assert not any(alarm.throughout for alarm in stream.follow(stream.init(ranks), run)[1])
 
 
-@pytest.mark.parametrize("late", [{}, {5: 0.4e-3}, {5: 8e-3}, {2: 4e-3, 3: 4e-3}])
-def test_recorded_runs_through_the_command(tmp_path, late):
-  synthetic_runs.write(tmp_path / "run",
-                     SyntheticJob(ranks=8, steps=200, processes=4, hosts=4, noise=0.01, late=late,
-                               host_columns=True))
-  document = report(tmp_path / "run")
-  assert contradictions(document) == []
-  large = bool(late) and max(late.values()) > 1e-3
-  assert document["verdict_code"] == (Verdict.PERSISTENT if large else Verdict.COSTS_LITTLE
-                                      if document["findings"]
-                                      else Verdict.HEALTHY)
-
-
 @pytest.mark.parametrize("late", [0.03, 0.1])
 def test_a_small_gain_is_no_headline(late):
   compute = noise("quiet", 8, 300, np.random.default_rng(0))

@@ -162,20 +162,6 @@ def test_without_skew_everybody_arrives_at_the_mean(job):
     assert report.no_skew.step_time == pytest.approx(found, abs=TICK)
 
 
-@given(jobs, st.integers(0, 4))
-def test_several_things_at_once(job, rank):
-  """Rank, pauses, contention and delays together are not the sum of each alone."""
-  assume(rank < job.ranks)
-  worse = dataclasses.replace(job, late={rank: 10e-3}, late_gap={}, pause=15e-3,
-                              pause_probability=0.1, contention=5e-3, contended=(0.5, 1.0))
-  run = recorded(synthetic_runs.simulate(worse))
-  assume(count_steps(run).warmup.size == 0)
-  still = mean_step(recorded(synthetic_runs.simulate(
-      dataclasses.replace(job, late={}, late_gap={}))))
-  [found] = played(run, Without(ranks=(rank,), runtime_jitter=True, contention=True))
-  assert found == pytest.approx(still, abs=2 * TICK + (0.04 * still if job.noise else 0))
-
-
 def test_missing_ranks_and_holes():
   """A rank counts where it was recorded; a hole is no long step."""
   job = SyntheticJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)

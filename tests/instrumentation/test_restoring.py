@@ -65,30 +65,30 @@ def test_what_the_pacer_has_learnt_comes_back_and_no_stamp_does(saved, whole, ca
           and np.asarray(after.step).tolist() == [STEPS + 2] * 2)
 
 
-def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, caplog):
-  path, _, _ = saved
-  loop = Loop(pacer(), 4)
-  pace = jaxpace.restore_pace(restored(path, loop, whole=True), loop.paced, loop.mesh)
+def started_anew(pace, loop, caplog, notice):
+  """The pace state that is restored: with a notice, the step's number and nothing else."""
+  caplog.clear()
+  found = jaxpace.restore_pace(pace, loop.paced, loop.mesh)
   (record,) = caplog.records
-  assert "of 2 ranks, this job has 4" in record.getMessage()
-  assert np.asarray(pace.step).tolist() == [STEPS] * 4
-  chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
-  loop.pace = pace
+  assert notice in record.getMessage()
+  chex.assert_trees_all_equal(found._replace(step=loop.pace.step), loop.pace)
+  assert np.asarray(found.step).tolist() == [STEPS] * loop.mesh.size
+  return found
+
+
+def test_another_number_of_ranks_starts_the_pacer_anew_with_a_notice(saved, caplog):
+  loop = Loop(pacer(), 4)
+  loop.pace = started_anew(restored(saved[0], loop, whole=True), loop, caplog,
+                           "of 2 ranks, this job has 4")
   assert np.asarray(loop.run(2).step).tolist() == [STEPS + 2] * 4
 
 
 def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
-  path, before, _ = saved
   longer = jaxpace.steerable(jaxpace.chain(jaxpace.pace_early_ranks(), jaxpace.Pacer(
       lambda ranks: jnp.zeros(3),
       lambda seen, state: (jaxpace.Decision(jnp.float32(0), {}), state))))
   for other in (jaxpace.pace_early_ranks(window=8), longer):
-    caplog.clear()
-    loop = Loop(other, 2)
-    pace = jaxpace.restore_pace(before, loop.paced, loop.mesh)
-    assert "another pacer" in caplog.text
-    chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
-    assert np.asarray(pace.step).tolist() == [STEPS] * 2
+    started_anew(saved[1], Loop(other, 2), caplog, "another pacer")
 
 
 @pytest.mark.parametrize("change", [
@@ -98,11 +98,8 @@ def test_another_pacer_starts_anew_with_a_notice(saved, caplog):
     lambda packed: {"words": packed.words + np.uint32(1)}, lambda packed: None])
 def test_a_pacer_state_of_another_layout_starts_anew_with_a_notice(saved, change, caplog):
   _, before, _ = saved
-  new = Loop(pacer(), 2)
-  pace = jaxpace.restore_pace(before._replace(pacer=change(before.pacer)), new.paced, new.mesh)
-  assert "another version of jaxpace" in caplog.text
-  chex.assert_trees_all_equal(pace._replace(step=new.pace.step), new.pace)
-  assert np.asarray(pace.step).tolist() == [STEPS] * 2
+  started_anew(before._replace(pacer=change(before.pacer)), Loop(pacer(), 2), caplog,
+               "another version of jaxpace")
 
 
 @pytest.mark.parametrize("value", [np.nan, -np.inf])
@@ -114,11 +111,8 @@ def test_a_pacer_whose_numbers_are_damaged_starts_anew_with_a_notice(saved, valu
   tokens = np.array([state.inner[0].tokens[0], value], np.float32)
   damaged = first.paced.with_pacer_state(first.pace, state._replace(
       inner=(state.inner[0]._replace(tokens=tokens),)))
-  loop = Loop(pacer(), 2)
-  pace = jaxpace.restore_pace(jax.tree.map(np.asarray, damaged), loop.paced, loop.mesh)
-  (record,) = caplog.records
-  assert "holds NaN or infinity as the pacer's .inner[0].tokens:" in record.getMessage()
-  chex.assert_trees_all_equal(pace._replace(step=loop.pace.step), loop.pace)
+  started_anew(jax.tree.map(np.asarray, damaged), Loop(pacer(), 2), caplog,
+               "holds NaN or infinity as the pacer's .inner[0].tokens:")
 
 
 @pytest.mark.long

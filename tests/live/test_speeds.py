@@ -26,10 +26,10 @@ from jaxpace.runs.run import RunError
 from jaxpace.simulation.shared_work import replay_balancer
 from tests.instrumentation.running import mesh_of
 from tests.instrumentation.test_shares import CAPACITY, EXAMPLES, RANKS, SIZE, TOTAL, loss_fn
+from tests.patience import awaited
 from tests.record.ring.programs import collective
 
-SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32),
-          "number": np.arange(EXAMPLES, dtype=np.int32)}
+SOURCE = {"x": np.arange(EXAMPLES, dtype=np.float32), "number": np.arange(EXAMPLES, dtype=np.int32)}
 EVEN, TURNS = [2, 2, 2, 2], [[2, 2, 2, 2], [5, 1, 1, 1], [1, 3, 0, 4], [1, 1, 5, 1]]
 
 
@@ -136,12 +136,8 @@ def test_work_is_shared_evenly_while_control_says_off(tmp_path):
       job.run(1)
 
   def until(said):
-    for k in range(4000):
-      run(1)
-      if control.request == said:
-        return len(job.ran) - 1
-      time.sleep(0.001 if k < 200 else 0.05)
-    raise AssertionError(f"never {said}: {control.request}")
+    assert awaited(lambda: run(1) or control.request == said), control.request
+    return len(job.ran) - 1
 
   with jaxpace.Control(tmp_path, every_seconds=0.05) as control:
     run(20)
@@ -273,7 +269,6 @@ def test_a_balancer_that_fails_in_the_middle_leaves_counts_even(caplog):
 
 
 def test_a_balancer_s_numbers_without_a_type_have_32_bits(caplog):
-  """As in an instrumented step, so that the same balancer does for both."""
   balancer = jaxpace.Balancer(jnp.zeros, lambda seen, last: (seen.counts, seen.arrivals), TOTAL)
   job = Job(balancer=balancer)
   job.run(18)

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpace.diagnose.words.codes import Verdict
 from tests.quick import long
-from tests.simulation.made import COMPUTE, diagnosed, play
+from tests.simulation.made import diagnosed, play
 
 
 def mean(steps, found):
@@ -28,32 +28,6 @@ def test_a_healthy_job_is_called_healthy(tmp_path, noise, seed):
   _, found = diagnosed(tmp_path, {"noise": noise}, seed=seed, floor=True)
   assert found.findings == () and found.verdict.code == Verdict.HEALTHY
   assert sum(found.shares.values()) == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize(("extra", "ranks"), [(0.05, [3]), (0.2, [2, 5]), *long((0.6, [3]))])
-def test_slow_ranks(tmp_path, extra, ranks):
-  """All the others wait for what they compute longer: extra times the compute, by all ranks but
-  these."""
-  steps, found = diagnosed(tmp_path,
-                           {"noise": {"late": {"kind": "slow", "ranks": ranks, "extra": extra}}})
-  finding = only(found, "persistent_straggler")
-  assert set(finding.ranks) == set(ranks)
-  assert (finding.share == pytest.approx((1 - len(ranks) / 8) * extra * COMPUTE
-                                         / mean(steps, found), abs=0.008))
-
-
-@pytest.mark.parametrize("share", [0.06, 0.4])
-def test_ranks_by_turns(tmp_path, share):
-  """The slowest of 8 is late by the mean times H_8 - 1 more than the mean of them: here all the
-  waiting there is."""
-  steps, found = diagnosed(tmp_path, {"noise": {"exponential": {"mean": share}}})
-  finding = only(found, "synchronization_amplification")
-  assert finding.ranks == ()
-  waited = float(np.mean(steps.earliness[found.selected.mask]))
-  assert finding.share == pytest.approx(waited / mean(steps, found), abs=2e-3)
-  harmonic = sum(1 / k for k in range(1, 9))
-  assert (finding.share == pytest.approx(share * COMPUTE * (harmonic - 1) / mean(steps, found),
-                                         rel=0.15))
 
 
 @pytest.mark.parametrize(("load", "floor"), [(0.5, True), (0.8, False)])
