@@ -32,11 +32,11 @@ def noise(steps, ranks, cv, seed=0):
   return np.exp(np.random.default_rng(seed).normal(0, cv, (steps, ranks)))
 
 
-def recovered(played, slow, steps, capacity=16, total=32, rest=0.0):
+def recovered(played, slow, steps, rest=0.0):
   """Of what the best whole counts save of the slow ranks' step, the part that was saved in these
   steps."""
-  lost = (np.asarray(slow) * even(total, len(slow))).max() * MILLI + rest - best(
-      np.asarray(slow) * MILLI, total, capacity) - rest
+  lost = (np.asarray(slow) * even(32, len(slow))).max() * MILLI + rest - best(
+      np.asarray(slow) * MILLI, 32, 16) - rest
   return (played.even[steps] - played.seconds[steps]).mean() / lost
 
 

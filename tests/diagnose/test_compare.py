@@ -20,6 +20,7 @@ from jaxpace.runs.run import RunError
 from tests.diagnose.synthetic import run_of
 from tests.lib.said import numbers, only
 from tests.synthetic import synthetic_runs
+from tests.synthetic.synthetic_faults import Fault
 from tests.synthetic.synthetic_runs import SyntheticJob
 
 
@@ -80,8 +81,8 @@ def test_what_changed_is_found_in_its_share(fault, share, seconds):
 
 
 def test_shares_of_every_step_add_up():
-  parts = series(recorded(dataclasses.replace(JOB, pause=20e-3, pause_probability=0.05,
-                                              delays={1: 2e-3})))
+  parts = series(recorded(dataclasses.replace(
+      JOB, faults=(Fault("pause", 20e-3, probability=0.05),), delays={1: 2e-3})))
   np.testing.assert_allclose(sum(parts[name] for name in SHARES), parts["step"], atol=1e-9)
 
 
@@ -90,7 +91,8 @@ def test_fail_above_needs_more_than_the_limit_and_more_than_chance():
   assert not compare(a, recorded(dataclasses.replace(JOB, seed=1)), 0.03).failed
   slower = recorded(dataclasses.replace(JOB, seed=1, forward=12e-3))
   assert compare(a, slower, 0.03).failed and not compare(a, slower, 0.10).failed
-  shaky = dataclasses.replace(JOB, steps=40, pause=60e-3, pause_probability=0.05, noise=0.3)
+  shaky = dataclasses.replace(JOB, steps=40, faults=(Fault("pause", 60e-3, probability=0.05),),
+                              noise=0.3)
   worse = [compare(recorded(shaky),
                    recorded(dataclasses.replace(shaky, seed=s, forward=12e-3)), 0.03)
            for s in range(1, 30)]

@@ -23,8 +23,8 @@ from tests.synthetic.synthetic_runs import SyntheticJob
 MS = 1_000_000
 
 
-def diagnose_busy(busy, transfer=2 * MS, offset=0, **kwargs):
-  return diagnose(make_run(*barrier(busy, transfer, offset), **kwargs))
+def diagnose_busy(busy, **kwargs):
+  return diagnose(make_run(*barrier(busy, 2 * MS), **kwargs))
 
 
 def noise(ranks, steps, mean=20.0, deviation=0.4, seed=0):
@@ -168,10 +168,10 @@ def test_half_of_the_ranks_are_found_although_the_hosts_stood_still_once():
   random = np.random.default_rng(4)
   busy = (20e6 * (1 + random.normal(0, 0.02, (4, 300)))).astype(np.int64)
   busy[2:, 150:] += 4_000_000
-  whole = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  whole = diagnose_busy(busy).findings[0]
   busy[0, 200] += 600_000_000
   busy[2, 230] += 500_000_000
-  found = diagnose(make_run(*barrier(busy, 2_000_000))).findings[0]
+  found = diagnose_busy(busy).findings[0]
   assert sorted(found.ranks) == sorted(whole.ranks) == [2, 3]
   assert found.first_step == pytest.approx(150, abs=3)
   assert found.confidence >= 0.99

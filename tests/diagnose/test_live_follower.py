@@ -298,7 +298,8 @@ def test_lateness_is_told_after_the_typical_rank(tmp_path):
 
 
 def test_contention_is_measured_from_the_lowest_floor_since_the_view_began(tmp_path):
-  job = SyntheticJob(ranks=4, steps=200, processes=2, contention=5e-3, contended=(0.5, 1.0))
+  job = SyntheticJob(ranks=4, steps=200, processes=2,
+                     faults=(Fault("contention", 5e-3, begin=0.5),))
   growing = Growing(tmp_path / "run", job, tmp_path / "whole")
   follower = Follower(growing.directory, 50)
   growing.write(90)

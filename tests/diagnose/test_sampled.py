@@ -31,11 +31,10 @@ def sampled(enter, leave, cores="0-1", platform="cpu", clock="profiler", process
   return dataclasses.replace(run, info={"plan": {"clock": clock}}, locality=places)
 
 
-def late_rank(late_ms, spread_ms=0.5, ranks=8, size=120):
-  busy = (np.full((ranks, size), 5 * MS)
-          + np.random.default_rng(0).integers(0, MS // 10, (ranks, size)))
+def late_rank(late_ms, ranks=8):
+  busy = 5 * MS + np.random.default_rng(0).integers(0, MS // 10, (ranks, 120))
   # as devices are launched one by one
-  busy += np.linspace(0, spread_ms * MS, ranks).astype(np.int64)[:, None]
+  busy += np.linspace(0, 0.5 * MS, ranks).astype(np.int64)[:, None]
   busy[3] += int(late_ms * MS)
   return barrier(busy, MS)
 

@@ -28,8 +28,8 @@ from tests.synthetic.synthetic_runs import SyntheticJob
 
 JOB = SyntheticJob(ranks=6, steps=260, processes=3, hosts=2, noise=0.05, collectives=2,
                    late={4: 6e-3},
-                contention=4e-3, contended=(0.5, 1.0),
-                faults=(Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc"),))
+                   faults=(Fault("contention", 8e-3, begin=0.5),
+                           Fault("pause", 30e-3, (1,), probability=0.1, mechanism="gc")))
 
 
 @pytest.fixture(scope="module")

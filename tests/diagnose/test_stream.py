@@ -17,9 +17,8 @@ from tests.synthetic.synthetic_runs import SyntheticJob
 BASE = 20e-3
 
 
-def steps(ranks, size, *, seed=0, noise=0.02, kind="normal", onset=None, fault=None,
-          cost=0.06) -> NewSteps:
-  random = np.random.default_rng(seed)
+def steps(ranks, size, *, seed=0, kind="normal", onset=None, fault=None, cost=0.06) -> NewSteps:
+  random, noise = np.random.default_rng(seed), 0.02
   jitter = (random.exponential(noise, (ranks, size)) if kind == "exponential"
             else random.normal(0, noise, (ranks, size)))
   if kind == "wandering":

@@ -52,11 +52,15 @@ def played(run, *scenarios):
 
 jobs = st.builds(
     SyntheticJob, ranks=st.integers(2, 5), steps=st.just(40), collectives=st.integers(1, 3),
-    noise=st.sampled_from([0.0,
-                           0.3]),
+    noise=st.sampled_from([0.0, 0.3]),
     late=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2),
     seed=st.integers(0, 999),
-    late_gap=st.dictionaries(st.integers(0, 1), st.floats(0, 20e-3), max_size=2))
+    faults=st.lists(st.builds(Fault, st.just("gap"), st.floats(0, 20e-3),
+                              st.tuples(st.integers(0, 1))), max_size=2).map(tuple))
+
+
+def worse(job, *faults):
+  return dataclasses.replace(job, faults=(*job.faults, *faults))
 
 
 @given(jobs, st.integers(0, 4), st.floats(0, 20e-3), st.floats(0, 20e-3))
@@ -64,9 +68,9 @@ def test_without_a_rank_is_the_job_simulated_with_that_rank_as_quick_as_the_othe
     job, rank, late, late_gap):
   """To the nanosecond where nothing varies; of 40 steps that vary by 30 %, to 6 %."""
   assume(rank < job.ranks)
-  healthy = dataclasses.replace(job, late={}, late_gap={})
-  truth = synthetic_runs.simulate(
-      dataclasses.replace(healthy, late={rank: late}, late_gap={rank: late_gap}))
+  healthy = dataclasses.replace(job, late={}, faults=())
+  truth = synthetic_runs.simulate(worse(dataclasses.replace(healthy, late={rank: late}),
+                                        Fault("gap", late_gap, (rank,))))
   expected = mean_step(recorded(synthetic_runs.simulate(healthy)))
   [found] = played(recorded(truth), Without(ranks=(rank,)))
   assert found == pytest.approx(expected, abs=2 * TICK + (0.06 * expected if job.noise else 0))
@@ -75,23 +79,23 @@ def test_without_a_rank_is_the_job_simulated_with_that_rank_as_quick_as_the_othe
 @given(jobs, st.sets(st.integers(0, 4)), st.sets(st.integers(0, 4)))
 def test_nothing_taken_out_makes_a_step_longer_and_more_gains_no_less(job, some, more):
   some, more = ({rank for rank in own if rank < job.ranks} for own in (some, some | more))
-  run = recorded(synthetic_runs.simulate(dataclasses.replace(job, pause=9e-3,
-                                                           pause_probability=0.2)))
+  run = recorded(synthetic_runs.simulate(worse(job, Fault("pause", 9e-3, probability=0.2))))
   gains = [mean_step(run) - after for after in played(
       run, Without(ranks=tuple(some)), Without(ranks=tuple(more)), Without(runtime_jitter=True),
       Without(skew=True), Without(skew=True, contention=True))]
   assert min(gains) >= -TICK and gains[0] <= gains[1] + TICK and gains[3] <= gains[4] + TICK
 
 
-@pytest.mark.parametrize(("worse", "without"), [
-    (lambda seconds: {"pause": 1.6 * seconds, "pause_probability": 0.1},
+@pytest.mark.parametrize(("made", "without"), [
+    (lambda job, s: worse(job, Fault("pause", 1.6 * s, probability=0.1)),
      Without(runtime_jitter=True)),
-    (lambda seconds: {"contention": seconds, "contended": (0.4, 0.9)}, Without(contention=True)),
-    (lambda seconds: {"delays": {0: seconds}}, Without(pacing=True))],
+    (lambda job, s: worse(job, Fault("contention", s * job.collectives, begin=0.4, end=0.9)),
+     Without(contention=True)),
+    (lambda job, s: dataclasses.replace(job, delays={0: s}), Without(pacing=True))],
                          ids=["pauses", "contention", "pacing"])
 @given(job=jobs, seconds=st.floats(1e-3, 50e-3))
-def test_without_a_cause_is_the_job_simulated_without_it(worse, without, job, seconds):
-  run = recorded(synthetic_runs.simulate(dataclasses.replace(job, **worse(seconds))))
+def test_without_a_cause_is_the_job_simulated_without_it(made, without, job, seconds):
+  run = recorded(synthetic_runs.simulate(made(job, seconds)))
   assume(not without.runtime_jitter or count_steps(run).warmup.size == 0)
   [found] = played(run, without)
   assert found == pytest.approx(mean_step(recorded(synthetic_runs.simulate(job))), abs=TICK)
@@ -228,7 +232,8 @@ def test_slips_of_the_command_are_one_sentence(tmp_path, capsys, text, words):
 
 def test_the_command_answers_in_text_and_json(tmp_path, capsys):
   synthetic_runs.write(tmp_path / "run",
-                     SyntheticJob(late={3: 10e-3}, pause=20e-3, pause_probability=0.1))
+                       SyntheticJob(late={3: 10e-3},
+                                    faults=(Fault("pause", 20e-3, probability=0.1),)))
   target = tmp_path / "report.json"
   arguments = [str(tmp_path / "run"), "--without", "host:host1,jitter", "--without", "rank:0",
                "--json", str(target)]

@@ -42,14 +42,6 @@ class SyntheticJob:
   step."""
   late: dict[int, float] = dataclasses.field(default_factory=dict)
   """Seconds by which these ranks' forward pass is longer, in every step."""
-  late_gap: dict[int, float] = dataclasses.field(default_factory=dict)
-  """Seconds by which these ranks' gap is longer, in every step."""
-  pause: float = 0.0
-  pause_probability: float = 0.0
-  """Length of a pause in the gap, and how likely one strikes a rank in a step."""
-  contention: float = 0.0
-  contended: tuple[float, float] = (0.0, 0.0)
-  """Seconds added to the transfer in this stretch of the run, from and to as shares of it."""
   delays: dict[int, float] = dataclasses.field(default_factory=dict)
   """Delays applied to these ranks in every step."""
   compile: float = 0.0
@@ -95,15 +87,11 @@ def simulate(job: SyntheticJob) -> Truth:
 
   forward, backward = noisy(job.forward), noisy(job.backward)
   gap, delay = np.full(shape, job.gap), np.zeros(shape)
-  for target, longer in ((forward, job.late), (gap, job.late_gap), (delay, job.delays)):
+  for target, longer in ((forward, job.late), (delay, job.delays)):
     for rank, seconds in longer.items():
       target[rank] += seconds
-  if job.pause_probability:
-    gap += job.pause * (random.random(shape, np.float32) < job.pause_probability)
   gap[:, :2] += job.compile
   transfers = np.full((job.collectives, job.steps), job.transfer)
-  begin, end = (round(share * job.steps) for share in job.contended)
-  transfers[:, begin:end] += job.contention
   if job.transfer_noise:
     transfers += np.random.default_rng((job.seed, 0)).exponential(
         job.transfer_noise * job.transfer, transfers.shape)
