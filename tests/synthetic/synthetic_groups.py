@@ -29,7 +29,6 @@ from tests.synthetic.synthetic_runs import nanoseconds, write_process_file
 
 STEP_GAP = 0.5e-3
 """Seconds between two steps of a rank."""
-_INSTANTS = ("start_ns", "end_ns", "last_exit_ns")
 
 
 class Place(NamedTuple):
@@ -290,7 +289,7 @@ def meet(busy: np.ndarray, transfer: np.ndarray, groups: Sequence[Any],
 def timestamps(busy: Any, transfers: Sequence[float], groups: Sequence[Any] | None = None,
                sources: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
   """[C, R, K] entries and exits, ns, of ranks [C, R, K] s busy before transfers of [C] s, that wait
-  for those of their group (all, by default), or for the one they receive from, -1 for none."""
+  for those of their group (all, by default), or for their source, -1 for none."""
   busy = np.asarray(busy, float)
   if sources is not None:
     groups = [[(source, target) for target, source in enumerate(sources) if source >= 0]]
@@ -372,10 +371,10 @@ def write_timestamps(directory: str | pathlib.Path, enter: np.ndarray, leave: np
         present[c] = np.isin(np.arange(number), np.concatenate(entry["groups"]))[:, None]
   process_of = np.arange(number) if process_of is None else process_of
   processes = int(process_of[-1]) + 1
+  plan = {"clock": "synthetic", "collectives": entries, "marks": [], **(plan or {})}
   rundir.write_json(path / "run.json", {
       "schema_version": schema.SCHEMA_VERSION, "run": run, "attempt": 0, "ranks": number,
-      "processes": processes, "settings": settings or {},
-      "plan": {"clock": "synthetic", "collectives": entries, "marks": [], **(plan or {})}})
+      "processes": processes, "settings": settings or {}, "clock": plan["clock"], "plan": plan})
   of_step = {"start_ns": enter[0], "end_ns": leave[-1],
              "gap_ns": np.zeros((number, size), np.int64), **(columns or {})}
   steps = np.arange(size) + first_step
@@ -390,7 +389,7 @@ def write_timestamps(directory: str | pathlib.Path, enter: np.ndarray, leave: np
     r, k = np.nonzero(present.any(axis=0)[ranks])
     PartStore(path, "steps", run, process).append({
         **whose(steps[k], ranks[r], process, attempt),
-        **{name: values[ranks[r], k] + origin * (name in _INSTANTS)
+        **{name: values[ranks[r], k] + origin * (name in ("start_ns", "end_ns", "last_exit_ns"))
            for name, values in of_step.items()}})
     r, k, c = np.nonzero((present & detailed)[:, ranks].transpose(1, 2, 0))
     rows = {**whose(steps[k], ranks[r], process, attempt), "collective": c.astype(np.int32),
