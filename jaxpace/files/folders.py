@@ -139,15 +139,18 @@ class Folder:
     with self.replacing(name, fsync=fsync) as file:
       file.write(text.encode("utf-8"))
 
-  def try_out(self, name: str) -> None:
-    """Finds out whether a file could be made beside `name`; nothing is left.
+  def try_out(self, name: str) -> int:
+    """Finds out whether a file could be made beside `name`, and returns the number of the user whom
+    it would belong to; nothing is left.
 
     Raises:
       OSError: it can't be.
     """
     file, written = self._new(name)
-    file.close()
+    with file:
+      owner = os.fstat(file.fileno()).st_uid
     self.unlink(written)
+    return owner
 
   def open_own(self, name: str, flags: int, *, create: bool = True) -> int:
     """Opens a file that stays where it is, to write to it in place: a lock, a note that grows.
@@ -246,16 +249,10 @@ class Folder:
   def _is_own(self, found: os.stat_result) -> bool:
     """Whether a file belongs to this user, or to whom files made in this folder belong (some file
     systems say so)."""
-    if found.st_uid == os.geteuid():
-      return True
     try:
-      file, name = self._new("owner")
-      with file:
-        owner = os.fstat(file.fileno()).st_uid
-      self.unlink(name)
+      return found.st_uid == os.geteuid() or found.st_uid == self.try_out("owner")
     except OSError:
       return False
-    return found.st_uid == owner
 
 
 @contextlib.contextmanager
