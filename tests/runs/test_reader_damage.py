@@ -10,7 +10,7 @@ import pytest
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.runs.reader import read_run
 from jaxpace.runs.run import MISSING, RunError
-from tests.quick import long
+from tests.quick import examples, long
 from tests.runs.written import both, parts, replace, rewrite, said
 
 
@@ -123,3 +123,25 @@ def test_columns_of_another_kind_cost_only_their_part(run_dir, table, column, va
   assert run.skipped["torn"] == 1
   assert said(run, column, parts(path, table)[0].name)
   assert sum(diagnose(run).shares.values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("seed", range(examples(30)))
+def test_what_crashes_leave_behind_never_ends_in_a_traceback(run_dir, seed):
+  """Files cut short anywhere, and blocks that never reached the disk and read as zeros."""
+  path, _ = run_dir
+  random = np.random.default_rng(seed)
+  for file in sorted(f for f in path.rglob("*") if f.is_file()):
+    if random.random() < 0.4:
+      content = bytearray(file.read_bytes())
+      at = random.integers(0, len(content))
+      if random.random() < 0.5:
+        del content[at:]
+      else:
+        content[at:at + 512] = bytes(len(content[at:at + 512]))
+      file.write_bytes(content)
+  try:
+    diagnosis = diagnose(read_run(path))
+  except RunError as error:
+    assert len(str(error)) > 20
+  else:
+    assert diagnosis.shares is None or sum(diagnosis.shares.values()) == pytest.approx(1, abs=1e-6)
