@@ -2,6 +2,7 @@
 played without their causes, and its parts agree with each other."""
 
 import dataclasses
+import math
 import tempfile
 
 import pytest
@@ -40,7 +41,7 @@ def report(job, *without):
 def meshes(draw):
   """Jobs of two or three axes, all of which collectives go along, in any order."""
   sizes = draw(st.lists(st.sampled_from([2, 2, 3, 4]), min_size=2, max_size=3).filter(
-      lambda own: 4 <= _product(own) <= MOST_RANKS))
+      lambda own: 4 <= math.prod(own) <= MOST_RANKS))
   mesh = dict(zip(("data", "fsdp", "tensor"), sizes, strict=False))
   more = draw(st.lists(st.sampled_from(sorted(mesh)), max_size=3))
   axes = draw(st.permutations([*mesh, *more]))
@@ -58,13 +59,6 @@ def pipelines(draw):
                           as_pairs=draw(st.booleans()) or stages == 2)
   return Job(mesh, places, steps=STEPS, noise=draw(st.sampled_from([1e-3, 0.01])),
              missing=draw(st.sampled_from([0.0, 0.0, 0.05])), seed=draw(st.integers(0, 99)))
-
-
-def _product(sizes):
-  whole = 1
-  for size in sizes:
-    whole *= size
-  return whole
 
 
 def with_late(draw, job, number, place=True):

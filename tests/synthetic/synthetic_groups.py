@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ class Job:
   @property
   def ranks(self) -> int:
     """R; the last axis is the quickest."""
-    return int(np.prod(list(self.mesh.values())))
+    return math.prod(self.mesh.values())
 
   @property
   def process_of(self) -> np.ndarray:
@@ -149,8 +150,8 @@ def along(mesh: dict[str, int], axes: str) -> tuple[tuple[int, ...], ...]:
   names = list(mesh)
   chosen = [names.index(name) for name in axes.split(",")]
   rest = [at for at in range(len(names)) if at not in chosen]
-  ranks = np.arange(int(np.prod(list(mesh.values())))).reshape(tuple(mesh.values()))
-  rows = ranks.transpose(rest + chosen).reshape(-1, int(np.prod([ranks.shape[c] for c in chosen])))
+  ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+  rows = ranks.transpose(rest + chosen).reshape(-1, math.prod(ranks.shape[c] for c in chosen))
   return tuple(map(tuple, rows.tolist()))
 
 
@@ -250,8 +251,8 @@ def _strike(job: Job, cause: Cause, random: np.random.Generator, busy: np.ndarra
 def _parts(job: Job, cause: Cause, rank: int) -> dict[int, float]:
   """How much of the cause lies before which collectives of a rank."""
   if cause.layer is not None:
-    return {[(place.phase, place.layer) for place in job.places].index(
-        (cause.phase, cause.layer)): 1.0}
+    where = [(place.phase, place.layer) for place in job.places]
+    return {where.index((cause.phase, cause.layer)): 1.0}
   if cause.place is not None:
     return {cause.place: 1.0}
   parts = {c: place.busy[rank] for c, place in enumerate(job.places) if rank in place.busy}
@@ -264,8 +265,7 @@ def meet(busy: np.ndarray, transfer: np.ndarray, groups: Sequence[Any],
   """[C, R, K] entries and exits, s on a clock common to all, NaN where a rank takes no part.
 
   Args:
-    busy: [C, R, K] s before each collective.
-    transfer: [C, R, K] s, the same in a group.
+    busy, transfer: [C, R, K] s before each collective, and of it, the same in a group.
     groups: [C] lists of those that meet, all of one size.
     pairs: [C] whether the second of each two waits for the first alone.
     between: [R, K] s before each step.
@@ -288,14 +288,14 @@ def meet(busy: np.ndarray, transfer: np.ndarray, groups: Sequence[Any],
 
 def timestamps(busy: Any, transfers: Sequence[float], groups: Sequence[Any] | None = None,
                sources: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """[C, R, K] entries and exits, ns, of ranks [C, R, K] s busy before transfers of [C] s, that wait
-  for those of their group (all, by default), or for their source, -1 for none."""
+  """The same in ns, of transfers of [C] s, and ranks that wait for those of their group (all, by
+  default), or for their source, -1 for none."""
   busy = np.asarray(busy, float)
   if sources is not None:
     groups = [[(source, target) for target, source in enumerate(sources) if source >= 0]]
-  groups = [[range(busy.shape[1])]] * len(busy) if groups is None else groups
   transfer = np.broadcast_to(np.asarray(transfers)[:, None, None], busy.shape)
-  enter, leave = meet(busy, transfer, groups, [sources is not None] * len(busy))
+  enter, leave = meet(busy, transfer, groups or [[range(busy.shape[1])]] * len(busy),
+                      [sources is not None] * len(busy))
   return nanoseconds(enter), nanoseconds(leave)
 
 
@@ -314,8 +314,7 @@ def gain(job: Job, *causes: Cause) -> float:
 
 
 def write(directory: str | pathlib.Path, job: Job, **more: Any) -> Played:
-  """Writes the job as a recorder would have, with `more` of `write_timestamps`; returns what
-  happened."""
+  """Writes the job as a recorder would have; `more` is of `write_timestamps`. Returns the truth."""
   found = play(job)
   present = np.isfinite(found.enter)
   if job.missing:
@@ -324,8 +323,8 @@ def write(directory: str | pathlib.Path, job: Job, **more: Any) -> Played:
   start = found.end - found.step + found.gap + job.update * (np.arange(job.steps) > 0)
   columns = {"start_ns": start, "end_ns": found.end + job.update, "gap_ns": found.gap,
              "gc_ns": found.gap - STEP_GAP, **(_phases(job, found, start) if job.every else {})}
-  enter, leave = (nanoseconds(np.nan_to_num(times[of_slot])) for times in found[:2])
-  write_timestamps(directory, enter, leave, settings={"mesh": job.mesh, "axis": list(job.mesh)},
+  write_timestamps(directory, *(nanoseconds(np.nan_to_num(times[of_slot])) for times in found[:2]),
+                   settings={"mesh": job.mesh, "axis": list(job.mesh)},
                    collectives=[job.places[at].plan for at in of_slot], present=present[of_slot],
                    columns={name: nanoseconds(values) for name, values in columns.items()},
                    plan={"clock": "marks", "detail": {"every": job.every}} if job.every else None,
