@@ -9,7 +9,7 @@ from scipy import stats
 from jaxpace.diagnose.diagnose import diagnose
 from jaxpace.diagnose.episodes import student_cdf
 from jaxpace.diagnose.modes.jitter import LongGaps
-from jaxpace.diagnose.words.codes import Verdict, codes
+from jaxpace.diagnose.words.codes import Verdict
 from jaxpace.diagnose.words.evidence import Evidence
 from jaxpace.diagnose.words.names import percent
 from jaxpace.diagnose.words.notes import Note
@@ -128,16 +128,6 @@ def test_lateness_is_after_the_mean_of_the_typical_ranks():
   lateness = diagnose_busy(np.tile(20 * MS + 1000 * after[:, None], 200)).lateness
   assert lateness.mean == pytest.approx(1e-6 * after, abs=1e-8)
   assert [(e.rank, e.lateness) for e in lateness.episodes] == [(7, pytest.approx(5e-3, abs=1e-8))]
-
-
-def test_the_gap_is_told_from_compute():
-  busy, gap = noise(4, 200), np.full((4, 200), 1.0 * MS)
-  busy[0] += 8 * MS
-  gap[0] += 8 * MS
-  diagnosis = diagnose_busy(busy, gap=gap)
-  assert diagnosis.findings[0].ranks == (0,)
-  assert Evidence.WHERE in codes(diagnosis.findings[0].evidence)
-  assert diagnosis.shares["runtime"] > 0.25 > 0.05 > diagnosis.shares["skew"]
 
 
 def test_a_whole_late_host_is_named():

@@ -19,7 +19,7 @@ from jaxpace.diagnose.what_if import Without, alternative, saved
 from jaxpace.diagnose.words.notes import Note
 from jaxpace.diagnose.worth import parse, resolve
 from jaxpace.files import UserError
-from jaxpace.runs.run import MISSING, RunError
+from jaxpace.runs.run import RunError
 from tests.diagnose.synthetic import run_of
 from tests.diagnose.traces import make_run
 from tests.synthetic import synthetic_runs
@@ -164,27 +164,6 @@ def test_without_skew_everybody_arrives_at_the_mean(job):
   report = diagnose(run)
   if report.selected.size == 39:
     assert report.no_skew.step_time == pytest.approx(found, abs=TICK)
-
-
-def test_missing_ranks_and_holes():
-  """A rank counts where it was recorded; a hole is no long step."""
-  job = SyntheticJob(ranks=3, steps=60, late={2: 10e-3}, noise=0.1)
-  truth = synthetic_runs.simulate(job)
-  run = recorded(truth)
-  for rank, steps in ((2, slice(10, 21)), (0, slice(30, 41)), (1, slice(30, 41))):
-    for collective in run.collectives:
-      collective.enter_ns[rank, steps] = collective.exit_ns[rank, steps] = MISSING
-      collective.attempt[rank, steps] = -1
-    run.attempt[rank, steps] = -1
-  selected = count_steps(run)
-  assert selected.size == 59
-  healthy = synthetic_runs.simulate(dataclasses.replace(job, late={}))
-  expected = 0.0
-  for k in range(1, 60):
-    ranks = [r for r in range(3) if run.attempt[r, k] >= 0 and run.attempt[r, k - 1] >= 0]
-    expected += (truth.busy[0, ranks, k].max() - healthy.busy[0, ranks, k].max()) * 1e-9
-  [found] = saved_in(run, Without(ranks=(2,)))
-  assert found == pytest.approx(expected / 59, rel=0.02)
 
 
 def test_without_all_of_the_late_hosts_ranks():
