@@ -396,9 +396,9 @@ def only(found: set[Any]) -> Any:
   return value
 
 
-def work_recovered(figures: Any, slow: str) -> str:
+def work_recovered(figures: Any, slow: str, arm: str = "shared") -> str:
   """What shares by speed give back of what the best counts save, with its interval."""
-  value, low, high = figures["judged"][slow]["recovered"]["shared"]
+  value, low, high = figures["judged"][slow]["recovered"][arm]
   return f"{value:.0f} % [{low:.0f}, {high:.0f}]"
 
 

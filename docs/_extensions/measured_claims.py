@@ -125,6 +125,8 @@ CLAIMS = (
     Claim(README, "{} of 36 ms beside {},", "shared_healthy.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"][arm])
                      for arm in ("shared", "again")]),
+    Claim(README, "{} with `fetch=True`,", "shared_healthy.json",
+          lambda f: [read.changed(f["judged"]["1"]["percent"]["fetched"])]),
     Claim(README, "and {} where [a thread loads batches]", "shared_healthy_loaded.json",
           lambda f: [read.changed(f["judged"]["1"]["percent"]["shared"])]),
     Claim(SLOW_HOST, "of what the best counts by hand save {}, {} and {} came back, of five "
@@ -135,8 +137,10 @@ CLAIMS = (
           lambda f: [read.work_recovered(f, slow) for slow in ("1.5", "3")]),
     Claim(SLOW_HOST, "2 times slower, beside a busy neighbour: {}.", "shared_quota_eight.json",
           lambda f: [read.work_recovered(f, "2")]),
-    Claim(SLOW_HOST, "for 4 ms it was {} at 1.2 times, of one start", "shared_steps.json",
-          lambda f: [read.work_recovered(f, "1.2")]),
+    Claim(SLOW_HOST, "for 4 ms it was {} at 1.2 times, {} at 1.5, of one start",
+          "shared_steps.json", lambda f: [read.work_recovered(f, slow) for slow in ("1.2", "1.5")]),
+    Claim(SLOW_HOST, "in each step that is uneven, it was {} and {}.", "shared_steps.json",
+          lambda f: [read.work_recovered(f, slow, "fetched") for slow in ("1.2", "1.5")]),
     Claim(README, "[Sampled profiles](docs/profiler.md) cost {} ± {} %.", "profiled_cost.json",
           read.profiled),
     Claim(README, "got back {} % of what they cost each other, at {} times the variation",
