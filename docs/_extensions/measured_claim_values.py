@@ -233,9 +233,10 @@ def recording(figures: Any, case: str, target: int) -> Any:
 
 
 def costs(figures: Any, arm: str,
-          cases: tuple[str, ...] = ("data parallel", "FSDP")) -> list[tuple[str, str]]:
+          cases: tuple[str, ...] = ("data parallel", "FSDP"),
+          targets: tuple[int, ...] = (5, 20)) -> list[tuple[str, str]]:
   """What an arm adds to steps of about 5 and 20 ms, and what these take bare."""
-  rows = [recording(figures, case, target) for case in cases for target in (5, 20)]
+  rows = [recording(figures, case, target) for case in cases for target in targets]
   return [("{:.1f} % [{:.1f}, {:.1f}]".format(*row["percent"][arm]), f"{row['bare_ms'][0]:.1f} ms")
           for row in rows]
 
