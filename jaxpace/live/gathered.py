@@ -19,6 +19,8 @@ from jaxpace.hosts import distributed
 _LOG = logging.getLogger("jaxpace")
 TOLD = 1 << 22
 """Numbers of steps are compared modulo this, which float32 holds."""
+_SHOWN = 8
+"""Counts, and processes, that a sentence names."""
 _WAITS = (10.0, 110.0)
 """Seconds to wait for the other processes before the first exchange: until it is said, and then
 until work stays shared evenly."""
@@ -83,19 +85,22 @@ class Gathered:
     _meetings[tuple(processes)] += 1
     of = zlib.crc32(repr(processes).encode())
     self._meeting = f"jaxpace/shares/{of:x}/{_meetings[tuple(processes)]}"
-    own, folder = ", ".join(map(str, counts)), f"{self._meeting}/counts/"
+    # Short, since each process reads all: the first counts, for people, and a digest of all.
+    shown = ", ".join(map(str, counts[:_SHOWN])) + (", ..." if len(counts) > _SHOWN else "")
+    own, folder = f"{zlib.crc32(counts.tobytes()):x} {shown}", f"{self._meeting}/counts/"
     try:
-      distributed.key_value_set(f"{folder}{jax.process_index()}", own)
+      distributed.key_value_set(f"{folder}{jax.process_index()}", own, overwrite=True)
       found = distributed.key_value_directory(folder)
     except (ConnectionError, RuntimeError):
       _LOG.debug("shares", exc_info=True)
       return
-    others = [f"process {key.rpartition('/')[2]} with {said}"
+    others = [f"process {key.rpartition('/')[2]} with {said.partition(' ')[2]}"
               for key, said in sorted(found.items()) if said != own]
     if others:
-      raise ValueError(f"The job's processes begin with different counts: {', '.join(others[:8])}, "
-                       f"this one, process {jax.process_index()}, with {own}. Did only some of "
-                       "them restore a checkpoint's feed.state(), or another checkpoint's?")
+      raise ValueError(f"The job's processes begin with different counts: "
+                       f"{', '.join(others[:_SHOWN])}, this one, process {jax.process_index()}, "
+                       f"with {shown}. Did only some of them restore a checkpoint's feed.state(), "
+                       "or another checkpoint's?")
 
   def meets(self, step: int) -> bool:
     """Waits until all processes come to the first exchange, where this is the first; without one of
@@ -129,7 +134,7 @@ class Gathered:
     others = sorted({(process, number) for process, number in zip(
         self._processes, coming.tolist(), strict=True) if number != usual})
     if others:
-      said = ", ".join(f"process {process} at {number}" for process, number in others[:8])
+      said = ", ".join(f"process {process} at {number}" for process, number in others[:_SHOWN])
       raise ValueError(
           f"The job's processes are not at one step: {said}, the others at {usual}. They would "
           "load other examples, and run other counts. Did one of them call feed.next more often "

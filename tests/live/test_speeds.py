@@ -397,5 +397,4 @@ def test_busy_is_what_lies_outside_of_collectives():
   of, tag, ns = (np.array(column) for column in zip(*events, strict=True))
   ran = Executions(np.array([7, 8]), np.array([10, 100]), np.array([60, 200]), of,
                    tag.astype(np.uint32), ns)
-  busy = busy_seconds(ran, [collective(0), collective(1)])
-  np.testing.assert_allclose(busy, [20e-9, 50e-9])
+  np.testing.assert_allclose(busy_seconds(ran, [collective(0), collective(1)]), [20e-9, 50e-9])
