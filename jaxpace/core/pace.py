@@ -75,7 +75,7 @@ def fresh(ranks: int, slots: int, pacer: Pacer | None) -> PaceState:
 
 def _of_pacer(pacer: Pacer, ranks: int) -> Packed:
   # A guard of the user's is for the user's own arrays.
-  with jax.transfer_guard("allow"):
+  with own_context.unguarded():
     return packing.pack(jax.tree.map(_on_host, pacer.init(ranks)), xp=np)
 
 

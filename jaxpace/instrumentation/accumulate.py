@@ -132,7 +132,7 @@ def _accumulate(loss_fn: Callable[..., Any], params: Any, micro_batches: Any, co
   capacity = _capacity(micro_batches)
   if fetch:
     micro_batches = _fetched(micro_batches, count, names, capacity)
-    capacity *= math.prod(jax.lax.axis_size(name) for name in names)
+    capacity *= checks.axis_size(names)
   own, before = _own_count(count, names, capacity)
   if fetch and (before is None or index is not None):
     raise ValueError("With fetch=True micro-batches are numbered as they lie in the global batch: "
@@ -207,27 +207,27 @@ def _capacity(micro_batches: Any) -> int:
   return int(sizes.pop()[0])
 
 
-def _fetched(micro_batches: Any, count: Any, names: tuple[str, ...], own: int) -> Any:
+def _fetched(micro_batches: list[Any], count: Any, names: tuple[str, ...], own: int) -> Any:
   """The whole global batch. Where every rank runs its even part, `own`, that part stands in the
   place of each other one: nobody asks for these, and a healthy job pays for no gathering."""
-  ranks = math.prod(jax.lax.axis_size(name) for name in names)
+  ranks = checks.axis_size(names)
 
-  def repeated(leaf: jax.Array) -> jax.Array:
-    return jnp.broadcast_to(leaf, (ranks, *leaf.shape)).reshape(ranks * own, *leaf.shape[1:])
+  def repeated(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jnp.broadcast_to(leaf, (ranks, *leaf.shape)).reshape(ranks * own, *leaf.shape[1:])
+            for leaf in leaves]
 
-  def gathered(leaf: jax.Array) -> jax.Array:
-    return jax.lax.all_gather(leaf, names, tiled=True)
+  def gathered(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jax.lax.all_gather(leaf, names, tiled=True) for leaf in leaves]
 
   # Counts are the same on all ranks, so all of them gather or none.
-  return jax.lax.cond(jnp.all(jnp.asarray(count) == own), *(
-      functools.partial(jax.tree.map, each) for each in (repeated, gathered)),
-      jax.tree.map(jnp.asarray, micro_batches))
+  return jax.lax.cond(jnp.all(jnp.asarray(count) == own), repeated, gathered,
+                      list(map(jnp.asarray, micro_batches)))
 
 
 def _own_count(count: Any, names: tuple[str, ...],
                capacity: int) -> tuple[jax.Array, jax.Array | None]:
   """This rank's count and, where all counts are given, the sum of those before it: int32 []."""
-  ranks = math.prod(jax.lax.axis_size(name) for name in names)
+  ranks = checks.axis_size(names)
   _within(count, capacity)
   count = jnp.asarray(count)
   if not jnp.issubdtype(count.dtype, jnp.integer):

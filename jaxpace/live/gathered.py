@@ -40,6 +40,7 @@ class Gathered:
     self._split = NamedSharding(self._mesh, PartitionSpec("devices"))
     self._sent: Any = None
     self._processes = [device.process_index for device in self._mesh.devices]
+    self._members = sorted(set(self._processes))
     self._met, self._meeting = self._alone, ""
     if not self._alone:
       shape = jax.ShapeDtypeStruct((self._mesh.size, numbers), jnp.float32, sharding=self._split)
@@ -81,10 +82,9 @@ class Gathered:
     """
     if self._alone:
       return
-    processes = sorted(set(self._processes))
-    _meetings[tuple(processes)] += 1
-    of = zlib.crc32(repr(processes).encode())
-    self._meeting = f"jaxpace/shares/{of:x}/{_meetings[tuple(processes)]}"
+    _meetings[tuple(self._members)] += 1
+    of = zlib.crc32(repr(self._members).encode())
+    self._meeting = f"jaxpace/shares/{of:x}/{_meetings[tuple(self._members)]}"
     # Short, since each process reads all: the first counts, for people, and a digest of all.
     shown = ", ".join(map(str, counts[:_SHOWN])) + (", ..." if len(counts) > _SHOWN else "")
     own, folder = f"{zlib.crc32(counts.tobytes()):x} {shown}", f"{self._meeting}/counts/"
@@ -107,11 +107,10 @@ class Gathered:
     them it would never end. False, with a warning, where one doesn't."""
     if self._met:
       return True
-    processes = sorted(set(self._processes))
     for seconds in _WAITS:
       name = f"{self._meeting}/{seconds:g}"
       try:
-        distributed.barrier(name, seconds, processes)
+        distributed.barrier(name, seconds, self._members)
       except (TimeoutError, ConnectionError, RuntimeError) as error:
         _LOG.warning("No exchange of the ranks' speeds yet, at step %d: %s. Does every process "
                      "call feed.next(step), once a step? %s", step, error,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
+
+from jaxpace.core import own_context
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,11 +97,8 @@ class Share:
     Raises:
       ValueError: a leaf has no axis in front that this process's ranks divide.
     """
-    # The user's data under the user's settings: its types are what they are without jaxpace. A
-    # guard that is lifted costs as much again as the rest, so only where there is one.
-    guarded = jax.config.jax_transfer_guard_host_to_device not in (  # type: ignore[attr-defined]
-        None, "allow")
-    with jax.transfer_guard("allow") if guarded else contextlib.nullcontext():
+    # The user's data under the user's settings: its types are what they are without jaxpace.
+    with own_context.unguarded():
       return jax.tree.map(self._placed, local)
 
   def _placed(self, leaf: Any) -> jax.Array:
