@@ -29,8 +29,7 @@ def run_file(directory: pathlib.Path) -> dict:
 
 def write_often(monkeypatch: pytest.MonkeyPatch) -> None:
   """Rows go to disk many times a second, so that no test waits for seconds."""
-  monkeypatch.setattr(writer.Writer.__init__, "__kwdefaults__", {
-      **writer.Writer.__init__.__kwdefaults__, "flush_seconds": 0.05})
+  monkeypatch.setattr(writer, "_FLUSH_SECONDS", 0.05)
 
 
 def train(recorder: Recorder, steps: int, pause: float = 0.0, every: int = 1,
