@@ -11,6 +11,7 @@ from __future__ import annotations
 # pyarrow imports pandas with its first array, where that is installed, and pandas this: too late
 # once Python shuts down, when a short run is written.
 import concurrent.futures.thread  # noqa: F401
+import itertools
 import logging
 import os
 import pathlib
@@ -21,14 +22,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from jaxpace.files.folders import Folder
-from jaxpace.files.reading import UnreadableError, regular_file
-from jaxpace.record.columns import Columns
+from jaxpace.files.reading import regular_file
+from jaxpace.record.columns import Columns, length
 from jaxpace.runs import schema
-from jaxpace.runs.table_reader import Part, outermost, parse_part_name
+from jaxpace.runs.table_reader import UNREADABLE, Part, outermost, parse_part_name
 
 _LOG = logging.getLogger("jaxpace")
 _NEVER_MERGED = 99
 MERGE_PARTS = 32
+"""Small parts that make a larger one."""
 MERGE_ROWS = 1_000_000
 """Rows of the largest part a merge makes: it keeps a merge well under a second, and its memory
 small."""
@@ -38,8 +40,7 @@ def to_arrow(columns: Columns, table: str) -> pa.Table:
   """Converts columns to an Arrow table: the schema's columns first, null where absent, then the
   others."""
   fields = schema.TABLES[table]
-  length = len(next(iter(columns.values()))) if columns else 0
-  known = [pa.nulls(length, field.type) if field.name not in columns
+  known = [pa.nulls(length(columns), field.type) if field.name not in columns
            else _array(columns[field.name], field.type) for field in fields]
   others = {name: pa.array(columns[name]) for name in sorted(set(columns) - set(fields.names))}
   return pa.Table.from_arrays([*known, *others.values()], schema=pa.schema(
@@ -64,8 +65,7 @@ class PartStore:
   """The parts of one table of one process of one run. Every method does file I/O and may raise
   `OSError`."""
 
-  def __init__(self, directory: pathlib.Path, table: str, run: str, process: int, *,
-               merge_parts: int = MERGE_PARTS, merge_rows: int = MERGE_ROWS):
+  def __init__(self, directory: pathlib.Path, table: str, run: str, process: int):
     """Opens the store; parts of the same run and process already there are kept and counted on
     from.
 
@@ -74,12 +74,9 @@ class PartStore:
       table: name of the table, a key of `schema.TABLES`.
       run: run id.
       process: process index.
-      merge_parts: small parts that make a larger one.
-      merge_rows: rows a merged part may have at most.
     """
     self._table = table
     self._run, self._process = run, process
-    self._merge_parts, self._merge_rows = merge_parts, merge_rows
     directory.mkdir(parents=True, exist_ok=True)
     self._folder = Folder(directory, table)
     self._parts = self._recover()
@@ -98,7 +95,7 @@ class PartStore:
       merge: False to leave merging for later, when time is short.
       preliminary: whether the next part takes this one's place, as the result of a merge would.
     """
-    if not columns or not len(next(iter(columns.values()))):
+    if not length(columns):
       return
     data = to_arrow(columns, self._table)
     number = self._parts[-1].id.last + 1 if self._parts else 0
@@ -120,10 +117,10 @@ class PartStore:
       self._preliminary = None
 
   def compact(self) -> None:
-    """Merges the newest parts, at most `merge_rows` rows of them, so that a short run ends as a
+    """Merges the newest parts, at most `MERGE_ROWS` rows of them, so that a short run ends as a
     single part."""
     begin, rows = len(self._parts), 0
-    while begin and rows + self._parts[begin - 1].rows <= self._merge_rows:
+    while begin and rows + self._parts[begin - 1].rows <= MERGE_ROWS:
       begin -= 1
       rows += self._parts[begin].rows
     self._merge(begin, max((part.level for part in self._parts[begin:]), default=0) + 1)
@@ -144,8 +141,8 @@ class PartStore:
       try:
         with self._open(part) as file:
           rows = pq.read_metadata(file).num_rows
-      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError):
-        rows = self._merge_rows  # Damaged: left as it is, and too large to be merged with anything.
+      except UNREADABLE:
+        rows = MERGE_ROWS  # Damaged: left as it is, and too large to be merged with anything.
       # Level 1: not merged with the new small parts before `compact`.
       parts.append(_Part(part, rows, 1))
     return parts
@@ -156,22 +153,18 @@ class PartStore:
       pq.write_table(data, file, **_encoding(data.schema))
 
   def _merge_full_levels(self) -> None:
-    while True:
-      level = self._parts[-1].level
-      run = next((at for at, part in enumerate(reversed(self._parts)) if part.level != level),
-                 len(self._parts))
-      if run < self._merge_parts or level > 8:
-        return
+    before = 0
+    while before != len(self._parts):
       before = len(self._parts)
-      self._merge(len(self._parts) - run, level + 1)
-      if len(self._parts) == before:
-        return
+      level, run = next(itertools.groupby(reversed(self._parts), lambda part: part.level))
+      if (count := len(list(run))) >= MERGE_PARTS and level < _NEVER_MERGED:
+        self._merge(before - count, level + 1)
 
   def _merge(self, begin: int, level: int) -> None:
-    """Merges the parts from index `begin` on into parts of at most `merge_rows` rows."""
+    """Merges the parts from index `begin` on into parts of at most `MERGE_ROWS` rows."""
     groups: list[list[_Part]] = []
     for part in self._parts[begin:]:
-      if groups and sum(p.rows for p in groups[-1]) + part.rows <= self._merge_rows:
+      if groups and sum(p.rows for p in groups[-1]) + part.rows <= MERGE_ROWS:
         groups[-1].append(part)
       else:
         groups.append([part])
@@ -187,23 +180,20 @@ class PartStore:
     tables: list[pa.Table] = []
     for part in group:
       try:
-        tables.append(self._read(part))
+        with (self._open(part.id) as opened,
+              pq.ParquetFile(opened, page_checksum_verification=True) as file):
+          tables.append(file.read(use_threads=False))
         data = pa.concat_tables(tables, promote_options="default")
-      except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as error:
+      except UNREADABLE as error:
         _LOG.warning("%s can't be read any more (%s): it is left as it is, recording goes on.",
                      self._folder.path / part.id.file_name, str(error).partition("\n")[0][:200])
         # Too large to be merged with anything.
-        return [each._replace(rows=self._merge_rows, level=_NEVER_MERGED) for each in group]
+        return [each._replace(rows=MERGE_ROWS, level=_NEVER_MERGED) for each in group]
     merged = _Part(group[0].id._replace(last=group[-1].id.last), data.num_rows, level)
     self._write(merged.id, data.unify_dictionaries())
     for part in group:
       self._folder.unlink(part.id.file_name)
     return [merged]
-
-  def _read(self, part: _Part) -> pa.Table:
-    with (self._open(part.id) as opened,
-          pq.ParquetFile(opened, page_checksum_verification=True) as file):
-      return file.read(use_threads=False)
 
   def _open(self, part: Part) -> BinaryIO:
     return regular_file(self._folder.open(part.file_name, os.O_RDONLY))

@@ -34,7 +34,7 @@ from jaxpace.runs.columns import (
 from jaxpace.runs.problems import plural
 
 # The last but one: column names of a damaged footer.
-_UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
+UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError)
 NEEDED = {"steps": ("step", "rank"), "collectives": ("step", "rank", "enter_ns", "exit_ns"),
           "hosts": ("time_ns", "process"),
           "listening": ("step", "collective", "turn", "heard_ns", "told_ns")}
@@ -128,7 +128,7 @@ class TableFiles:
       self._gone(part)
     except PermissionError:
       raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
       self._left_out(self.torn, part, "is corrupt, its remaining rows are left out "
                      f"({_first_line(error)}).")
       for inner in self._inside(part):
@@ -257,7 +257,7 @@ def _opened(part: Part, table: str) -> _Opened | str | None:
     raise
   except FileNotFoundError:
     return None
-  except _UNREADABLE as error:
+  except UNREADABLE as error:
     return f"torn or no Parquet file ({_first_line(error)})"
   lacking = [name for name in NEEDED[table] if name not in names]
   if lacking:

@@ -67,7 +67,14 @@ def test_a_preliminary_part_gives_way_to_the_next_or_is_dropped(tmp_path):
        limit=st.integers(3, 40))
 def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   folder = tmp_path_factory.mktemp("merge")
-  store = parts.PartStore(folder, "steps", "run", 0, merge_parts=fan, merge_rows=limit)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(parts, "MERGE_PARTS", fan)
+    patch.setattr(parts, "MERGE_ROWS", limit)
+    assert_merging_keeps_every_row(folder, sizes, limit)
+
+
+def assert_merging_keeps_every_row(folder, sizes, limit):
+  store = parts.PartStore(folder, "steps", "run", 0)
   first = 0
   for size in sizes:
     store.append(columns(first, size))
@@ -83,8 +90,9 @@ def test_merging_keeps_every_row_in_order(sizes, fan, limit, tmp_path_factory):
   assert [n.first for n in names] == [0] + [n.last + 1 for n in names[:-1]]
 
 
-def test_many_small_parts_become_few(tmp_path):
-  store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
+def test_many_small_parts_become_few(tmp_path, monkeypatch):
+  monkeypatch.setattr(parts, "MERGE_PARTS", 4)
+  store = parts.PartStore(tmp_path, "steps", "run", 0)
   for i in range(64):
     store.append(columns(i, 1))
   names = [table_reader.parse_part_name(p.name) for p in store.files]
@@ -168,8 +176,10 @@ def test_nothing_is_written_for_no_rows(tmp_path):
   assert store.files == []
 
 
-def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_path, caplog):
-  store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=8)
+def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(
+    tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(parts, "MERGE_PARTS", 8)
+  store = parts.PartStore(tmp_path, "steps", "run", 0)
   for i in range(4):
     store.append(columns(i, 1))
   damaged = store.files[2]
@@ -190,8 +200,9 @@ def test_a_damaged_part_is_left_out_of_the_merge_and_nothing_else_is_lost(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["gone", "fifo", "other columns"])
-def test_whatever_lies_in_a_parts_place_the_recording_goes_on(tmp_path, how):
-  store = parts.PartStore(tmp_path, "steps", "run", 0, merge_parts=4)
+def test_whatever_lies_in_a_parts_place_the_recording_goes_on(tmp_path, monkeypatch, how):
+  monkeypatch.setattr(parts, "MERGE_PARTS", 4)
+  store = parts.PartStore(tmp_path, "steps", "run", 0)
   for i in range(3):
     store.append(columns(i, 1))
   path = store.files[1]

@@ -4,11 +4,13 @@ part."""
 import json
 import pathlib
 import shutil
+from unittest import mock
 
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from jaxpace.record import parts
 from jaxpace.record.columns import Columns
 from jaxpace.record.parts import PartStore
 from tests.synthetic import synthetic_runs
@@ -64,13 +66,13 @@ class Growing:
                 pc.is_null(values).to_numpy(zero_copy_only=False))
         if self._extra and table == "steps":
           columns |= self._extra(columns)
-        self.store(table, process).append(columns)
+        with mock.patch.object(parts, "MERGE_PARTS", self._merge_parts):
+          self.store(table, process).append(columns)
 
   def store(self, table: str, process: int) -> PartStore:
     key = table, process
     if key not in self.stores:
-      self.stores[key] = PartStore(self.directory, table, self.run, process,
-                                   merge_parts=self._merge_parts)
+      self.stores[key] = PartStore(self.directory, table, self.run, process)
     return self.stores[key]
 
   def remove(self) -> None:
