@@ -151,9 +151,7 @@ def rows(own: DeviceSteps, of: Columns, before: np.ndarray, host: Columns, chose
            **picked(host, kept)}
   waits = picked(own.collectives, (chosen & kept)[own.collectives["row"]])
   row, slot = waits.pop("row"), waits.pop("slot")
-  size = plan.bytes[slot]
-  waits = {**picked(of, row), "collective": slot.astype(np.int32), "name": plan.names[slot],
-           "axis": plan.axes[slot], "bytes": null(np.maximum(size, 0), size < 0), **waits}
+  waits = {**picked(of, row), **picked(plan.columns, slot), **waits}
   tables = {"steps": steps, "collectives": waits}
   if length(own.listening):
     heard = picked(own.listening, kept[own.listening["row"]])

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpace.core.plan import Collective
 from jaxpace.files import UserError
-from jaxpace.record.columns import null, whose
+from jaxpace.record.columns import picked, whose
 from jaxpace.record.nccl.records import (
   MOST_RECORDS,
   Dumps,
@@ -26,7 +26,7 @@ from jaxpace.record.nccl.records import (
   streams,
 )
 from jaxpace.record.parts import PartStore
-from jaxpace.record.ring.plan import MOST, described
+from jaxpace.record.ring.plan import MOST, columns_of_slots
 from jaxpace.runs import rundir, schema
 from jaxpace.runs.problems import plural
 
@@ -105,7 +105,7 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
       "platform": "gpu", "kind": "nccl",
       "plan": {"axis": None, "ranks": ranks, "clock": "nccl", "marks": [],
                "collectives": list(table.slots), "notices": list(said)}})
-  names, axes, sizes = described(table.slots)
+  columns = columns_of_slots(table.slots)
   for i, (host, pid) in enumerate(processes):
     own = [rank for rank, process in who.process.items() if process == (host, pid)]
     rundir.write_json(path / "process" / f"{i}.json", {
@@ -116,12 +116,9 @@ def _write(path: pathlib.Path, run: str, who: Members, table: Table, said: Seque
     chosen = chosen[np.lexsort((table.slot[chosen], table.rank[chosen], table.step[chosen]))]
     for at in range(0, len(chosen), _ROWS):
       rows = chosen[at:at + _ROWS]
-      slot = table.slot[rows]
-      store.append({
-          **whose(table.step[rows], table.rank[rows], i, 0),
-          "collective": slot.astype(np.int32), "name": names[slot], "axis": axes[slot],
-          "bytes": null(sizes[slot], sizes[slot] < 0),
-          "enter_ns": table.enter_ns[rows], "exit_ns": table.exit_ns[rows]})
+      store.append({**whose(table.step[rows], table.rank[rows], i, 0),
+                    **picked(columns, table.slot[rows]),
+                    "enter_ns": table.enter_ns[rows], "exit_ns": table.exit_ns[rows]})
     store.compact()
 
 

@@ -103,9 +103,7 @@ class StepPlan:
 
   Attributes:
     collectives: [slots] what `run.json` says of each.
-    names: [slots] names in the table.
-    axes: [slots]
-    bytes: [slots] int64, -1 where not known.
+    columns: [slots] what the table `collectives` says of each.
   """
 
   def __init__(self, programs: Sequence[PlannedProgram], told: Mapping[str, Any],
@@ -127,7 +125,7 @@ class StepPlan:
     by_slot = {base + slot: each.entry(slot, base + slot, call) for each in firsts
                for call, base in enumerate(each.blocks) for slot in range(len(each))}
     self.collectives = [entry for _, entry in sorted(by_slot.items())]
-    self.names, self.axes, self.bytes = described(self.collectives)
+    self.columns = columns_of_slots(self.collectives)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain lists, dicts and scalars, with the keys that readers know of all plans."""
@@ -206,9 +204,11 @@ def _unroll(collectives: Sequence[Collective], kept: float) -> Iterator[tuple[in
   return body(range(len(collectives)), 0, 0)
 
 
-def described(entries: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns names, axes and bytes of the collectives in all slots, in their order; -1 bytes where
-  they are not known."""
+def columns_of_slots(entries: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
+  """Returns what the table `collectives` says of each slot, [slots], from what `run.json` says;
+  bytes are masked where they are not known."""
   names, axes = (np.array([entry[name] for entry in entries], np.str_) for name in ("name", "axis"))
-  sizes = [-1 if entry["bytes"] is None else entry["bytes"] for entry in entries]
-  return names, axes, np.array(sizes, np.int64)
+  sizes = [entry["bytes"] for entry in entries]
+  return {"collective": np.arange(len(entries), dtype=np.int32), "name": names, "axis": axes,
+          "bytes": np.ma.masked_array(np.array([size or 0 for size in sizes], np.int64),
+                                      [size is None for size in sizes])}
