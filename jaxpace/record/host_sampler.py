@@ -14,7 +14,6 @@ import logging
 import os
 import resource
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -214,26 +213,23 @@ class OwnSockets:
     self._totals = [0, 0, 0]
     self._first = True
     self._short = False  # an old kernel, without busy times
-    self._get = _getsockopt()
+    self._get = _libc().getsockopt
     self._buffer = ctypes.create_string_buffer(256)
     self._cookie = ctypes.c_uint64()
 
   def read(self) -> Values:
     """Columns of the table `hosts`: sums since the first reading; means of round trips, weighted by
     how long each connection was busy since the last one. Nothing where this can't be known."""
-    get = self._get
-    if get is None:
-      return {}
     try:
       descriptors = os.listdir("/proc/self/fd")
-    except OSError:
+    except OSError:  # of another system than Linux
       return {}
     buffer, size = self._buffer, ctypes.c_uint32()
     seen: dict[tuple[str, int], _Connection] = {}
     for name in descriptors:
       descriptor = int(name)
       size.value = len(buffer)
-      if (get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size))
+      if (self._get(descriptor, _IPPROTO_TCP, _TCP_INFO, buffer, ctypes.byref(size))
           or size.value < _TOTAL_RETRANS + 4):
         continue  # no TCP socket
       connection = self._parse(size.value)
@@ -268,7 +264,6 @@ class OwnSockets:
     """Tells a connection from a later one on the same descriptor, where the kernel can; one on two
     of them is one."""
     size = ctypes.c_uint32(8)
-    assert self._get is not None
     if self._get(descriptor, _SOL_SOCKET, _SO_COOKIE, ctypes.byref(self._cookie),
                  ctypes.byref(size)):
       return "descriptor", descriptor
@@ -299,7 +294,3 @@ def _means(weighted: list[tuple[int, int, int]]) -> tuple[int, int] | tuple[None
 @functools.cache
 def _libc() -> ctypes.CDLL:
   return ctypes.CDLL(None)
-
-
-def _getsockopt():
-  return _libc().getsockopt if sys.platform.startswith("linux") else None

@@ -1,4 +1,5 @@
 import contextlib
+import os
 import socket
 import struct
 import sys
@@ -15,7 +16,6 @@ import pytest
 from jaxpace.hosts.locality import host, job
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.record import describe, host_sampler
-from jaxpace.record import host_sampler as hosts
 from jaxpace.record.host_sampler import HostCounters, HostSampler, find_interfaces
 from jaxpace.record.recorder import Recorder
 from jaxpace.runs import rundir, table_reader
@@ -142,8 +142,11 @@ def test_sockets_of_others_are_left_alone():
 
 
 def test_where_the_kernel_says_nothing_nothing_is_known(monkeypatch, tmp_path):
-  monkeypatch.setattr(host_sampler, "_getsockopt", lambda: None)
-  assert host_sampler.OwnSockets().read() == {}
+  def missing(path):
+    raise FileNotFoundError(path)
+  with monkeypatch.context() as patch:
+    patch.setattr(os, "listdir", missing)
+    assert host_sampler.OwnSockets().read() == {}
   values = HostCounters(tmp_path).read()
   assert values.pop("nivcsw") == 0 and set(values.values()) == {None}
 
@@ -225,8 +228,8 @@ def test_a_reading_that_hangs_does_not_hold_the_end_up():
 
 def test_the_recorder_writes_samples_and_where_it_ran(tmp_path, monkeypatch):
   before, reads, pace, steps = set(threading.enumerate()), [], None, 0
-  read = hosts.HostCounters.read
-  monkeypatch.setattr(hosts.HostCounters, "read", lambda self: reads.append(1) or read(self))
+  read = HostCounters.read
+  monkeypatch.setattr(HostCounters, "read", lambda self: reads.append(1) or read(self))
   with Recorder(tmp_path, fake.FakePaced(), hosts=0.01) as recorder:
     while steps < 60 or len(reads) < 3:
       pace, steps = train(recorder, 20, pause=0.002, pace=pace), steps + 20
@@ -257,7 +260,7 @@ def test_trouble_is_a_quiet_line_and_recording_goes_on(tmp_path, monkeypatch, ca
   def broken(*_, **__):
     raise OSError(5, "Input/output error")
   caplog.set_level("INFO", "jaxpace")
-  monkeypatch.setattr(hosts.HostCounters, "read", broken)
+  monkeypatch.setattr(HostCounters, "read", broken)
   monkeypatch.setattr(describe, "read_locality", broken)
   real = rundir.write_json
   monkeypatch.setattr(describe.rundir, "write_json",
