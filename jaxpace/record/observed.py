@@ -26,7 +26,7 @@ from jaxpace.core.observed import ObservedProgram
 from jaxpace.hosts.launch.environment import EXACT, MATCH, RUN, UNSEEN
 from jaxpace.observation.everywhere import Everywhere
 from jaxpace.record.recorder import Recorder, wait_for_dispatched
-from jaxpace.record.recording import Recording, ending_at_once, in_one_line
+from jaxpace.record.recording import Recording, in_one_line
 from jaxpace.record.ring.collect import Collector
 from jaxpace.record.ring.finding import Step
 from jaxpace.record.ring.observed import buffers_of
@@ -170,7 +170,7 @@ class observed:
       self._recording.open()
 
   def _at_exit(self) -> None:
-    with ending_at_once():
+    with contextlib.suppress(KeyboardInterrupt):
       self.close(getattr(sys, "last_value", None))
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpace.core.observed import ObservedProgram
+from jaxpace.core.observed import KINDS, ObservedProgram
 from jaxpace.core.plan import Collective, Loop
 from jaxpace.core.ring_layout import slot_tags
 from jaxpace.record.ring.executions import Executions
@@ -32,9 +32,7 @@ _NOISE = ("ThreadpoolListener", "end: ", "Wait", "ThunkExecutor")
 """Beginnings of the names of most events of a trace on CPU. They belong to no operation; reading
 more takes time."""
 
-_COLLECTIVE = re.compile(
-    r"^(all-reduce|reduce-scatter|all-gather|all-to-all|ragged-all-to-all|collective-permute|collective-broadcast)"
-    r"(-start|-done)?(\.\d+)*$")
+_COLLECTIVE = re.compile(rf"^({'|'.join(KINDS)})(-start|-done)?(\.\d+)*$")
 
 
 class Operation(NamedTuple):
