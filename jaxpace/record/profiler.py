@@ -157,7 +157,6 @@ class ProfiledRecorder(Recording, Recordable):
         jax.block_until_ready(_waitable(result))
         self._end()
     if writer.termination.received:
-      self._abandon()
       self.terminate(writer)
     elif self._began is None and self._step % self._period == 0:
       jax.block_until_ready(_waitable(result))
@@ -169,10 +168,11 @@ class ProfiledRecorder(Recording, Recordable):
           "A sample was left out, the trace before it has not been written yet: a larger `every` "
           "avoids that.")
       return
-    self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
-    options = jax.profiler.ProfileOptions()
-    options.python_tracer_level = 0  # Python's calls are of no use here and cost most
+    self._folder = ""
     try:
+      self._folder = tempfile.mkdtemp(prefix="jaxpace-profile-")
+      options = jax.profiler.ProfileOptions()
+      options.python_tracer_level = 0  # Python's calls are of no use here and cost most
       jax.profiler.start_trace(self._folder, profiler_options=options)
       with jax.profiler.TraceAnnotation(f"{traces.ANCHOR}{time.monotonic_ns()}"):
         pass
@@ -213,10 +213,10 @@ class ProfiledRecorder(Recording, Recordable):
     except Exception as error:
       _LOG.debug("The profiler could not be stopped", exc_info=error)
 
-  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
+  def bring_in(self, writer: Writer, deadline: float | None, last: bool) -> None:
     """See `Recording`."""
     self._abandon()
-    if self._reader is not None:
+    if last and self._reader is not None:
       self._queue.put(None)
       self._reader.join(CLOSE_SECONDS if deadline is None
                         else max(deadline - time.monotonic(), 0.0))

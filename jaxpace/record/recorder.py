@@ -229,11 +229,23 @@ class Recorder(Recording):
       self._causes.start()
       self._host = HostUse(self._causes)
 
-  def bring_in(self, deadline: float | None) -> None:
-    """Waits until the devices have ended all steps, until `deadline` if there is one."""
-    writer, intake = self._writer, self._intake
-    if writer is None or intake is None:
+  def bring_in(self, writer: Writer, deadline: float | None, last: bool) -> None:
+    """Waits until the devices have ended all steps; what isn't finished at the end is lost."""
+    intake = self._intake
+    if intake is None or writer.stopped is not None:
       return
+    self._await_devices(writer, intake, deadline)
+    if not last:
+      return
+    left = self._handed - intake.over
+    # Of steps without timestamps nothing comes.
+    bare = any(one.bare for one in self.programs)
+    if left > 0 and (bare or intake.underway) and (ranks := len(intake.ranks)):
+      writer.losses.lost_rows += left * ranks
+      writer.losses.holes += 1
+    intake.last = True
+
+  def _await_devices(self, writer: Writer, intake: Intake, deadline: float | None) -> None:
     began = since = time.monotonic()
     over: Any = None
     while not intake.reached(self._handed) and writer.stopped is None:
@@ -250,20 +262,6 @@ class Recorder(Recording):
         _LOG.info("Waiting for the devices to finish the last steps, to record them.")
       writer.poke()
       time.sleep(0.002)
-
-  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """The same at the end; what is not finished then is lost."""
-    intake = self._intake
-    if intake is None or writer.stopped is not None:
-      return
-    self.bring_in(deadline)
-    left = self._handed - intake.over
-    # Of steps without timestamps nothing comes.
-    bare = any(one.bare for one in self.programs)
-    if left > 0 and (bare or intake.underway) and (ranks := len(intake.ranks)):
-      writer.losses.lost_rows += left * ranks
-      writer.losses.holes += 1
-    intake.last = True
 
   def closed(self) -> None:
     """Copies the last timestamps; the file stays."""

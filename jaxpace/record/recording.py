@@ -41,8 +41,8 @@ class Recording:
   """What all recorders share. Those of one source of timestamps inherit, and say what `record`
   does.
 
-  For them are `takes` and `terminate`, and some to make their own: `prepare`,
-  `bring_in`, `bring_in_last` and `closed`.
+  For them are `takes` and `terminate`, and some to make their own: `prepare`, `bring_in` and
+  `closed`.
   """
 
   opened = False
@@ -225,7 +225,7 @@ class Recording:
     if dying:
       writer.ended_by = "SIGTERM"
     deadline = time.monotonic() + self.grace_seconds
-    self.bring_in(deadline)
+    self._attempt(lambda: self.bring_in(writer, deadline, last=False))
     writer.flush(max(deadline - time.monotonic(), 0.1))
     if dying:
       writer.termination.raise_again()
@@ -236,13 +236,9 @@ class Recording:
   def closed(self) -> None:
     """After all is written, or where it could not be opened. For those that inherit."""
 
-  def bring_in(self, deadline: float) -> None:
-    """After SIGTERM: hands the writer what is under way, until `deadline`. For those that
-    inherit."""
-
-  def bring_in_last(self, writer: Writer, deadline: float | None) -> None:
-    """At the end: hands the writer what is under way, if there is a `deadline` until then, and says
-    what is lost."""
+  def bring_in(self, writer: Writer, deadline: float | None, last: bool) -> None:
+    """Hands the writer what is under way, if there is a `deadline` until then: after SIGTERM, and
+    for the last time at the end, when it says what is lost. For those that inherit."""
 
   def _agree(self, process: int, directory: pathlib.Path) -> rundir.RunIdentity:
     """Learns the run's id.
@@ -296,7 +292,7 @@ class Recording:
       error = getattr(sys, "last_value", None)  # the exception that ended the program, if one did
       self._writer.ended_by = (in_one_line(error) if error
                                else "the end of the program, without close()")
-    with ending_at_once():
+    with contextlib.suppress(KeyboardInterrupt):  # no traceback of a program that has ended
       self._close(in_trouble=True)
 
   def _close(self, in_trouble: bool) -> None:
@@ -312,7 +308,7 @@ class Recording:
     try:
       # After an error the devices may never finish: a peer is dead, say.
       deadline = time.monotonic() + self.grace_seconds if in_trouble else None
-      self._attempt(lambda: self.bring_in_last(writer, deadline))
+      self._attempt(lambda: self.bring_in(writer, deadline, last=True))
     finally:  # Ctrl-C while waiting, say: what has come is written all the same.
       self._attempt(lambda: self._finish(writer))
 
@@ -339,12 +335,6 @@ class Recording:
       writer.termination.raise_again()
     in_main_thread(writer.termination.restore)
     in_main_thread(writer.release)
-
-
-def ending_at_once() -> AbstractContextManager[None]:
-  """At the end of a program: Ctrl-C ends what is done inside, and is no traceback of a program that
-  has ended."""
-  return contextlib.suppress(KeyboardInterrupt)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -50,12 +50,12 @@ NAMED = BOTH | {
     "copy": (own_context, "on"), "agree": (comparing, "all_say"),
     "compare": (comparing, "differences"), "record": (intake.Intake, "record"),
     "causes": (host_use.StepCauseMeter, "sample"), "process file": (rundir, "write_json"),
-    "end": (Recorder, "bring_in_last"),
+    "end": (Recorder, "bring_in"),
 }
 FOUND = BOTH | {
     "note": (registered, "add"), "usage": (host_ring.Usage, "take"),
     "open": (FoundRecorder, "open"), "decide": (finding, "find"), "cut": (finding.Step, "steps"),
-    "wait": (intake.Intake, "reached"), "end": (FoundRecorder, "bring_in_last"),
+    "wait": (intake.Intake, "reached"), "end": (FoundRecorder, "bring_in"),
 }
 REST = ("describe", "ranks", "own", "run", "place", "process", "share", "sample", "begin", "causes",
         "order", "lay out", "meet", "process file", "close ring")
@@ -122,6 +122,18 @@ def test_a_program_whose_step_is_found_runs_as_without(tmp_path, monkeypatch, fa
   assert found == wanted and times
   # Later programs are nobody's.
   assert everywhere._recording is None
+
+
+def test_a_loop_goes_on_after_sigterm_though_its_devices_can_not_be_awaited(
+    tmp_path, monkeypatch, failed, wanted):
+  """A program that saves its state first, say."""
+  observed = jaxpace.observe(jax.jit(sgd))
+  with jaxpace.recorded(tmp_path, observed, handle_sigterm=False) as recorded_step:
+    recorded_step.recorder._writer.termination.received = True
+    times = failed(intake.Intake, "reached")
+    found = steps_of(recorded_step)
+    monkeypatch.undo()
+  assert found == wanted and times
 
 
 def test_a_program_that_lives_on_after_sigterm_is_recorded_as_before():

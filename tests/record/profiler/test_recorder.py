@@ -1,5 +1,7 @@
 """A plain-jit loop on four devices, one of them late by a known time."""
 
+import errno
+import tempfile
 import threading
 import time
 
@@ -139,6 +141,17 @@ def test_a_loop_without_collectives_is_told_so_and_goes_on(tmp_path, caplog):
       x = step(x)
       recorder.record(x)
   assert float(x) == 9.0 and "has a collective" in caplog.text
+
+
+def test_a_loop_goes_on_where_no_trace_can_be_written(tmp_path, monkeypatch, caplog):
+  def full(prefix):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+  monkeypatch.setattr(tempfile, "mkdtemp", full)
+  with jaxpace.ProfiledRecorder(tmp_path, every=3, steps=2, handle_sigterm=False) as recorder:
+    for _ in range(7):
+      recorder.record(jnp.zeros(()))
+  assert recorder.sessions == 0 and caplog.text.count("No space left on device") == 1
 
 
 @pytest.mark.parametrize(("every", "steps"), [(4, 4), (10, 1), (2, 5), (5.0, 2)])
