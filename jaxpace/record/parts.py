@@ -82,11 +82,6 @@ class PartStore:
     self._parts = self._recover()
     self._preliminary: _Part | None = None
 
-  @property
-  def files(self) -> list[pathlib.Path]:
-    """Paths of the live parts, in order."""
-    return [self._folder.path / part.id.file_name for part in self._parts]
-
   def append(self, columns: Columns, merge: bool = True, preliminary: bool = False) -> None:
     """Writes one small part; merges if enough of them have come together.
 

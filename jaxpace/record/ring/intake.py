@@ -258,7 +258,7 @@ class Intake(StepTables):
 
   def guess(self) -> StepTables | None:
     """See `StepTables`. What was executed stays, for the steps that will be."""
-    if self._finder is None or not isinstance(self._source, PlannedPrograms):
+    if self._finder is None:
       return None
     other = copy.copy(self)
     StepTables.__init__(other, self._process, self._attempt, Losses(), self._detail.asked)

@@ -25,8 +25,8 @@ class PlannedProgram:
   """A program and the slots of its collectives; the same in every process, since the program is."""
 
   def __init__(self, program: ObservedProgram, of: int | None = 0,
-               alike: PlannedProgram | None = None, most: int = MOST):
-    """Lays the slots out, by the indices of collectives. Where there would be more than `most`,
+               alike: PlannedProgram | None = None):
+    """Lays the slots out, by the indices of collectives. Where there would be more than `MOST`,
     only the first iterations of loops have slots.
 
     A program with the same collectives as one before has the same slots in a step: it is often
@@ -38,7 +38,6 @@ class PlannedProgram:
       of: what is added to the indices of its collectives, in a run of several programs; None where
         none has more than one slot, so that nobody need know which are of the same.
       alike: a program before with the same collectives.
-      most: slots at most.
     """
     self.program = program
     self.of: int | None = of if alike is None else alike.of
@@ -48,12 +47,12 @@ class PlannedProgram:
     """First slot, by how many executions of programs like it come before in the step."""
     self.turns_kept: int | None = None
     self._collectives = sorted(program.collectives, key=lambda one: one.index)
-    if _size(self._collectives, math.inf) > most:
+    if _size(self._collectives, math.inf) > MOST:
       self.turns_kept = 1 << 20
-      while self.turns_kept > 1 and _size(self._collectives, self.turns_kept) > most:
+      while self.turns_kept > 1 and _size(self._collectives, self.turns_kept) > MOST:
         self.turns_kept //= 2
     self.slots = list(itertools.islice(
-        _unroll(self._collectives, self.turns_kept or math.inf), most))
+        _unroll(self._collectives, self.turns_kept or math.inf), MOST))
     """(place of the collective by its index, turn) of each slot."""
     iterations = max((iteration for _, iteration in self.slots), default=0) + 1
     size = max((each.index for each in self._collectives), default=-1) + 2

@@ -123,7 +123,7 @@ def test_all_of_a_delay_in_one_turn_is_found(tmp_path, kind):
 
 
 def test_more_turns_than_have_slots_are_in_the_sums(tmp_path, monkeypatch):
-  monkeypatch.setattr(plan.PlannedProgram.__init__, "__defaults__", (0, None, 6))
+  monkeypatch.setattr(plan, "MOST", 6)
   run = record(tmp_path, "fsdp", late=False, sessions=1)
   assert len(run.collectives) == 4  # of each of three loops the first turn, and the one outside
   assert "the first 1 iterations are recorded one by one" in " ".join(diagnose(run).notes)

@@ -1,11 +1,13 @@
 """Slots in unrolled order."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpace.core.detail import is_detailed
 from jaxpace.core.plan import Loop
+from jaxpace.record.ring import plan
 from jaxpace.record.ring.collect import AROUND, FIRST, Detail
 from jaxpace.record.ring.plan import UNKNOWN_ITERATIONS, PlannedProgram
 from tests.record.ring.programs import collective, program, programs
@@ -52,7 +54,9 @@ def test_turns_nobody_knows_have_so_many_slots_and_later_ones_none():
 def test_a_step_with_more_than_fit_keeps_the_first_turns(trips, inner, most):
   made = program(collective(0, loops=[Loop("while.1", trips), Loop("while.2", inner)]),
                  collective(1, loops=[Loop("while.1", trips)]))
-  unrolled = PlannedProgram(made, most=most)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(plan, "MOST", most)
+    unrolled = PlannedProgram(made)
   assert len(unrolled) <= most
   if trips * inner + trips <= most:
     assert len(unrolled) == trips * inner + trips and unrolled.turns_kept is None
