@@ -23,7 +23,7 @@ from jaxpace.record import traces
 from jaxpace.record.columns import DeviceSteps, Range, StepCalls
 from jaxpace.record.recording import CLOSE_SECONDS, Recording
 from jaxpace.record.ring.executions import Executions
-from jaxpace.record.ring.intake import Losses, StepTables
+from jaxpace.record.ring.intake import StepTables
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.writer import Writer
 from jaxpace.runs import rundir
@@ -43,8 +43,8 @@ class _ProfiledIntake(StepTables):
 
   ranks: list[int] = []  # noqa: RUF012
 
-  def __init__(self, process: int, attempt: int, losses: Losses, programs: PlannedPrograms):
-    super().__init__(process, attempt, losses, detail=1)
+  def __init__(self, process: int, attempt: int, programs: PlannedPrograms):
+    super().__init__(process, attempt, detail=1)
     self._programs = programs
     self.ready: collections.deque[
         tuple[list[StepCalls], dict[int, dict[int, Executions]]]] = collections.deque()
@@ -125,10 +125,11 @@ class ProfiledRecorder(Recording, Recordable):
     return {"clock": traces.CLOCK, "pacer": None, "source": "jax.profiler",
             "every": self._period, "steps": self._length}
 
-  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+  def prepare(self, identity: rundir.RunIdentity) -> StepTables:
     """See `Recording`."""
-    writer.intake = self._intake = _ProfiledIntake(
-        jax.process_index(), identity.attempt, writer.losses, PlannedPrograms([self._traced]))
+    self._intake = _ProfiledIntake(
+        jax.process_index(), identity.attempt, PlannedPrograms([self._traced]))
+    return self._intake
 
   def record(self, result: Any, **host_columns: float) -> None:
     """Counts a step, and begins or ends a session when it is due. Call it after every step, on

@@ -191,7 +191,7 @@ class Recorder(Recording):
     return 0 if self._collector is None else self._calls * len(
         self._recorded.ranks(self._collector))
 
-  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
+  def prepare(self, identity: rundir.RunIdentity) -> Intake | None:
     """Copies events to the run directory, and says who reads them.
 
     Raises:
@@ -201,7 +201,7 @@ class Recorder(Recording):
     if self._collector is None:
       if self._observed and (reason := host_ring.unavailable()):
         _LOG.warning("Steps are not recorded, training goes on: %s", reason)
-        return
+        return None
       if self._recorded.runs:
         # Warm-up steps, say: one that begins later is taken for one of the recording's.
         wait_for_dispatched()
@@ -217,9 +217,9 @@ class Recorder(Recording):
     if self._match is not None:
       self._finder = StepFinder(self._recorded, self._collector, self._match, agreement(
           f"jaxpace/step/{identity.run}/{identity.attempt}", self._say), first)
-    writer.intake = self._intake = Intake(
-        self._recorded, self._collector, self.directory, identity.run, jax.process_index(),
-        identity.attempt, writer.losses, self._detail, first, self._finder, self._host)
+    self._intake = Intake(self._recorded, self._collector, self.directory, identity,
+                          jax.process_index(), self._detail, first, self._finder, self._host)
+    return self._intake
 
   def _begin(self, collector: Collector, buffers: Mapping[int, Sequence[int]]) -> None:
     """Begins with what is executed from now on; `buffers` of programs that may have run before."""
@@ -241,8 +241,8 @@ class Recorder(Recording):
     # Of steps without timestamps nothing comes.
     bare = any(one.bare for one in self.programs)
     if left > 0 and (bare or intake.underway) and (ranks := len(intake.ranks)):
-      writer.losses.lost_rows += left * ranks
-      writer.losses.holes += 1
+      intake.losses.lost_rows += left * ranks
+      intake.losses.holes += 1
     intake.last = True
 
   def _await_devices(self, writer: Writer, intake: Intake, deadline: float | None) -> None:

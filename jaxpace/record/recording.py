@@ -27,6 +27,7 @@ from jaxpace.record import describe
 from jaxpace.record.exporting import Exporter, Feed
 from jaxpace.record.host_sampler import HostCounters, HostSampler
 from jaxpace.record.host_use import StepCauseMeter
+from jaxpace.record.ring.intake import StepTables
 from jaxpace.record.signals import in_main_thread
 from jaxpace.record.writer import Writer, explain
 from jaxpace.runs import rundir
@@ -156,14 +157,13 @@ class Recording:
     sampler = HostSampler(process, identity.attempt, float(self._hosts), make=lambda: HostCounters(
         gauges=describe.gauges(place), coordinator=distributed.coordinator_port())
         ) if self._hosts else None
-    writer = Writer(directory, identity, process, info, run_info,
+    rundir.make(directory)
+    if process != 0:
+      rundir.set_aside(directory, identity.run, process)
+    writer = Writer(directory, identity, process, info, run_info, self.prepare(identity),
                     grace_seconds=self.grace_seconds if self.loop_calls else None,
                     hosts=sampler, feed=self._feed)
     try:
-      rundir.make(directory)
-      if process != 0:
-        rundir.set_aside(directory, identity.run, process)
-      self.prepare(writer, identity)
       writer.start()
     except Exception:
       writer.release()
@@ -230,8 +230,10 @@ class Recording:
     if dying:
       writer.termination.raise_again()
 
-  def prepare(self, writer: Writer, identity: rundir.RunIdentity) -> None:
-    """Before the writer starts: may say who reads the timestamps. For those that inherit."""
+  def prepare(self, identity: rundir.RunIdentity) -> StepTables | None:
+    """Before the writer starts: returns what reads the steps, None for none. For those that
+    inherit."""
+    return None
 
   def closed(self) -> None:
     """After all is written, or where it could not be opened. For those that inherit."""

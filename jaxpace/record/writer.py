@@ -53,7 +53,8 @@ class Writer:
   thread."""
 
   def __init__(self, directory: pathlib.Path, identity: rundir.RunIdentity, process: int,
-               process_info: dict[str, Any], run_info: dict[str, Any] | None, *,
+               process_info: dict[str, Any], run_info: dict[str, Any] | None,
+               intake: StepTables | None, *,
                grace_seconds: float | None = 5.0, hosts: HostSampler | None = None,
                feed: Feed | None = None):
     """Prepares; `start` starts the thread.
@@ -65,13 +66,14 @@ class Writer:
       process_info: contents of `process/<process>.json`, to which the writer adds what it counts.
       run_info: contents of `run.json`, to which the writer adds the plan; None in all processes but
         the first.
+      intake: reads the steps; None where nothing does.
       grace_seconds: time the loop has after SIGTERM to reach a step boundary; None where no loop
         calls, so that the signal takes its course as soon as all is written.
       hosts: samples the host's counters, which are written as well; None for none.
       feed: gets all rows as they are decoded; None for none.
     """
     self._directory, self._identity, self._process = directory, identity, process
-    self._process_info, self._run_info = process_info, run_info
+    self._process_info, self._run_info, self._intake = process_info, run_info, intake
     self._grace_seconds = grace_seconds or 0.0
     self._hosts, self._feed = hosts, feed
     self._receive, self.wake = socket.socketpair()
@@ -80,7 +82,7 @@ class Writer:
     self.termination = Termination(
         self.wake, (lambda: True) if grace_seconds is None else distributed.asks_for_preemption,
         lambda: self._thread.is_alive())
-    self.losses = Losses()
+    self.losses = intake.losses if intake else Losses()
     self.stopped: str | None = None  # why recording stopped early
     self.rows_written = 0
     self.ended_by: str | None = None  # "SIGTERM", or the exception that left the recorder's `with`
@@ -88,8 +90,6 @@ class Writer:
     self._awaited: collections.deque[threading.Event] = collections.deque()
     """Set once everything that had come before is written, or recording has stopped."""
     self._stores: dict[str, PartStore] = {}
-    self.intake: StepTables | None = None
-    """Reads the steps; to be given before `start`."""
     self._guess: StepTables | None = None
     self._guessed_rows = 0
     self._guessed_once = False
@@ -196,8 +196,8 @@ class Writer:
     """Sleeps until there is something to do: a batch, a signal, a flush that is due, or the end of
     the grace time."""
     now, due = time.monotonic(), self._flush_at()
-    if self.intake and self.intake.wait_seconds is not None:
-      due = min(due, now + self.intake.wait_seconds)
+    if self._intake and self._intake.wait_seconds is not None:
+      due = min(due, now + self._intake.wait_seconds)
     if self._die_at is not None:
       due = min(due, self._die_at)
     self._receive.settimeout(max(due - now, 0.001))
@@ -223,17 +223,17 @@ class Writer:
   def _flush_at(self) -> float:
     """When rows, or a sign of life, are to be written."""
     at = self._last_heartbeat + _HEARTBEAT_SECONDS
-    if self.intake and (rows := self.intake.rows):
+    if self._intake and (rows := self._intake.rows):
       at = min(at, self._last_flush + (_FLUSH_SECONDS if rows < _FLUSH_ROWS else 0.0))
-    return min(at, self._guess_at) if self.intake and self.intake.undecided else at
+    return min(at, self._guess_at) if self._intake and self._intake.undecided else at
 
   def _take_in(self) -> None:
     if self._failure is not None:
       raise self._failure
-    if self.intake is None:
+    if self._intake is None:
       return
-    self.intake.poll()
-    plan = self.intake.plan
+    self._intake.poll()
+    plan = self._intake.plan
     if plan is not None and plan is not self._plan:
       self._plan = plan
       self._write_plan(plan)
@@ -241,8 +241,8 @@ class Writer:
       self._guess_at = 0.0
 
   def _write_plan(self, plan: StepPlan) -> None:
-    assert self.intake is not None
-    self._process_info = {**self._process_info, "ranks": self.intake.ranks}
+    assert self._intake is not None
+    self._process_info = {**self._process_info, "ranks": self._intake.ranks}
     if self._run_info is None:
       return
     run_info = {**self._run_info, "clock": plan.clock, "axis": plan.axis, "ranks": plan.ranks,
@@ -253,13 +253,13 @@ class Writer:
     self._run_info = run_info
 
   def _flush(self, merge: bool = True) -> None:
-    tables = self.intake.take() if self.intake else {}
+    tables = self._intake.take() if self._intake else {}
     if self._feed and (steps := tables.get("steps")):
       self._feed.put(steps, tables.get("collectives", {}))
     for table, rows in tables.items():
       self._store(table).append(rows, merge)
-    if self.intake:
-      self._write_guess(self.intake)
+    if self._intake:
+      self._write_guess(self._intake)
     self.rows_written += columns.length(tables.get("steps", {}))
     if self._hosts:
       self._store("hosts").append(self._hosts.take(force=self._closing or not merge), merge)
@@ -306,7 +306,7 @@ class Writer:
     info = {**self._process_info, **dataclasses.asdict(self.losses),
             "rows_written": self.rows_written + self._guessed_rows, "closed_cleanly": closed,
             "ended_by": self._ended_by(closed), "stopped": self.stopped,
-            "last_step": tables.last_step if (tables := self._guess or self.intake) else None,
+            "last_step": tables.last_step if (tables := self._guess or self._intake) else None,
             "monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
     name, text = f"{self._process}.json", rundir.json_text(info)
     if not in_place:

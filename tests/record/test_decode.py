@@ -116,4 +116,4 @@ def test_a_rank_that_lost_steps_lacks_their_rows_and_no_others(tmp_path):
   steps, _ = intake.rows({0: fake.executions([0, 1, 2]), 1: short}, [])
   assert steps["step"].tolist() == [0, 1, 2, 0, 2]
   assert steps["gap_ns"].tolist()[-1] is None
-  assert (intake.losses.lost_rows, intake.losses.holes) == (1, 1)
+  assert vars(intake.intake.losses) == {"lost_rows": 1, "holes": 1}

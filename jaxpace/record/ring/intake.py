@@ -24,7 +24,7 @@ from jaxpace.record.ring.collect import Collector, Detail
 from jaxpace.record.ring.found import StepFinder
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.ring.plan import StepPlan
-from jaxpace.runs import ring_file
+from jaxpace.runs import ring_file, rundir
 from jaxpace.runs.problems import plural
 
 _LOG = logging.getLogger("jaxpace")
@@ -55,16 +55,16 @@ class StepTables(abc.ABC):
   undecided = False
   """Whether it isn't sure yet which executions are the steps."""
 
-  def __init__(self, process: int, attempt: int, losses: Losses, detail: int | str = "auto"):
+  def __init__(self, process: int, attempt: int, detail: int | str):
     """Begins.
 
     Args:
       process: index of this process.
       attempt: attempt of the run.
-      losses: what could not be recorded is counted there.
       detail: write one step in so many in detail, or "auto".
     """
-    self._process, self._attempt, self._losses = process, attempt, losses
+    self._process, self._attempt = process, attempt
+    self.losses = Losses()
     self._detail = Detail(detail)
     self._steps: list[StepCalls] = []
     self._previous: dict[int, tuple[int, int]] = {}
@@ -148,9 +148,9 @@ class StepTables(abc.ABC):
 
   def _lose(self, missing: np.ndarray) -> None:
     """Counts rows that are missing, [K] of each step."""
-    self._losses.lost_rows += int(missing.sum())
+    self.losses.lost_rows += int(missing.sum())
     lost = np.concatenate([[False], missing > 0])
-    self._losses.holes += int((lost[1:] & ~lost[:-1]).sum())
+    self.losses.holes += int((lost[1:] & ~lost[:-1]).sum())
 
   def _numbered(self, steps: list[StepCalls], devices: list[DeviceSteps]
                 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -190,30 +190,27 @@ class Intake(StepTables):
   wait_seconds = _POLL_SECONDS
 
   def __init__(self, source: PlannedPrograms, collector: Collector, directory: pathlib.Path,
-               run: str, process: int, attempt: int, losses: Losses,
-               detail: int | str = "auto", first_step: int = 0,
-               finder: StepFinder | None = None, host: HostUse | None = None):
+               identity: rundir.RunIdentity, process: int, detail: int | str = "auto",
+               first_step: int = 0, finder: StepFinder | None = None, host: HostUse | None = None):
     """Begins.
 
     Args:
       source: what is recorded; asked for its programs by the writer's thread.
       collector: has what has been executed since the recording began.
       directory: run directory; `marks/<process>.plan.json` says there what the timestamps mean.
-      run: id of the run.
+      identity: run id and attempt.
       process: index of this process.
-      attempt: attempt of the run.
-      losses: what could not be recorded is counted there.
       detail: write one step in so many in detail, or "auto".
       first_step: number of the first step, where the program does not count them.
       finder: finds the steps among what is executed; None where each execution is one, whichever
         program it is of.
       host: knows what the process did in each step, where the loop does not say so.
     """
-    super().__init__(process, attempt, losses, detail)
+    super().__init__(process, identity.attempt, detail)
     self._source, self._collector, self._host = source, collector, host
     # Held open: what stands under its name later is nothing to write to.
     self._folder = Folder(directory, ring_file.FOLDER)
-    self._run, self._first_attempt = run, attempt
+    self._identity = identity
     self._finder, self._next = finder, first_step
     self._described = 0
     self.recorded: collections.deque[
@@ -261,7 +258,7 @@ class Intake(StepTables):
     if self._finder is None:
       return None
     other = copy.copy(self)
-    StepTables.__init__(other, self._process, self._attempt, Losses(), self._detail.asked)
+    StepTables.__init__(other, self._process, self._attempt, self._detail.asked)
     other._source, other._collector = self._source.anew(), self._collector.copied()
     other._host = copy.copy(self._host)
     steps = self._finder.guess(other._source, other._collector)
@@ -293,8 +290,8 @@ class Intake(StepTables):
   def _write_plan(self) -> None:
     """Says beside the ring what its timestamps mean."""
     if programs := tuple(self._source.programs):
-      ring_file.write_plan(self._folder, self._process, self._run, self._first_attempt,
-                           ObservedPlan(programs))
+      ring_file.write_plan(self._folder, self._process, self._identity.run,
+                           self._identity.attempt, ObservedPlan(programs))
 
   def _each(self, fresh: Sequence[tuple[int, int]]) -> list[StepCalls]:
     """Each execution as a step."""

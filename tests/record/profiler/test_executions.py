@@ -8,7 +8,6 @@ from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.record import traces as trace
 from jaxpace.record.columns import UNKNOWN, Range, StepCalls
 from jaxpace.record.profiler import _ProfiledIntake
-from jaxpace.record.ring.intake import Losses
 from jaxpace.record.ring.observed import PlannedPrograms
 from jaxpace.record.traces import (
   ANCHOR,
@@ -63,7 +62,7 @@ def tables(ran, numbers, each=1, rank=3):
   function = ObservedFunction()
   one = trace.program(7, "jit_step", trace.iterations(ran), "data", range(4))
   function.plan = ObservedPlan((one,))
-  intake = _ProfiledIntake(0, 0, Losses(), PlannedPrograms([function]))
+  intake = _ProfiledIntake(0, 0, PlannedPrograms([function]))
   intake.ready.append((
       [StepCalls(number, (Range(7, at * each, (at + 1) * each),), UNKNOWN, {})
        for at, number in enumerate(numbers)], {rank: {7: trace.events(ran, one)}}))

@@ -10,7 +10,8 @@ from jaxpace.record.columns import UNKNOWN, Range, StepCalls, rows
 from jaxpace.record.ring.collect import Detail
 from jaxpace.record.ring.executions import NOTHING, join
 from jaxpace.record.ring.instrumented import InstrumentedStep
-from jaxpace.record.ring.intake import Intake, Losses
+from jaxpace.record.ring.intake import Intake
+from jaxpace.runs.rundir import RunIdentity
 
 NUMBER = 7
 
@@ -64,8 +65,8 @@ class Replayed:
     (path / "marks").mkdir(exist_ok=True)
     source = step_of(plan)
     source.ranks = lambda collector: dict(enumerate(collector.ranks))
-    self.collector, self.losses = _Collector(ranks), Losses()
-    self.intake = Intake(source, self.collector, path, "run", process, attempt, self.losses)
+    self.collector = _Collector(ranks)
+    self.intake = Intake(source, self.collector, path, RunIdentity("run", attempt, 0), process)
     self.intake.last = True
 
   def rows(self, executions, calls):

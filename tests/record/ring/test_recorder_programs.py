@@ -7,8 +7,9 @@ import jax
 from jaxpace.core.observed import ObservedFunction, ObservedPlan
 from jaxpace.record.recorder import Recorder
 from jaxpace.record.ring.collect import Collector
-from jaxpace.record.ring.intake import Intake, Losses
+from jaxpace.record.ring.intake import Intake
 from jaxpace.record.ring.observed import PlannedPrograms
+from jaxpace.runs.rundir import RunIdentity
 from tests.record.recording import process_file, run_file, table
 from tests.record.ring.handmade import Handmade
 
@@ -145,7 +146,7 @@ def test_a_program_that_runs_first_while_the_ring_is_read_loses_nothing(tmp_path
       return ObservedPlan((step._program,) if len(asked) > 2 else ())
 
   collector = Collector()
-  taken = Intake(PlannedPrograms([Asked()]), collector, tmp_path, "run", 0, 0, Losses())
+  taken = Intake(PlannedPrograms([Asked()]), collector, tmp_path, RunIdentity("run", 0, 0), 0)
   taken.poll()
   assert len(taken.plan.collectives) == 0 and taken.over == 1
   buffers = [collector.ranks.index(rank) for rank in step._program.ranks]
