@@ -163,16 +163,18 @@ class Termination:
 
 
 def in_main_thread(do: Callable[[], object]) -> None:
-  """Has the main thread call `do` when it next runs Python; from any thread."""
-  if threading.current_thread() is threading.main_thread():
-    do()
-    return
-
+  """Has the main thread call `do` when it next runs Python; from any thread. What goes wrong with
+  it is nothing to what the main thread does."""
   def call(_: Any) -> int:
-    with contextlib.suppress(Exception):
+    try:
       do()
+    except Exception as error:
+      _LOG.debug("Signals", exc_info=error)
     return 0
 
+  if threading.current_thread() is threading.main_thread():
+    call(None)
+    return
   called = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(call)
   _pending.append(called)
   ctypes.pythonapi.Py_AddPendingCall(called, None)

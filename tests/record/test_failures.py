@@ -19,7 +19,7 @@ from jaxpace.observation import comparing, everywhere, observe
 from jaxpace.observation import programs as registered
 from jaxpace.observation.clocks import host_ring
 from jaxpace.observation.partitioned import collectives, compiling, program, thunks
-from jaxpace.record import describe, host_use, writer
+from jaxpace.record import describe, host_use, signals, writer
 from jaxpace.record.host_sampler import HostSampler
 from jaxpace.record.observed import FoundRecorder
 from jaxpace.record.parts import PartStore
@@ -43,7 +43,8 @@ BOTH = {
     "begin": (collect.Collector, "skip"), "collect": (collect.Collector, "collect"),
     "order": (collect.Collector, "settle"), "lay out": (programs.PlannedPrograms, "device"),
     "meet": (intake.ring_file, "write_plan"), "write": (PartStore, "append"),
-    "close ring": (RingCopier, "close"),
+    "close ring": (RingCopier, "close"), "signals": (signals.Termination, "install"),
+    "signals' end": (signals.Termination, "restore"),
 }
 NAMED = BOTH | {
     "plan": (observe.Observed, "_add"), "own": (observe.Observed, "_is_own"),
@@ -58,7 +59,7 @@ FOUND = BOTH | {
     "wait": (intake.Intake, "reached"), "end": (FoundRecorder, "bring_in"),
 }
 REST = ("describe", "ranks", "own", "run", "place", "process", "share", "sample", "begin", "causes",
-        "order", "lay out", "meet", "process file", "close ring")
+        "order", "lay out", "meet", "process file", "close ring", "signals' end")
 
 
 class Failed(Exception):
