@@ -110,7 +110,7 @@ class ProfiledRecorder(Recording, Recordable):
     self._folder = ""
     self._steps: list[StepCalls] = []  # of that session
     self._queue: queue.SimpleQueue[_Session | None] = queue.SimpleQueue()
-    self._reader: threading.Thread | None = None
+    self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
     self._free = threading.Event()
     self._free.set()
     self._traced = ObservedFunction()
@@ -129,6 +129,7 @@ class ProfiledRecorder(Recording, Recordable):
     """See `Recording`."""
     self._intake = _ProfiledIntake(
         jax.process_index(), identity.attempt, PlannedPrograms([self._traced]))
+    self._reader.start()
     return self._intake
 
   def record(self, result: Any, **host_columns: float) -> None:
@@ -194,9 +195,6 @@ class ProfiledRecorder(Recording, Recordable):
     if ended:
       self._stop()
     self._free.clear()
-    if self._reader is None:
-      self._reader = threading.Thread(target=self._read, name="jaxpace-profile-reader", daemon=True)
-      self._reader.start()
     self._queue.put((self._folder, time.monotonic_ns(), self._steps, ended))
 
   def _abandon(self) -> None:
@@ -217,7 +215,7 @@ class ProfiledRecorder(Recording, Recordable):
   def bring_in(self, writer: Writer, deadline: float | None, last: bool) -> None:
     """See `Recording`."""
     self._abandon()
-    if last and self._reader is not None:
+    if last:
       self._queue.put(None)
       self._reader.join(CLOSE_SECONDS if deadline is None
                         else max(deadline - time.monotonic(), 0.0))
