@@ -161,16 +161,11 @@ class HostSampler:
       return {}
     self._taken_at = now
     rows = [self._rows.popleft() for _ in range(len(self._rows))]
-    columns: dict[str, np.ndarray] = {"time_ns": np.array([at for at, _ in rows], np.int64),
-                                      "process": np.full(len(rows), self._process, np.int32),
-                                      "attempt": np.full(len(rows), self._attempt, np.int32)}
-    for field in schema.HOSTS:
-      values = [row.get(field.name) for _, row in rows]
-      if field.name not in columns and any(value is not None for value in values):
-        kind = np.float32 if field.name in _GAUGES else np.int64
-        columns[field.name] = np.ma.array(np.array([value or 0 for value in values], kind),
-                                          mask=[value is None for value in values])
-    return columns
+    columns = {name: np.array([row.get(name) for _, row in rows], object)
+               for name in schema.HOSTS.names}
+    return {**columns, "time_ns": np.array([at for at, _ in rows], np.int64),
+            "process": np.full(len(rows), self._process, np.int32),
+            "attempt": np.full(len(rows), self._attempt, np.int32)}
 
   def _run(self) -> None:
     try:

@@ -139,8 +139,7 @@ class PlannedPrograms:
       collectives = program.program.collectives
       ran = occurrences(all_of_it, collectives)
       phases = np.array([PHASES.get(each.phase, COMPUTE) for each in collectives], np.int64)
-      phase = phases[np.searchsorted([each.index for each in collectives], ran.collective)
-                     ] if len(ran.iteration) else ran.iteration
+      phase = phases[np.searchsorted([each.index for each in collectives], ran.collective)]
       counted = inside[ran.execution]
       np.maximum.at(last, step[ran.execution][counted], ran.exit_ns[counted])
       begun = all_of_it.start_ns
