@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from jaxpace.hosts.locality import host, nvml
+from jaxpace.hosts.locality import cards, host, nvml
 from jaxpace.hosts.locality.tree import Tree
 from jaxpace.runs import schema
 
@@ -104,21 +104,18 @@ def find_interfaces(tree: Tree) -> tuple[tuple[str, ...], tuple[str, ...]]:
   on others. InfiniBand's own ports count what goes over IP as well, so their interfaces are left
   out; ports on Ethernet count RDMA only, which the interface does not see.
   """
-  names = [name for name in tree.names(_NET) if name != "lo"]
-  hardware = [name for name in names if tree.exists(f"{_NET}/{name}/device")]
-  ports, counted = [], set()
-  for device in tree.names(_INFINIBAND):
-    for port in tree.names(f"{_INFINIBAND}/{device}/ports"):
-      folder = f"{_INFINIBAND}/{device}/ports/{port}"
-      if tree.number(f"{folder}/counters/port_rcv_data") is None:
-        continue
-      ports.append(folder)
-      if (tree.text(f"{folder}/link_layer") or "").lower() == "infiniband":
-        counted.update(tree.names(f"{_INFINIBAND}/{device}/device/net"))
-  lowest = [name for name in names
-            if not any(entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
-  chosen = hardware or ([] if ports else lowest)
-  return tuple(name for name in chosen if name not in counted), tuple(ports)
+  ports: list[str] = []
+  counted: list[str] = []
+  for nic in cards.read_nics(tree):
+    folder = f"{_INFINIBAND}/{nic.name}/ports"
+    own = [f"{folder}/{port}" for port in tree.names(folder)
+           if tree.number(f"{folder}/{port}/counters/port_rcv_data") is not None]
+    ports += own
+    counted += () if own and nic.kind == "infiniband" else nic.interfaces
+  if not ports and not counted:
+    counted = [name for name in tree.names(_NET) if name != "lo" and not any(
+        entry.startswith("lower_") for entry in tree.names(f"{_NET}/{name}"))]
+  return tuple(sorted(counted)), tuple(ports)
 
 
 class HostSampler:
