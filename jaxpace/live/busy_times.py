@@ -20,7 +20,6 @@ _PATIENCE = 60.0
 _MOMENT = 1e-3
 _PART = 0.25
 """Of the ring. To read takes most of a millisecond, however few events are new."""
-_ALL = 1 << 62
 _UNKNOWN = (np.nan, np.nan)
 
 
@@ -88,7 +87,7 @@ class BusyTimes:
     for place, (buffer, started) in enumerate(zip(self._buffers, self._started, strict=True)):
       ended = []
       for number in self._step.runs:
-        ran = self._collector.take(buffer, number, _ALL)
+        ran = self._collector.take(buffer, number)
         busy = busy_seconds(ran, programs[number].collectives)
         ended += [(int(start), number, int(at), (float(seconds), 1e-9 * float(end - start)))
                   for start, end, at, seconds in zip(

@@ -12,6 +12,7 @@ import bisect
 import collections
 import copy
 import logging
+import math
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
@@ -287,7 +288,8 @@ class Collector:
       self._pass(buffer, other, len(each.number))
     return min((len(each.number) for each in cut.values()), default=0)
 
-  def take(self, buffer: int, program: int, before: int, by: str = "number") -> Executions:
+  def take(self, buffer: int, program: int, before: float = math.inf, by: str = "number"
+           ) -> Executions:
     """Takes out the executions with numbers below `before`; or those that began before then, where
     it is by "start_ns"."""
     kept = self._ended.get((buffer, program))

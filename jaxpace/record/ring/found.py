@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +33,6 @@ _LOOK_BACK = 4096
 """Executions that are looked at."""
 _MOST_OF_TIME = 0.5
 """What takes this fraction of the time of all programs but evaluations is the step."""
-_ALL = 1 << 62
 _AGREE_SECONDS = 5.0
 _ASK_SECONDS = 1.0
 """How often a process asks process 0 for the step: each answer is traffic on its link."""
@@ -257,7 +257,7 @@ class StepFinder:
     for number in self._source.runs:
       if number in self._source.by_number and self._name(number) not in steps:
         for buffer in range(self._collector.buffers):
-          self._collector.take(buffer, number, kept.get(number, _ALL))
+          self._collector.take(buffer, number, kept.get(number, math.inf))
 
 
 def _in_a_loop(program: ObservedProgram) -> list[Collective]:

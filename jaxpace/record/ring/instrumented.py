@@ -35,7 +35,6 @@ from jaxpace.record.ring.observed import (
 from jaxpace.record.ring.plan import PlannedProgram, StepPlan
 from jaxpace.runs.groups import read_groups, sends
 
-_ALL = 1 << 62
 _PHASES = (FORWARD, BACKWARD, COMPUTE, SYNC, UPDATE)
 
 
@@ -64,7 +63,7 @@ def held_in_ring(plan: Plan) -> list[tuple[Decisions, np.ndarray]]:
   assert plan.program is not None, "the step has events"
   number, collector = plan.program, Collector(before=True)
   collector.collect(lambda: (number,))
-  ran = [collector.take(buffer, number, _ALL) for buffer in range(collector.buffers)]
+  ran = [collector.take(buffer, number) for buffer in range(collector.buffers)]
   return [(decisions_of(each), _times(each, plan)) for each in ran if len(each.number)]
 
 
