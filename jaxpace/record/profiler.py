@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from jaxpace.core.fields import is_whole
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram, Recordable
 from jaxpace.hosts import distributed
 from jaxpace.observation.comparing import in_a_line
@@ -99,7 +100,7 @@ class ProfiledRecorder(Recording, Recordable):
     Raises:
       ValueError: there is no room for a session between two.
     """
-    if not (isinstance(steps, int) and isinstance(every, int) and 2 <= steps < every):
+    if not (is_whole(steps, 2) and is_whole(every, steps + 1)):
       raise ValueError(f"every={every!r} and steps={steps!r} must be whole numbers with 2 <= steps "
                        "< every: a session of `steps` steps, `every` so many.")
     super().__init__(directory, self, **options)

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 
+from jaxpace.core.fields import is_whole
 from jaxpace.core.observed import (
   InstrumentedFunction,
   ObservedFunction,
@@ -122,11 +123,11 @@ class Recorder(Recording):
           "Recorder takes the function that jaxpace.observe or jaxpace.instrument returned: "
           f"Recorder(directory, step). This is a {type(paced).__name__}. Pass the observed or "
           "instrumented function itself, not the jax.jit, jax.shard_map or jax.pmap around it.")
-    if detail != "auto" and (not isinstance(detail, int) or isinstance(detail, bool) or detail < 1):
+    if detail != "auto" and not is_whole(detail, 1):
       raise ValueError(
           f'detail={detail!r} must be "auto" or a whole number, of how many steps one is '
           'detailed.')
-    if first_step is not None and (not isinstance(first_step, int) or first_step < 0):
+    if first_step is not None and not is_whole(first_step, 0):
       raise ValueError(f"first_step={first_step!r} must be the number of a step, 0 or more.")
     source: Any = marked[0] if marked else paced
     super().__init__(directory, source, resume=resume, config=config, grace_seconds=grace_seconds,
