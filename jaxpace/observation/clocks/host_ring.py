@@ -151,13 +151,10 @@ def _unfit(platform: str) -> str:
   """Why devices of a platform can't have timestamps; empty where they can."""
   if platform == "cpu":
     return ""
-  profiles = "jaxpace.ProfiledRecorder samples profiles of the step as it is."
-  if platform not in ("gpu", "cuda"):
-    return (
-        f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
-        f"there. {profiles}")
-  reason = stream.unavailable()
-  return reason and f"{reason} {profiles}"
+  if platform in ("gpu", "cuda"):
+    return stream.unavailable()
+  return (f"There are no timestamps for {platform}: jaxpace knows no clock that a program can read "
+          "there. jaxpace.ProfiledRecorder samples profiles of the step as it is.")
 
 
 def _gpus(devices: list[jax.Device]) -> str:

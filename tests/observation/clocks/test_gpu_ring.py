@@ -210,7 +210,13 @@ def test_times_survive_the_words_they_are_stored_in():
 def test_which_devices_have_marks(platform, said):
   reason = process_marks._unfit(platform)
   assert said in reason if said else reason == ""
-  assert not reason or "ProfiledRecorder" in reason
+  assert ("ProfiledRecorder" in reason) == (platform == "tpu")
+
+
+def test_profiles_are_no_way_out_where_gpus_have_no_marks(monkeypatch):
+  """They can't be read there."""
+  monkeypatch.setattr(process_marks.stream, "unavailable", lambda: "No driver.")
+  assert process_marks._unfit("gpu") == "No driver."
 
 
 def test_gpus_without_a_driver_leave_the_step_as_it_was(monkeypatch):
