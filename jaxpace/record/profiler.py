@@ -18,6 +18,7 @@ import jax
 
 from jaxpace.core.fields import is_whole
 from jaxpace.core.observed import ObservedFunction, ObservedPlan, ObservedProgram, Recordable
+from jaxpace.files import UserError
 from jaxpace.hosts import distributed
 from jaxpace.observation.comparing import in_a_line
 from jaxpace.record import traces
@@ -33,10 +34,10 @@ _LOG = logging.getLogger("jaxpace")
 _SHARE_SECONDS = 60.0
 
 
-_Session = tuple[str, int, list[StepCalls], bool]
+_Session = tuple[str, int, list[StepCalls]]
 """One whose steps are done: folder of its trace, which is ended and read by the thread, while the
-loop goes on; its end on the host's monotonic clock, since what begins later is of no session; its
-steps; and whether the loop has ended the trace."""
+loop goes on; its end on the host's monotonic clock, since what begins later is of no session; and
+its steps."""
 
 
 class _ProfiledIntake(StepTables):
@@ -127,7 +128,15 @@ class ProfiledRecorder(Recording, Recordable):
             "every": self._period, "steps": self._length}
 
   def prepare(self, identity: rundir.RunIdentity) -> StepTables:
-    """See `Recording`."""
+    """See `Recording`.
+
+    Raises:
+      UserError: the devices are GPUs. Their traces can't be read; and to take CUDA's profiler down
+        while kernels are launched has killed a job (H200, driver 580).
+    """
+    if jax.default_backend() == "gpu":
+      raise UserError("kernels in traces of GPUs do not say which execution they belong to. "
+                      "jaxpace.observe times every step, on NVIDIA's.")
     self._intake = _ProfiledIntake(
         jax.process_index(), identity.attempt, PlannedPrograms([self._traced]))
     self._reader.start()
@@ -186,32 +195,21 @@ class ProfiledRecorder(Recording, Recordable):
     self._began, self._steps = self._step, []
 
   def _end(self) -> None:
-    """Hands the session under way to the thread: to end a trace takes tens of milliseconds.
-
-    On a GPU the loop ends it, while the device is idle: to take CUDA's profiler down while kernels
-    are launched has killed a job (H200, driver 580).
-    """
+    """Hands the session under way to the thread: to end a trace takes tens of milliseconds."""
     self._began = None
-    ended = jax.default_backend() != "cpu"
-    if ended:
-      self._stop()
     self._free.clear()
-    self._queue.put((self._folder, time.monotonic_ns(), self._steps, ended))
+    self._queue.put((self._folder, time.monotonic_ns(), self._steps))
 
   def _abandon(self) -> None:
     """Ends the session under way in the loop, if there is one, and forgets it."""
     if self._began is None:
       return
     self._began = None
-    self._stop()
-    shutil.rmtree(self._folder, ignore_errors=True)
-
-  @staticmethod
-  def _stop() -> None:
     try:
       jax.profiler.stop_trace()
     except Exception as error:
       _LOG.debug("The profiler could not be stopped", exc_info=error)
+    shutil.rmtree(self._folder, ignore_errors=True)
 
   def bring_in(self, writer: Writer, deadline: float | None, last: bool) -> None:
     """See `Recording`."""
@@ -225,11 +223,10 @@ class ProfiledRecorder(Recording, Recordable):
 
   def _read(self) -> None:
     while (session := self._queue.get()) is not None:
-      folder, end_ns, steps, ended = session
+      folder, end_ns, steps = session
       try:
         try:
-          if not ended:
-            jax.profiler.stop_trace()
+          jax.profiler.stop_trace()
         finally:
           self._free.set()
         self._take_in(folder, end_ns, steps)

@@ -92,8 +92,7 @@ def operations(profile: Any) -> list[Operation]:
   if offset is None:
     raise ProfileError("the trace holds no mark of the host's clock")
   if nameless and not found:
-    raise ProfileError("its kernels do not say which execution they belong to, as on GPUs: there "
-                       "jaxpace.observe times every step, on NVIDIA's")
+    raise ProfileError("its operations do not say which execution they belong to")
   return [one._replace(begin_ns=one.begin_ns + offset, end_ns=one.end_ns + offset) for one in found]
 
 
