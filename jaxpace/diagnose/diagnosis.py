@@ -108,7 +108,6 @@ def to_json(diagnosis: Diagnosis, hang: Hang | None = None) -> dict[str, Any]:
       "notes": [str(note) for note in diagnosis.notes],
       "note_codes": codes(diagnosis.notes),
       "problems": list(run.problems),
-      "skipped_files": run.skipped,
   }
   return to_plain(document)
 

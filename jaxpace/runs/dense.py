@@ -88,7 +88,7 @@ def build(path: pathlib.Path, info: dict[str, Any], processes: Sequence[Process]
   return Run(path=path, id=str(info.get("run") or path.name), info=info, processes=tuple(processes),
              steps=axis.numbers, attempt=attempt, end_ns=end_ns,
              durations={name.removesuffix("_ns"): values for name, values in columns.items()},
-             collectives=found, process_of_rank=process_of_rank, skipped={},
+             collectives=found, process_of_rank=process_of_rank,
              duplicates=max(of_steps.duplicates, waits.duplicates), problems=(), window=window,
              guard=guard, host_causes=causes, declared=declared)
 

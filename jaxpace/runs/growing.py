@@ -57,7 +57,7 @@ class PartFollower:
       PermissionError: the folder or a part can't be read.
     """
     self.newest_unix = None
-    parts, others, _ = table_reader.list_parts(self._folder)
+    parts, others = table_reader.list_parts(self._folder)
     self.unnamed = table_reader.others_left_out(self._table, others) if others else ""
     if self._run is None and (runs := Counter(part.run for part in parts)):
       self._run = runs.most_common(1)[0][0]

@@ -55,11 +55,10 @@ def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] 
   """
   path = pathlib.Path(path)
   try:
-    run = _read(path, window, progress)
-    for _ in range(2):
-      if not run.skipped.get("vanished"):
+    for _ in range(3):
+      run, vanished = _read(path, window, progress)
+      if not vanished:
         break
-      run = _read(path, window, progress)  # a job that still runs merged parts while they were read
     return run
   except PermissionError as error:
     raise RunError(f"No permission to read {error.filename or path}. Ask its owner, or copy the "
@@ -67,7 +66,8 @@ def read_run(path: str | pathlib.Path, *, window: tuple[int | None, int | None] 
 
 
 def _read(path: pathlib.Path, window: tuple[int | None, int | None],
-          progress: Progress | None) -> Run:
+          progress: Progress | None) -> tuple[Run, bool]:
+  """Reads it once; says whether a job that still runs has merged parts while they were read."""
   check_directory(path)
   problems: list[str] = []
   info = _read_info(path, problems)
@@ -88,13 +88,11 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   chosen = choose(info, collectives_table, axis, ranks) if steps_table.rows else None
   run = dense.build(path, info, processes, steps_table, collectives_table, axis, ranks,
                     declared=declared, window=window, chosen=chosen, progress=progress)
-  skipped: Counter[str] = Counter()
   for table in tables:
     problems.extend(table.problems)
-    skipped.update(table.skipped)
   if not any((attempt >= 0).any() for attempt in (run.attempt,
                                                   *(c.attempt for c in run.collectives))):
-    if skipped["torn"]:
+    if any(table.torn for table in tables):
       raise RunError(nothing_read(path, tables, processes))
     raise RunError(f"{path} has no row in the window asked for: it holds steps {low} to {high}.")
   problems.extend(describe(run, steps_table.rows, collectives_table.rows))
@@ -106,9 +104,9 @@ def _read(path: pathlib.Path, window: tuple[int | None, int | None],
   problems.extend(unreadable)
   samples = dense.read_host_samples(path, run_id, problems)
   listening = dense.read_listening(path, run_id, axis, attempt, problems)
-  return dataclasses.replace(run, id=run_id or path.name, skipped=dict(skipped),
-                             problems=tuple(problems), locality=tuple(places),
-                             host_samples=samples, listening=listening)
+  run = dataclasses.replace(run, id=run_id or path.name, problems=tuple(problems),
+                            locality=tuple(places), host_samples=samples, listening=listening)
+  return run, any(table.vanished for table in tables)
 
 
 def _lay_out_steps(tables: Sequence[TableFiles], low: int, high: int,
@@ -237,7 +235,7 @@ def nothing_read(path: pathlib.Path, tables: Sequence[TableFiles],
     hint = (" Was it copied completely?" if any(table.torn for table in tables)
             and re.search("torn|empty|corrupt", said[0]) else
             " Was run.json overwritten, or the directory used twice?"
-            if any(table.skipped["foreign"] for table in tables) else "")
+            if any(" of other runs in " in problem for problem in said) else "")
     return f"No row of {path} can be read: {said[0].rstrip('.')}{more}.{hint}"
   kept = [reason for process in processes for reason in kept_from_recording(process)]
   if kept:

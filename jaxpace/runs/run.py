@@ -159,9 +159,6 @@ class Run:
   NaN where null."""
   collectives: tuple[CollectiveTimes, ...]
   process_of_rank: np.ndarray  # [R] int32, -1 where no row says
-  skipped: dict[str, int]
-  """Files left out, by reason: "temporary", "foreign", "unknown", "leftover", "torn",
-  "vanished"."""
   duplicates: int
   """Rows that recorded the same rank and step again; the last attempt's row counts."""
   problems: tuple[str, ...]

@@ -13,7 +13,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,18 +51,15 @@ _ROWS_OF_A_BYTE, _ROWS_ANYWAY = 1000, 1 << 20
 class TableFiles:
   """The readable parts of one table. Reading may find more of them torn."""
 
-  def __init__(self, name: str, parts: Sequence[Part], problems: Sequence[str] = (),
-               listed: Mapping[str, int] | None = None):
+  def __init__(self, name: str, parts: Sequence[Part], problems: Sequence[str] = ()):
     """Reads the footers of its parts; of a torn part, the leftovers inside it are taken instead.
 
     Args:
       name: the table's.
       parts: in their order.
       problems: what was wrong with the folder, in sentences.
-      listed: files there that are left out, by reason.
     """
     self.name = name
-    self._listed = listed or {}
     self.torn: set[str] = set()
     """Names of parts that can't be read."""
     self.vanished: set[str] = set()
@@ -81,11 +78,6 @@ class TableFiles:
   def columns(self) -> set[str]:
     """Names of the columns that any part has."""
     return {name for file in self._files for name in file.meta.schema.names}
-
-  @property
-  def skipped(self) -> dict[str, int]:
-    """Files left out so far, by reason."""
-    return {**self._listed, "torn": len(self.torn), "vanished": len(self.vanished)}
 
   def read(self, columns: Sequence[str], keep: tuple[int, int] | None = None) -> Iterator[Columns]:
     """Yields the columns of numbers, brought into range; else as `tables`."""
@@ -321,11 +313,11 @@ def parse_part_name(name: str) -> Part | None:
   return part if part and part.first <= part.last else None
 
 
-def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str], int]:
+def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str]]:
   """Lists a table's folder, which may be missing.
 
   Returns:
-    The parts, of any run, by name; names of other files; and how many temporary ones there are.
+    The parts, of any run, by name; and names of other files, without temporary ones.
 
   Raises:
     PermissionError: it can't be listed.
@@ -333,10 +325,10 @@ def list_parts(folder: pathlib.Path) -> tuple[list[Part], list[str], int]:
   try:
     names = sorted(os.listdir(folder))
   except (FileNotFoundError, NotADirectoryError):
-    return [], [], 0
+    return [], []
   found = [(name, parse_part_name(name)) for name in names if not is_temporary(name)]
   return ([part._replace(path=folder / name) for name, part in found if part],
-          [name for name, part in found if not part], len(names) - len(found))
+          [name for name, part in found if not part])
 
 
 def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFiles:
@@ -350,17 +342,14 @@ def open_table(directory: pathlib.Path, name: str, run: str | None) -> TableFile
   Raises:
     PermissionError: the folder can't be listed, or a part may not be read.
   """
-  found, others, temporary = list_parts(directory / name)
-  parts = outermost(part for part in found if run in (None, part.run))
-  foreign = sum(run not in (None, part.run) for part in found)
+  found, others = list_parts(directory / name)
+  own = [part for part in found if run in (None, part.run)]
   problems = []
-  if foreign:
+  if foreign := len(found) - len(own):
     problems.append(f"{plural(foreign, 'part')} of other runs in '{name}' left out.")
   if others:
     problems.append(others_left_out(name, others))
-  return TableFiles(name, parts, problems, {
-      "temporary": temporary, "foreign": foreign, "unknown": len(others),
-      "leftover": sum(len(part.inside) for part in parts)})
+  return TableFiles(name, outermost(own), problems)
 
 
 def is_temporary(name: str) -> bool:

@@ -34,7 +34,7 @@ def make_run(enter, leave, *, gap=None, delay=None, attempt=None, steps=None, pr
       end_ns=None, durations=durations,
       collectives=tuple(CollectiveTimes(c, f"psum{c}", bytes_of, enter[c], leave[c], attempt)
                         for c in range(slots)),
-      process_of_rank=of_rank, skipped={}, duplicates=0, problems=(), window=window)
+      process_of_rank=of_rank, duplicates=0, problems=(), window=window)
 
 
 def barrier(busy, transfer, offset=0) -> tuple[np.ndarray, np.ndarray]:
