@@ -37,6 +37,7 @@ FOLDER = "process"
 _LOCK_FILE = ".lock"
 _PROCESS_FILE = re.compile(r"^([0-9]{1,8})\.json$")
 _NO_NAME = re.compile(r"[^\w.-]", re.ASCII)
+_NAMES_FILES = re.compile(r"[\w.-]{1,200}", re.ASCII)
 _LONGEST = 200
 """Characters of a folder's name."""
 
@@ -127,7 +128,8 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
 
   Args:
     directory: run directory; made if it is missing.
-    resume: whether to go on with the run that is there, as its next attempt.
+    resume: whether to go on with the run that is there, as its next attempt; not with one whose id
+      is none that files can be named after.
     now_unix_ns: wall-clock time, ns since 1970.
 
   Raises:
@@ -135,7 +137,7 @@ def claim(directory: pathlib.Path, resume: bool, now_unix_ns: int) -> RunIdentit
     UserError, OSError: the directory can't be made or written.
   """
   earlier = prepare(directory)
-  if earlier is not None and resume:
+  if earlier is not None and resume and _NAMES_FILES.fullmatch(earlier["run"]):
     return RunIdentity(earlier["run"], int(earlier.get("attempt", 0)) + 1, now_unix_ns)
   when = datetime.datetime.fromtimestamp(now_unix_ns / 1e9, datetime.UTC)
   identity = RunIdentity(f"{when:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:8]}", 0, now_unix_ns)

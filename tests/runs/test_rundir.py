@@ -48,9 +48,10 @@ def test_a_process_moves_only_its_own_leftovers(tmp_path):
   assert (tmp_path / ".previous" / "old" / "steps" / names[0]).exists()
 
 
-def test_a_run_id_can_not_lead_out_of_the_directory(tmp_path):
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_run_id_can_not_lead_out_of_the_directory(tmp_path, resume):
   rundir.write_json(tmp_path / "run" / "run.json", {"run": "../../escaped", "schema_version": 1})
-  rundir.claim(tmp_path / "run", False, 0)
+  assert rundir.claim(tmp_path / "run", resume, 0).attempt == 0
   assert sorted(p.name for p in tmp_path.iterdir()) == ["run"]
   assert (tmp_path / "run" / ".previous" / "escaped" / "run.json").exists()
 
