@@ -77,6 +77,3 @@ class DataOrder:
              else np.arange(self.examples))
     order.setflags(write=False)
     return order
-
-
-__all__ = ["DataOrder"]

@@ -205,6 +205,3 @@ def _exchange(work: np.ndarray, pace: np.ndarray, parts: list[list[int]], equal:
     parts[other].append(mine)
     loads[last] -= moved_work
     loads[other] += moved_work
-
-
-__all__ = ["Costs", "balance", "fit_costs"]

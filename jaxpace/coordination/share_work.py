@@ -145,6 +145,3 @@ def _every(node: Any) -> Iterator[SharedWork]:
   elif isinstance(node, dict):
     for part in node.values():
       yield from _every(part)
-
-
-__all__ = ["SharedWork", "found", "share_work", "shares_work"]

@@ -351,6 +351,3 @@ def _without(names: tuple[str, ...], spec: PartitionSpec) -> PartitionSpec:
 
 def _split_by(leaf: Any, spec: PartitionSpec) -> Any:
   return leaf if _spec(leaf) == spec else jax.reshard(leaf, spec)
-
-
-__all__ = ["accumulate"]

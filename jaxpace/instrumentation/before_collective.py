@@ -248,6 +248,3 @@ def notices(wanted: bool, slots: int, holding: Holding | None) -> tuple[str, ...
   return (f"Collective{'s' if several else ''} {', '.join(map(str, left))} can't be held back "
           f"without a risk to the last bits of the results: before {'them' if several else 'it'} "
           "the pacer is not asked.",)
-
-
-__all__ = ["Held", "Holding", "agree", "digest", "notices"]

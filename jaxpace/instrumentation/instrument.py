@@ -392,6 +392,3 @@ class Instrumented(InstrumentedFunction):
             "max_delay": self.max_delay,
             **({"max_hold": self.max_hold} if self.holds else {}), "phases": self.phases,
             "pacer": name, "mesh": self.mesh_shape, "platform": self._platform}
-
-
-__all__ = ["Instrumented", "instrument", "spec"]

@@ -70,6 +70,3 @@ def _built(tree: Any, leaves: Any) -> Any:
         f"micro_batches can't lose its axis in front, as a micro-batch has none ({error}): arrays "
         "that keep their shape or their axes' names beside them, such as haliax's, are made inside "
         "the loss. Give micro_batches their plain arrays.") from error
-
-
-__all__ = ["checked", "exact"]

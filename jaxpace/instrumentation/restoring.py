@@ -197,6 +197,3 @@ def _one(steps: Any) -> np.ndarray:
                     "checkpoint's pace state is damaged, or is something else. restore_pace(None, "
                     "paced, mesh) starts anew.")
   return local[0].astype(np.int32)
-
-
-__all__ = ["pace_target", "restore_pace"]

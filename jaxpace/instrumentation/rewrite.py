@@ -339,6 +339,3 @@ def run(script: Script, clock: Clock, before: StepInputs, inputs: Sequence[Any])
   evaluation = Evaluation(script, clock, before, inputs)
   evaluation.run()
   return evaluation
-
-
-__all__ = ["Evaluation", "StepInputs", "run"]

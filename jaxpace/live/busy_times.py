@@ -113,6 +113,3 @@ def busy_seconds(ran: Executions, collectives: Sequence[Any]) -> np.ndarray:
   order, begin, end = exposed(each.execution, each.enter_ns, each.exit_ns)
   waited = np.bincount(each.execution[order], end - begin, len(ran.number))
   return (ran.end_ns - ran.start_ns - waited) * 1e-9
-
-
-__all__ = ["BusyTimes", "busy_seconds"]

@@ -143,5 +143,3 @@ class Gathered:
 
 _meetings: collections.Counter[tuple[int, ...]] = collections.Counter()
 """How often processes began to share work: a barrier has one name for good."""
-
-__all__ = ["TOLD", "Gathered"]

@@ -171,6 +171,3 @@ def _stacked(rows: list[Any], shape: tuple[int, ...]) -> Any:
     return None
   together = jax.tree.map(lambda *leaves: np.stack([np.asarray(leaf) for leaf in leaves]), *rows)
   return jax.tree.map(lambda leaf: leaf.reshape(*shape, *leaf.shape[1:]), together)
-
-
-__all__ = ["Share"]

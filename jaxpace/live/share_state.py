@@ -81,6 +81,3 @@ def _stored(state: Any) -> ShareState:
                     f"{list(counts.shape)} and ran {list(ran.shape)}: they are damaged. "
                     "feed.restore(None) begins anew.")
   return stored._replace(step=step.reshape(()), ran=ran.astype(np.int64), counts=counts)
-
-
-__all__ = ["ShareState", "restored"]

@@ -262,6 +262,3 @@ def _copied(pace: PaceState) -> Callable[[], tuple[int, SharedWork]]:
         counts=counts.reshape(-1, *counts.shape[-2:])[0], ran=ran.reshape(-1, ran.shape[-1])[0])
 
   return state
-
-
-__all__ = ["Share", "Shares", "shares"]

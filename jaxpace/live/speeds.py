@@ -390,6 +390,3 @@ def _beside() -> Iterator[None]:
     place = None
   with own_context.on(None), jax.default_device(place), jax.enable_x64(False):
     yield
-
-
-__all__ = ["EVERY", "Gathered", "ShareState", "SharedCounts"]
